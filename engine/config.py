@@ -1,0 +1,42 @@
+"""What the operator chose: paths, listeners, runtime and limits. Frozen after start; read from arguments and a TOML file.
+
+Not here: anything that changes while the daemon runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+DEFAULT_SOCKET = "/run/engined.sock"
+DEFAULT_ROOT = "/var/lib/engined"
+DEFAULT_RUN = "/run/engined"
+DEFAULT_BRIDGE = "engined0"
+
+MAX_RUN_PATH = 60
+"""Bytes of the run directory's path: a socket below it must fit into the 108 of unix(7)'s `sun_path`."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine on this host. Two of them with other `root`, `run` and `bridge` do not touch each other."""
+
+    sockets: tuple[str, ...] = (DEFAULT_SOCKET,)
+    group: str = "docker"
+    """Group that may use the Unix sockets, when the host has it; else root alone."""
+    tcp: tuple[str, ...] = ()
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    insecure: bool = False
+    """Plain TCP, on loopback addresses alone."""
+    root: Path = Path(DEFAULT_ROOT)
+    run: Path = Path(DEFAULT_RUN)
+    runtime: str = ""
+    """`crun`, `runc` or a path; empty: the start-up probe chooses."""
+    bridge: str = DEFAULT_BRIDGE
+    bridge_subnet: str = ""
+    """CIDR of the default bridge; empty: the first default pool that overlaps no route of the host."""
+    log_level: str = "info"
+    attach_stall: int = 300
+    """Seconds after which an attached client that took nothing is disconnected (design §7)."""
