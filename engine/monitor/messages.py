@@ -1,0 +1,210 @@
+"""What the daemon and the monitor say to each other over one SOCK_SEQPACKET connection, one message per packet.
+
+Each packet is one MessagePack value (`encode`, `decode_order`, `decode_report`); descriptors travel beside it as SCM_RIGHTS in the
+order that the message's docstring gives. Orders go to the monitor and carry `seq`; the monitor answers each with `Done` or `Failed` of that
+`seq`. Reports come unasked. A *process* is a container's init (key: the container's id) or an exec (key: the exec's id): the
+monitor does not know the difference.
+
+Not here: sockets and loops (`client.py`, `process.py`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL = 1
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+class LogFile(msgspec.Struct, array_like=True, frozen=True):
+    """A json-file log: absolute path, size in bytes at which it rotates (0: never), number of files kept (>= 1)."""
+
+    path: str
+    max_size: int = 0
+    max_file: int = 1
+
+
+class Size(msgspec.Struct, array_like=True, frozen=True):
+    """Terminal size in characters."""
+
+    rows: int
+    columns: int
+
+
+# --- orders: daemon → monitor -------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """First packet of a daemon. Answered by one `State` per process known, then by `Done`. A newer daemon's Hello ends an older connection."""
+
+    seq: int
+    protocol: int = PROTOCOL
+
+
+class Run(msgspec.Struct, tag="run", frozen=True):
+    """Make the stdio, spawn `argv` (the OCI runtime, detached), wait for it, read `pid_file`, watch that pid.
+
+    With `tty` the runtime is given `--console-socket PATH` by the monitor, at the place of the literal argument `@console@` in `argv`.
+    The runtime's own stderr is /dev/null-like (`log_path` holds its words); stdio of the runtime is the process's stdio.
+    Answer: `Done` with `pid` (descriptors: pidfd, then the stdio descriptors in the order of `State`), or `Failed` with the text
+    the runtime left in `log_path`; after `Failed` nothing of the process is left but attached clients, which wait for the next Run or a Drop.
+    """
+
+    seq: int
+    key: str
+    argv: tuple[str, ...]
+    cwd: str
+    pid_file: str
+    log_path: str
+    tty: bool = False
+    open_stdin: bool = False
+    stdin_once: bool = False
+    size: Size | None = None
+    log: LogFile | None = None
+
+
+class Attach(msgspec.Struct, tag="attach", frozen=True):
+    """Give a client's socket (the packet's one descriptor) to a process, which need not run yet.
+
+    `head` is written before anything else, then output as it comes: frames, or raw bytes when `raw` (a tty, or a websocket relay).
+    `early` are bytes of stdin that the daemon had already read. With `hold` nothing but `head`'s registration happens until `Release`:
+    output from the instant of registration is kept for the client (bounded: the process stalls at the bound). Answer: `Done` with `client`
+    and, for a process with a log, `log_inode` and `log_offset`: where the log ended at the instant of registration.
+    """
+
+    seq: int
+    key: str
+    stdin: bool
+    stdout: bool
+    stderr: bool
+    raw: bool
+    head: bytes = b""
+    early: bytes = b""
+    detach_keys: bytes = b"\x10\x11"
+    hold: bool = False
+
+
+class Release(msgspec.Struct, tag="release", frozen=True):
+    """The held `client` of `key` takes its kept output now and lives on as any other."""
+
+    seq: int
+    key: str
+    client: int
+
+
+class Resize(msgspec.Struct, tag="resize", frozen=True):
+    """TIOCSWINSZ on the process's terminal. Failed when it has none or does not run."""
+
+    seq: int
+    key: str
+    size: Size
+
+
+class Watch(msgspec.Struct, tag="watch", frozen=True):
+    """Answer `Done` as soon as the log of `key` is not (`inode`, `offset`) any more, or the process has ended: at once, or later."""
+
+    seq: int
+    key: str
+    inode: int
+    offset: int
+
+
+class Drop(msgspec.Struct, tag="drop", frozen=True):
+    """No process will run under `key` (start failed for good, container removed): its waiting clients are closed."""
+
+    seq: int
+    key: str
+
+
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    """The exit of `key` is on the daemon's disk: its journal entry and record can go."""
+
+    seq: int
+    key: str
+
+
+class Adopt(msgspec.Struct, tag="adopt", frozen=True):
+    """A process that a dead monitor watched. Descriptors: pidfd, then stdio as in `State`."""
+
+    seq: int
+    key: str
+    pid: int
+    stdio: str
+    stdin_once: bool
+    log: LogFile | None
+
+
+class Reaped(msgspec.Struct, tag="reaped", frozen=True):
+    """The daemon, parent by subreaping, collected the adopted process `key`; `status` as in `Exited`."""
+
+    seq: int
+    key: str
+    status: int
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """End the monitor. Only sent when no process is left (`engined stop`)."""
+
+    seq: int
+
+
+Order = Hello | Run | Attach | Release | Resize | Watch | Drop | Forget | Adopt | Reaped | Shutdown
+
+
+# --- answers and reports: monitor → daemon ------------------------------------------------------------------------
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    seq: int
+    pid: int = 0
+    client: int = 0
+    log_inode: int = 0
+    log_offset: int = 0
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """`status`: exit status of the runtime, or -1 when it was not run; `reason`: its own words."""
+
+    seq: int
+    reason: str
+    status: int = -1
+
+
+class State(msgspec.Struct, tag="state", frozen=True):
+    """One process at Hello. Descriptors when it runs: pidfd, then `stdio`, a letter each: `i` stdin, `o` stdout, `e` stderr, `t` terminal."""
+
+    key: str
+    pid: int
+    running: bool
+    stdio: str = ""
+    stdin_once: bool = False
+    log: LogFile | None = None
+    status: int = 0
+    at: int = 0
+
+
+class Exited(msgspec.Struct, tag="exited", frozen=True):
+    """The process ended and its output has been drained. `status`: 0 to 255, 128 + signal when killed; `at`: ns since the epoch."""
+
+    key: str
+    status: int
+    at: int
+
+
+class Detached(msgspec.Struct, tag="detached", frozen=True):
+    """A client left: by its detach keys (`keys`), by closing, or by the stall limit."""
+
+    key: str
+    client: int
+    keys: bool
+
+
+Report = Done | Failed | State | Exited | Detached
+
+_orders = msgspec.msgpack.Decoder(Order)
+_reports = msgspec.msgpack.Decoder(Report)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_order = _orders.decode
+decode_report = _reports.decode
