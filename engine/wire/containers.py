@@ -1,0 +1,328 @@
+"""Containers on the wire, as API 1.24 documents them (specification, "Resources and their fields").
+
+Structs name the fields and their defaults and do nothing. Where clients send a string or a list, the type says so; what the engine keeps
+and sends back is always the list (`containers/create.py`). Older versions differ by rows of `api/versions.py`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+Strings = list[str] | str | None
+"""Go's strslice: a string means a list of that one string; null means not given."""
+
+Empty = dict[str, object]
+"""The `{}` of Go's set types, such as ExposedPorts; clients may put anything in it."""
+
+
+class Healthcheck(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True):
+    """How to test that the container works; durations in nanoseconds, 0 inherits."""
+
+    test: list[str] | None = None
+    interval: int = 0
+    timeout: int = 0
+    start_period: int = 0
+    retries: int = 0
+
+
+class Config(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """What a container runs, whatever host it runs on; an image carries one as the default."""
+
+    hostname: str = ""
+    domainname: str = ""
+    user: str = ""
+    attach_stdin: bool = False
+    attach_stdout: bool = False
+    attach_stderr: bool = False
+    exposed_ports: dict[str, Empty] | msgspec.UnsetType = msgspec.UNSET
+    tty: bool = False
+    open_stdin: bool = False
+    stdin_once: bool = False
+    env: list[str] | None = None
+    cmd: Strings = None
+    healthcheck: Healthcheck | msgspec.UnsetType = msgspec.UNSET
+    args_escaped: bool | msgspec.UnsetType = msgspec.UNSET
+    image: str = ""
+    volumes: dict[str, Empty] | None = None
+    working_dir: str = ""
+    entrypoint: Strings = None
+    network_disabled: bool | msgspec.UnsetType = msgspec.UNSET
+    mac_address: str | msgspec.UnsetType = msgspec.UNSET
+    on_build: list[str] | None = None
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    stop_signal: str | int | msgspec.UnsetType = msgspec.UNSET
+    stop_timeout: int | msgspec.UnsetType = msgspec.UNSET
+    shell: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class LogConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """Log driver and its options; an empty type is the engine's default, json-file."""
+
+    type: str = ""
+    config: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class RestartPolicy(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """`no` and the empty name are the same: never."""
+
+    name: str = ""
+    maximum_retry_count: int = 0
+
+
+class PortBinding(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """One published address; an empty HostPort asks for an ephemeral one."""
+
+    host_ip: str = msgspec.field(default="", name="HostIp")
+    host_port: str = ""
+
+
+class WeightDevice(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    path: str = ""
+    weight: int = 0
+
+
+class ThrottleDevice(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """`rate` in bytes or operations per second."""
+
+    path: str = ""
+    rate: int = 0
+
+
+class DeviceMapping(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    path_on_host: str = ""
+    path_in_container: str = ""
+    cgroup_permissions: str = ""
+
+
+class Ulimit(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    name: str = ""
+    hard: int = 0
+    soft: int = 0
+
+
+class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """How this host runs the container. Sizes in bytes, CPU times in microseconds."""
+
+    binds: list[str] | None = None
+    container_id_file: str = msgspec.field(default="", name="ContainerIDFile")
+    log_config: LogConfig = LogConfig()
+    network_mode: str = ""
+    port_bindings: dict[str, list[PortBinding] | None] | None = msgspec.field(default_factory=dict)
+    restart_policy: RestartPolicy = RestartPolicy()
+    volume_driver: str = ""
+    volumes_from: list[str] | None = None
+    cap_add: Strings = None
+    cap_drop: Strings = None
+    dns: list[str] = msgspec.field(default_factory=list)
+    dns_options: list[str] = msgspec.field(default_factory=list)
+    dns_search: list[str] = msgspec.field(default_factory=list)
+    extra_hosts: list[str] | None = None
+    group_add: list[str] | None = None
+    ipc_mode: str = ""
+    cgroup: str = ""
+    links: list[str] | None = None
+    oom_score_adj: int = 0
+    pid_mode: str = ""
+    privileged: bool = False
+    publish_all_ports: bool = False
+    readonly_rootfs: bool = False
+    security_opt: list[str] | None = None
+    storage_opt: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    tmpfs: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    uts_mode: str = msgspec.field(default="", name="UTSMode")
+    userns_mode: str = ""
+    shm_size: int = 0
+    sysctls: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    runtime: str | msgspec.UnsetType = msgspec.UNSET
+    console_size: list[int] = msgspec.field(default_factory=lambda: [0, 0])
+    isolation: str = ""
+    cpu_shares: int = 0
+    memory: int = 0
+    cgroup_parent: str = ""
+    blkio_weight: int = 0
+    blkio_weight_device: list[WeightDevice] | None = None
+    blkio_device_read_bps: list[ThrottleDevice] | None = None
+    blkio_device_write_bps: list[ThrottleDevice] | None = None
+    blkio_device_read_iops: list[ThrottleDevice] | None = msgspec.field(default=None, name="BlkioDeviceReadIOps")
+    blkio_device_write_iops: list[ThrottleDevice] | None = msgspec.field(default=None, name="BlkioDeviceWriteIOps")
+    cpu_period: int = 0
+    cpu_quota: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    devices: list[DeviceMapping] | None = msgspec.field(default_factory=list)
+    disk_quota: int = 0
+    kernel_memory: int = 0
+    memory_reservation: int = 0
+    memory_swap: int = 0
+    memory_swappiness: int = -1
+    oom_kill_disable: bool = False
+    pids_limit: int = 0
+    ulimits: list[Ulimit] | None = None
+    cpu_count: int = 0
+    cpu_percent: int = 0
+    io_maximum_iops: int = msgspec.field(default=0, name="IOMaximumIOps")
+    io_maximum_bandwidth: int = msgspec.field(default=0, name="IOMaximumBandwidth")
+    lxc_conf: list[object] | msgspec.UnsetType = msgspec.UNSET
+
+
+class EndpointIPAMConfig(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True):
+    ipv4_address: str = msgspec.field(default="", name="IPv4Address")
+    ipv6_address: str = msgspec.field(default="", name="IPv6Address")
+    link_local_ips: list[str] = msgspec.field(default_factory=list, name="LinkLocalIPs")
+
+
+class EndpointSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """A container's place in one network: what was asked for and, while it runs, what it got."""
+
+    ipam_config: EndpointIPAMConfig | None = msgspec.field(default=None, name="IPAMConfig")
+    links: list[str] | None = None
+    aliases: list[str] | None = None
+    network_id: str = msgspec.field(default="", name="NetworkID")
+    endpoint_id: str = msgspec.field(default="", name="EndpointID")
+    gateway: str = ""
+    ip_address: str = msgspec.field(default="", name="IPAddress")
+    ip_prefix_len: int = msgspec.field(default=0, name="IPPrefixLen")
+    ipv6_gateway: str = msgspec.field(default="", name="IPv6Gateway")
+    global_ipv6_address: str = msgspec.field(default="", name="GlobalIPv6Address")
+    global_ipv6_prefix_len: int = msgspec.field(default=0, name="GlobalIPv6PrefixLen")
+    mac_address: str = ""
+
+
+class NetworkingConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    endpoints_config: dict[str, EndpointSettings | None] = msgspec.field(default_factory=dict)
+
+
+class CreateBody(Config, rename="pascal", kw_only=True, frozen=True):
+    """POST /containers/create."""
+
+    host_config: HostConfig = msgspec.field(default_factory=HostConfig)
+    networking_config: NetworkingConfig = msgspec.field(default_factory=NetworkingConfig)
+
+
+class Created(msgspec.Struct, rename="pascal", frozen=True):
+    id: str
+    warnings: list[str]
+
+
+class Waited(msgspec.Struct, rename="pascal", frozen=True):
+    status_code: int
+
+
+class MountPoint(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """A volume or bind as inspect and list show it."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    source: str = ""
+    destination: str = ""
+    driver: str | msgspec.UnsetType = msgspec.UNSET
+    mode: str = ""
+    rw: bool = msgspec.field(default=True, name="RW")
+    propagation: str = ""
+
+
+class Port(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, omit_defaults=True):
+    ip: str = msgspec.field(default="", name="IP")
+    private_port: int
+    public_port: int = 0
+    type: str
+
+
+class SummaryHostConfig(msgspec.Struct, rename="pascal", frozen=True):
+    network_mode: str
+
+
+class SummaryNetworks(msgspec.Struct, rename="pascal", frozen=True):
+    networks: dict[str, EndpointSettings]
+
+
+class ContainerSummary(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """One element of GET /containers/json."""
+
+    id: str
+    names: list[str]
+    image: str
+    image_id: str | msgspec.UnsetType = msgspec.field(name="ImageID")
+    command: str
+    created: int
+    ports: list[Port]
+    size_rw: int | msgspec.UnsetType = msgspec.UNSET
+    size_root_fs: int | msgspec.UnsetType = msgspec.UNSET
+    labels: dict[str, str]
+    state: str | msgspec.UnsetType
+    status: str
+    host_config: SummaryHostConfig | msgspec.UnsetType
+    network_settings: SummaryNetworks | msgspec.UnsetType
+    mounts: list[MountPoint] | msgspec.UnsetType
+
+
+class ContainerState(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """`State` of inspect; times RFC 3339 with nanoseconds."""
+
+    status: str | msgspec.UnsetType
+    running: bool
+    paused: bool
+    restarting: bool
+    oom_killed: bool = msgspec.field(name="OOMKilled")
+    dead: bool
+    pid: int
+    exit_code: int
+    error: str
+    started_at: str
+    finished_at: str
+
+
+class NetworkSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """`NetworkSettings` of inspect: the default bridge's endpoint at the top, every endpoint in `Networks`."""
+
+    bridge: str = ""
+    sandbox_id: str = msgspec.field(default="", name="SandboxID")
+    hairpin_mode: bool = False
+    link_local_ipv6_address: str = msgspec.field(default="", name="LinkLocalIPv6Address")
+    link_local_ipv6_prefix_len: int = msgspec.field(default=0, name="LinkLocalIPv6PrefixLen")
+    ports: dict[str, list[PortBinding] | None] = msgspec.field(default_factory=dict)
+    sandbox_key: str = ""
+    secondary_ip_addresses: list[str] | None = msgspec.field(default=None, name="SecondaryIPAddresses")
+    secondary_ipv6_addresses: list[str] | None = msgspec.field(default=None, name="SecondaryIPv6Addresses")
+    endpoint_id: str = msgspec.field(default="", name="EndpointID")
+    gateway: str = ""
+    global_ipv6_address: str = msgspec.field(default="", name="GlobalIPv6Address")
+    global_ipv6_prefix_len: int = msgspec.field(default=0, name="GlobalIPv6PrefixLen")
+    ip_address: str = msgspec.field(default="", name="IPAddress")
+    ip_prefix_len: int = msgspec.field(default=0, name="IPPrefixLen")
+    ipv6_gateway: str = msgspec.field(default="", name="IPv6Gateway")
+    mac_address: str = ""
+    networks: dict[str, EndpointSettings] | msgspec.UnsetType = msgspec.field(default_factory=dict)
+
+
+class GraphDriver(msgspec.Struct, rename="pascal", frozen=True):
+    name: str
+    data: dict[str, str] | None
+
+
+class ContainerInspect(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """GET /containers/{id}/json."""
+
+    id: str
+    created: str
+    path: str
+    args: list[str]
+    state: ContainerState
+    image: str
+    resolv_conf_path: str
+    hostname_path: str
+    hosts_path: str
+    log_path: str
+    name: str
+    restart_count: int
+    driver: str
+    mount_label: str = ""
+    process_label: str = ""
+    app_armor_profile: str = ""
+    exec_ids: list[str] | None = msgspec.field(default=None, name="ExecIDs")
+    host_config: HostConfig
+    graph_driver: GraphDriver
+    size_rw: int | msgspec.UnsetType = msgspec.UNSET
+    size_root_fs: int | msgspec.UnsetType = msgspec.UNSET
+    mounts: list[MountPoint]
+    config: Config
+    network_settings: NetworkSettings
