@@ -1,0 +1,131 @@
+"""The program `engined`: arguments and a TOML file become a Config, and the Config a running daemon (design §8)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine import __version__
+from engine.config import (
+    DEFAULT_BRIDGE,
+    DEFAULT_ROOT,
+    DEFAULT_RUN,
+    DEFAULT_SOCKET,
+    MAX_RUN_PATH,
+    Config,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse and run; the exit status of the program."""
+    arguments = _parser().parse_args(argv)
+    if arguments.command == "check":
+        from engine import check
+
+        return check.main(arguments.containers)
+    if arguments.command == "stop":
+        return _stop(Path(arguments.run), arguments.time)
+    try:
+        config = _config(arguments)
+    except (OSError, ValueError) as error:
+        print(f"engined: {error}", file=sys.stderr)
+        return 2
+    if os.geteuid() != 0:
+        print("engined: it mounts, makes namespaces and cgroups: run it as root", file=sys.stderr)
+        return 1
+    from engine.daemon import run  # uvloop and the engine's parts: --version, stop and check need none of them
+
+    return run(config)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="engined", description="A container engine that speaks the Docker Engine API.")
+    parser.add_argument("--version", action="version", version=f"engined {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | stop | check")
+    serve = commands.add_parser("serve", help="run the engine in the foreground")
+    serve.add_argument("--config", metavar="FILE", help="TOML file with the same names (dashes as underscores)")
+    serve.add_argument(
+        "--socket", action="append", metavar="PATH", dest="sockets", help=f"Unix socket, repeatable [{DEFAULT_SOCKET}]"
+    )
+    serve.add_argument("--group", metavar="NAME", help="group that may use the sockets [docker]")
+    serve.add_argument("--tcp", action="append", metavar="HOST:PORT", help="TCP listener, repeatable; needs the --tls files")
+    serve.add_argument("--tls-ca", metavar="FILE", help="CA that signs the clients' certificates")
+    serve.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain")
+    serve.add_argument("--tls-key", metavar="FILE", help="the server's key")
+    serve.add_argument("--insecure", action="store_true", default=None, help="plain TCP, on loopback addresses alone")
+    serve.add_argument("--root", metavar="DIR", help=f"images and containers [{DEFAULT_ROOT}]")
+    serve.add_argument("--run", metavar="DIR", help=f"what a reboot may take: sockets, journal [{DEFAULT_RUN}]")
+    serve.add_argument("--runtime", metavar="crun|runc|PATH", help="the OCI runtime [crun where it works, else runc]")
+    serve.add_argument("--bridge", metavar="NAME", help=f"bridge of the default network [{DEFAULT_BRIDGE}]")
+    serve.add_argument("--bridge-subnet", metavar="CIDR", help="its subnet [the first free default pool]")
+    serve.add_argument("--attach-stall", type=int, metavar="SECONDS", help="disconnect a client that takes nothing [300]")
+    serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="[info]")
+    stop = commands.add_parser("stop", help="stop containers, monitor and daemon, and leave nothing behind")
+    stop.add_argument("--run", default=DEFAULT_RUN, metavar="DIR", help=f"the engine's run directory [{DEFAULT_RUN}]")
+    stop.add_argument("--time", type=int, default=10, metavar="S", help="seconds that containers get before SIGKILL [10]")
+    check = commands.add_parser("check", help="tell what of the host is missing or too small")
+    check.add_argument("--containers", type=int, default=1000, metavar="N", help="how many are planned [1000]")
+    return parser
+
+
+def _config(arguments: argparse.Namespace) -> Config:
+    values: dict[str, Any] = {}
+    if arguments.config:
+        with open(arguments.config, "rb") as file:
+            values = tomllib.load(file)
+    for field in Config.__struct_fields__:
+        chosen = getattr(arguments, field, None)
+        if chosen is not None:
+            values[field] = chosen
+    config = msgspec.convert(values, Config)
+    config = msgspec.structs.replace(config, root=config.root.absolute(), run=config.run.absolute())
+    if len(os.fsencode(config.run)) > MAX_RUN_PATH:
+        raise ValueError(f"--run {config.run}: longer than {MAX_RUN_PATH} bytes, the sockets below it would not fit unix(7)")
+    if not 0 < len(config.bridge.encode()) <= 15:
+        raise ValueError(f"--bridge {config.bridge!r}: an interface name has 1 to 15 bytes")
+    return config
+
+
+def _stop(run: Path, seconds: int) -> int:
+    """Ask the daemon of `run` to stop everything, and wait until its process has ended."""
+    try:
+        pid = int((run / "engined.pid").read_text())
+        descriptor = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        print(f"engined: no engine runs on {run}", file=sys.stderr)
+        return 1
+    try:
+        if f"{run}".encode() not in Path(f"/proc/{pid}/cmdline").read_bytes() and not _is_engine(pid):
+            print(f"engined: {run}/engined.pid is stale", file=sys.stderr)
+            return 1
+        (run / "stop-timeout").write_text(str(seconds))
+        signal.pidfd_send_signal(descriptor, signal.SIGUSR1)
+        import select
+
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + seconds + 60
+        while not poll.poll(1000):
+            if time.monotonic() > deadline:
+                print(f"engined: process {pid} is still there", file=sys.stderr)
+                return 1
+    finally:
+        os.close(descriptor)
+    return 0
+
+
+def _is_engine(pid: int) -> bool:
+    return b"engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,576 @@
+"""One container, and all of them: verbs that consult the lifecycle table, call the adapters, undo on failure and publish events.
+
+A verb holds the container's lock while it decides and acts; a reader never does: `Container.record` is a frozen struct that is replaced
+whole, and everything that clients read is made from it. Running truth is the monitor's: `exited` is its word that a process has ended.
+
+Not here: what a body may say (`create.py`), how a record is shown (`views.py`), bytes of streams (`streams.py`, the monitor).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.config import Config as EngineConfig
+from engine.containers import bundle, create, lifecycle, views
+from engine.containers.lifecycle import State, Verb
+from engine.containers.names import Names, checked_name
+from engine.containers.signals import signal_number
+from engine.containers.store import ContainerRecord, ContainerStore, Status
+from engine.errors import EngineError, NotFound, ServerError
+from engine.events import EventLog
+from engine.images.store import ImageStore, ImageUser
+from engine.logs import drivers
+from engine.monitor.client import Exit, LaunchFailed, Monitor
+from engine.networks.bridge import BridgeNetwork, Sandbox
+from engine.runtime.cgroups import Cgroups
+from engine.runtime.oci import Runtime
+from engine.storage.overlay import OverlaySnapshots
+from engine.volumes.store import VolumeStore
+from engine.wire.containers import ContainerSummary, Created, CreateBody, EndpointSettings
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_STOP_TIMEOUT = 10
+"""Seconds (clients.md, choice 7)."""
+
+_RUNNING = (State.RUNNING, State.PAUSED)
+_KILL_GRACE = 10.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What containers stand on."""
+
+    config: EngineConfig
+    store: ContainerStore
+    images: ImageStore
+    snapshots: OverlaySnapshots
+    network: BridgeNetwork
+    volumes: VolumeStore
+    monitor: Monitor
+    runtime: Runtime
+    cgroups: Cgroups
+    events: EventLog
+
+
+class Container:
+    """One container. `record` may be read at any time; verbs are coroutines."""
+
+    __slots__ = (
+        "_early_exit",
+        "_ended",
+        "_launching",
+        "_parts",
+        "_sandbox",
+        "_teardown",
+        "_waiters",
+        "encoded",
+        "lock",
+        "record",
+        "removed",
+    )
+
+    def __init__(self, parts: Parts, record: ContainerRecord) -> None:
+        self._parts = parts
+        self.record = record
+        self.lock = asyncio.Lock()
+        self.removed = False
+        self.encoded: dict[object, object] = {}
+        """Replies made from `record`, kept until it is replaced; the API's to fill."""
+        self._waiters: list[asyncio.Future[int]] = []
+        self._teardown: asyncio.Task[None] | None = None
+        self._sandbox: Sandbox | None = None
+        self._launching = False
+        self._early_exit: Exit | None = None
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def running(self) -> bool:
+        return self.record.status.state in _RUNNING
+
+    @property
+    def directory(self) -> Path:
+        """Log, hosts, hostname, resolv.conf, bundle and mount point of the root."""
+        return self._parts.config.root / "containers" / self.record.id
+
+    @property
+    def log_path(self) -> Path | None:
+        """The json-file log, when the container has one."""
+        return self.directory / f"{self.id}-json.log" if self.record.host.log_config.type == "json-file" else None
+
+    def _replace(self, **changes: object) -> ContainerRecord:
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self.encoded.clear()
+        return self.record
+
+    def _move(self, **changes: object) -> ContainerRecord:
+        return self._replace(status=msgspec.structs.replace(self.record.status, **changes))
+
+    def publish(self, action: str, at: int | None = None, **attributes: str) -> None:
+        """An event of this container, with Docker's attributes."""
+        record = self.record
+        self._parts.events.publish(
+            "container",
+            action,
+            record.id,
+            {"image": record.config.image, "name": record.name, **record.config.labels, **attributes},
+            at,
+            image_from=record.config.image,
+        )
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Run it. Raises NotModified when it runs; on failure everything taken is given back and `State.Error` keeps the reason."""
+        async with self.lock:
+            self._check_present()
+            lifecycle.following(self.record.status.state, Verb.START, self.id)
+            await self._settled()
+            try:
+                await self._launch()
+            except (EngineError, OSError) as error:
+                failure = error if isinstance(error, EngineError) else ServerError(f"Cannot start container {self.id}: {error}")
+                self._move(error=failure.message, exit_code=bundle.failure_code(failure.message))
+                await self._parts.store.save(self.record)
+                raise failure from error
+            self.publish("start", self.record.status.started_at)
+            early, self._early_exit = self._early_exit, None
+            self._launching = False
+            if early is not None:
+                self.exited(early)
+
+    async def _launch(self) -> None:
+        parts, record = self._parts, self.record
+        async with contextlib.AsyncExitStack() as undo:
+            directory, rootfs = self.directory, self.directory / "rootfs"
+            await parts.volumes.ensure(record.mounts)
+            await asyncio.to_thread(bundle.make_directory, directory)
+            await parts.snapshots.mount(record.id, rootfs)
+            undo.push_async_callback(parts.snapshots.unmount, record.id, rootfs)
+            network_path, networks = await self._join_network(undo)
+            await asyncio.to_thread(
+                bundle.write, record, directory, rootfs, network_path, networks
+            )
+            log = drivers.log_file(record.host.log_config, self.log_path)
+            rows, columns = record.size if any(record.size) else tuple(record.host.console_size)
+            self._launching = True
+            undo.callback(self._launch_failed)
+            saved = asyncio.ensure_future(parts.store.save(self._replace(networks=networks)))
+            undo.push_async_callback(parts.runtime.delete, record.id)
+            try:
+                process = await parts.monitor.run(
+                    record.id,
+                    parts.runtime.run_argv(
+                        record.id, bundle=directory, pid_file=directory / "pid", log=directory / "runtime.log",
+                        tty=record.config.tty,
+                    ),
+                    cwd=str(directory),
+                    pid_file=str(directory / "pid"),
+                    log_path=str(directory / "runtime.log"),
+                    tty=record.config.tty,
+                    open_stdin=record.config.open_stdin,
+                    stdin_once=record.config.stdin_once,
+                    size=(rows, columns) if rows and columns else None,
+                    log=log,
+                )
+            except LaunchFailed as error:
+                raise bundle.start_error(record.id, error.reason) from error
+            finally:
+                await saved
+            undo.pop_all()
+        self._replace(
+            status=Status(state=State.RUNNING, pid=process.pid, started_at=time.time_ns(), exit_code=0),
+            stopped_by_user=False,
+        )
+        await parts.store.save(self.record)
+
+    def _launch_failed(self) -> None:
+        self._launching = False
+        self._early_exit = None
+
+    async def _join_network(self, undo: contextlib.AsyncExitStack) -> tuple[str | None, dict[str, EndpointSettings]]:
+        """The network namespace's path (empty: a fresh one; None: the host's) and the endpoints to show."""
+        mode = self.record.host.network_mode
+        if mode == "host":
+            return None, {"host": EndpointSettings(network_id=self._parts.network.id_of("host"))}
+        if mode == "none" or self.record.config.network_disabled is True:
+            return "", {"none": EndpointSettings(network_id=self._parts.network.id_of("none"))}
+        wanted = self.record.config.mac_address
+        self._sandbox = await self._parts.network.endpoint(self.id, wanted if isinstance(wanted, str) else "")
+        undo.push_async_callback(self._leave_network)
+        return self._sandbox.path, {"bridge": self._sandbox.endpoint}
+
+    async def _leave_network(self) -> None:
+        if self._sandbox is not None:
+            self._sandbox = None
+            await self._parts.network.release(self.id)
+
+    # --- exit -------------------------------------------------------------------------------------------------------
+
+    def exited(self, exit_record: Exit) -> None:
+        """The monitor's word: the process has ended and its output is drained. Waiters are answered, the rest happens behind."""
+        if self._launching:
+            self._early_exit = exit_record
+            return
+        if self.record.status.state not in _RUNNING:
+            self._parts.monitor.forget(self.id)
+            return
+        if exit_record.status == 137 and self.record.host.memory:
+            self._teardown = asyncio.ensure_future(self._exit_after_oom_check(exit_record))
+        else:
+            self._record_exit(exit_record, False)
+            self._teardown = asyncio.ensure_future(self._tear_down())
+
+    async def _exit_after_oom_check(self, exit_record: Exit) -> None:
+        killed = await asyncio.to_thread(self._parts.cgroups.oom_killed, self.id, self.record.host.cgroup_parent)
+        if killed:
+            self.publish("oom")
+        self._record_exit(exit_record, killed)
+        await self._tear_down()
+
+    def _record_exit(self, exit_record: Exit, oom_killed: bool) -> None:
+        self._move(
+            state=lifecycle.following(self.record.status.state, Verb.EXIT, self.id),
+            pid=0,
+            exit_code=exit_record.status,
+            finished_at=exit_record.at,
+            oom_killed=oom_killed,
+            error="",
+        )
+        self.publish("die", exit_record.at, exitCode=str(exit_record.status))
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(exit_record.status)
+
+    async def _tear_down(self) -> None:
+        """Give back what the run took, and make the exit durable before the monitor forgets it."""
+        parts = self._parts
+        networks = {
+            name: EndpointSettings(ipam_config=old.ipam_config, links=old.links, aliases=old.aliases, network_id=old.network_id)
+            for name, old in self.record.networks.items()
+        }
+        record = self._replace(networks=networks)
+        outcomes = await asyncio.gather(
+            parts.store.save(record),
+            parts.runtime.delete(self.id),
+            parts.snapshots.unmount(self.id, self.directory / "rootfs"),
+            self._leave_network(),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                _log.error("container %s: cleaning up after its exit: %s", self.id, outcome, exc_info=outcome)
+        if not isinstance(outcomes[0], BaseException):
+            parts.monitor.forget(self.id)
+
+    async def _settled(self) -> None:
+        """Until the teardown of the last run is over."""
+        if self._teardown is not None:
+            await asyncio.shield(self._teardown)
+            self._teardown = None
+
+    async def wait(self) -> int:
+        """The exit code, at once when it does not run, else when it has ended."""
+        if not self.running and not self._launching:
+            return self.record.status.exit_code
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    # --- stop, kill, restart ----------------------------------------------------------------------------------------
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Its stop signal, and SIGKILL after `timeout` seconds (negative: never). Raises NotModified when it does not run."""
+        async with self.lock:
+            self._check_present()
+            lifecycle.following(self.record.status.state, Verb.STOP, self.id)
+            self._replace(stopped_by_user=True)
+            await self._end(self._stop_signal, DEFAULT_STOP_TIMEOUT if timeout is None else timeout)
+            self.publish("stop")
+
+    @property
+    def _stop_signal(self) -> int:
+        chosen = self.record.config.stop_signal
+        return signal_number(str(chosen)) if chosen is not msgspec.UNSET else 15
+
+    async def _end(self, number: int, timeout: float) -> None:
+        exit_code = asyncio.ensure_future(self.wait())
+        try:
+            await self._send(number)
+            done, _ = await asyncio.wait({exit_code}, timeout=None if timeout < 0 else timeout)
+            if not done:
+                await self._send(9)
+                done, _ = await asyncio.wait({exit_code}, timeout=_KILL_GRACE)
+                if not done:
+                    raise ServerError(f"Cannot stop container {self.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL")
+        finally:
+            exit_code.cancel()
+
+    async def _send(self, number: int) -> None:
+        self.publish("kill", signal=str(number))
+        with contextlib.suppress(NotFound):  # it ended by itself: the exit is on its way
+            self._parts.monitor.signal(self.id, number)
+        if self.record.status.state == State.PAUSED and number in (9, 15):
+            await self._parts.runtime.resume(self.id)
+
+    async def kill(self, number: int) -> None:
+        """Send the signal; SIGKILL returns when the container has ended. Raises ServerError when it does not run."""
+        self._check_present()
+        lifecycle.following(self.record.status.state, Verb.KILL, self.id)
+        if number == 9:
+            self._replace(stopped_by_user=True)
+            await self._end(9, _KILL_GRACE)
+        else:
+            await self._send(number)
+
+    async def restart(self, timeout: float | None = None) -> None:
+        """Stop when it runs, then start."""
+        if self.running:
+            with contextlib.suppress(lifecycle.NotModified):
+                await self.stop(timeout)
+        await self.start()
+        self.publish("restart")
+
+    async def pause(self) -> None:
+        """Freeze every process of it."""
+        async with self.lock:
+            self._check_present()
+            state = lifecycle.following(self.record.status.state, Verb.PAUSE, self.id)
+            await self._parts.runtime.pause(self.id)
+            await self._parts.store.save(self._move(state=state))
+            self.publish("pause")
+
+    async def unpause(self) -> None:
+        async with self.lock:
+            self._check_present()
+            state = lifecycle.following(self.record.status.state, Verb.UNPAUSE, self.id)
+            await self._parts.runtime.resume(self.id)
+            if self.running:
+                await self._parts.store.save(self._move(state=state))
+            self.publish("unpause")
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Terminal size, now when it runs and for the next start."""
+        self._check_present()
+        lifecycle.following(self.record.status.state, Verb.RESIZE, self.id)
+        await self._parts.store.save(self._replace(size=(rows, columns)))
+        if self.running:
+            await self._parts.monitor.resize(self.id, rows, columns)
+            self.publish("resize", height=str(rows), width=str(columns))
+
+    # --- remove -------------------------------------------------------------------------------------------------------
+
+    async def remove(self, force: bool, forget: Callable[[Container], None]) -> None:
+        """Delete it with its files; `forget` takes it out of the collection at the moment the record is gone."""
+        verb = Verb.REMOVE_BY_FORCE if force else Verb.REMOVE
+        async with self.lock:
+            self._check_present()
+            lifecycle.following(self.record.status.state, verb, self.id)
+            if self.running:
+                self._replace(stopped_by_user=True)
+                await self._end(9, _KILL_GRACE)
+            await self._settled()
+            await self._parts.store.delete(self.id)
+            self.removed = True
+            forget(self)
+            self._parts.monitor.drop(self.id)
+            await self._parts.snapshots.remove(self.id)
+            await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
+            self.publish("destroy")
+
+    def _check_present(self) -> None:
+        if self.removed:
+            raise NotFound(f"No such container: {self.id}")
+
+    # --- boot -----------------------------------------------------------------------------------------------------------
+
+    async def restore(self) -> None:
+        """Correct the record by what the monitor says: running, ended meanwhile, or gone with a reboot."""
+        parts, status = self._parts, self.record.status
+        process = parts.monitor.processes.get(self.id)
+        ended = parts.monitor.exits.get(self.id)
+        if process is not None or ended is not None:
+            pid = process.pid if process is not None else 0
+            if status.state not in _RUNNING:
+                self._move(state=State.RUNNING, pid=pid, started_at=time.time_ns(), error="")
+            elif process is not None:
+                self._move(pid=pid)
+            endpoint = self.record.networks.get("bridge")
+            if endpoint is not None and endpoint.ip_address and process is not None:
+                self._sandbox = await parts.network.restore(self.id, endpoint)
+            if ended is not None:
+                self.exited(ended)
+        elif status.state in _RUNNING:
+            _log.warning("container %s was running when the host or the monitor went away", self.id)
+            self.exited(Exit(status=255, at=time.time_ns()))
+        elif any(endpoint.ip_address for endpoint in self.record.networks.values()):
+            self._teardown = asyncio.ensure_future(self._tear_down())  # a start that the daemon did not live to finish
+
+
+class Containers:
+    """All containers of the engine, by id, name and prefix."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._names = Names()
+        self._all: dict[str, Container] = {}
+        self._creating: dict[str, str] = {}
+
+    async def open(self) -> None:
+        """Load the records and correct them by the monitor's truth; processes without a record are ended."""
+        for record in sorted(self._parts.store.load().values(), key=lambda each: each.created):
+            self._names.add(record.id, record.name)
+            self._all[record.id] = Container(self._parts, record)
+        await asyncio.gather(*(container.restore() for container in self._all.values()))
+        for key in [*self._parts.monitor.processes, *self._parts.monitor.exits]:
+            if key not in self._all:
+                _log.warning("process %s belongs to no container: ending it", key)
+                with contextlib.suppress(NotFound):
+                    self._parts.monitor.signal(key, 9)
+                await self._parts.runtime.delete(key)
+                self._parts.monitor.forget(key)
+
+    def __iter__(self) -> Iterator[Container]:
+        return iter(self._all.values())
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get(self, text: str) -> Container:
+        """By id, name or unique prefix. Raises NotFound `No such container: X`."""
+        return self._all[self._names.resolve(text)]
+
+    def exited(self, key: str, exit_record: Exit) -> None:
+        """The monitor's report, to the container it is about."""
+        container = self._all.get(key)
+        if container is not None:
+            container.exited(exit_record)
+        else:
+            self._parts.monitor.forget(key)
+
+    async def create(self, body: CreateBody, name: str) -> Created:
+        """A new container. Raises InvalidParameter, NotFound (image), Conflict (name); nothing is kept then."""
+        parts = self._parts
+        config, host = create.checked(body)
+        chosen = checked_name(name) if name else ""
+        drivers.validate(host.log_config)
+        parts.network.check_mode(host.network_mode)
+        if not config.image:
+            raise create.InvalidParameter("No image specified")
+        image = parts.images.get(config.image)
+        config = create.merged(config, image.config.config or create.Config())
+        path, args = create.command(config)
+        container_id = secrets.token_hex(32)
+        if not config.hostname and host.network_mode != "host":
+            config = msgspec.structs.replace(config, hostname=container_id[:12])
+        networks = {parts.network.name_of(host.network_mode): EndpointSettings()}
+        asked = body.networking_config.endpoints_config
+        for network, wanted in asked.items():
+            if wanted is not None and parts.network.name_of(network) in networks:
+                networks[parts.network.name_of(network)] = wanted
+        record = ContainerRecord(
+            id=container_id,
+            name=chosen or self._names.random(),
+            created=time.time_ns(),
+            image_id=image.id,
+            parent=image.chain_ids[-1] if image.chain_ids else "",
+            path=path,
+            args=args,
+            config=config,
+            host=host,
+            networks=networks,
+            mounts=create.mount_points(host, str(parts.config.root / "volumes")),
+        )
+        self._names.add(record.id, record.name)
+        self._creating[record.id] = image.id
+        try:
+            await parts.snapshots.prepare(record.id, record.parent or None)
+            try:
+                await parts.store.save(record)
+            except BaseException:
+                await parts.snapshots.remove(record.id)
+                raise
+        except BaseException:
+            self._names.discard(record.id, record.name)
+            raise
+        finally:
+            del self._creating[record.id]
+        container = self._all[record.id] = Container(parts, record)
+        container.publish("create", record.created)
+        return Created(record.id, [])
+
+    async def rename(self, container: Container, name: str) -> None:
+        """Raises Conflict when the name is taken, InvalidParameter when it breaks the pattern."""
+        if not name:
+            raise create.InvalidParameter("Neither old nor new names may be empty")
+        new = checked_name(name)
+        async with container.lock:
+            old = container.record.name
+            if new == old:
+                raise create.InvalidParameter("Renaming a container with the same name as its current name")
+            self._names.reserve(container.id, new)
+            try:
+                await self._parts.store.save(container._replace(name=new))
+            except BaseException:
+                container._replace(name=old)
+                self._names.release(new)
+                raise
+            self._names.release(old)
+            container.publish("rename", oldName="/" + old)
+
+    async def remove(self, container: Container, *, force: bool) -> None:
+        await container.remove(force, self._forget)
+
+    def _forget(self, container: Container) -> None:
+        self._all.pop(container.id, None)
+        self._names.discard(container.id, container.record.name)
+
+    def using_image(self, image_id: str) -> list[ImageUser]:
+        """Who stands on the image: containers, and creates under way."""
+        users = [
+            ImageUser(container.id, container.record.name, container.running)
+            for container in self._all.values()
+            if container.record.image_id == image_id
+        ]
+        users += [ImageUser(container_id, "", False) for container_id, used in self._creating.items() if used == image_id]
+        return users
+
+    def counts(self) -> dict[State, int]:
+        """How many are in each state."""
+        counts = dict.fromkeys(State, 0)
+        for container in self._all.values():
+            counts[container.record.status.state] += 1
+        return counts
+
+    async def stop_all(self, timeout: float) -> None:
+        """For `engined stop`: every running container, at once."""
+        async def stop(container: Container) -> None:
+            with contextlib.suppress(EngineError):
+                await container.stop(timeout)
+            await container._settled()
+
+        await asyncio.gather(*(stop(container) for container in self._all.values() if container.running))
+
+    async def settled(self) -> None:
+        """Until every teardown that is under way has ended."""
+        await asyncio.gather(*(container._settled() for container in self._all.values()), return_exceptions=True)

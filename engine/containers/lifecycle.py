@@ -1,0 +1,144 @@
+"""What a container may do in which state: one table, `(State, Verb) → State or error`, pure. The figure in docs/ is drawn from it.
+
+The words of the errors are those that clients and scripts look for (specification, "States and transitions"; Docker 1.24 where it is silent).
+Not here: doing any of it (`container.py`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from engine.errors import Conflict, EngineError, NotModified, ServerError
+
+
+class State(StrEnum):
+    """As the list filter `status` and inspect's `State.Status` name them."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    EXITED = "exited"
+    DEAD = "dead"
+
+
+class Verb(StrEnum):
+    """What a client asks for, or what happens to a container (`EXIT`)."""
+
+    START = "start"
+    STOP = "stop"
+    KILL = "kill"
+    PAUSE = "pause"
+    UNPAUSE = "unpause"
+    ATTACH = "attach"
+    RESIZE = "resize"
+    REMOVE = "remove"
+    REMOVE_BY_FORCE = "remove by force"
+    EXIT = "exit"
+
+
+class Refusal:
+    """An error kind and its text, `{id}` in it."""
+
+    __slots__ = ("kind", "text")
+
+    def __init__(self, kind: type[EngineError], text: str) -> None:
+        self.kind = kind
+        self.text = text
+
+
+_C, _R, _P, _T, _E, _D = State.CREATED, State.RUNNING, State.PAUSED, State.RESTARTING, State.EXITED, State.DEAD
+
+_STARTED = Refusal(NotModified, "Container {id} is already started")
+_STOPPED = Refusal(NotModified, "Container {id} is already stopped")
+_PAUSED_START = Refusal(ServerError, "Cannot start a paused container, try unpause instead.")
+_DEAD = Refusal(Conflict, "Container {id} is marked for removal and cannot be started.")
+_NOT_RUNNING = Refusal(ServerError, "Container {id} is not running")
+_PAUSED_RESTARTING = Refusal(ServerError, "Container {id} is restarting, wait until the container is running")
+_ALREADY_PAUSED = Refusal(ServerError, "Container {id} is already paused")
+_NOT_PAUSED = Refusal(ServerError, "Container {id} is not paused")
+_ATTACH_PAUSED = Refusal(Conflict, "Container {id} is paused. Unpause the container before attach")
+_REMOVE_RUNNING = Refusal(
+    Conflict,
+    "You cannot remove a running container {id}. Stop the container before attempting removal or use -f",
+)
+
+TABLE: dict[tuple[State, Verb], State | Refusal] = {
+    (_C, Verb.START): _R,
+    (_R, Verb.START): _STARTED,
+    (_P, Verb.START): _PAUSED_START,
+    (_T, Verb.START): _R,
+    (_E, Verb.START): _R,
+    (_D, Verb.START): _DEAD,
+    #
+    (_C, Verb.STOP): _STOPPED,
+    (_R, Verb.STOP): _E,
+    (_P, Verb.STOP): _E,
+    (_T, Verb.STOP): _E,
+    (_E, Verb.STOP): _STOPPED,
+    (_D, Verb.STOP): _STOPPED,
+    #
+    (_C, Verb.KILL): _NOT_RUNNING,
+    (_R, Verb.KILL): _R,
+    (_P, Verb.KILL): _P,
+    (_T, Verb.KILL): _E,
+    (_E, Verb.KILL): _NOT_RUNNING,
+    (_D, Verb.KILL): _NOT_RUNNING,
+    #
+    (_C, Verb.PAUSE): _NOT_RUNNING,
+    (_R, Verb.PAUSE): _P,
+    (_P, Verb.PAUSE): _ALREADY_PAUSED,
+    (_T, Verb.PAUSE): _PAUSED_RESTARTING,
+    (_E, Verb.PAUSE): _NOT_RUNNING,
+    (_D, Verb.PAUSE): _NOT_RUNNING,
+    #
+    (_C, Verb.UNPAUSE): _NOT_PAUSED,
+    (_R, Verb.UNPAUSE): _NOT_PAUSED,
+    (_P, Verb.UNPAUSE): _R,
+    (_T, Verb.UNPAUSE): _NOT_PAUSED,
+    (_E, Verb.UNPAUSE): _NOT_PAUSED,
+    (_D, Verb.UNPAUSE): _NOT_PAUSED,
+    #
+    (_C, Verb.ATTACH): _C,
+    (_R, Verb.ATTACH): _R,
+    (_P, Verb.ATTACH): _ATTACH_PAUSED,
+    (_T, Verb.ATTACH): _T,
+    (_E, Verb.ATTACH): _E,
+    (_D, Verb.ATTACH): _DEAD,
+    #
+    (_C, Verb.RESIZE): _C,
+    (_R, Verb.RESIZE): _R,
+    (_P, Verb.RESIZE): _P,
+    (_T, Verb.RESIZE): _T,
+    (_E, Verb.RESIZE): _NOT_RUNNING,
+    (_D, Verb.RESIZE): _NOT_RUNNING,
+    #
+    (_C, Verb.REMOVE): _D,
+    (_R, Verb.REMOVE): _REMOVE_RUNNING,
+    (_P, Verb.REMOVE): _REMOVE_RUNNING,
+    (_T, Verb.REMOVE): _REMOVE_RUNNING,
+    (_E, Verb.REMOVE): _D,
+    (_D, Verb.REMOVE): _D,
+    #
+    (_C, Verb.REMOVE_BY_FORCE): _D,
+    (_R, Verb.REMOVE_BY_FORCE): _D,
+    (_P, Verb.REMOVE_BY_FORCE): _D,
+    (_T, Verb.REMOVE_BY_FORCE): _D,
+    (_E, Verb.REMOVE_BY_FORCE): _D,
+    (_D, Verb.REMOVE_BY_FORCE): _D,
+    #
+    (_C, Verb.EXIT): _E,
+    (_R, Verb.EXIT): _E,
+    (_P, Verb.EXIT): _E,
+    (_T, Verb.EXIT): _E,
+    (_E, Verb.EXIT): _E,
+    (_D, Verb.EXIT): _D,
+}
+
+
+def following(state: State, verb: Verb, container_id: str) -> State:
+    """The state after `verb`; raises the table's kind of error, naming the container, where the verb is refused."""
+    entry = TABLE[state, verb]
+    if isinstance(entry, Refusal):
+        raise entry.kind(entry.text.format(id=container_id))
+    return entry

@@ -1,0 +1,124 @@
+"""Which containers a list shows: filters, `limit`, `since`, `before`, in Docker's order (newest first). Reads immutable records only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from engine.containers.container import Container, Containers
+from engine.containers.lifecycle import State
+from engine.errors import InvalidParameter, NotFound
+from engine.images.store import ImageStore
+
+FILTERS = frozenset(
+    ("exited", "status", "label", "isolation", "ancestor", "before", "since", "volume", "network", "name", "id")
+)
+"""The specification's, and `name` and `id`, which every client of 1.24 sends (Docker's own list)."""
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of GET /containers/json. `limit` 0 or less: no limit; `filters`: name to wanted values."""
+
+    all: bool = False
+    limit: int = 0
+    since: str = ""
+    before: str = ""
+    filters: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+Test = Callable[[Container], bool]
+
+
+def select(containers: Containers, images: ImageStore, wanted: Selection) -> list[Container]:
+    """The containers, newest first. Raises InvalidParameter for a bad filter value, NotFound for an unknown `since` or `before`."""
+    tests = [test for name, values in wanted.filters.items() for test in _tests(name, values, containers, images)]
+    if wanted.since:
+        tests.append(_created_beside(containers.get(wanted.since), later=True))
+    if wanted.before:
+        tests.append(_created_beside(containers.get(wanted.before), later=False))
+    everything = wanted.all or wanted.limit > 0 or wanted.since or wanted.before or {"status", "exited"} & wanted.filters.keys()
+    if not everything:
+        tests.append(lambda container: container.running or container.record.status.state == State.RESTARTING)
+    chosen: Iterable[Container] = reversed([*containers])
+    if tests:
+        chosen = (container for container in chosen if all(test(container) for test in tests))
+    found = sorted(chosen, key=lambda container: container.record.created, reverse=True)
+    return found[: wanted.limit] if wanted.limit > 0 else found
+
+
+def _created_beside(pivot: Container, *, later: bool) -> Test:
+    at = pivot.record.created
+    if later:
+        return lambda container: container.record.created > at
+    return lambda container: container.record.created < at
+
+
+def _tests(name: str, values: list[str], containers: Containers, images: ImageStore) -> list[Test]:
+    if name == "status":
+        for value in values:
+            if value not in State.__members__.values():
+                raise InvalidParameter(f"Unrecognised filter value for status: {value}")
+        return [lambda container: str(container.record.status.state) in values]
+    if name == "exited":
+        try:
+            codes = {int(value) for value in values}
+        except ValueError as error:
+            raise InvalidParameter(f"Invalid filter 'exited': {error}") from error
+        return [
+            lambda container: not container.running
+            and bool(container.record.status.finished_at)
+            and container.record.status.exit_code in codes
+        ]
+    if name == "label":
+        return [_label(value) for value in values]
+    if name == "isolation":
+        return [lambda container: (container.record.host.isolation or "default") in values]
+    if name == "ancestor":
+        ids = set()
+        for value in values:
+            try:
+                ids.add(images.get(value).id)
+            except NotFound:
+                continue
+        return [lambda container: container.record.image_id in ids]
+    if name in ("before", "since"):
+        return [_created_beside(containers.get(value), later=name == "since") for value in values]
+    if name == "volume":
+        return [
+            lambda container: any(
+                value in (mount.name, mount.destination, mount.source) for mount in container.record.mounts for value in values
+            )
+        ]
+    if name == "network":
+        return [
+            lambda container: any(
+                value == network or (settings.network_id and settings.network_id.startswith(value))
+                for network, settings in container.record.networks.items()
+                for value in values
+            )
+        ]
+    if name == "name":
+        return [lambda container: any(_name_matches(value, container.record.name) for value in values)]
+    if name == "id":
+        return [lambda container: any(container.id.startswith(value) for value in values)]
+    raise InvalidParameter(f"Invalid filter '{name}'")
+
+
+def _name_matches(wanted: str, name: str) -> bool:
+    # Clients anchor with ^ and $, with and without the name's slash; anything between is taken literally, never as a regular expression.
+    literal = wanted.removeprefix("^").removesuffix("$").removeprefix("/")
+    if wanted.startswith("^") and wanted.endswith("$"):
+        return name == literal
+    if wanted.startswith("^"):
+        return name.startswith(literal)
+    if wanted.endswith("$"):
+        return name.endswith(literal)
+    return literal in name
+
+
+def _label(wanted: str) -> Test:
+    key, has_value, value = wanted.partition("=")
+    if has_value:
+        return lambda container: container.record.config.labels.get(key) == value
+    return lambda container: key in container.record.config.labels

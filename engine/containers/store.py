@@ -1,0 +1,66 @@
+"""The containers on disk: one record each, replaced whole. The only code that touches those rows.
+
+A record is intent and the last known state; what really runs is the monitor's to say (`container.py` corrects the one by the other at start).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.containers.lifecycle import State
+from engine.storage.records import Change, Records
+from engine.wire.containers import Config, EndpointSettings, HostConfig, MountPoint
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The moving part of a record; times in ns since the epoch, 0 for never."""
+
+    state: State = State.CREATED
+    pid: int = 0
+    exit_code: int = 0
+    error: str = ""
+    oom_killed: bool = False
+    started_at: int = 0
+    finished_at: int = 0
+
+
+class ContainerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Everything that is kept of one container. `config` and `host` are as the client gave them, merged with the image's and normalised."""
+
+    id: str
+    name: str
+    created: int
+    image_id: str
+    parent: str
+    """chain_id of the image's topmost layer; empty for an image without layers."""
+    path: str
+    args: tuple[str, ...]
+    config: Config
+    host: HostConfig
+    networks: dict[str, EndpointSettings] = msgspec.field(default_factory=dict)
+    """By network name: what was asked for and, while the container runs, what it got."""
+    mounts: tuple[MountPoint, ...] = ()
+    status: Status = Status()
+    restart_count: int = 0
+    stopped_by_user: bool = False
+    size: tuple[int, int] = (0, 0)
+    """Rows and columns of the terminal for the next start."""
+
+
+class ContainerStore:
+    """Containers in the engine's records."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._table = records.table("container", ContainerRecord)
+
+    def load(self) -> dict[str, ContainerRecord]:
+        """All of them, by id; at start, before anything else runs."""
+        return self._table.load()
+
+    async def save(self, *records: ContainerRecord) -> None:
+        """Make the records durable, in one transaction."""
+        await self._records.commit(*(self._table.put(record.id, record) for record in records))
+
+    async def delete(self, container_id: str, *more: Change) -> None:
+        await self._records.commit(self._table.delete(container_id), *more)

@@ -1,0 +1,135 @@
+"""A client's stream and a container: detach keys, and attach with history and live output without a gap or a repeat.
+
+The bytes themselves go from the monitor to the client's socket; the daemon only writes history, and hands the socket over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+from contextlib import closing
+
+import msgspec
+
+from engine.containers import lifecycle, logs
+from engine.containers.container import Container
+from engine.containers.lifecycle import Verb
+from engine.errors import InvalidParameter
+from engine.monitor.client import Monitor
+
+DEFAULT_DETACH_KEYS = b"\x10\x11"  # ctrl-p,ctrl-q
+
+_CONTROL = {**{chr(code): code - 96 for code in range(97, 123)}, "@": 0, "[": 27, "\\": 28, "]": 29, "^": 30, "_": 31}
+
+
+def parse_detach_keys(text: str | None) -> bytes:
+    """`a`, `ctrl-p,ctrl-q`: the bytes to wait for (specification, "DetachKeys format"). None: the default; empty: none at all."""
+    if text is None:
+        return DEFAULT_DETACH_KEYS
+    if not text:
+        return b""
+    keys = bytearray()
+    # A comma may itself be the value of a ctrl- key or stand alone between commas; what remains after a split on "," tells.
+    for part in _parts(text):
+        name = part[5:] if part.startswith("ctrl-") else ""
+        if len(part) == 1 and part.isascii():
+            keys.append(ord(part))
+        elif name.lower() in _CONTROL and len(name) == 1:
+            keys.append(_CONTROL[name.lower()])
+        elif name == ",":
+            keys.append(ord(","))
+        else:
+            raise InvalidParameter(f"Invalid escape keys ({text}): {part!r} is neither a character nor ctrl-<value>")
+    return bytes(keys)
+
+
+def _parts(text: str) -> list[str]:
+    parts: list[str] = []
+    rest = text
+    while rest:
+        width = 6 if rest.startswith("ctrl-") and len(rest) >= 6 else 1
+        end = rest.find(",", width)
+        end = len(rest) if end < 0 else end
+        parts.append(rest[:end])
+        if end + 1 == len(rest):
+            raise InvalidParameter(f"Invalid escape keys ({text}): it ends in a comma")
+        rest = rest[end + 1 :]
+    return parts
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of an attach."""
+
+    logs: bool = False
+    stream: bool = False
+    stdin: bool = False
+    stdout: bool = False
+    stderr: bool = False
+    detach_keys: bytes = DEFAULT_DETACH_KEYS
+
+
+async def attach(
+    container: Container, monitor: Monitor, descriptor: int, wanted: Wanted, *, head: bytes, early: bytes, framed: bool | None = None
+) -> None:
+    """Give the client behind `descriptor` (which stays the caller's) what it wants of the container.
+
+    Raises the lifecycle table's Conflict when the container is paused; nothing has been written then. `framed` overrides what the tty decides.
+    """
+    record = container.record
+    lifecycle.following(record.status.state, Verb.ATTACH, container.id)
+    raw = record.config.tty if framed is None else not framed
+    history = wanted.logs and container.log_path is not None
+    position: tuple[int, int] | None = None
+    client = 0
+    if wanted.stream:
+        attached = await monitor.attach(
+            container.id,
+            descriptor,
+            stdin=wanted.stdin and record.config.open_stdin,
+            stdout=wanted.stdout,
+            stderr=wanted.stderr,
+            raw=raw,
+            head=b"" if history else head,
+            early=early,
+            detach_keys=wanted.detach_keys,
+            hold=history,
+        )
+        client, position = attached.client, (attached.log_inode, attached.log_offset)
+    container.publish("attach")
+    if wanted.stream and not history:
+        return
+    with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket:
+        await _write_history(container, client_socket, wanted, head, raw, position)
+        if not wanted.stream:
+            client_socket.shutdown(socket.SHUT_RDWR)
+    if wanted.stream:
+        await monitor.release(container.id, client)
+
+
+async def _write_history(
+    container: Container,
+    client_socket: socket.socket,
+    wanted: Wanted,
+    head: bytes,
+    raw: bool,
+    position: tuple[int, int] | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    client_socket.setblocking(False)
+    try:
+        await loop.sock_sendall(client_socket, head)
+        path = container.log_path
+        if not wanted.logs or path is None or position == (0, 0):
+            return
+        chunks = logs.read(
+            path, stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position
+        )
+        async for chunk in chunks:
+            await loop.sock_sendall(client_socket, chunk)
+    except ConnectionError:
+        return  # the client left: the monitor sees it too
+
+
+def _duplicate(descriptor: int) -> int:
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)

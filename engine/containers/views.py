@@ -1,0 +1,171 @@
+"""A container as clients see it: the list's summary and inspect, made from its record. Pure; reads no disk and takes no lock.
+
+Not here: differences of older versions (`api/versions.py`), sizes (the caller gives them).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from engine.containers.create import strings
+from engine.containers.lifecycle import State
+from engine.containers.store import ContainerRecord, Status
+from engine.wire.containers import (
+    ContainerInspect,
+    ContainerState,
+    ContainerSummary,
+    EndpointSettings,
+    GraphDriver,
+    NetworkSettings,
+    Port,
+    SummaryHostConfig,
+    SummaryNetworks,
+)
+from engine.wire.times import rfc3339
+
+STORAGE_DRIVER = "overlay2"
+"""What clients know the overlay snapshotter by."""
+
+SECOND = 1_000_000_000
+_FOREVER = 1 << 62
+
+
+def human_duration(seconds: float) -> tuple[str, float]:
+    """Docker's words for a span of time, and the seconds at which they change."""
+    whole = max(0, int(seconds))
+    if seconds < 1:
+        return "Less than a second", 1
+    if whole == 1:
+        return "1 second", 2
+    if whole < 60:
+        return f"{whole} seconds", whole + 1
+    minutes = whole // 60
+    if minutes == 1:
+        return "About a minute", 120
+    if minutes < 60:
+        return f"{minutes} minutes", (minutes + 1) * 60
+    hours = int(seconds / 3600 + 0.5)
+    change = (hours + 0.5) * 3600
+    if hours == 1:
+        return "About an hour", change
+    if hours < 48:
+        return f"{hours} hours", change
+    if hours < 24 * 7 * 2:
+        return f"{hours // 24} days", change
+    if hours < 24 * 30 * 2:
+        return f"{hours // 24 // 7} weeks", change
+    if hours < 24 * 365 * 2:
+        return f"{hours // 24 // 30} months", change
+    return f"{hours // 24 // 365} years", change
+
+
+def status_text(status: Status, now: int) -> tuple[str, int]:
+    """The list's `Status` at `now`, and until when (ns) it stays true."""
+    state = status.state
+    if state in (State.RUNNING, State.PAUSED):
+        words, change = human_duration((now - status.started_at) / SECOND)
+        suffix = " (Paused)" if state == State.PAUSED else ""
+        return f"Up {words}{suffix}", status.started_at + int(change * SECOND)
+    if state == State.CREATED or not status.finished_at:
+        return {State.CREATED: "Created", State.DEAD: "Dead"}.get(state, "Exited"), _FOREVER
+    if state == State.DEAD:
+        return "Dead", _FOREVER
+    words, change = human_duration((now - status.finished_at) / SECOND)
+    verb = "Restarting" if state == State.RESTARTING else "Exited"
+    return f"{verb} ({status.exit_code}) {words} ago", status.finished_at + int(change * SECOND)
+
+
+def command_line(record: ContainerRecord) -> str:
+    """The list's `Command`: path and arguments, quoted as Docker does where they hold blanks."""
+    return " ".join(f"'{word}'" if " " in word else word for word in (record.path, *record.args))
+
+
+def summary(record: ContainerRecord, status: str) -> ContainerSummary:
+    """One element of the list, with `status` as its Status text."""
+    return ContainerSummary(
+        id=record.id,
+        names=["/" + record.name],
+        image=record.config.image,
+        image_id=record.image_id,
+        command=command_line(record),
+        created=record.created // SECOND,
+        ports=_ports(record),
+        labels=record.config.labels,
+        state=str(record.status.state),
+        status=status,
+        host_config=SummaryHostConfig(record.host.network_mode),
+        network_settings=SummaryNetworks(record.networks),
+        mounts=list(record.mounts),
+    )
+
+
+def _ports(record: ContainerRecord) -> list[Port]:
+    if record.status.state not in (State.RUNNING, State.PAUSED) or not isinstance(record.config.exposed_ports, dict):
+        return []
+    ports = []
+    for exposed in record.config.exposed_ports:
+        number, _, protocol = exposed.partition("/")
+        if number.isdigit():
+            ports.append(Port(private_port=int(number), type=protocol or "tcp"))
+    return ports
+
+
+def inspect(
+    record: ContainerRecord, directory: Path, graph: dict[str, str], exec_ids: list[str] | None = None
+) -> ContainerInspect:
+    """The whole container; `directory` holds its files, `graph` are the paths of its overlay."""
+    status = record.status
+    running = status.state in (State.RUNNING, State.PAUSED, State.RESTARTING)
+    log = record.host.log_config.type == "json-file"
+    return ContainerInspect(
+        id=record.id,
+        created=rfc3339(record.created),
+        path=record.path,
+        args=list(record.args),
+        state=ContainerState(
+            status=str(status.state),
+            running=running,
+            paused=status.state == State.PAUSED,
+            restarting=status.state == State.RESTARTING,
+            oom_killed=status.oom_killed,
+            dead=status.state == State.DEAD,
+            pid=status.pid,
+            exit_code=status.exit_code,
+            error=status.error,
+            started_at=rfc3339(status.started_at),
+            finished_at=rfc3339(status.finished_at),
+        ),
+        image=record.image_id,
+        resolv_conf_path=str(directory / "resolv.conf"),
+        hostname_path=str(directory / "hostname"),
+        hosts_path=str(directory / "hosts"),
+        log_path=str(directory / f"{record.id}-json.log") if log else "",
+        name="/" + record.name,
+        restart_count=record.restart_count,
+        driver=STORAGE_DRIVER,
+        exec_ids=exec_ids or None,
+        host_config=record.host,
+        graph_driver=GraphDriver(STORAGE_DRIVER, graph),
+        mounts=list(record.mounts),
+        config=msgspec.structs.replace(record.config, cmd=strings(record.config.cmd)),
+        network_settings=_network_settings(record),
+    )
+
+
+def _network_settings(record: ContainerRecord) -> NetworkSettings:
+    status = record.status
+    ports = dict.fromkeys(record.config.exposed_ports) if isinstance(record.config.exposed_ports, dict) else {}
+    top = record.networks.get("bridge") or EndpointSettings()
+    return NetworkSettings(
+        sandbox_id=record.id if status.pid else "",
+        ports=ports if status.pid else {},
+        sandbox_key=f"/proc/{status.pid}/ns/net" if status.pid else "",
+        endpoint_id=top.endpoint_id,
+        gateway=top.gateway,
+        ip_address=top.ip_address,
+        ip_prefix_len=top.ip_prefix_len,
+        mac_address=top.mac_address,
+        networks=record.networks,
+    )

@@ -1,0 +1,209 @@
+"""Builds every part, restores state at start, stops in reverse. The one module that may import all.
+
+SIGTERM and SIGINT end the daemon alone: containers and monitor live on. SIGUSR1 (`engined stop`) stops them too and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import logging
+import os
+import resource
+import signal
+import ssl
+import sys
+from pathlib import Path
+
+import uvloop
+
+from engine import __version__
+from engine.api import application
+from engine.api.engine import Engine
+from engine.config import Config
+from engine.containers.container import Containers, Parts
+from engine.containers.store import ContainerStore
+from engine.errors import EngineError
+from engine.events import EventLog
+from engine.http.server import Server
+from engine.images.store import ImageStore
+from engine.monitor.client import Exit, Monitor
+from engine.networks.bridge import BridgeNetwork
+from engine.runtime.cgroups import Cgroups
+from engine.runtime.oci import Runtime
+from engine.storage.content import Content
+from engine.storage.overlay import OverlaySnapshots
+from engine.storage.records import Records
+from engine.volumes.store import VolumeStore
+
+_log = logging.getLogger(__name__)
+
+
+def run(config: Config) -> int:
+    """Serve until told to end; the program's exit status."""
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        return uvloop.run(_serve(config))
+    except EngineError as error:
+        print(f"engined: {error.message}", file=sys.stderr)
+    except OSError as error:
+        print(f"engined: {error}", file=sys.stderr)
+    return 1
+
+
+async def _serve(config: Config) -> int:
+    _raise_descriptor_limit()
+    async with contextlib.AsyncExitStack() as stack:
+        daemon = Daemon(config)
+        await daemon.open(stack)
+        for path in daemon.listening:
+            print(f"listening on {path}", flush=True)
+        _notify_ready()
+        await daemon.until_told()
+    return 0
+
+
+def _raise_descriptor_limit() -> None:
+    # Each running container costs four descriptors here; raising the soft limit needs no capability (getrlimit(2)).
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _notify_ready() -> None:
+    """sd_notify(3): the one datagram that systemd waits for with Type=notify."""
+    import socket
+
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier, contextlib.suppress(OSError):
+            notifier.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+
+
+class Daemon:
+    """One engine: its parts, in the order in which they stand on each other."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.listening: list[str] = []
+        self._told = asyncio.Event()
+        self._stop_everything = False
+
+    async def open(self, stack: contextlib.AsyncExitStack) -> None:
+        """Build and restore everything; `stack` takes it down again in reverse."""
+        config = self.config
+        _make_directories(config)
+        stack.callback(os.close, _claim(config.run))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._told_to_stop_everything)
+
+        runtime = await asyncio.to_thread(Runtime.probe, config.runtime, config.run)
+        records = Records(config.root / "state.db")
+        stack.callback(records.close)
+        content = Content(config.root)
+        snapshots = OverlaySnapshots(config.root, records)
+        events = EventLog()
+        network = BridgeNetwork(config, records)
+        await network.open()
+        stack.push_async_callback(self._close_network, network)
+        monitor = Monitor(config.run, attach_stall=config.attach_stall, on_exit=self._exited)
+        images = ImageStore(records, content, snapshots, events, users=lambda image_id: self.containers.using_image(image_id))
+        await images.open()
+        self.containers = Containers(
+            Parts(
+                config=config,
+                store=ContainerStore(records),
+                images=images,
+                snapshots=snapshots,
+                network=network,
+                volumes=VolumeStore(config.root / "volumes"),
+                monitor=monitor,
+                runtime=runtime,
+                cgroups=Cgroups(),
+                events=events,
+            )
+        )
+        await monitor.open()
+        stack.push_async_callback(self._close_monitor, monitor)
+        await self.containers.open()
+        await snapshots.sweep({container.id for container in self.containers}, images.chain_ids())
+        stack.push_async_callback(self.containers.settled)
+
+        engine = Engine(config=config, events=events, containers=self.containers, images=images, monitor=monitor)
+        server = Server(application.Application(engine))
+        stack.push_async_callback(server.close)
+        for path in config.sockets:
+            await server.listen_unix(path, config.group)
+            self.listening.append(path)
+        for address in config.tcp:
+            host, _, port = address.rpartition(":")
+            await server.listen_tcp(host.strip("[]"), int(port), _tls(config))
+            self.listening.append(f"tcp://{address}")
+        # What start-up made lives as long as the daemon: full collections need not walk it again.
+        gc.collect()
+        gc.freeze()
+
+    def _exited(self, key: str, exit_record: Exit) -> None:
+        self.containers.exited(key, exit_record)
+
+    def _told_to_stop_everything(self) -> None:
+        self._stop_everything = True
+        self._told.set()
+
+    async def until_told(self) -> None:
+        """Until SIGTERM, SIGINT or `engined stop`; the latter's containers have ended when it returns."""
+        await self._told.wait()
+        if self._stop_everything:
+            try:
+                seconds = float((self.config.run / "stop-timeout").read_text())
+            except (OSError, ValueError):
+                seconds = 10.0
+            await self.containers.stop_all(seconds)
+
+    async def _close_monitor(self, monitor: Monitor) -> None:
+        if self._stop_everything:
+            await monitor.shutdown()
+        else:
+            await monitor.close()
+
+    async def _close_network(self, network: BridgeNetwork) -> None:
+        await network.close(remove=self._stop_everything)
+
+
+def _make_directories(config: Config) -> None:
+    for directory in (config.root, config.run, config.root / "containers", config.root / "volumes"):
+        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+
+
+def _claim(run: Path) -> int:
+    """The lock that makes this daemon the only one of `run`; its pid is in the file for `engined stop`."""
+    descriptor = os.open(run / "engined.pid", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OSError(f"another engine already runs on {run}") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    """The context that asks every client for a certificate of `tls_ca`; None for plain TCP, which `Server` allows on loopback alone."""
+    if config.insecure and not config.tls_cert:
+        return None
+    if not (config.tls_ca and config.tls_cert and config.tls_key):
+        raise OSError("--tcp needs --tls-ca, --tls-cert and --tls-key (or --insecure on loopback)")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.tls_ca)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(config.tls_cert, config.tls_key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+__all__ = ["Daemon", "__version__", "run"]
