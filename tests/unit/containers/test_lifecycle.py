@@ -1,0 +1,45 @@
+"""The lifecycle table: complete, and each refusal with the kind and the words that clients look for."""
+
+import pytest
+
+from engine.containers.lifecycle import TABLE, Refusal, State, Verb, following
+from engine.errors import Conflict, EngineError, NotModified, ServerError
+
+
+def test_every_state_answers_every_verb() -> None:
+    assert set(TABLE) == {(state, verb) for state in State for verb in Verb}
+
+
+@pytest.mark.parametrize(("state", "verb"), sorted(TABLE))
+def test_following_gives_a_state_or_raises_the_tables_kind(state: State, verb: Verb) -> None:
+    entry = TABLE[state, verb]
+    if isinstance(entry, Refusal):
+        with pytest.raises(EngineError) as raised:
+            following(state, verb, "abc")
+        assert type(raised.value) is entry.kind
+        assert "{" not in raised.value.message
+    else:
+        assert following(state, verb, "abc") is entry
+
+
+@pytest.mark.parametrize(
+    ("state", "verb", "kind", "words"),
+    [
+        (State.RUNNING, Verb.START, NotModified, "already started"),
+        (State.EXITED, Verb.STOP, NotModified, "already stopped"),
+        (State.CREATED, Verb.STOP, NotModified, "already stopped"),
+        (State.PAUSED, Verb.ATTACH, Conflict, "is paused"),
+        (State.RUNNING, Verb.REMOVE, Conflict, "You cannot remove a running container abc"),
+        (State.PAUSED, Verb.REMOVE, Conflict, "You cannot remove a running container abc"),
+        (State.EXITED, Verb.KILL, ServerError, "Container abc is not running"),
+        (State.EXITED, Verb.RESIZE, ServerError, "Container abc is not running"),
+        (State.RUNNING, Verb.UNPAUSE, ServerError, "Container abc is not paused"),
+    ],
+)
+def test_refusals_say_what_the_specification_says(state: State, verb: Verb, kind: type[EngineError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        following(state, verb, "abc")
+
+
+def test_the_states_are_the_list_filters_values() -> None:
+    assert {str(state) for state in State} == {"created", "restarting", "running", "paused", "exited", "dead"}
