@@ -14,19 +14,19 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from engine.config import Config as EngineConfig
-from engine.containers import bundle, create, lifecycle, views
+from engine.containers import bundle, create, lifecycle, logs
 from engine.containers.lifecycle import State, Verb
 from engine.containers.names import Names, checked_name
 from engine.containers.signals import signal_number
 from engine.containers.store import ContainerRecord, ContainerStore, Status
-from engine.errors import EngineError, NotFound, ServerError
+from engine.errors import EngineError, InvalidParameter, NotFound, NotModified, ServerError
 from engine.events import EventLog
 from engine.images.store import ImageStore, ImageUser
 from engine.logs import drivers
@@ -36,7 +36,7 @@ from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
 from engine.volumes.store import VolumeStore
-from engine.wire.containers import ContainerSummary, Created, CreateBody, EndpointSettings
+from engine.wire.containers import Config, CreateBody, Created, EndpointSettings
 
 _log = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class Container:
         self.record = record
         self.lock = asyncio.Lock()
         self.removed = False
-        self.encoded: dict[object, object] = {}
-        """Replies made from `record`, kept until it is replaced; the API's to fill."""
+        self.encoded: dict[tuple[str, object], tuple[bytes, int]] = {}
+        """Replies made from `record` and until when (ns) they hold, dropped when it is replaced; the API's to fill."""
         self._waiters: list[asyncio.Future[int]] = []
         self._teardown: asyncio.Task[None] | None = None
         self._sandbox: Sandbox | None = None
@@ -112,6 +112,41 @@ class Container:
     def log_path(self) -> Path | None:
         """The json-file log, when the container has one."""
         return self.directory / f"{self.id}-json.log" if self.record.host.log_config.type == "json-file" else None
+
+    def read_logs(
+        self,
+        *,
+        stdout: bool,
+        stderr: bool,
+        since_ns: int = 0,
+        until_ns: int = 0,
+        timestamps: bool = False,
+        details: bool = False,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[bytes]:
+        """Chunks of its log; `follow` goes on until it has ended. Raises ServerError when its driver keeps nothing to read."""
+        if self.log_path is None:
+            raise ServerError("configured logging driver does not support reading")
+        return logs.read(
+            self.log_path,
+            stdout=stdout,
+            stderr=stderr,
+            since_ns=since_ns,
+            until_ns=until_ns,
+            timestamps=timestamps,
+            details=drivers.details(self.record.host.log_config, self.record.config) if details else "",
+            tail=tail,
+            framed=not self.record.config.tty,
+            follow=self._log_grown if follow and self.running else None,
+        )
+
+    async def _log_grown(self, inode: int, offset: int) -> bool:
+        """Wait for more than is read; False when the container has ended, after which the log holds all there will be."""
+        if not self.running:
+            return False
+        await self._parts.monitor.watch_log(self.id, inode, offset)
+        return True
 
     def _replace(self, **changes: object) -> ContainerRecord:
         self.record = msgspec.structs.replace(self.record, **changes)
@@ -346,7 +381,7 @@ class Container:
     async def restart(self, timeout: float | None = None) -> None:
         """Stop when it runs, then start."""
         if self.running:
-            with contextlib.suppress(lifecycle.NotModified):
+            with contextlib.suppress(NotModified):
                 await self.stop(timeout)
         await self.start()
         self.publish("restart")
@@ -476,9 +511,9 @@ class Containers:
         drivers.validate(host.log_config)
         parts.network.check_mode(host.network_mode)
         if not config.image:
-            raise create.InvalidParameter("No image specified")
+            raise InvalidParameter("No image specified")
         image = parts.images.get(config.image)
-        config = create.merged(config, image.config.config or create.Config())
+        config = create.merged(config, image.config.config or Config())
         path, args = create.command(config)
         container_id = secrets.token_hex(32)
         if not config.hostname and host.network_mode != "host":
@@ -522,12 +557,12 @@ class Containers:
     async def rename(self, container: Container, name: str) -> None:
         """Raises Conflict when the name is taken, InvalidParameter when it breaks the pattern."""
         if not name:
-            raise create.InvalidParameter("Neither old nor new names may be empty")
+            raise InvalidParameter("Neither old nor new names may be empty")
         new = checked_name(name)
         async with container.lock:
             old = container.record.name
             if new == old:
-                raise create.InvalidParameter("Renaming a container with the same name as its current name")
+                raise InvalidParameter("Renaming a container with the same name as its current name")
             self._names.reserve(container.id, new)
             try:
                 await self._parts.store.save(container._replace(name=new))

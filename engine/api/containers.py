@@ -1,0 +1,167 @@
+"""Handlers of "3.1 Containers": decode, one call into the domain, reply."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from engine.api import parameters
+from engine.api.engine import Engine
+from engine.api.replies import empty_reply, encode, encoded_reply, json_reply
+from engine.containers import listing, logs, views
+from engine.containers.container import Container
+from engine.containers.signals import signal_number
+from engine.containers.streams import Wanted, attach as attach_client, parse_detach_keys
+from engine.errors import InvalidParameter
+from engine.http.messages import HijackReply, Reply, Request, StreamReply
+from engine.wire.containers import CreateBody, Waited
+
+RAW_STREAM = "application/vnd.engine.raw-stream"
+CREATE_LIMIT = 4 << 20
+"""Bytes of a create body; Docker has no limit, and no honest body comes near."""
+
+
+def list_all(engine: Engine, request: Request) -> Reply:
+    query = request.query
+    selection = listing.Selection(
+        all=parameters.boolean(query, "all"),
+        limit=parameters.integer(query, "limit", 0),
+        since=query.get("since", ""),
+        before=query.get("before", ""),
+        filters=parameters.filters(query, listing.FILTERS),
+    )
+    found = listing.select(engine.containers, engine.images, selection)
+    now = time.time_ns()
+    return encoded_reply(request, b"[" + b",".join([_summary(container, request, now) for container in found]) + b"]\n")
+
+
+def _summary(container: Container, request: Request, now: int) -> bytes:
+    """The encoded summary, kept until the record is replaced or the words of its Status change."""
+    key = ("summary", request.version)
+    kept = container.encoded.get(key)
+    if kept is not None and kept[1] > now:
+        return kept[0]
+    text, until = views.status_text(container.record.status, now)
+    encoded = encode(views.summary(container.record, text), request)
+    container.encoded[key] = (encoded, until)
+    return encoded
+
+
+async def create(engine: Engine, request: Request) -> Reply:
+    body = await parameters.json_body(request, CreateBody, CREATE_LIMIT)
+    return json_reply(request, await engine.containers.create(body, request.query.get("name", "")))
+
+
+def inspect(engine: Engine, request: Request) -> Reply:
+    container = engine.containers.get(request.parameters["id"])
+    key = ("inspect", request.version)
+    kept = container.encoded.get(key)
+    if kept is None:
+        shown = views.inspect(container.record, container.directory, container.graph)
+        kept = container.encoded[key] = (encode(shown, request) + b"\n", 0)
+    return encoded_reply(request, kept[0])
+
+
+async def attach(engine: Engine, request: Request) -> HijackReply:
+    query = request.query
+    container = engine.containers.get(request.parameters["id"])
+    wanted = Wanted(
+        logs=parameters.boolean(query, "logs"),
+        stream=parameters.boolean(query, "stream"),
+        stdin=parameters.boolean(query, "stdin"),
+        stdout=parameters.boolean(query, "stdout"),
+        stderr=parameters.boolean(query, "stderr"),
+        detach_keys=parse_detach_keys(query.get("detachKeys", None)),
+    )
+    hijack = request.hijack(RAW_STREAM)
+    descriptor = hijack.descriptor()
+    try:
+        await attach_client(container, engine.monitor, descriptor, wanted, head=hijack.head, early=hijack.early)
+    finally:
+        os.close(descriptor)
+    return hijack.release()
+
+
+async def read_logs(engine: Engine, request: Request) -> StreamReply:
+    query = request.query
+    container = engine.containers.get(request.parameters["id"])
+    stdout, stderr = parameters.boolean(query, "stdout"), parameters.boolean(query, "stderr")
+    if not (stdout or stderr):
+        raise InvalidParameter("Bad parameters: you must choose at least one stream")
+    tail = query.get("tail", "all")
+    lines = int(tail) if tail.isascii() and tail.isdigit() else None  # Docker: anything but a number means all
+    chunks = container.read_logs(
+        stdout=stdout,
+        stderr=stderr,
+        since_ns=parameters.timestamp(query, "since"),
+        until_ns=parameters.timestamp(query, "until"),
+        timestamps=parameters.boolean(query, "timestamps"),
+        details=parameters.boolean(query, "details"),
+        tail=lines,
+        follow=parameters.boolean(query, "follow"),
+    )
+    return StreamReply(200, chunks, RAW_STREAM)
+
+
+async def resize(engine: Engine, request: Request) -> Reply:
+    container = engine.containers.get(request.parameters["id"])
+    rows, columns = (parameters.integer(request.query, name, minimum=0, maximum=65535) for name in ("h", "w"))
+    await container.resize(rows, columns)
+    return empty_reply(request, "text/plain")
+
+
+async def start(engine: Engine, request: Request) -> Reply:
+    parse_detach_keys(request.query.get("detachKeys", None))
+    await engine.containers.get(request.parameters["id"]).start()
+    return empty_reply(request)
+
+
+async def stop(engine: Engine, request: Request) -> Reply:
+    await engine.containers.get(request.parameters["id"]).stop(_timeout(request))
+    return empty_reply(request)
+
+
+async def restart(engine: Engine, request: Request) -> Reply:
+    await engine.containers.get(request.parameters["id"]).restart(_timeout(request))
+    return empty_reply(request)
+
+
+def _timeout(request: Request) -> int | None:
+    return parameters.integer(request.query, "t") if "t" in request.query else None
+
+
+async def kill(engine: Engine, request: Request) -> Reply:
+    container = engine.containers.get(request.parameters["id"])
+    await container.kill(signal_number(request.query.get("signal", "") or "SIGKILL"))
+    return empty_reply(request)
+
+
+async def rename(engine: Engine, request: Request) -> Reply:
+    container = engine.containers.get(request.parameters["id"])
+    await engine.containers.rename(container, request.query.get("name", ""))
+    return empty_reply(request)
+
+
+async def pause(engine: Engine, request: Request) -> Reply:
+    await engine.containers.get(request.parameters["id"]).pause()
+    return empty_reply(request)
+
+
+async def unpause(engine: Engine, request: Request) -> Reply:
+    await engine.containers.get(request.parameters["id"]).unpause()
+    return empty_reply(request)
+
+
+async def wait(engine: Engine, request: Request) -> Reply:
+    code = await engine.containers.get(request.parameters["id"]).wait()
+    return json_reply(request, Waited(code))
+
+
+async def remove(engine: Engine, request: Request) -> Reply:
+    query = request.query
+    force = parameters.boolean(query, "force")
+    parameters.boolean(query, "v")
+    if parameters.boolean(query, "link"):
+        raise InvalidParameter("link: legacy links are not kept by this engine, there is none to remove")
+    await engine.containers.remove(engine.containers.get(request.parameters["id"]), force=force)
+    return empty_reply(request)
