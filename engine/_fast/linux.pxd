@@ -1,0 +1,74 @@
+# C declarations of the kernel interfaces that Cython ships none for; no code. By header, as man pages section 2 and 7 name them.
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from posix.types cimport mode_t, off_t, pid_t
+
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        void *ptr
+        int fd
+        uint64_t u64
+
+    cdef struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+
+    enum:
+        EPOLLIN
+        EPOLLOUT
+        EPOLLERR
+        EPOLLHUP
+        EPOLLONESHOT
+        EPOLL_CLOEXEC
+        EPOLL_CTL_ADD
+        EPOLL_CTL_MOD
+        EPOLL_CTL_DEL
+
+    int epoll_create1(int flags)
+    int epoll_ctl(int epfd, int op, int fd, epoll_event *event)
+    int epoll_wait(int epfd, epoll_event *events, int maxevents, int timeout)
+
+
+cdef extern from "<sys/ioctl.h>" nogil:
+    enum:
+        FIONREAD
+    int ioctl(int fd, unsigned long request, ...)
+
+
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        F_GETFL
+        F_SETFL
+        F_GETPIPE_SZ
+        F_SETPIPE_SZ
+        F_DUPFD_CLOEXEC
+        O_NONBLOCK
+    int fcntl(int fd, int cmd, ...)
+
+
+cdef extern from "<sys/socket.h>" nogil:
+    ctypedef unsigned int socklen_t
+    cdef struct sockaddr:
+        unsigned short sa_family
+    enum:
+        AF_UNIX
+        SOL_SOCKET
+        SO_SNDBUF
+        SO_DOMAIN
+        MSG_DONTWAIT
+        MSG_NOSIGNAL
+        SHUT_RD
+        SHUT_WR
+        SHUT_RDWR
+    ssize_t send(int fd, const void *data, size_t size, int flags)
+    ssize_t recv(int fd, void *data, size_t size, int flags)
+    int shutdown(int fd, int how)
+    int getsockopt(int fd, int level, int name, void *value, socklen_t *size)
+    int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
+
+
+cdef extern from "<malloc.h>" nogil:
+    enum:
+        M_MMAP_THRESHOLD
+        M_TRIM_THRESHOLD
+    int mallopt(int parameter, int value)

@@ -1,0 +1,1124 @@
+# cython: language_level=3
+"""The monitor's epoll loop: output of processes to logs and attached clients, input of clients to processes.
+
+`Loop` waits, `Stdio` is the streams of one process and its attached clients. All decisions about processes (spawning, exits, the daemon)
+are `engine/monitor/process.py`'s, which is called only for rare events. `spawn` and `exit_of` are the two system interfaces that
+Python's `os` lacks: a vfork with a working directory and a resource limit, and the exit status of a process that is not a child.
+
+The rules of the byte path:
+- Output is read into one buffer of the loop, behind 8 spare bytes, so header and payload go to a client in one send(2) without a
+  copy or an allocation. What a client does not take is kept for it (`Kept`), up to `BACKLOG`; beyond it the stream is not read any
+  more, which stalls its writer as a full pipe does, and nobody else.
+- One event moves at most `READS` times `READ` bytes, so that a busy process leaves the others their turn.
+- A silent descriptor costs no time: nothing here walks all processes. A stream that must not be read is armed with EPOLLONESHOT and no events, because
+  a hang-up would otherwise be reported without end.
+
+Owns:    every descriptor given to `Stdio.start` and `Stdio.attach`, until the end of the stream or of the client.
+Threads: one. The GIL is released in epoll_wait(2) alone: the monitor has no other thread.
+Raises:  OSError when a descriptor cannot be watched. What fails inside an event is written to stderr and ends that event only.
+"""
+import heapq
+import os
+import sys
+import traceback
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_SetFromErrno
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.types cimport pid_t
+from posix.unistd cimport close, read, write
+
+from engine._fast.frames cimport DetachKeys, put_header
+from engine._fast.jsonlog cimport LogWriter
+from engine._fast.linux cimport (
+    AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
+    F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MSG_DONTWAIT,
+    MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SO_DOMAIN, SO_SNDBUF, SOL_SOCKET, epoll_create1, epoll_ctl, epoll_event,
+    epoll_wait, fcntl, getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t,
+)
+
+cdef enum:
+    HEADER = 8
+    READ = 256 << 10            # bytes of one read(2)
+    READS = 4                   # reads of one event, while each comes back full
+    BACKLOG = 512 << 10         # bytes kept for a client before its process's stream is stalled
+    BLOCK = 1 << 20             # room of a backlog: the limit, and the last read that exceeded it
+    SPARES = 2                  # blocks that outlive their backlog, to be used by the next one
+    PIPE = 1 << 20              # size to which a busy pipe is enlarged; Linux's default for pipe-max-size
+    SEND_BUFFER = 1 << 20       # SO_SNDBUF of a client: a whole frame fits
+    EVENTS = 64
+    LINGER = 5                  # seconds that a TCP client gets to close after us
+
+cdef int64_t SECOND = 1000000000
+
+
+cdef int64_t monotonic() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec * SECOND + now.tv_nsec
+
+
+cdef struct Kept:
+    # Bytes that wait for a descriptor: data[start:start + used].
+    char *data
+    size_t start
+    size_t used
+    size_t room
+
+
+cdef class Source:
+    """A descriptor in the loop. `ready` is called with the events; a closed one is not called any more."""
+
+    cdef Loop loop
+    cdef readonly int fd
+    cdef uint32_t events
+    cdef bint registered
+    cdef bint closed
+
+    cdef int want(self, uint32_t events) except -1:
+        """Wait for `events`, errors and hang-ups. With EPOLLONESHOT alone: for nothing, but at most one hang-up."""
+        cdef epoll_event event
+        if self.closed or (self.registered and self.events == events and not events & EPOLLONESHOT):
+            return 0
+        event.events = events
+        event.data.ptr = <void *>self
+        if epoll_ctl(self.loop.epoll, EPOLL_CTL_MOD if self.registered else EPOLL_CTL_ADD, self.fd, &event) < 0:
+            PyErr_SetFromErrno(OSError)
+        if not self.registered:
+            self.registered = True
+            self.loop.live.add(self)
+        self.events = events
+        return 0
+
+    cdef int ignore(self) except -1:
+        # The kernel may have handed out an event with our address already, so the object outlives the batch of events.
+        cdef epoll_event event
+        if self.registered:
+            memset(&event, 0, sizeof(event))
+            epoll_ctl(self.loop.epoll, EPOLL_CTL_DEL, self.fd, &event)
+            self.registered = False
+            self.loop.live.discard(self)
+            self.loop.grave.append(self)
+        return 0
+
+    cdef int shut(self) except -1:
+        """Leave the loop, then close: the daemon's duplicate would keep a merely closed descriptor in the epoll set."""
+        if not self.closed:
+            self.ignore()
+            self.closed = True
+            close(self.fd)
+            self.fd = -1
+        return 0
+
+    cdef int ready(self, uint32_t events) except -1:
+        raise NotImplementedError
+
+
+cdef class Watch(Source):
+    """A descriptor whose events go to a Python callable. The descriptor stays the caller's."""
+
+    cdef object callback
+
+    def __init__(self, Loop loop not None, int fd, callback, uint32_t events=EPOLLIN):
+        self.loop = loop
+        self.fd = fd
+        self.callback = callback
+        self.want(events)
+
+    cdef int ready(self, uint32_t events) except -1:
+        self.callback(events)
+        return 0
+
+    def change(self, uint32_t events) -> None:
+        self.want(events)
+
+    def cancel(self) -> None:
+        """No further call; to be done before the descriptor is closed."""
+        self.ignore()
+        self.closed = True
+        self.callback = None
+
+
+cdef class Timer:
+    """One call at `deadline` (ns, monotonic) unless cancelled."""
+
+    cdef readonly int64_t deadline
+    cdef object callback
+
+    def __lt__(self, Timer other not None) -> bool:
+        return self.deadline < other.deadline
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+cdef class Loop:
+    """Waits for descriptors and timers. `stall`: seconds after which a client that took nothing of its output is disconnected; 0: never."""
+
+    cdef int epoll
+    cdef epoll_event batch[EVENTS]
+    cdef char *buffer
+    cdef char *spare[SPARES]
+    cdef int spares
+    cdef set live               # sources in epoll, which knows only their addresses
+    cdef list grave             # sources that left it during this batch
+    cdef set blocked            # clients with a backlog
+    cdef dict held              # clients by number, until released
+    cdef list timers
+    cdef int64_t now
+    cdef int64_t swept
+    cdef uint64_t last_client
+    cdef bint stopped
+    cdef public int stall
+
+    def __cinit__(self, int stall=0):
+        self.stall = stall
+        self.live = set()
+        self.grave = []
+        self.blocked = set()
+        self.held = {}
+        self.timers = []
+        self.now = monotonic()
+        self.buffer = <char *>malloc(HEADER + READ)
+        self.epoll = epoll_create1(EPOLL_CLOEXEC)
+        if self.epoll < 0:
+            PyErr_SetFromErrno(OSError)
+        if self.buffer == NULL:
+            raise MemoryError
+        # Freed backlogs go back to the system: the monitor is judged by what it keeps when idle.
+        mallopt(M_MMAP_THRESHOLD, 512 << 10)
+        mallopt(M_TRIM_THRESHOLD, 256 << 10)
+
+    def __dealloc__(self):
+        cdef int index
+        if self.epoll >= 0:
+            close(self.epoll)
+        free(self.buffer)
+        for index in range(self.spares):
+            free(self.spare[index])
+
+    def watch(self, int fd, callback, uint32_t events=EPOLLIN) -> Watch:
+        """Call `callback(events)` whenever `fd` has `events`, an error or a hang-up."""
+        return Watch(self, fd, callback, events)
+
+    def call_later(self, double seconds, callback) -> Timer:
+        cdef Timer timer = Timer.__new__(Timer)
+        timer.deadline = monotonic() + <int64_t>(seconds * SECOND)
+        timer.callback = callback
+        heapq.heappush(self.timers, timer)
+        return timer
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def release(self, uint64_t number) -> bool:
+        """The held client `number` takes its output; False when there is none."""
+        cdef Client client = self.held.pop(number, None)
+        if client is None:
+            return False
+        client.held = False
+        client.progress = monotonic()
+        client.go_on()
+        return True
+
+    def abandon(self, uint64_t number) -> None:
+        """Close the held client `number`: nobody is left to release it."""
+        cdef Client client = self.held.get(number)
+        if client is not None:
+            client.leave(False)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        cdef int count, index, timeout
+        cdef Source source
+        while not self.stopped:
+            timeout = self.patience()
+            with nogil:
+                count = epoll_wait(self.epoll, self.batch, EVENTS, timeout)
+            if count < 0 and errno != EINTR:
+                PyErr_SetFromErrno(OSError)
+            self.now = monotonic()
+            for index in range(count):
+                source = <Source>self.batch[index].data.ptr
+                if source.registered:
+                    try:
+                        source.ready(self.batch[index].events)
+                    except Exception:
+                        traceback.print_exc()
+                        sys.stderr.flush()
+            source = None
+            if self.grave:
+                self.grave.clear()
+            if self.timers:
+                self.ring()
+            if self.blocked:
+                self.sweep()
+
+    cdef int patience(self) except -2:
+        """Milliseconds until the next timer or look at blocked clients; -1: none."""
+        cdef int64_t wait = -1
+        while self.timers and (<Timer>self.timers[0]).callback is None:
+            heapq.heappop(self.timers)
+        if self.timers:
+            wait = (<Timer>self.timers[0]).deadline - monotonic()
+            wait = 0 if wait < 0 else wait // 1000000 + 1
+            if wait > 3600000:
+                wait = 3600000
+        if self.blocked and self.stall and (wait < 0 or wait > 1000):
+            wait = 1000
+        return <int>wait
+
+    cdef int ring(self) except -1:
+        cdef Timer timer
+        cdef object callback
+        while self.timers:
+            timer = self.timers[0]
+            if timer.callback is not None and timer.deadline > monotonic():
+                break
+            heapq.heappop(self.timers)
+            callback = timer.callback
+            timer.callback = None
+            if callback is not None:
+                try:
+                    callback()
+                except Exception:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+        return 0
+
+    cdef int sweep(self) except -1:
+        """Disconnect clients that have taken nothing for too long; at most once a second."""
+        cdef Client client
+        if not self.stall or self.now - self.swept < SECOND:
+            return 0
+        self.swept = self.now
+        for client in list(self.blocked):
+            if self.now - client.progress > self.stall * SECOND:
+                client.lose()
+                client.leave(False)
+        return 0
+
+    # A backlog's block is taken from the spares, so that a client that is always a little behind costs no allocation.
+
+    cdef int keep(self, Kept *kept, const char *data, size_t size) except -1:
+        cdef size_t room
+        cdef char *grown
+        if kept.data == NULL:
+            if self.spares:
+                self.spares -= 1
+                kept.data = self.spare[self.spares]
+            else:
+                kept.data = <char *>malloc(BLOCK)
+                if kept.data == NULL:
+                    raise MemoryError
+            kept.room = BLOCK
+            kept.start = kept.used = 0
+        if kept.start + kept.used + size > kept.room:
+            if kept.start:
+                memmove(kept.data, kept.data + kept.start, kept.used)
+                kept.start = 0
+            if kept.used + size > kept.room:
+                room = 2 * (kept.used + size)
+                grown = <char *>realloc(kept.data, room)
+                if grown == NULL:
+                    raise MemoryError
+                kept.data = grown
+                kept.room = room
+        memcpy(kept.data + kept.start + kept.used, data, size)
+        kept.used += size
+        return 0
+
+    cdef void drop(self, Kept *kept) noexcept:
+        if kept.data != NULL:
+            if kept.room == BLOCK and self.spares < SPARES:
+                self.spare[self.spares] = kept.data
+                self.spares += 1
+            else:
+                free(kept.data)
+        kept.data = NULL
+        kept.start = kept.used = kept.room = 0
+
+
+cdef class Output(Source):
+    """The read end of stdout or stderr, or a terminal's master."""
+
+    cdef Stdio stdio
+    cdef int stream
+    cdef bint paused
+    cdef int64_t size           # of the pipe; 0: not a pipe, or one that may not grow
+
+    cdef int ready(self, uint32_t events) except -1:
+        cdef int turn
+        for turn in range(READS):
+            if self.paused or self.closed or self.pull(READ) < READ:
+                break
+        return 0
+
+    cdef ssize_t pull(self, size_t limit) except -1:
+        """Read once and hand it on; 0 when nothing is there, or the stream has ended (then it is closed)."""
+        cdef char *payload = self.loop.buffer + HEADER
+        cdef ssize_t size
+        while True:
+            size = read(self.fd, payload, limit)
+            if size >= 0 or errno != EINTR:
+                break
+        if size < 0 and errno == EAGAIN:
+            return 0
+        if size <= 0:                   # a terminal ends with EIO
+            self.stdio.output_ended(self)
+            return 0
+        if self.size and size >= self.size:
+            self.size = fcntl(self.fd, F_SETPIPE_SZ, <int>PIPE)
+            if self.size < 0 or self.size >= READ:
+                self.size = 0
+        self.stdio.spread(self.stream, payload, size)
+        return size
+
+    cdef int pause(self, bint paused) except -1:
+        if paused != self.paused:
+            self.paused = paused
+            self.want(EPOLLONESHOT if paused else EPOLLIN)
+        return 0
+
+    cdef int drain(self) except -1:
+        """Read what is in the pipe now, however slow the clients are: it is bounded by the pipe's size."""
+        cdef int left = 0
+        cdef ssize_t size
+        if ioctl(self.fd, FIONREAD, &left) < 0:
+            left = 0
+        if self.stdio.tty:
+            left = READ                 # the line discipline is filled in the background: FIONREAD does not see all
+        while left > 0 and not self.closed:
+            size = self.pull(READ if left > READ else left)
+            if size == 0:
+                break
+            left -= size
+        if not self.closed:
+            self.pull(READ)             # sees the end
+        return 0
+
+
+cdef class Input(Source):
+    """The write end of stdin, or a duplicate of a terminal's master. `finishing`: it is closed when what is kept has been taken."""
+
+    cdef Stdio stdio
+    cdef Kept kept
+    cdef bint finishing
+    cdef bint enlarged
+
+    def __dealloc__(self):
+        free(self.kept.data)
+
+    cdef int put(self, const char *data, size_t size) except -1:
+        cdef ssize_t written = 0
+        if self.closed or self.finishing:
+            return 0
+        if self.kept.used == 0:
+            written = self.give(data, size)
+            if written < 0:
+                return 0
+            if <size_t>written == size:
+                return 0
+            if not self.enlarged and size >= <size_t>READ >> 2:
+                self.enlarged = True
+                fcntl(self.fd, F_SETPIPE_SZ, <int>PIPE)
+        self.loop.keep(&self.kept, data + written, size - written)
+        self.want(EPOLLOUT)
+        return 0
+
+    cdef ssize_t give(self, const char *data, size_t size) except -2:
+        cdef ssize_t written
+        while True:
+            written = write(self.fd, data, size)
+            if written >= 0:
+                return written
+            if errno == EAGAIN:
+                return 0
+            if errno != EINTR:
+                self.end()
+                return -1
+
+    cdef int ready(self, uint32_t events) except -1:
+        cdef ssize_t written
+        if self.kept.used == 0:
+            return 0
+        written = self.give(self.kept.data + self.kept.start, self.kept.used)
+        if written < 0:
+            return 0
+        self.kept.start += written
+        self.kept.used -= written
+        if self.kept.used == 0:
+            self.loop.drop(&self.kept)
+            if self.finishing:
+                self.end()
+            else:
+                self.want(EPOLLONESHOT)
+                self.stdio.listen()
+        return 0
+
+    cdef int finish(self) except -1:
+        """End of input: close when all of it has been taken."""
+        if not self.closed and not self.finishing:
+            if self.kept.used == 0:
+                self.end()
+            else:
+                self.finishing = True
+        return 0
+
+    cdef int end(self) except -1:
+        if not self.closed:
+            self.shut()
+            self.loop.drop(&self.kept)
+            self.stdio.input_ended()
+        return 0
+
+
+cdef class Client(Source):
+    """An attached client's socket. It lives on after its process until it has taken all output."""
+
+    cdef Stdio stdio
+    cdef readonly uint64_t number
+    cdef int streams            # bit 1 << stream for each one wanted
+    cdef bint stdin
+    cdef bint raw
+    cdef bint held
+    cdef bint eof               # it has ended its side
+    cdef bint lost              # it takes no output any more
+    cdef bint ending            # no more output comes: closed after what is kept
+    cdef bint lingering         # shut down by us, not yet by it
+    cdef bint plain             # a Unix socket: close(2) loses nothing that was sent
+    cdef DetachKeys keys
+    cdef bytes early
+    cdef Kept kept
+    cdef int64_t progress       # when it last took something
+
+    def __dealloc__(self):
+        free(self.kept.data)
+
+    cdef ssize_t give(self, const char *data, size_t size) except -2:
+        """send(2); how much was taken, or -1 when the client is gone."""
+        cdef ssize_t sent
+        while True:
+            sent = send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent >= 0:
+                return sent
+            if errno == EAGAIN:
+                return 0
+            if errno != EINTR:
+                return -1
+
+    cdef int deliver(self, const char *data, size_t size) except -1:
+        cdef ssize_t sent = 0
+        if self.kept.used == 0:
+            if not self.held:
+                sent = self.give(data, size)
+                if sent < 0:
+                    self.lose()
+                    return 0
+                if <size_t>sent == size:
+                    return 0
+            self.progress = self.loop.now
+        self.loop.keep(&self.kept, data + sent, size - sent)
+        if not self.held:
+            self.loop.blocked.add(self)
+            self.go_on()
+        return 0
+
+    cdef int go_on(self) except -1:
+        """Wait for what this client can do now."""
+        cdef uint32_t events = 0
+        if self.closed or self.lingering:
+            return 0
+        if self.kept.used and not self.held:
+            self.loop.blocked.add(self)
+            events |= EPOLLOUT
+        if self.ending:
+            if self.kept.used == 0 and not self.held:
+                self.conclude()
+                return 0
+        elif not self.eof and (not self.stdin or self.stdio.hears()):
+            events |= EPOLLIN
+        self.want(events if events or not self.lost else EPOLLONESHOT)
+        return 0
+
+    cdef int ready(self, uint32_t events) except -1:
+        if self.lingering:
+            self.await_close()
+            return 0
+        if events & (EPOLLERR | EPOLLHUP) and not self.lost:
+            self.lose()
+        if events & EPOLLOUT and not self.closed and self.kept.used and not self.held:
+            self.flush()
+        if events & EPOLLIN and not self.closed and self.events & EPOLLIN:
+            self.hear()
+        return 0
+
+    cdef int flush(self) except -1:
+        cdef ssize_t sent = self.give(self.kept.data + self.kept.start, self.kept.used)
+        if sent < 0:
+            self.lose()
+            return 0
+        if sent:
+            self.progress = self.loop.now
+        self.kept.start += sent
+        self.kept.used -= sent
+        if self.kept.used == 0:
+            self.loop.drop(&self.kept)
+            self.loop.blocked.discard(self)
+            self.go_on()
+        if self.kept.used <= <size_t>BACKLOG >> 1:
+            self.stdio.go_on()
+        return 0
+
+    cdef int hear(self) except -1:
+        """Read once from the client, for the process's stdin or for nothing."""
+        cdef char *data = self.loop.buffer
+        cdef ssize_t size
+        while True:
+            size = recv(self.fd, data, READ, MSG_DONTWAIT)
+            if size >= 0 or errno != EINTR:
+                break
+        if size < 0:
+            if errno != EAGAIN:
+                self.lose()
+                if not self.closed:
+                    self.leave(False)
+            return 0
+        if size == 0:
+            self.eof = True
+            if self.stdin:
+                self.stdio.client_input_ended()
+            if self.lost:
+                self.leave(False)
+            else:
+                self.go_on()
+            return 0
+        if self.stdin:
+            self.type(data, size)
+        return 0
+
+    cdef int type(self, const char *data, size_t size) except -1:
+        """Give typed bytes to the process, and look for the detach keys."""
+        cdef Input into = self.stdio.input
+        cdef bytes forward
+        if self.keys is None or self.keys.passes(data, size):
+            if into is not None:
+                into.put(data, size)
+        else:
+            forward, _ = self.keys.feed(data[:size])
+            if into is not None:
+                into.put(PyBytes_AS_STRING(forward), PyBytes_GET_SIZE(forward))
+            if self.keys.detached:
+                self.leave(True)
+                return 0
+        if into is not None and into.kept.used:
+            self.stdio.listen()
+        return 0
+
+    cdef int begin(self) except -1:
+        """The process runs: the bytes that had come with the request are its first input."""
+        cdef bytes early = self.early
+        self.early = b""
+        if early and self.stdin:
+            self.type(PyBytes_AS_STRING(early), PyBytes_GET_SIZE(early))
+        self.go_on()
+        return 0
+
+    cdef int lose(self) except -1:
+        """It takes no more output. What it had typed before still counts, so it stays until its input has been read."""
+        self.lost = True
+        self.streams = 0
+        self.loop.drop(&self.kept)
+        self.loop.blocked.discard(self)
+        if self.held or self.ending or not self.stdin or self.eof or (self.stdio.running and self.stdio.input is None):
+            self.leave(False)
+        else:
+            self.go_on()
+            self.stdio.go_on()
+        return 0
+
+    cdef int leave(self, bint by_keys) except -1:
+        """End this client before its process ends."""
+        cdef bint ending = self.ending
+        if self.closed:
+            return 0
+        self.streams = 0
+        self.ending = True
+        self.held = False
+        self.loop.held.pop(self.number, None)
+        if self in self.stdio.clients:
+            self.stdio.clients.remove(self)
+        if by_keys and not self.lost:
+            self.go_on()
+        else:
+            self.loop.drop(&self.kept)
+            self.loop.blocked.discard(self)
+            self.shut()
+        if not ending:
+            if self.stdin and not by_keys:
+                self.stdio.client_input_ended()
+            self.stdio.go_on()
+            self.stdio.owner.detached(self.number, by_keys)
+        return 0
+
+    cdef int end(self) except -1:
+        """No more output comes."""
+        if not self.closed and not self.ending:
+            self.ending = True
+            if self.lost:
+                self.shut()
+            else:
+                self.go_on()
+        return 0
+
+    cdef int conclude(self) except -1:
+        """All has been sent. Unread input must not turn the end of our output into a reset, so it is read away first."""
+        if self.plain:
+            shutdown(self.fd, SHUT_RDWR)
+            while recv(self.fd, self.loop.buffer, READ, MSG_DONTWAIT) > 0:
+                pass
+            self.shut()
+        else:
+            shutdown(self.fd, SHUT_WR)
+            self.lingering = True
+            self.want(EPOLLIN)
+            self.loop.call_later(LINGER, self.cut)
+        return 0
+
+    cdef int await_close(self) except -1:
+        cdef ssize_t size = recv(self.fd, self.loop.buffer, READ, MSG_DONTWAIT)
+        if size == 0 or (size < 0 and errno != EAGAIN and errno != EINTR):
+            self.shut()
+        return 0
+
+    def cut(self) -> None:
+        self.shut()
+
+
+cdef class Stdio:
+    """The streams of one process, before, while and after it runs, and its clients.
+
+    `owner` is told: `detached(number, keys)` when a client left before the process's end, `input_ended()` when stdin was closed while
+    the process runs, `drained()` when after `finish` the last output has been read, logged and given to the clients' sockets or backlogs.
+    """
+
+    cdef Loop loop
+    cdef public object owner
+    cdef list clients
+    cdef Output out
+    cdef Output err
+    cdef Input input
+    cdef LogWriter log
+    cdef list watchers
+    cdef Timer grace
+    cdef readonly bint running
+    cdef readonly bint tty
+    cdef bint stdin_once
+    cdef bint finishing
+
+    def __init__(self, Loop loop not None, owner):
+        self.loop = loop
+        self.owner = owner
+        self.clients = []
+
+    @property
+    def attached(self) -> int:
+        """Number of clients."""
+        return len(self.clients)
+
+    def descriptors(self) -> tuple:
+        """Letters as in `messages.State`, and the descriptors that are still open, in the same order."""
+        cdef list fds = []
+        cdef str letters = ""
+        if self.tty:
+            return ("t", [self.out.fd]) if self.out is not None else ("", [])
+        if self.input is not None:
+            letters += "i"
+            fds.append(self.input.fd)
+        if self.out is not None:
+            letters += "o"
+            fds.append(self.out.fd)
+        if self.err is not None:
+            letters += "e"
+            fds.append(self.err.fd)
+        return letters, fds
+
+    def position(self) -> tuple:
+        """(inode, offset) of the log's end; (0, 0) without a log."""
+        return self.log.position() if self.log is not None else (0, 0)
+
+    def watch_log(self, uint64_t inode, int64_t offset, callback) -> None:
+        """Call `callback()` once the log's end is another one than that, or the process has ended."""
+        if not self.running or self.log is None or self.log.position() != (inode, offset):
+            callback()
+        else:
+            if self.watchers is None:
+                self.watchers = []
+            self.watchers.append((inode, offset, callback))
+
+    def unwatch_log(self, callback) -> None:
+        """Forget the watch with that `callback`."""
+        if self.watchers is not None:
+            self.watchers = [watcher for watcher in self.watchers if watcher[2] is not callback] or None
+
+    def attach(
+        self, int fd, bint stdin, bint stdout, bint stderr, bint raw, bytes head, bytes early, bytes detach_keys, bint hold
+    ) -> int:
+        """Take the socket `fd` as a client; its number. From here on output is kept for it, first of all `head` is sent."""
+        cdef Client client = Client.__new__(Client)
+        cdef int domain = 0, wanted = SEND_BUFFER, size = 0
+        cdef socklen_t length = sizeof(int)
+        cdef ssize_t sent
+        cdef int stream
+        cdef bytes pending
+        client.loop = self.loop
+        client.stdio = self
+        client.fd = fd
+        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK)
+        getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length)
+        client.plain = domain == AF_UNIX
+        length = sizeof(int)
+        if client.plain and getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, &length) == 0 and size < wanted:
+            setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof(wanted))
+        self.loop.last_client += 1
+        client.number = self.loop.last_client
+        client.stdin = stdin
+        client.streams = (stdout << 1) | (stderr << 2)
+        client.raw = raw
+        client.early = early
+        if stdin and raw and detach_keys:
+            client.keys = DetachKeys(detach_keys)
+        client.held = hold
+        client.progress = monotonic()
+        self.clients.append(client)
+        if hold:
+            self.loop.held[client.number] = client
+        if head:
+            sent = client.give(PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
+            if sent < 0:
+                client.lose()
+            elif sent < PyBytes_GET_SIZE(head):
+                self.loop.keep(&client.kept, PyBytes_AS_STRING(head) + sent, PyBytes_GET_SIZE(head) - sent)
+        if hold and self.log is not None:
+            # What has come of a line that is not in the log yet is beyond the log's position, and was read before this client came.
+            for stream in range(1, 3):
+                pending = self.log.pending(stream)
+                if pending and client.streams & (1 << stream) and not client.closed:
+                    if not raw:
+                        put_header(<unsigned char *>self.loop.buffer, stream, <uint32_t>len(pending))
+                        self.loop.keep(&client.kept, self.loop.buffer, HEADER)
+                    self.loop.keep(&client.kept, PyBytes_AS_STRING(pending), PyBytes_GET_SIZE(pending))
+        if not client.closed:
+            if self.running:
+                client.begin()
+            else:
+                client.go_on()
+        return client.number
+
+    def start(self, int stdin, int stdout, int stderr, int terminal, bint stdin_once, LogWriter log) -> None:
+        """The process runs, with these descriptors (-1: none); they are this object's now."""
+        cdef Client client
+        cdef int duplicate
+        self.running = True
+        self.tty = terminal >= 0
+        self.stdin_once = stdin_once
+        self.log = log
+        if self.tty:
+            duplicate = fcntl(terminal, F_DUPFD_CLOEXEC, 3)
+            if duplicate < 0:
+                PyErr_SetFromErrno(OSError)
+            self.input = self.open_input(duplicate)
+            self.out = self.open_output(terminal, 1)
+        else:
+            if stdin >= 0:
+                self.input = self.open_input(stdin)
+            if stdout >= 0:
+                self.out = self.open_output(stdout, 1)
+            if stderr >= 0:
+                self.err = self.open_output(stderr, 2)
+        for client in list(self.clients):
+            client.begin()
+        self.go_on()
+
+    def finish(self, double grace) -> None:
+        """The process has exited: read what is left. Children that hold its streams open are given `grace` seconds of output."""
+        cdef Output output
+        self.finishing = True
+        for output in (self.out, self.err):
+            if output is not None:
+                output.drain()
+        if self.out is None and self.err is None:
+            self.ended()
+        else:
+            self.grace = self.loop.call_later(grace, self.expire)
+
+    def expire(self) -> None:
+        cdef Output output
+        self.grace = None
+        for output in (self.out, self.err):
+            if output is not None:
+                output.drain()
+                if not output.closed:
+                    self.output_ended(output)
+
+    def dismiss(self) -> None:
+        """Close all clients: no process will run."""
+        cdef Client client
+        for client in list(self.clients):
+            client.end()
+        self.clients.clear()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    cdef Output open_output(self, int fd, int stream):
+        cdef Output output = Output.__new__(Output)
+        cdef int64_t size
+        output.loop = self.loop
+        output.stdio = self
+        output.fd = fd
+        output.stream = stream
+        size = fcntl(fd, F_GETPIPE_SZ)
+        output.size = size if 0 < size < READ else 0
+        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK)
+        output.want(EPOLLIN)
+        return output
+
+    cdef Input open_input(self, int fd):
+        cdef Input into = Input.__new__(Input)
+        into.loop = self.loop
+        into.stdio = self
+        into.fd = fd
+        fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK)
+        return into
+
+    cdef bint hears(self):
+        """Whether input of clients can be read now: there is room for it, or it will be thrown away."""
+        return self.running and (self.input is None or self.input.kept.used == 0)
+
+    cdef int listen(self) except -1:
+        cdef Client client
+        cdef Py_ssize_t index
+        for index in range(len(self.clients) - 1, -1, -1):
+            client = <Client>self.clients[index]
+            if client.stdin:
+                client.go_on()
+        return 0
+
+    cdef int spread(self, int stream, char *payload, size_t size) except -1:
+        """Give one read of output to the log and to every client. `payload` has `HEADER` bytes of room before it."""
+        cdef Client client
+        cdef Py_ssize_t index = len(self.clients)
+        cdef bint full = False
+        if self.log is not None:
+            try:
+                self.log.write_raw(stream, payload, size)
+            except Exception:           # a log that fails is no reason to stop a process or its clients
+                traceback.print_exc()
+                sys.stderr.flush()
+            if self.watchers is not None:
+                self.tell()
+        if index == 0:
+            return 0
+        put_header(<unsigned char *>payload - HEADER, stream, <uint32_t>size)
+        while index:                    # from the end: a client that is lost leaves the list
+            index -= 1
+            client = <Client>self.clients[index]
+            if client.streams & (1 << stream):
+                if client.raw:
+                    client.deliver(payload, size)
+                else:
+                    client.deliver(payload - HEADER, HEADER + size)
+                full = full or client.kept.used >= BACKLOG
+        if full:
+            self.go_on()
+        return 0
+
+    cdef int go_on(self) except -1:
+        """Read the streams whose clients have room, stall the others."""
+        cdef Client client
+        cdef int full = 0
+        for client in self.clients:
+            if client.kept.used >= BACKLOG:
+                full |= client.streams
+        if self.out is not None:
+            self.out.pause((full & 2) != 0)
+        if self.err is not None:
+            self.err.pause((full & 4) != 0)
+        return 0
+
+    cdef int tell(self) except -1:
+        cdef tuple position = self.log.position()
+        cdef list watchers = self.watchers
+        cdef list left = []
+        self.watchers = None
+        for watcher in watchers:
+            if (watcher[0], watcher[1]) == position:
+                left.append(watcher)
+            else:
+                watcher[2]()
+        if left:
+            self.watchers = left if self.watchers is None else left + self.watchers
+        return 0
+
+    cdef int output_ended(self, Output output) except -1:
+        output.shut()
+        if output is self.out:
+            self.out = None
+        else:
+            self.err = None
+        if self.finishing and self.out is None and self.err is None:
+            self.ended()
+        return 0
+
+    cdef int input_ended(self) except -1:
+        self.input = None
+        if not self.finishing:
+            self.listen()
+            self.owner.input_ended()
+        return 0
+
+    cdef int client_input_ended(self) except -1:
+        """A client ended its stdin: with `stdin_once` the process's ends too. A terminal has no end to give."""
+        if self.running and self.stdin_once and not self.tty and self.input is not None:
+            self.input.finish()
+        return 0
+
+    cdef int ended(self) except -1:
+        """All output has been read."""
+        cdef list watchers = self.watchers
+        if not self.running:
+            return 0
+        self.running = False
+        self.watchers = None
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
+        if self.input is not None:
+            self.input.end()
+        if self.log is not None:
+            try:
+                self.log.end()
+                self.log.close()
+            except Exception:
+                traceback.print_exc()
+                sys.stderr.flush()
+            self.log = None
+        self.dismiss()
+        for watcher in watchers or ():
+            watcher[2]()
+        self.owner.drained()
+        return 0
+
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <fcntl.h>
+    #include <linux/types.h>
+    #include <signal.h>
+    #include <string.h>
+    #include <sys/ioctl.h>
+    #include <sys/resource.h>
+    #include <unistd.h>
+
+    /* Start a program as posix_spawn(3) does, which has no resource limits and, before glibc 2.29, no working directory.
+       vfork(2): the monitor's pages are not copied and it is told why exec failed. Until exec the child runs on the parent's stack
+       and memory, so it makes only system calls; all signals are blocked meanwhile. */
+    static pid_t engine_spawn(char *const argv[], char *const envp[], const char *cwd, int in, int out, int err,
+                              unsigned long files, int *failure)
+    {
+        sigset_t all, before;
+        volatile int error = 0;
+        sigfillset(&all);
+        sigprocmask(SIG_SETMASK, &all, &before);
+        pid_t pid = vfork();
+        if (pid == 0) {
+            struct sigaction plain;
+            struct rlimit limit;
+            sigset_t none;
+            memset(&plain, 0, sizeof plain);
+            plain.sa_handler = SIG_DFL;
+            for (int number = 1; number < NSIG; number++)
+                sigaction(number, &plain, NULL);
+            if (files && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+                limit.rlim_cur = files;
+                setrlimit(RLIMIT_NOFILE, &limit);
+            }
+            sigemptyset(&none);
+            if (dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(err, 2) >= 0 && chdir(cwd) == 0
+                && sigprocmask(SIG_SETMASK, &none, NULL) == 0)
+                execvpe(argv[0], argv, envp);
+            error = errno;
+            _exit(127);
+        }
+        if (pid < 0)
+            error = errno;
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        *failure = error;
+        return pid;
+    }
+
+    /* linux/pidfd.h, Linux 6.15; older headers lack it. */
+    struct engine_pidfd_info {
+        __u64 mask, cgroupid;
+        __u32 pid, tgid, ppid, ruid, rgid, euid, egid, suid, sgid, fsuid, fsgid;
+        __s32 exit_code;
+    };
+    #define ENGINE_PIDFD_GET_INFO _IOWR(0xFF, 11, struct engine_pidfd_info)
+    #define ENGINE_PIDFD_INFO_EXIT (1UL << 3)
+    """
+    pid_t engine_spawn(char **argv, char **envp, const char *cwd, int stdin, int stdout, int stderr, unsigned long files, int *failure)
+    cdef struct engine_pidfd_info:
+        uint64_t mask
+        int32_t exit_code
+    unsigned long ENGINE_PIDFD_GET_INFO
+    uint64_t ENGINE_PIDFD_INFO_EXIT
+
+
+cdef char **strings(list texts) except NULL:
+    cdef char **array = <char **>malloc((len(texts) + 1) * sizeof(char *))
+    cdef Py_ssize_t index
+    if array == NULL:
+        raise MemoryError
+    for index in range(len(texts)):
+        array[index] = PyBytes_AS_STRING(<bytes?>texts[index])
+    array[len(texts)] = NULL
+    return array
+
+
+def spawn(list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files) -> int:
+    """Start `argv` (bytes, the first one looked up in PATH) with these three descriptors; its pid.
+
+    Signals are as a shell would leave them. `files`: its soft limit of open files, 0: as ours. A failure to execute is an
+    OSError with the kernel's errno, and no child is left.
+    """
+    cdef int failure = 0
+    cdef pid_t pid
+    cdef char **arguments = NULL
+    cdef char **variables = NULL
+    try:
+        arguments = strings(argv)
+        variables = strings(environment)
+        pid = engine_spawn(arguments, variables, cwd, stdin, stdout, stderr, files, &failure)
+    finally:
+        free(arguments)
+        free(variables)
+    if failure:
+        if pid > 0:
+            os.waitpid(pid, 0)
+        raise OSError(failure, os.strerror(failure), os.fsdecode(argv[0]))
+    return pid
+
+
+def exit_of(int pidfd) -> int | None:
+    """Wait status of a process that somebody else has reaped (PIDFD_GET_INFO, Linux >= 6.15); None when the kernel does not know it (yet)."""
+    cdef engine_pidfd_info info
+    memset(&info, 0, sizeof(info))
+    info.mask = ENGINE_PIDFD_INFO_EXIT
+    if ioctl(pidfd, ENGINE_PIDFD_GET_INFO, &info) < 0 or not info.mask & ENGINE_PIDFD_INFO_EXIT:
+        return None
+    return info.exit_code
