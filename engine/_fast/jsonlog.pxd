@@ -1,0 +1,45 @@
+from libc.stdint cimport int64_t, uint64_t
+
+cdef struct Line:                         # what has come of a stream's line, without its newline
+    char *data
+    size_t size
+    size_t room
+
+
+cdef class LogWriter:
+    cdef readonly bytes path
+    cdef const char *path_text
+    cdef readonly int64_t max_size
+    cdef readonly int max_file
+    cdef readonly int error                # errno while writing fails, 0 when the last write went well
+    cdef readonly uint64_t dropped         # entries lost to failed writes since the object was made
+    cdef bytes attrs                       # `,"attrs":{…}` or empty, as it stands in each entry
+    cdef const char *attrs_text
+    cdef size_t attrs_size
+    cdef int fd
+    cdef uint64_t inode
+    cdef int64_t size                      # bytes in the live file, as far as this object has written it
+    cdef int64_t limit                     # size at which the next rotation is tried; 0: never
+    cdef int64_t last                      # time stamp of the newest entry, ns since the epoch
+    cdef int64_t second                    # the second that `clock` spells
+    cdef char clock[20]
+    cdef Line lines[2]
+    cdef char *out                         # formatted entries, only during a call
+    cdef size_t out_size
+    cdef int fault                         # errno of the last write(2) or rotation, 0 when it went well
+    cdef bint torn                         # the file ends in part of an entry that could not be cut off
+
+    cpdef write(self, int stream, data)
+    cdef int write_raw(self, int stream, const char *data, size_t size) except -1
+    cpdef end(self, int stream=*)
+    cpdef position(self)
+    cpdef pending(self, int stream)
+    cpdef close(self)
+
+    cdef int begin(self) except -1
+    cdef int finish(self) except -1
+    cdef void take(self, int stream, const char *data, size_t size) noexcept nogil
+    cdef void emit(self, int stream, const char *data, size_t size, bint newline) noexcept nogil
+    cdef void flush(self, size_t upto) noexcept nogil
+    cdef int rotate(self) noexcept nogil
+    cdef int repair(self) except -1
