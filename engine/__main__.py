@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="engined", description="A container engine that speaks the Docker Engine API.")
+    parser = argparse.ArgumentParser(
+        prog="engined", description="A container engine that speaks the Docker Engine API."
+    )
     parser.add_argument("--version", action="version", version=f"engined {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="serve | stop | check")
     serve = commands.add_parser("serve", help="run the engine in the foreground")
@@ -57,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
         "--socket", action="append", metavar="PATH", dest="sockets", help=f"Unix socket, repeatable [{DEFAULT_SOCKET}]"
     )
     serve.add_argument("--group", metavar="NAME", help="group that may use the sockets [docker]")
-    serve.add_argument("--tcp", action="append", metavar="HOST:PORT", help="TCP listener, repeatable; needs the --tls files")
+    serve.add_argument(
+        "--tcp", action="append", metavar="HOST:PORT", help="TCP listener, repeatable; needs the --tls files"
+    )
     serve.add_argument("--tls-ca", metavar="FILE", help="CA that signs the clients' certificates")
     serve.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain")
     serve.add_argument("--tls-key", metavar="FILE", help="the server's key")
@@ -67,11 +71,15 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--runtime", metavar="crun|runc|PATH", help="the OCI runtime [crun where it works, else runc]")
     serve.add_argument("--bridge", metavar="NAME", help=f"bridge of the default network [{DEFAULT_BRIDGE}]")
     serve.add_argument("--bridge-subnet", metavar="CIDR", help="its subnet [the first free default pool]")
-    serve.add_argument("--attach-stall", type=int, metavar="SECONDS", help="disconnect a client that takes nothing [300]")
+    serve.add_argument(
+        "--attach-stall", type=int, metavar="SECONDS", help="disconnect a client that takes nothing [300]"
+    )
     serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="[info]")
     stop = commands.add_parser("stop", help="stop containers, monitor and daemon, and leave nothing behind")
     stop.add_argument("--run", default=DEFAULT_RUN, metavar="DIR", help=f"the engine's run directory [{DEFAULT_RUN}]")
-    stop.add_argument("--time", type=int, default=10, metavar="S", help="seconds that containers get before SIGKILL [10]")
+    stop.add_argument(
+        "--time", type=int, default=10, metavar="S", help="seconds that containers get before SIGKILL [10]"
+    )
     check = commands.add_parser("check", help="tell what of the host is missing or too small")
     check.add_argument("--containers", type=int, default=1000, metavar="N", help="how many are planned [1000]")
     return parser
@@ -89,7 +97,9 @@ def _config(arguments: argparse.Namespace) -> Config:
     config = msgspec.convert(values, Config)
     config = msgspec.structs.replace(config, root=config.root.absolute(), run=config.run.absolute())
     if len(os.fsencode(config.run)) > MAX_RUN_PATH:
-        raise ValueError(f"--run {config.run}: longer than {MAX_RUN_PATH} bytes, the sockets below it would not fit unix(7)")
+        raise ValueError(
+            f"--run {config.run}: longer than {MAX_RUN_PATH} bytes, the sockets below it would not fit unix(7)"
+        )
     if not 0 < len(config.bridge.encode()) <= 15:
         raise ValueError(f"--bridge {config.bridge!r}: an interface name has 1 to 15 bytes")
     return config

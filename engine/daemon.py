@@ -112,7 +112,9 @@ class Daemon:
         await network.open()
         stack.push_async_callback(self._close_network, network)
         monitor = Monitor(config.run, attach_stall=config.attach_stall, on_exit=self._exited)
-        images = ImageStore(records, content, snapshots, events, users=lambda image_id: self.containers.using_image(image_id))
+        images = ImageStore(
+            records, content, snapshots, events, users=lambda image_id: self.containers.using_image(image_id)
+        )
         await images.open()
         self.containers = Containers(
             Parts(

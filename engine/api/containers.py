@@ -8,10 +8,11 @@ import time
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, encode, encoded_reply, json_reply
-from engine.containers import listing, logs, views
+from engine.containers import listing, views
 from engine.containers.container import Container
 from engine.containers.signals import signal_number
-from engine.containers.streams import Wanted, attach as attach_client, parse_detach_keys
+from engine.containers.streams import Wanted, parse_detach_keys
+from engine.containers.streams import attach as attach_client
 from engine.errors import InvalidParameter
 from engine.http.messages import HijackReply, Reply, Request, StreamReply
 from engine.wire.containers import CreateBody, Waited

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import Config as EngineConfig
-from engine.containers import bundle, create, lifecycle, logs
+from engine.containers import bundle, create, lifecycle, logs, restart
 from engine.containers.lifecycle import State, Verb
 from engine.containers.names import Names, checked_name
 from engine.containers.signals import signal_number
@@ -32,6 +32,7 @@ from engine.images.store import ImageStore, ImageUser
 from engine.logs import drivers
 from engine.monitor.client import Exit, LaunchFailed, Monitor
 from engine.networks.bridge import BridgeNetwork, Sandbox
+from engine.runtime import oci
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
@@ -71,6 +72,8 @@ class Container:
         "_ended",
         "_launching",
         "_parts",
+        "_restart",
+        "_restart_delay",
         "_sandbox",
         "_teardown",
         "_waiters",
@@ -92,6 +95,8 @@ class Container:
         self._sandbox: Sandbox | None = None
         self._launching = False
         self._early_exit: Exit | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._restart_delay = 0.0
 
     # --- what is known ------------------------------------------------------------------------------------------
 
@@ -170,19 +175,32 @@ class Container:
 
     # --- start ----------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, *, by_user: bool = True) -> None:
         """Run it. Raises NotModified when it runs; on failure everything taken is given back and `State.Error` keeps the reason."""
         async with self.lock:
             self._check_present()
-            lifecycle.following(self.record.status.state, Verb.START, self.id)
+            before = self.record.status.state
+            lifecycle.following(before, Verb.START, self.id)
+            self._cancel_restart()
             await self._settled()
             try:
                 await self._launch()
             except (EngineError, OSError) as error:
-                failure = error if isinstance(error, EngineError) else ServerError(f"Cannot start container {self.id}: {error}")
-                self._move(error=failure.message, exit_code=bundle.failure_code(failure.message))
+                failure = (
+                    error
+                    if isinstance(error, EngineError)
+                    else ServerError(f"Cannot start container {self.id}: {error}")
+                )
+                self._move(
+                    state=State.EXITED if before == State.RESTARTING else before,
+                    error=failure.message,
+                    exit_code=oci.failure_code(failure.message),
+                )
                 await self._parts.store.save(self.record)
                 raise failure from error
+            if by_user:
+                self._restart_delay = 0.0
+                self._replace(restart_count=0)
             self.publish("start", self.record.status.started_at)
             early, self._early_exit = self._early_exit, None
             self._launching = False
@@ -198,9 +216,7 @@ class Container:
             await parts.snapshots.mount(record.id, rootfs)
             undo.push_async_callback(parts.snapshots.unmount, record.id, rootfs)
             network_path, networks = await self._join_network(undo)
-            await asyncio.to_thread(
-                bundle.write, record, directory, rootfs, network_path, networks
-            )
+            await asyncio.to_thread(bundle.write, record, directory, rootfs, network_path, networks)
             log = drivers.log_file(record.host.log_config, self.log_path)
             rows, columns = record.size if any(record.size) else tuple(record.host.console_size)
             self._launching = True
@@ -211,7 +227,10 @@ class Container:
                 process = await parts.monitor.run(
                     record.id,
                     parts.runtime.run_argv(
-                        record.id, bundle=directory, pid_file=directory / "pid", log=directory / "runtime.log",
+                        record.id,
+                        bundle=directory,
+                        pid_file=directory / "pid",
+                        log=directory / "runtime.log",
                         tty=record.config.tty,
                     ),
                     cwd=str(directory),
@@ -262,7 +281,7 @@ class Container:
         if self._launching:
             self._early_exit = exit_record
             return
-        if self.record.status.state not in _RUNNING:
+        if not self.running:
             self._parts.monitor.forget(self.id)
             return
         if exit_record.status == 137 and self.record.host.memory:
@@ -279,25 +298,55 @@ class Container:
         await self._tear_down()
 
     def _record_exit(self, exit_record: Exit, oom_killed: bool) -> None:
-        self._move(
-            state=lifecycle.following(self.record.status.state, Verb.EXIT, self.id),
-            pid=0,
-            exit_code=exit_record.status,
-            finished_at=exit_record.at,
-            oom_killed=oom_killed,
-            error="",
+        record = self.record
+        again = restart.wanted(
+            record.host.restart_policy, exit_record.status, record.restart_count, record.stopped_by_user
         )
+        ran = (exit_record.at - record.status.started_at) / 1e9
+        self._replace(
+            restart_count=record.restart_count + again,
+            status=msgspec.structs.replace(
+                record.status,
+                state=State.RESTARTING if again else lifecycle.following(record.status.state, Verb.EXIT, self.id),
+                pid=0,
+                exit_code=exit_record.status,
+                finished_at=exit_record.at,
+                oom_killed=oom_killed,
+                error="",
+            ),
+        )
+        if again:
+            self._restart_delay = restart.delay(self._restart_delay, ran)
+            self._restart = asyncio.ensure_future(self._start_again(self._restart_delay))
         self.publish("die", exit_record.at, exitCode=str(exit_record.status))
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(exit_record.status)
 
+    async def _start_again(self, delay: float) -> None:
+        """What a restart policy asks for, after its delay. A user's start, stop or remove cancels it."""
+        await asyncio.sleep(delay)
+        self._restart = None
+        try:
+            await self.start(by_user=False)
+        except NotModified:
+            pass
+        except EngineError as error:
+            _log.warning("container %s: restart: %s", self.id, error)
+
+    def _cancel_restart(self) -> None:
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
+
     async def _tear_down(self) -> None:
         """Give back what the run took, and make the exit durable before the monitor forgets it."""
         parts = self._parts
         networks = {
-            name: EndpointSettings(ipam_config=old.ipam_config, links=old.links, aliases=old.aliases, network_id=old.network_id)
+            name: EndpointSettings(
+                ipam_config=old.ipam_config, links=old.links, aliases=old.aliases, network_id=old.network_id
+            )
             for name, old in self.record.networks.items()
         }
         record = self._replace(networks=networks)
@@ -340,8 +389,16 @@ class Container:
             self._check_present()
             lifecycle.following(self.record.status.state, Verb.STOP, self.id)
             self._replace(stopped_by_user=True)
-            await self._end(self._stop_signal, DEFAULT_STOP_TIMEOUT if timeout is None else timeout)
+            if self.running:
+                await self._end(self._stop_signal, DEFAULT_STOP_TIMEOUT if timeout is None else timeout)
+            else:
+                await self._stay_down()
             self.publish("stop")
+
+    async def _stay_down(self) -> None:
+        """From waiting for a restart to exited."""
+        self._cancel_restart()
+        await self._parts.store.save(self._move(state=State.EXITED))
 
     @property
     def _stop_signal(self) -> int:
@@ -357,7 +414,9 @@ class Container:
                 await self._send(9)
                 done, _ = await asyncio.wait({exit_code}, timeout=_KILL_GRACE)
                 if not done:
-                    raise ServerError(f"Cannot stop container {self.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL")
+                    raise ServerError(
+                        f"Cannot stop container {self.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL"
+                    )
         finally:
             exit_code.cancel()
 
@@ -374,6 +433,9 @@ class Container:
         lifecycle.following(self.record.status.state, Verb.KILL, self.id)
         if number == 9:
             self._replace(stopped_by_user=True)
+        if not self.running:
+            await self._stay_down()
+        elif number == 9:
             await self._end(9, _KILL_GRACE)
         else:
             await self._send(number)
@@ -421,8 +483,9 @@ class Container:
         async with self.lock:
             self._check_present()
             lifecycle.following(self.record.status.state, verb, self.id)
+            self._replace(stopped_by_user=True)
+            self._cancel_restart()
             if self.running:
-                self._replace(stopped_by_user=True)
                 await self._end(9, _KILL_GRACE)
             await self._settled()
             await self._parts.store.delete(self.id)
@@ -458,8 +521,22 @@ class Container:
         elif status.state in _RUNNING:
             _log.warning("container %s was running when the host or the monitor went away", self.id)
             self.exited(Exit(status=255, at=time.time_ns()))
-        elif any(endpoint.ip_address for endpoint in self.record.networks.values()):
-            self._teardown = asyncio.ensure_future(self._tear_down())  # a start that the daemon did not live to finish
+        else:
+            if any(endpoint.ip_address for endpoint in self.record.networks.values()):
+                self._teardown = asyncio.ensure_future(
+                    self._tear_down()
+                )  # a start that the daemon did not live to finish
+            if status.state == State.RESTARTING:
+                self._move(state=State.EXITED)
+
+    def start_at_boot(self) -> None:
+        """What its restart policy asks for when the engine starts and it does not run."""
+        record = self.record
+        if record.status.state == State.EXITED and restart.wanted_at_boot(
+            record.host.restart_policy, record.status.exit_code, record.restart_count, record.stopped_by_user
+        ):
+            self._move(state=State.RESTARTING)
+            self._restart = asyncio.ensure_future(self._start_again(0))
 
 
 class Containers:
@@ -587,7 +664,9 @@ class Containers:
             for container in self._all.values()
             if container.record.image_id == image_id
         ]
-        users += [ImageUser(container_id, "", False) for container_id, used in self._creating.items() if used == image_id]
+        users += [
+            ImageUser(container_id, "", False) for container_id, used in self._creating.items() if used == image_id
+        ]
         return users
 
     def counts(self) -> dict[State, int]:
@@ -599,6 +678,7 @@ class Containers:
 
     async def stop_all(self, timeout: float) -> None:
         """For `engined stop`: every running container, at once."""
+
         async def stop(container: Container) -> None:
             with contextlib.suppress(EngineError):
                 await container.stop(timeout)

@@ -54,7 +54,9 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
     for port in body.exposed_ports or ():
         _check_port(port, "ExposedPorts")
     if body.working_dir and not body.working_dir.startswith("/"):
-        raise InvalidParameter(f"The working directory '{body.working_dir}' is invalid. It needs to be an absolute path")
+        raise InvalidParameter(
+            f"The working directory '{body.working_dir}' is invalid. It needs to be an absolute path"
+        )
     for word in (*(strings(body.cmd) or ()), *(strings(body.entrypoint) or ()), body.working_dir, body.user):
         if "\0" in word:
             raise InvalidParameter("Cmd, Entrypoint, WorkingDir and User must not hold a NUL character")

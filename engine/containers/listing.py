@@ -37,7 +37,9 @@ def select(containers: Containers, images: ImageStore, wanted: Selection) -> lis
         tests.append(_created_beside(containers.get(wanted.since), later=True))
     if wanted.before:
         tests.append(_created_beside(containers.get(wanted.before), later=False))
-    everything = wanted.all or wanted.limit > 0 or wanted.since or wanted.before or {"status", "exited"} & wanted.filters.keys()
+    everything = (
+        wanted.all or wanted.limit > 0 or wanted.since or wanted.before or {"status", "exited"} & wanted.filters.keys()
+    )
     if not everything:
         tests.append(lambda container: container.running or container.record.status.state == State.RESTARTING)
     chosen: Iterable[Container] = reversed([*containers])
@@ -66,9 +68,11 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
         except ValueError as error:
             raise InvalidParameter(f"Invalid filter 'exited': {error}") from error
         return [
-            lambda container: not container.running
-            and bool(container.record.status.finished_at)
-            and container.record.status.exit_code in codes
+            lambda container: (
+                not container.running
+                and bool(container.record.status.finished_at)
+                and container.record.status.exit_code in codes
+            )
         ]
     if name == "label":
         return [_label(value) for value in values]
@@ -87,7 +91,9 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
     if name == "volume":
         return [
             lambda container: any(
-                value in (mount.name, mount.destination, mount.source) for mount in container.record.mounts for value in values
+                value in (mount.name, mount.destination, mount.source)
+                for mount in container.record.mounts
+                for value in values
             )
         ]
     if name == "network":

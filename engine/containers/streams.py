@@ -70,7 +70,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def attach(
-    container: Container, monitor: Monitor, descriptor: int, wanted: Wanted, *, head: bytes, early: bytes, framed: bool | None = None
+    container: Container,
+    monitor: Monitor,
+    descriptor: int,
+    wanted: Wanted,
+    *,
+    head: bytes,
+    early: bytes,
+    framed: bool | None = None,
 ) -> None:
     """Give the client behind `descriptor` (which stays the caller's) what it wants of the container.
 
@@ -122,9 +129,7 @@ async def _write_history(
         path = container.log_path
         if not wanted.logs or path is None or position == (0, 0):
             return
-        chunks = logs.read(
-            path, stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position
-        )
+        chunks = logs.read(path, stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position)
         async for chunk in chunks:
             await loop.sock_sendall(client_socket, chunk)
     except ConnectionError:

@@ -99,10 +99,21 @@ def test_a_broken_rule_is_refused_by_name(refused: CreateBody, words: str) -> No
     "accepted",
     [
         body(),
-        body(Hostname="a.b-c.example", StopSignal=10, ExposedPorts={"80/tcp": {}, "53/udp": {}, "8000-8010/tcp": {}, "9": {}}),
+        body(
+            Hostname="a.b-c.example",
+            StopSignal=10,
+            ExposedPorts={"80/tcp": {}, "53/udp": {}, "8000-8010/tcp": {}, "9": {}},
+        ),
         body(Healthcheck={"Interval": 1_000_000, "Test": []}),
         # what Go clients send for 'not given' (clients.md, choice 4)
-        host(ShmSize=0, MemorySwappiness=-1, BlkioWeight=0, RestartPolicy={"Name": "no"}, LogConfig={"Type": ""}, NetworkMode="default"),
+        host(
+            ShmSize=0,
+            MemorySwappiness=-1,
+            BlkioWeight=0,
+            RestartPolicy={"Name": "no"},
+            LogConfig={"Type": ""},
+            NetworkMode="default",
+        ),
         host(Memory=1 << 30, MemorySwap=1 << 30),
         host(Memory=1 << 30, MemorySwap=-1),
         host(Binds=["/a:/b", "/a:/c:ro", "vol:/d:rw,nocopy", "/a:/e:ro,z,rshared"]),
@@ -151,7 +162,9 @@ IMAGE = Config(
         ({"entrypoint": [], "cmd": ["x"]}, ("x", ())),
     ],
 )
-def test_entrypoint_and_command_follow_dockers_rules(given: dict[str, list[str]], expected: tuple[str, tuple[str, ...]]) -> None:
+def test_entrypoint_and_command_follow_dockers_rules(
+    given: dict[str, list[str]], expected: tuple[str, tuple[str, ...]]
+) -> None:
     assert create.command(create.merged(Config(**given), IMAGE)) == expected
 
 
@@ -162,7 +175,12 @@ def test_no_command_at_all_is_refused() -> None:
 
 def test_merge_takes_from_the_image_what_is_left_out() -> None:
     config = create.merged(
-        Config(env=["A=own", "B=2"], labels={"both": "own"}, exposed_ports={"81/tcp": {}}, healthcheck=Healthcheck(retries=2)),
+        Config(
+            env=["A=own", "B=2"],
+            labels={"both": "own"},
+            exposed_ports={"81/tcp": {}},
+            healthcheck=Healthcheck(retries=2),
+        ),
         msgspec.structs.replace(IMAGE, healthcheck=Healthcheck(test=["CMD", "x"], retries=5, interval=10**9)),
     )
     assert config.env == ["PATH=/bin", "A=own", "B=2"]

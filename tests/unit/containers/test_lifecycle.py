@@ -36,7 +36,9 @@ def test_following_gives_a_state_or_raises_the_tables_kind(state: State, verb: V
         (State.RUNNING, Verb.UNPAUSE, ServerError, "Container abc is not paused"),
     ],
 )
-def test_refusals_say_what_the_specification_says(state: State, verb: Verb, kind: type[EngineError], words: str) -> None:
+def test_refusals_say_what_the_specification_says(
+    state: State, verb: Verb, kind: type[EngineError], words: str
+) -> None:
     with pytest.raises(kind, match=words):
         following(state, verb, "abc")
 

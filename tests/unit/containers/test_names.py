@@ -91,7 +91,10 @@ def test_names_off_the_pattern_are_refused(name: str) -> None:
         checked_name(name)
 
 
-@given(st.sets(st.text("0123456789abcdef", min_size=8, max_size=8), min_size=1, max_size=40), st.text("0123456789abcdef", max_size=8))
+@given(
+    st.sets(st.text("0123456789abcdef", min_size=8, max_size=8), min_size=1, max_size=40),
+    st.text("0123456789abcdef", max_size=8),
+)
 def test_prefixes_resolve_as_a_search_through_all_ids_would(ids: set[str], prefix: str) -> None:
     names = Names()
     for number, each in enumerate(sorted(ids)):

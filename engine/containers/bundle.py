@@ -1,0 +1,99 @@
+"""A container's own directory: what the runtime reads (config.json) and what is bound into it (hosts, hostname, resolv.conf).
+
+All of it blocks on files and is called in threads. Not here: what config.json says (`spec.py`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from engine.containers.store import ContainerRecord
+from engine.wire.containers import EndpointSettings
+
+FALLBACK_SERVERS = ("8.8.8.8", "8.8.4.4")
+"""Docker's, for a host whose own resolvers are all on loopback and so out of a container's reach."""
+
+_HOSTS = """\
+127.0.0.1\tlocalhost
+::1\tlocalhost ip6-localhost ip6-loopback
+fe00::0\tip6-localnet
+ff00::0\tip6-mcastprefix
+ff02::1\tip6-allnodes
+ff02::2\tip6-allrouters
+"""
+
+
+def make_directory(directory: Path) -> None:
+    """The container's directory and the mount point of its root."""
+    (directory / "rootfs").mkdir(mode=0o711, parents=True, exist_ok=True)
+
+
+def write_network_files(record: ContainerRecord, directory: Path, networks: dict[str, EndpointSettings]) -> None:
+    """hostname, hosts and resolv.conf as Docker writes them (clients.md; resolv.conf(5), hosts(5))."""
+    hostname = record.config.hostname or os.uname().nodename
+    full_name = f"{hostname}.{record.config.domainname}" if record.config.domainname else hostname
+    _write(directory / "hostname", full_name + "\n")
+    host_network = record.host.network_mode == "host"
+    hosts = Path("/etc/hosts").read_text() if host_network else _HOSTS
+    if hosts and not hosts.endswith("\n"):
+        hosts += "\n"
+    for extra in record.host.extra_hosts or ():
+        name, _, address = extra.partition(":")
+        hosts += f"{address}\t{name}\n"
+    for endpoint in networks.values():
+        if endpoint.ip_address:
+            names = full_name if full_name == hostname else f"{full_name} {hostname}"
+            hosts += f"{endpoint.ip_address}\t{names}\n"
+    _write(directory / "hosts", hosts)
+    try:
+        host_lines = Path("/etc/resolv.conf").read_text().splitlines()
+    except OSError:
+        host_lines = []
+    _write(
+        directory / "resolv.conf",
+        resolv_conf(
+            host_lines,
+            servers=record.host.dns,
+            search=record.host.dns_search,
+            options=record.host.dns_options,
+            loopback_reachable=host_network,
+        ),
+    )
+
+
+def resolv_conf(
+    host_lines: Iterable[str], *, servers: list[str], search: list[str], options: list[str], loopback_reachable: bool
+) -> str:
+    """The host's resolv.conf with what the container was given in its place; `search` of "." means none."""
+    own: dict[str, list[str]] = {"nameserver": [], "search": [], "options": []}
+    for line in host_lines:
+        keyword, *words = line.split()[:32] or [""]
+        if keyword == "nameserver":
+            own["nameserver"] += words[:1]
+        elif keyword in ("search", "domain"):
+            own["search"] = words
+        elif keyword == "options":
+            own["options"] += words
+    reachable = [server for server in own["nameserver"] if loopback_reachable or not _is_loopback(server)]
+    chosen_search = [domain for domain in search or own["search"] if domain != "."]
+    lines = [f"search {' '.join(chosen_search)}"] if chosen_search else []
+    lines += [f"nameserver {server}" for server in servers or reachable or FALLBACK_SERVERS]
+    if options or own["options"]:
+        lines.append(f"options {' '.join(options or own['options'])}")
+    return "\n".join(lines) + "\n"
+
+
+def _is_loopback(server: str) -> bool:
+    try:
+        return ipaddress.ip_address(server.partition("%")[0]).is_loopback
+    except ValueError:
+        return True  # not an address: of no use to a container
+
+
+def _write(path: Path, text: str) -> None:
+    # Rewritten in place, not replaced: a running container has this very inode bound into it.
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,87 @@
+"""The files that are bound into a container."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.containers import bundle
+from engine.containers.store import ContainerRecord
+from engine.wire.containers import Config, EndpointSettings, HostConfig
+
+
+def record(config: Config, host: HostConfig | None = None) -> ContainerRecord:
+    return ContainerRecord(
+        id="ab" * 32,
+        name="n",
+        created=1,
+        image_id="sha256:x",
+        parent="",
+        path="sh",
+        args=(),
+        config=config,
+        host=host or HostConfig(),
+    )
+
+
+HOST = [
+    "# comment",
+    "nameserver 127.0.0.53",
+    "nameserver 10.0.0.2",
+    "nameserver fe80::1%eth0",
+    "search a.example b.example",
+    "options edns0",
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ({}, ["search a.example b.example", "nameserver 10.0.0.2", "nameserver fe80::1%eth0", "options edns0"]),
+        ({"servers": ["1.1.1.1"]}, ["search a.example b.example", "nameserver 1.1.1.1", "options edns0"]),
+        ({"search": ["."]}, ["nameserver 10.0.0.2", "nameserver fe80::1%eth0", "options edns0"]),
+        (
+            {"search": ["x.y"], "options": ["ndots:2"]},
+            ["search x.y", "nameserver 10.0.0.2", "nameserver fe80::1%eth0", "options ndots:2"],
+        ),
+        (
+            {"loopback_reachable": True},
+            [
+                "search a.example b.example",
+                "nameserver 127.0.0.53",
+                "nameserver 10.0.0.2",
+                "nameserver fe80::1%eth0",
+                "options edns0",
+            ],
+        ),
+    ],
+)
+def test_resolv_conf(given: dict[str, object], lines: list[str]) -> None:
+    arguments = {"servers": [], "search": [], "options": [], "loopback_reachable": False} | given
+    assert bundle.resolv_conf(HOST, **arguments).splitlines() == lines  # type: ignore[arg-type]
+
+
+def test_resolv_conf_falls_back_when_every_resolver_is_on_loopback() -> None:
+    text = bundle.resolv_conf(
+        ["nameserver ::1", "nameserver 127.0.0.1"], servers=[], search=[], options=[], loopback_reachable=False
+    )
+    assert text == "nameserver 8.8.8.8\nnameserver 8.8.4.4\n"
+
+
+def test_hosts_and_hostname(tmp_path: Path) -> None:
+    host = HostConfig(extra_hosts=["db:10.1.1.1", "v6:::1"])
+    networks = {"bridge": EndpointSettings(ip_address="172.17.0.9")}
+    bundle.write_network_files(record(Config(hostname="web", domainname="example"), host), tmp_path, networks)
+    assert (tmp_path / "hostname").read_text() == "web.example\n"
+    hosts = (tmp_path / "hosts").read_text().splitlines()
+    assert hosts[0] == "127.0.0.1\tlocalhost"
+    assert hosts[-3:] == ["10.1.1.1\tdb", "::1\tv6", "172.17.0.9\tweb.example web"]
+
+
+def test_files_are_rewritten_in_place(tmp_path: Path) -> None:
+    bundle.write_network_files(record(Config(hostname="web")), tmp_path, {})
+    before = (tmp_path / "hosts").stat().st_ino
+    bundle.write_network_files(
+        record(Config(hostname="web")), tmp_path, {"bridge": EndpointSettings(ip_address="10.0.0.1")}
+    )
+    assert (tmp_path / "hosts").stat().st_ino == before
+    assert (tmp_path / "hosts").read_text().endswith("10.0.0.1\tweb\n")
