@@ -12,16 +12,28 @@ Raises:  OSError with the kernel's errno; a writer only once per run of failures
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_SetFromErrnoWithFilenameObject
+from cpython.ref cimport PyObject, Py_XDECREF
 from libc.errno cimport EINTR, EIO, ENOENT, ENOMEM, errno
+from libc.stdint cimport uint32_t
 from libc.stdio cimport rename, snprintf
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memmove
 from posix.fcntl cimport O_APPEND, O_CLOEXEC, O_CREAT, O_RDONLY, O_RDWR, O_TRUNC, open
-from posix.stat cimport fstat, struct_stat
+from posix.stat cimport fstat, stat, struct_stat
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 from posix.unistd cimport close, ftruncate, pread, unlink, write
 
+from engine._fast.frames cimport HEADER_SIZE, put_header
+
+import json
 import os
+from urllib.parse import quote_plus
+
+cdef extern from "Python.h":
+    # as raw pointers: the bytes object is filled without the GIL and then made as short as it turned out
+    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
+    char *bytes_text "PyBytes_AS_STRING"(PyObject *) nogil
+    int _PyBytes_Resize(PyObject **, Py_ssize_t) except -1
 
 cdef extern from "<fcntl.h>" nogil:
     enum:
@@ -1078,3 +1090,410 @@ cdef class LogWriter:
             close(fd)
         self.limit = self.size + self.max_size // 8 + 4096
         return -1
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def _url_text(bytes attrs) -> bytes:
+    """`key=value,…` of an entry's attributes, sorted and escaped as Docker's `details` shows them; empty when they are no such object."""
+    try:
+        pairs = json.loads(attrs)
+        return ",".join(f"{quote_plus(key)}={quote_plus(pairs[key])}" for key in sorted(pairs)).encode() + b" "
+    except (ValueError, TypeError, RecursionError):
+        return b" "
+
+
+cdef class LogReader:
+    """Reads a container's log as a client wants it, while it is written and rotated.
+
+    The files that exist when the object is made are held open, so that rotation loses none of them; newer ones are found when the newest known
+    is exhausted and is no longer PATH. Only whole lines are consumed: a torn one is read again later. Lines that are no entries are skipped.
+    Memory is bounded by `BLOCK` (more for a longer entry) and is given back at the end of the log, where followers wait.
+    Files the writer has removed before they were reached are lost to the reader, as to everyone.
+    """
+
+    cdef readonly bytes path
+    cdef readonly bint done                 # nothing will ever come: `until_ns` or `until_position` has been reached, or it is closed
+    cdef bint wanted[3]                     # by stream
+    cdef bint timestamps
+    cdef bint framed
+    cdef bint sliced[3]                     # the stream's last entry is part of a line that goes on in its next one
+    cdef bint from_time
+    cdef bint to_time
+    cdef char since[TIME_SIZE]
+    cdef char until[TIME_SIZE]
+    cdef bytes details
+    cdef const char *details_text
+    cdef size_t details_size
+    cdef bint to_position
+    cdef uint64_t until_inode
+    cdef int64_t until_offset
+    cdef int fd                             # the file being read, -1 while there is none
+    cdef uint64_t inode
+    cdef int64_t offset                     # of buffer[start] in it
+    cdef bint sealed                        # it is known to be rotated: its end is final
+    cdef list newer                         # (descriptor, inode) of the files after it, oldest first
+    cdef char *buffer
+    cdef size_t room
+    cdef size_t start                       # unread: buffer[start:end]
+    cdef size_t end
+    cdef bint skipping                      # inside a line that is too long for an entry
+    cdef size_t refused                     # room that the next entry needs and did not find
+
+    def __cinit__(self, bytes path not None, *, bint stdout=True, bint stderr=True, int64_t since_ns=0, int64_t until_ns=0,
+                  bint timestamps=False, bint framed=False, bytes details=b"", tuple until_position=None):
+        """`since_ns`, `until_ns`: both included, 0 for none. `details`: put before each line as it is; an entry's own attributes go first.
+        `until_position`: (inode, offset) as `LogWriter.position` gives it; what lies behind is not read."""
+        self.fd = -1
+        self.newer = []
+        self.path = path
+        self.wanted[1] = stdout
+        self.wanted[2] = stderr
+        self.timestamps = timestamps
+        self.framed = framed
+        self.details = details
+        self.details_text = PyBytes_AS_STRING(details)
+        self.details_size = len(details)
+        if since_ns > 0:
+            self.from_time = True
+            put_time(self.since, min(since_ns, LAST_TIME))
+        if until_ns > 0:
+            self.to_time = True
+            put_time(self.until, min(until_ns, LAST_TIME))
+        self.newer = self.collect(0)
+        if until_position is not None:
+            self.to_position = True
+            self.until_inode, self.until_offset = until_position
+            inodes = [inode for _, inode in self.newer]
+            if self.until_inode in inodes:
+                index = inodes.index(self.until_inode) + 1
+                for fd, _ in self.newer[index:]:
+                    os.close(fd)
+                del self.newer[index:]
+            else:                                       # rotated away: all that is there is newer
+                self.close()
+        if self.newer:
+            self.enter()
+            if self.from_time:
+                self.seek_since()
+
+    def __dealloc__(self):
+        free(self.buffer)
+        if self.fd >= 0:
+            close(self.fd)
+        for fd, _ in self.newer:
+            close(fd)
+
+    cdef list collect(self, uint64_t known):
+        """Open the files newer than inode `known` (which is held open, so that its number means it), oldest first.
+
+        From the newest to the oldest, against the direction in which files are renamed: a file that moves meanwhile is met twice, never missed. One
+        number may be missing while the row moves up.
+        """
+        cdef list found = []
+        cdef int number = 0, missing = 0, fd
+        cdef struct_stat status
+        try:
+            while missing < 2:
+                name = self.path if number == 0 else b"%s.%d" % (self.path, number)
+                number += 1
+                fd = open(<const char *><bytes>name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+                if fd < 0:
+                    if errno != ENOENT:
+                        PyErr_SetFromErrnoWithFilenameObject(OSError, name)
+                    missing += 1
+                    continue
+                missing = 0
+                if fstat(fd, &status) < 0:
+                    close(fd)
+                    PyErr_SetFromErrnoWithFilenameObject(OSError, name)
+                if known and status.st_ino == known:
+                    close(fd)
+                    break
+                if any(inode == status.st_ino for _, inode in found):
+                    close(fd)
+                    continue
+                found.append((fd, status.st_ino))
+        except BaseException:
+            for opened, _ in found:
+                os.close(opened)
+            raise
+        found.reverse()
+        return found
+
+    cdef int enter(self) except -1:
+        """Leave the file being read for the next newer one that is known."""
+        if self.fd >= 0:
+            close(self.fd)
+        self.fd, self.inode = self.newer.pop(0)
+        self.offset = 0
+        self.start = self.end = 0
+        self.skipping = False
+        self.sealed = len(self.newer) > 0               # met under a rotated name, hence after its last write
+        return 0
+
+    cdef int leave(self) except -1:
+        """The end of the file being read has been met: 1 when there is more to read in it or in another, else 0."""
+        cdef struct_stat status
+        cdef struct_stat live
+        if self.fd < 0:
+            self.newer = self.collect(0)
+            if self.newer:
+                self.enter()
+                return 1
+            return 0
+        if self.to_position and self.inode == self.until_inode:
+            return 0
+        if fstat(self.fd, &status) < 0:
+            PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+        if status.st_size < self.offset:                # emptied by an operator
+            self.offset = 0
+            return 1
+        if not self.sealed:
+            if stat(self.path, &live) < 0:
+                if errno != ENOENT:
+                    PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+                return 0                                # removed, or in the middle of a rotation
+            if live.st_ino == self.inode:
+                return 0
+            self.sealed = True                          # what was written between the last read and the rotation comes first
+            return 1
+        if not self.newer:
+            self.newer = self.collect(self.inode)
+            if not self.newer:
+                return 0
+        self.enter()
+        return 1
+
+    cdef int64_t high(self, int fd, uint64_t inode) except -1:
+        """How far a file may be read now: behind its last whole line, and not beyond `until_position`."""
+        cdef struct_stat status
+        cdef int64_t size
+        if fstat(fd, &status) < 0:
+            PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+        size = status.st_size
+        if self.to_position and inode == self.until_inode:
+            size = min(size, self.until_offset)
+        size = last_newline(fd, size)
+        if size < 0:
+            PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+        return size
+
+    cdef int seek_since(self) except -1:
+        """Go to just before the first entry that is not older than `since`, by time: entries are in order."""
+        cdef int64_t low = 0, middle, found = 0, high
+        cdef int answer
+        cdef char time[TIME_SIZE]
+        while self.newer:
+            fd, inode = self.newer[0]
+            answer = probe(fd, 0, self.high(fd, inode), &found, time)
+            if answer < 0:
+                PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+            if answer == 0 or memcmp(time, self.since, TIME_SIZE) > 0:
+                break
+            self.enter()
+        high = self.high(self.fd, self.inode)
+        while high - low > BLOCK:
+            middle = low + (high - low) // 2
+            with nogil:
+                answer = probe(self.fd, middle, high, &found, time)
+            if answer < 0:
+                PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+            if answer == 0 or memcmp(time, self.since, TIME_SIZE) >= 0:
+                high = middle
+            else:
+                low = found
+        self.offset = low
+        return 0
+
+    def seek_tail(self, ssize_t lines) -> None:
+        """Go on with the last `lines` entries of both streams together, as Docker counts; to be called before the first `read`.
+
+        Reads backwards no further than needed. Partial entries count, lines that are no entries do not.
+        """
+        cdef ssize_t left = lines
+        cdef int64_t found, low, high
+        cdef int fd, index
+        cdef uint64_t inode
+        cdef char time[TIME_SIZE]
+        if lines < 0:
+            raise ValueError("the tail of a log has 0 lines or more")
+        if self.fd < 0:
+            return
+        index = len(self.newer)
+        while True:                                     # index 0 is the file being read, the others are newer[index - 1]
+            if index:
+                fd, inode = self.newer[index - 1]
+                low = 0
+            else:
+                fd, inode, low = self.fd, self.inode, self.offset
+            high = max(low, self.high(fd, inode))
+            with nogil:
+                found = scan_back(fd, low, high, &left, time)
+            if found < 0:
+                PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+            if left == 0 or index == 0:
+                break
+            index -= 1
+        for _ in range(index):
+            self.enter()
+        self.offset = found
+        self.start = self.end = 0
+
+    def read(self, size_t max_bytes) -> bytes:
+        """What comes next, at most `max_bytes` (more only for one entry that is larger); empty at the end of what has been written, or when `done`."""
+        cdef PyObject *raw = NULL
+        cdef size_t room = max(max_bytes, 1), size = 0
+        cdef ssize_t got
+        cdef object result
+        if self.done:
+            return b""
+        if self.fd < 0 and not self.leave():
+            return b""
+        if self.buffer == NULL:
+            self.buffer = <char *>malloc(BLOCK + 32)
+            if self.buffer == NULL:
+                raise MemoryError
+            self.room = BLOCK
+        raw = new_bytes(NULL, room + 32)                # 32: see unescape
+        try:
+            while True:
+                with nogil:
+                    got = self.take(<char *>bytes_text(raw) + size, room - size)
+                size += got
+                if self.done:
+                    break
+                if self.refused:
+                    if size:
+                        break
+                    room = self.refused
+                    _PyBytes_Resize(&raw, room + 32)
+                elif not self.leave():
+                    break
+            _PyBytes_Resize(&raw, size)
+            result = <object>raw
+        finally:
+            Py_XDECREF(raw)
+        if (size == 0 or self.done) and self.start == self.end:
+            free(self.buffer)
+            self.buffer = NULL
+        return result
+
+    cdef ssize_t take(self, char *into, size_t room) except -1 nogil:
+        """Read and render entries until `into` is full (`refused`), the file's end, or `done`. Returns the bytes written."""
+        cdef char *out = into
+        cdef char *body
+        cdef char *text
+        cdef const char *line
+        cdef const char *newline
+        cdef size_t size, need
+        cdef ssize_t got
+        cdef char *grown
+        cdef bint own, last_file = self.to_position and self.inode == self.until_inode
+        cdef Entry entry
+        self.refused = 0
+        while True:
+            if last_file and self.offset >= self.until_offset:
+                self.done = True
+                break
+            line = self.buffer + self.start
+            newline = <const char *>memchr(line, c'\n', self.end - self.start) if self.end > self.start else NULL
+            if newline == NULL:
+                if self.skipping:
+                    self.offset += self.end - self.start
+                    self.start = self.end
+                if self.start:
+                    memmove(self.buffer, self.buffer + self.start, self.end - self.start)
+                    self.end -= self.start
+                    self.start = 0
+                if self.end == self.room:
+                    if self.room >= ENTRY_MAX:
+                        self.skipping = True
+                        continue
+                    grown = <char *>realloc(self.buffer, 2 * self.room + 32)
+                    if grown == NULL:
+                        with gil:
+                            raise MemoryError
+                    self.buffer = grown
+                    self.room *= 2
+                got = pread(self.fd, self.buffer + self.end, self.room - self.end, self.offset + <int64_t>self.end)
+                if got < 0:
+                    if errno == EINTR:
+                        continue
+                    with gil:
+                        PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+                if got == 0:
+                    self.end = 0                        # a torn line: to be read again when it may be whole
+                    break
+                self.end += got
+                continue
+            size = newline - line
+            own = not self.skipping and size < ENTRY_MAX and parse_own(line, size, &entry)
+            while not self.skipping and size < ENTRY_MAX:       # leaves by break; comes back once when `own` proves wrong
+                if not own and not parse_any(line, line + size, &entry):
+                    break
+                if self.from_time and memcmp(entry.time, self.since, TIME_SIZE) < 0:
+                    break
+                if self.to_time and memcmp(entry.time, self.until, TIME_SIZE) > 0:
+                    self.done = True
+                    return out - into
+                if not self.wanted[entry.stream]:
+                    break
+                need = entry.size + 8 + TIME_SIZE + 1 + self.details_size
+                if entry.attrs != NULL and self.details_size:
+                    need += 3 * entry.attrs_size
+                if need > room - (out - into):
+                    self.refused = need
+                    return out - into
+                body = out + HEADER_SIZE if self.framed else out
+                text = body
+                if not self.sliced[entry.stream]:
+                    if self.timestamps:
+                        memcpy(text, entry.time, TIME_SIZE)
+                        text[TIME_SIZE] = c' '
+                        text += TIME_SIZE + 1
+                    if self.details_size:
+                        if entry.attrs != NULL:
+                            text += self.put_attrs(text, &entry)
+                        else:
+                            memcpy(text, self.details_text, self.details_size)
+                            text += self.details_size
+                grown = unescape(text, entry.log, entry.size)
+                if grown == NULL:
+                    if not own:
+                        break
+                    own = False
+                    continue
+                if grown > text:
+                    self.sliced[entry.stream] = (grown - 1)[0] != c'\n' and grown - text > SLICE - 4
+                    if self.framed:
+                        put_header(<unsigned char *>out, entry.stream, <uint32_t>(grown - body))
+                    out = grown
+                break
+            self.skipping = False
+            self.start += size + 1
+            self.offset += size + 1
+        return out - into
+
+    cdef ssize_t put_attrs(self, char *into, Entry *entry) except -1 with gil:
+        cdef bytes text = _url_text(entry.attrs[:entry.attrs_size])
+        memcpy(into, PyBytes_AS_STRING(text), len(text))
+        return len(text)
+
+    def position(self) -> tuple:
+        """(inode, offset) of what `read` takes next; (0, 0) when there is no log yet."""
+        return self.inode, self.offset
+
+    def close(self) -> None:
+        """Give the files back; nothing more is read. Idempotent."""
+        self.done = True
+        if self.fd >= 0:
+            close(self.fd)
+            self.fd = -1
+        for fd, _ in self.newer:
+            close(fd)
+        self.newer = []
+        free(self.buffer)
+        self.buffer = NULL
+        self.start = self.end = 0
