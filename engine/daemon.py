@@ -24,8 +24,9 @@ from engine.api import application
 from engine.api.engine import Engine
 from engine.config import Config
 from engine.containers.container import Containers, Parts
+from engine.containers.exec import Execs
 from engine.containers.store import ContainerStore
-from engine.errors import EngineError
+from engine.errors import EngineError, NotFound
 from engine.events import EventLog
 from engine.http.server import Server
 from engine.images.store import ImageStore
@@ -111,7 +112,7 @@ class Daemon:
         network = BridgeNetwork(config, records)
         await network.open()
         stack.push_async_callback(self._close_network, network)
-        monitor = Monitor(config.run, attach_stall=config.attach_stall, on_exit=self._exited)
+        self.monitor = monitor = Monitor(config.run, attach_stall=config.attach_stall, on_exit=self._exited)
         images = ImageStore(
             records, content, snapshots, events, users=lambda image_id: self.containers.using_image(image_id)
         )
@@ -133,6 +134,9 @@ class Daemon:
         await monitor.open()
         stack.push_async_callback(self._close_monitor, monitor)
         await self.containers.open()
+        self.execs = Execs(config.run, self.containers, monitor, runtime)
+        await asyncio.to_thread(self.execs.open)
+        await self._end_strays(runtime)
         await snapshots.sweep({container.id for container in self.containers}, images.chain_ids())
         stack.push_async_callback(self.containers.settled)
 
@@ -151,7 +155,24 @@ class Daemon:
         gc.freeze()
 
     def _exited(self, key: str, exit_record: Exit) -> None:
-        self.containers.exited(key, exit_record)
+        """The monitor's report, to the container or exec it is about."""
+        container = self.containers.find(key)
+        if container is not None:
+            container.exited(exit_record)
+        elif key in self.execs:
+            self.execs.exited(key, exit_record)
+        else:
+            self.monitor.forget(key)
+
+    async def _end_strays(self, runtime: Runtime) -> None:
+        """Processes that neither a container nor an exec answers for: what a crash between a start and its record would leave."""
+        for key in [*self.monitor.processes, *self.monitor.exits]:
+            if key not in self.containers and key not in self.execs:
+                _log.warning("process %s belongs to no container: ending it", key)
+                with contextlib.suppress(NotFound):
+                    self.monitor.signal(key, signal.SIGKILL)
+                await runtime.delete(key)
+                self.monitor.forget(key)
 
     def _told_to_stop_everything(self) -> None:
         self._stop_everything = True

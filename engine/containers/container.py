@@ -549,18 +549,14 @@ class Containers:
         self._creating: dict[str, str] = {}
 
     async def open(self) -> None:
-        """Load the records and correct them by the monitor's truth; processes without a record are ended."""
+        """Load the records and correct them by the monitor's truth."""
         for record in sorted(self._parts.store.load().values(), key=lambda each: each.created):
             self._names.add(record.id, record.name)
             self._all[record.id] = Container(self._parts, record)
         await asyncio.gather(*(container.restore() for container in self._all.values()))
-        for key in [*self._parts.monitor.processes, *self._parts.monitor.exits]:
-            if key not in self._all:
-                _log.warning("process %s belongs to no container: ending it", key)
-                with contextlib.suppress(NotFound):
-                    self._parts.monitor.signal(key, 9)
-                await self._parts.runtime.delete(key)
-                self._parts.monitor.forget(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._all
 
     def __iter__(self) -> Iterator[Container]:
         return iter(self._all.values())
@@ -572,13 +568,9 @@ class Containers:
         """By id, name or unique prefix. Raises NotFound `No such container: X`."""
         return self._all[self._names.resolve(text)]
 
-    def exited(self, key: str, exit_record: Exit) -> None:
-        """The monitor's report, to the container it is about."""
-        container = self._all.get(key)
-        if container is not None:
-            container.exited(exit_record)
-        else:
-            self._parts.monitor.forget(key)
+    def find(self, container_id: str) -> Container | None:
+        """By whole id; None when it is gone."""
+        return self._all.get(container_id)
 
     async def create(self, body: CreateBody, name: str) -> Created:
         """A new container. Raises InvalidParameter, NotFound (image), Conflict (name); nothing is kept then."""

@@ -1,0 +1,48 @@
+"""Handlers of "Exec": decode, one call into the domain, reply."""
+
+from __future__ import annotations
+
+import os
+
+from engine.api import parameters
+from engine.api.engine import Engine
+from engine.api.replies import empty_reply, json_reply
+from engine.http.messages import HijackReply, Reply, Request
+from engine.wire.exec import ExecCreate, ExecCreated, ExecStart
+
+RAW_STREAM = "application/vnd.engine.raw-stream"
+LIMIT = 1 << 20
+"""Bytes of an exec body."""
+
+
+async def create(engine: Engine, request: Request) -> Reply:
+    container = engine.containers.get(request.parameters["id"])
+    config = await parameters.json_body(request, ExecCreate, LIMIT)
+    return json_reply(request, ExecCreated(await engine.execs.create(container, config), []))
+
+
+async def start(engine: Engine, request: Request) -> Reply | HijackReply:
+    exec_id = request.parameters["id"]
+    body = await parameters.json_body(request, ExecStart, LIMIT)
+    config = engine.execs.get(exec_id).config
+    if body.detach or not (config.attach_stdin or config.attach_stdout or config.attach_stderr):
+        await engine.execs.start(exec_id, detach=True)
+        return empty_reply(request)
+    hijack = request.hijack(RAW_STREAM)
+    descriptor = hijack.descriptor()
+    try:
+        await engine.execs.start(exec_id, detach=False, descriptor=descriptor, head=hijack.head, early=hijack.early)
+    finally:
+        os.close(descriptor)
+    return hijack.release()
+
+
+async def resize(engine: Engine, request: Request) -> Reply:
+    exec_id = request.parameters["id"]
+    rows, columns = (parameters.integer(request.query, name, minimum=0, maximum=65535) for name in ("h", "w"))
+    await engine.execs.resize(exec_id, rows, columns)
+    return empty_reply(request, "text/plain")
+
+
+def inspect(engine: Engine, request: Request) -> Reply:
+    return json_reply(request, engine.execs.inspect(request.parameters["id"]))

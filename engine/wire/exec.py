@@ -1,0 +1,61 @@
+"""Exec instances on the wire (specification, "Exec")."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.wire.containers import Strings
+
+
+class ExecCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """POST /containers/{id}/exec."""
+
+    user: str = ""
+    privileged: bool = False
+    tty: bool = False
+    attach_stdin: bool = False
+    attach_stdout: bool = False
+    attach_stderr: bool = False
+    detach: bool = False
+    detach_keys: str | None = None
+    env: list[str] | None = None
+    working_dir: str = ""
+    cmd: Strings = None
+
+
+class ExecCreated(msgspec.Struct, rename="pascal", frozen=True):
+    id: str
+    warnings: list[str]
+
+
+class ExecStart(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """POST /exec/{id}/start."""
+
+    detach: bool = False
+    tty: bool = False
+
+
+class ProcessConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """Lower-case keys, as the specification notes."""
+
+    tty: bool
+    entrypoint: str
+    arguments: list[str]
+    privileged: bool
+    user: str
+
+
+class ExecInspect(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """GET /exec/{id}/json. `exit_code` is null until the process has ended."""
+
+    id: str = msgspec.field(name="ID")
+    running: bool
+    exit_code: int | None
+    process_config: ProcessConfig
+    open_stdin: bool
+    open_stderr: bool
+    open_stdout: bool
+    can_remove: bool
+    container_id: str = msgspec.field(name="ContainerID")
+    detach_keys: str
+    pid: int
