@@ -14,15 +14,22 @@ import msgspec
 
 PROTOCOL = 1
 
+PACKET = 128 << 10
+"""Bytes of the longest packet: a Unix socket with the usual send buffer takes it whole."""
+
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 class LogFile(msgspec.Struct, array_like=True, frozen=True):
-    """A json-file log: absolute path, size in bytes at which it rotates (0: never), number of files kept (>= 1)."""
+    """A json-file log: absolute path, size in bytes at which it rotates (0: never), number of files kept (>= 1).
+
+    `attrs`: an encoded JSON object that every entry carries (log options `labels`, `env`, `tag`), or empty.
+    """
 
     path: str
     max_size: int = 0
     max_file: int = 1
+    attrs: bytes = b""
 
 
 class Size(msgspec.Struct, array_like=True, frozen=True):
@@ -36,10 +43,16 @@ class Size(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """First packet of a daemon. Answered by one `State` per process known, then by `Done`. A newer daemon's Hello ends an older connection."""
+    """First packet of a daemon. Answered by one `State` per process known, then by `Done`.
+
+    `Done` waits a few seconds for processes that a gone daemon had ordered and that are still being made; one that comes later is told by
+    an unasked `State`. A newer daemon's Hello ends an older connection, which is told `Failed` with seq 0 first.
+    `attach_stall`: seconds after which a client that took nothing of its output is disconnected; -1: as before.
+    """
 
     seq: int
     protocol: int = PROTOCOL
+    attach_stall: int = -1
 
 
 class Run(msgspec.Struct, tag="run", frozen=True):
@@ -70,7 +83,9 @@ class Attach(msgspec.Struct, tag="attach", frozen=True):
     `head` is written before anything else, then output as it comes: frames, or raw bytes when `raw` (a tty, or a websocket relay).
     `early` are bytes of stdin that the daemon had already read. With `hold` nothing but `head`'s registration happens until `Release`:
     output from the instant of registration is kept for the client (bounded: the process stalls at the bound). Answer: `Done` with `client`
-    and, for a process with a log, `log_inode` and `log_offset`: where the log ended at the instant of registration.
+    and, for a process with a log, `log_inode` and `log_offset`: where the log ended at the instant of registration (a held client is first
+    given the part of a line that is read but not logged yet); `pid` is the process's, 0 when the client waits for a Run.
+    Long `early` bytes come in a memory file, the packet's second descriptor, since a packet has a limit (`PACKET`).
     """
 
     seq: int
@@ -108,6 +123,13 @@ class Watch(msgspec.Struct, tag="watch", frozen=True):
     key: str
     inode: int
     offset: int
+
+
+class Unwatch(msgspec.Struct, tag="unwatch", frozen=True):
+    """Nobody waits for the `Watch` of that seq any more."""
+
+    seq: int
+    watch: int
 
 
 class Drop(msgspec.Struct, tag="drop", frozen=True):
@@ -149,7 +171,7 @@ class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     seq: int
 
 
-Order = Hello | Run | Attach | Release | Resize | Watch | Drop | Forget | Adopt | Reaped | Shutdown
+Order = Hello | Run | Attach | Release | Resize | Watch | Unwatch | Drop | Forget | Adopt | Reaped | Shutdown
 
 
 # --- answers and reports: monitor → daemon ------------------------------------------------------------------------
@@ -192,6 +214,12 @@ class Exited(msgspec.Struct, tag="exited", frozen=True):
     at: int
 
 
+class InputEnded(msgspec.Struct, tag="input", frozen=True):
+    """The monitor closed the process's stdin: the daemon's duplicate of it must go too, or the process sees no end of file."""
+
+    key: str
+
+
 class Detached(msgspec.Struct, tag="detached", frozen=True):
     """A client left: by its detach keys (`keys`), by closing, or by the stall limit."""
 
@@ -200,7 +228,7 @@ class Detached(msgspec.Struct, tag="detached", frozen=True):
     keys: bool
 
 
-Report = Done | Failed | State | Exited | Detached
+Report = Done | Failed | State | Exited | InputEnded | Detached
 
 _orders = msgspec.msgpack.Decoder(Order)
 _reports = msgspec.msgpack.Decoder(Report)

@@ -1,0 +1,635 @@
+"""The daemon's side of the monitor: orders that are awaited, reports that are told, and the monitor's life itself.
+
+`open` connects to the monitor that lives in RUN, or starts one. When it dies, another is started and handed every process: this side holds a
+duplicate of each stdio descriptor and each pidfd for that day, and is a subreaper, so that containers fall to it and can be collected.
+Not here: what a container is; files of its bundle; the byte path, which does not pass the daemon.
+
+Owns:    the connection, and the descriptors of every `Process` until its exit.
+Threads: the event loop's alone. Nothing here blocks, but the spawn of a monitor (a vfork).
+Raises:  `ServerError` for what the monitor refuses or cannot do, `LaunchFailed` for a runtime that did, `NotFound` for a process that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import itertools
+import logging
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+import engine
+from engine._fast.pump import become_subreaper
+from engine.errors import NotFound, ServerError
+from engine.monitor import messages
+from engine.monitor.messages import LogFile, Size
+
+START_LIMIT = 10.0
+"""Seconds that a new monitor may take until it listens."""
+RESTART_PAUSE = 0.2
+"""Seconds between tries to restore a monitor that cannot be started."""
+EARLY_INLINE = 32 << 10
+"""Bytes of early input that travel in the packet itself."""
+_PACKETS = 64
+_REPORT = 32 << 10
+_DESCRIPTOR_ROOM = socket.CMSG_SPACE(8 * 4)
+_SO_SNDBUFFORCE = 32
+
+_log = logging.getLogger(__name__)
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a process ended: 0 to 255, 128 + signal when killed, 255 when nobody can know; `at` in ns since the epoch."""
+
+    status: int
+    at: int
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """A registered client. `log_inode`, `log_offset`: the log's end at that instant (0, 0: none). `running`: else it waits for a run."""
+
+    client: int
+    log_inode: int
+    log_offset: int
+    running: bool
+
+
+class LaunchFailed(ServerError):
+    """The runtime did not make the process: its exit status (-1: it was not run) and its own words."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
+class Interrupted(ServerError):
+    """The monitor died before it answered."""
+
+
+class Process:
+    """A running process. It holds what a new monitor would need: pidfd and stdio (letters as in `messages.State`)."""
+
+    __slots__ = ("descriptors", "key", "log", "pid", "pidfd", "stdin_once", "stdio")
+
+    def __init__(
+        self, key: str, pid: int, stdio: str, descriptors: list[int], stdin_once: bool, log: LogFile | None
+    ) -> None:
+        self.key = key
+        self.pid = pid
+        self.pidfd = descriptors[0] if descriptors else -1
+        self.stdio = stdio
+        self.descriptors = descriptors
+        self.stdin_once = stdin_once
+        self.log = log
+
+    def end_input(self) -> None:
+        """Close the duplicate of stdin: it would keep the process from seeing the end."""
+        index = self.stdio.find("i")
+        if index >= 0:
+            os.close(self.descriptors.pop(index + 1))
+            self.stdio = self.stdio.replace("i", "")
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+        self.pidfd = -1
+
+
+class Monitor:
+    """The monitor of `run`.
+
+    `on_exit(key, exit)` is called for every process that ends while this daemon is there; for one that ends during `run`, after `run`
+    has returned to the task that awaits it directly. `on_detach(key, client, keys)`: a client left before its process's end.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        attach_stall: int,
+        on_exit: Callable[[str, Exit], None],
+        on_detach: Callable[[str, int, bool], None] = lambda key, client, keys: None,
+    ) -> None:
+        self._run = run
+        self._attach_stall = attach_stall
+        self._on_exit = on_exit
+        self._on_detach = on_detach
+        self.processes: dict[str, Process] = {}
+        self.exits: dict[str, Exit] = {}
+        self.pid = 0
+        """The monitor's own, for those who measure it."""
+        self._loop: asyncio.AbstractEventLoop
+        self._files = 0
+        self._socket: socket.socket | None = None
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._requests: dict[int, asyncio.Future[messages.Done]] = {}
+        self._runs: dict[int, messages.Run] = {}
+        self._sequence = itertools.count(1)
+        self._connected = asyncio.Event()
+        self._restored: set[str] | None = None
+        self._restoring: asyncio.Task[None] | None = None
+        self._reaping: set[int] = set()
+        self._children: set[int] = set()
+        self._unsent: list[messages.Order] = []
+        self._closing = False
+        self._opened = False
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect to the living monitor, or start one; then `processes` and `exits` tell what it knows. Raises ServerError."""
+        self._loop = asyncio.get_running_loop()
+        become_subreaper()
+        self._files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # up to four descriptors of each process are kept here
+        await self._connect()
+        self._opened = True
+
+    async def close(self) -> None:
+        """Leave the monitor alone with its processes."""
+        self._closing = True
+        if self._restoring is not None:
+            self._restoring.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._restoring
+        self._disconnect()
+        self._fail_requests("the daemon is leaving")
+        for descriptor in [*self._reaping, *self._children]:
+            self._loop.remove_reader(descriptor)
+        for descriptor in self._children:
+            os.close(descriptor)
+        self._reaping.clear()
+        self._children.clear()
+        for process in self.processes.values():
+            process.close()
+        self.processes.clear()
+
+    async def shutdown(self) -> None:
+        """End the monitor too. Raises ServerError while a process is left."""
+        if self._restoring is not None:
+            await asyncio.wait([self._restoring])
+        self._closing = True
+        try:
+            with suppress(Interrupted):
+                await self._ask(messages.Shutdown)
+        except ServerError:
+            self._closing = False
+            raise
+        while self._children:  # noqa: ASYNC110 (collected when it is our child; happens once)
+            await asyncio.sleep(0.005)
+        await self.close()
+
+    async def _connect(self) -> None:
+        path = str(self._run / "monitor" / "socket")
+        deadline = time.monotonic() + START_LIMIT
+        while True:
+            connection = socket.socket(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            )
+            try:
+                connection.connect(path)
+                break
+            except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                connection.close()
+                if time.monotonic() > deadline:
+                    raise ServerError(f"no monitor answers at {path}") from None
+                await self._start()
+            except OSError as error:
+                connection.close()
+                raise ServerError(f"monitor at {path}: {error.strerror}") from error
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 1 << 20)
+        except PermissionError:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        self.pid = struct.unpack("3i", credentials)[0]
+        self._socket = connection
+        self._restored = set()
+        self._loop.add_reader(connection.fileno(), self._receive)
+        seq = next(self._sequence)
+        await self._answer(seq, messages.Hello(seq, attach_stall=self._attach_stall))
+        restored, self._restored = self._restored, None
+        for process in list(self.processes.values()):
+            if process.key not in restored:
+                self._adopt(process)
+        for order in self._unsent:
+            self._send(order)
+        self._unsent.clear()
+        self._connected.set()
+
+    async def _start(self) -> None:
+        """Spawn a monitor and wait until it listens. One that another daemon has just started will do as well. Raises ServerError."""
+        self._run.mkdir(mode=0o711, parents=True, exist_ok=True)
+        paths = dict.fromkeys(str(Path(package.__file__ or "").parent.parent) for package in (engine, msgspec))
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "NOTIFY_SOCKET", "LISTEN_"))
+        }
+        environment["PYTHONPATH"] = ":".join(paths)
+        arguments = [sys.executable, "-P", "-S", "-m", "engine.monitor", "--run", str(self._run)]
+        arguments += ["--attach-stall", str(self._attach_stall), "--files", str(self._files)]
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            pid = os.posix_spawn(  # noqa: ASYNC221 (a vfork, once)
+                sys.executable,
+                arguments,
+                environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, theirs, 1),
+                    (os.POSIX_SPAWN_DUP2, theirs, 2),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD],
+            )
+        except OSError as error:
+            os.close(ours)
+            raise ServerError(f"cannot start the monitor: {error}") from error
+        finally:
+            os.close(theirs)
+        child = os.pidfd_open(pid)
+        self._children.add(child)
+        self._loop.add_reader(child, self._monitor_ended, child)
+        try:
+            text = await self._read_to_end(ours)
+        finally:
+            os.close(ours)
+        if not text.endswith("ready\n") and "another monitor" not in text:
+            raise ServerError(f"the monitor did not start: {text.strip() or 'no reason given'}")
+
+    async def _read_to_end(self, descriptor: int) -> str:
+        parts: list[bytes] = []
+        end = self._loop.create_future()
+
+        def readable() -> None:
+            with suppress(BlockingIOError):
+                part = os.read(descriptor, 65536)
+                parts.append(part)
+                if not part and not end.done():
+                    end.set_result(None)
+
+        self._loop.add_reader(descriptor, readable)
+        try:
+            await asyncio.wait_for(end, START_LIMIT)
+        except TimeoutError:
+            raise ServerError(f"the monitor did not start within {START_LIMIT:.0f} s") from None
+        finally:
+            self._loop.remove_reader(descriptor)
+        return b"".join(parts).decode(errors="replace")
+
+    def _monitor_ended(self, child: int) -> None:
+        self._loop.remove_reader(child)
+        self._children.discard(child)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, child, os.WEXITED | os.WNOHANG)
+        os.close(child)
+
+    def _disconnect(self) -> None:
+        self._connected.clear()
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        for _, duplicates in self._outbox:
+            for descriptor in duplicates:
+                os.close(descriptor)
+        self._outbox.clear()
+
+    def _lost(self) -> None:
+        """The connection has ended: the monitor is dead."""
+        self._disconnect()
+        self._fail_requests("the monitor ended before it answered")
+        if not self._closing and self._opened and self._restoring is None:
+            _log.error(
+                "the monitor of %s is gone; %d processes are handed to a new one", self._run, len(self.processes)
+            )
+            self._restoring = self._loop.create_task(self._restore())
+
+    async def _restore(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._connect()
+                    return
+                except ServerError as error:
+                    _log.error("the monitor cannot be restored yet: %s", error)
+                    self._disconnect()
+                    await asyncio.sleep(RESTART_PAUSE)
+        finally:
+            self._restoring = None
+
+    def _adopt(self, process: Process) -> None:
+        self._send(
+            messages.Adopt(
+                next(self._sequence), process.key, process.pid, process.stdio, process.stdin_once, process.log
+            ),
+            process.descriptors,
+        )
+        if process.pidfd not in self._reaping:
+            self._reaping.add(process.pidfd)
+            self._loop.add_reader(process.pidfd, self._reap, process)
+
+    def _reap(self, process: Process) -> None:
+        """An adopted process has ended. If it fell to us as subreaper, only we learn its status: the monitor is told."""
+        self._loop.remove_reader(process.pidfd)
+        self._reaping.discard(process.pidfd)
+        try:
+            result = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return  # another is its parent, and the kernel tells the monitor
+        if result is not None:
+            status = result.si_status if result.si_code == os.CLD_EXITED else 128 + result.si_status
+            self._tell(messages.Reaped(next(self._sequence), process.key, status))
+
+    # --- orders ---------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        key: str,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        pid_file: str,
+        log_path: str,
+        tty: bool = False,
+        open_stdin: bool = False,
+        stdin_once: bool = False,
+        size: Size | tuple[int, int] | None = None,
+        log: LogFile | None = None,
+    ) -> Process:
+        """Have the runtime make a process. Raises LaunchFailed with the runtime's reason.
+
+        When the monitor dies meanwhile, LaunchFailed is raised with status -1, and the runtime may still succeed: delete it by force.
+        """
+        if isinstance(size, tuple):
+            size = Size(*size)
+
+        def order(seq: int) -> messages.Run:
+            self._runs[seq] = messages.Run(
+                seq, key, tuple(argv), cwd, pid_file, log_path, tty, open_stdin, stdin_once, size, log
+            )
+            return self._runs[seq]
+
+        done = await self._ask(order)
+        process = self.processes.get(key)
+        if process is None or process.pid != done.pid:  # it has ended already
+            process = Process(key, done.pid, "", [], stdin_once, log)
+        return process
+
+    async def attach(
+        self,
+        key: str,
+        descriptor: int,
+        *,
+        stdin: bool,
+        stdout: bool,
+        stderr: bool,
+        raw: bool,
+        head: bytes = b"",
+        early: bytes = b"",
+        detach_keys: bytes = b"\x10\x11",
+        hold: bool = False,
+    ) -> Attached:
+        """Give a client's socket to the process `key`, or to the one that will run under it. The descriptor stays the caller's."""
+        descriptors = [descriptor]
+        memory = -1
+        if len(early) > EARLY_INLINE:
+            memory = os.memfd_create("early", os.MFD_CLOEXEC)
+            os.write(memory, early)
+            descriptors.append(memory)
+            early = b""
+        try:
+            done = await self._ask(
+                lambda seq: messages.Attach(seq, key, stdin, stdout, stderr, raw, head, early, detach_keys, hold),
+                descriptors,
+            )
+        finally:
+            if memory >= 0:
+                os.close(memory)
+        return Attached(done.client, done.log_inode, done.log_offset, done.pid != 0)
+
+    async def release(self, key: str, client: int) -> None:
+        """Let a held client take its output. One that has left meanwhile is no error."""
+        with suppress(ServerError):
+            await self._ask(lambda seq: messages.Release(seq, key, client))
+
+    async def resize(self, key: str, rows: int, columns: int) -> None:
+        """Set the terminal's size. Raises ServerError when the process has none or does not run."""
+        await self._ask(lambda seq: messages.Resize(seq, key, Size(rows, columns)))
+
+    async def watch_log(self, key: str, inode: int, offset: int) -> None:
+        """Return when the log's end is not (inode, offset) any more, or the process has ended."""
+        while True:
+            await self._connected.wait()
+            seq = next(self._sequence)
+            try:
+                await self._answer(seq, messages.Watch(seq, key, inode, offset))
+                return
+            except Interrupted:
+                if self._closing:
+                    raise
+            except asyncio.CancelledError:
+                self._tell(messages.Unwatch(next(self._sequence), seq))
+                raise
+
+    def drop(self, key: str) -> None:
+        """No process will run under `key`: its waiting clients are closed."""
+        self._tell(messages.Drop(next(self._sequence), key))
+
+    def forget(self, key: str) -> None:
+        """The exit of `key` is on the daemon's disk."""
+        self.exits.pop(key, None)
+        self._tell(messages.Forget(next(self._sequence), key))
+
+    def signal(self, key: str, number: int) -> None:
+        """Send a signal to the process itself. Raises NotFound when it is gone."""
+        process = self.processes.get(key)
+        try:
+            if process is None or process.pidfd < 0:
+                raise ProcessLookupError
+            signal.pidfd_send_signal(process.pidfd, number)
+        except ProcessLookupError:
+            raise NotFound(f"No such process: {key}") from None
+        except OSError as error:
+            raise ServerError(f"signal {number} to process {key}: {error.strerror}") from error
+
+    # --- the connection -------------------------------------------------------------------------------------------
+
+    async def _ask(self, order: Callable[[int], messages.Order], descriptors: Sequence[int] = ()) -> messages.Done:
+        if not self._connected.is_set():
+            if self._closing:
+                raise Interrupted("the monitor is not connected")
+            await self._connected.wait()
+        seq = next(self._sequence)
+        return await self._answer(seq, order(seq), descriptors)
+
+    async def _answer(self, seq: int, order: messages.Order, descriptors: Sequence[int] = ()) -> messages.Done:
+        future: asyncio.Future[messages.Done] = self._loop.create_future()
+        self._requests[seq] = future
+        try:
+            self._send(order, descriptors)
+            return await future
+        finally:
+            self._requests.pop(seq, None)
+
+    def _tell(self, order: messages.Order) -> None:
+        """Send an order whose answer nobody awaits, now or when there is a monitor again."""
+        if self._connected.is_set():
+            self._send(order)
+        elif not self._closing:
+            self._unsent.append(order)
+
+    def _send(self, order: messages.Order, descriptors: Sequence[int] = ()) -> None:
+        data = messages.encode(order)
+        if len(data) > messages.PACKET:
+            raise ServerError(f"an order of {len(data)} bytes is longer than the monitor takes")
+        if not self._outbox and self._give(data, descriptors):
+            return
+        if self._socket is not None:
+            # The caller's descriptor may be closed by then.
+            self._outbox.append((data, [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in descriptors]))
+            self._loop.add_writer(self._socket.fileno(), self._flush)
+
+    def _give(self, data: bytes, descriptors: Sequence[int]) -> bool:
+        if self._socket is None:
+            return False
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
+        try:
+            self._socket.sendmsg([data], ancillary if descriptors else [], socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                return False
+            if error.errno == errno.EBADF:
+                raise
+            return True  # the reader sees the end of the connection, and fails every request
+        return True
+
+    def _flush(self) -> None:
+        while self._outbox:
+            data, duplicates = self._outbox[0]
+            if not self._give(data, duplicates):
+                return
+            self._outbox.popleft()
+            for descriptor in duplicates:
+                os.close(descriptor)
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _receive(self) -> None:
+        for _ in range(_PACKETS):
+            if self._socket is None:
+                return
+            try:
+                data, ancillary, flags, _ = self._socket.recvmsg(_REPORT, _DESCRIPTOR_ROOM, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, ancillary, flags = b"", [], 0
+            descriptors: list[int] = []
+            for level, kind, content in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    count = len(content) // 4
+                    descriptors.extend(struct.unpack(f"{count}i", content[: count * 4]))
+            if flags & socket.MSG_CTRUNC:
+                _log.error("descriptors of a process were lost: the daemon has no free ones")
+            if not data:
+                self._lost()
+                return
+            try:
+                self._take(messages.decode_report(data), descriptors)
+            except Exception:
+                _log.exception("a report of the monitor failed")
+
+    def _take(self, report: messages.Report, descriptors: list[int]) -> None:
+        match report:
+            case messages.Done():
+                run = self._runs.pop(report.seq, None)
+                if run is not None:
+                    letters = "t" if run.tty else "ioe" if run.open_stdin else "oe"
+                    self._keep(Process(run.key, report.pid, letters, descriptors, run.stdin_once, run.log))
+                    self.exits.pop(run.key, None)
+                future = self._requests.get(report.seq)
+                if future is not None and not future.done():
+                    future.set_result(report)
+            case messages.Failed():
+                self._refused(report)
+            case messages.State() if report.running:
+                self._keep(Process(report.key, report.pid, report.stdio, descriptors, report.stdin_once, report.log))
+            case messages.State():
+                self._take_old_exit(report)
+            case messages.Exited():
+                self._end(report.key, Exit(report.status, report.at))
+            case messages.InputEnded():
+                process = self.processes.get(report.key)
+                if process is not None:
+                    process.end_input()
+            case messages.Detached():
+                self._loop.call_soon(self._on_detach, report.key, report.client, report.keys)
+
+    def _refused(self, report: messages.Failed) -> None:
+        run = self._runs.pop(report.seq, None)
+        future = self._requests.get(report.seq)
+        if report.seq == 0:
+            _log.error("the monitor ended the connection: %s", report.reason)
+            self._closing = True
+        elif future is None:
+            _log.warning("the monitor refused: %s", report.reason)
+        elif not future.done():
+            future.set_exception(
+                LaunchFailed(report.reason, report.status) if run is not None else ServerError(report.reason)
+            )
+
+    def _take_old_exit(self, report: messages.State) -> None:
+        exit_record = Exit(report.status, report.at)
+        if report.key in self.processes:
+            self._end(report.key, exit_record)
+        elif not self._opened:
+            self.exits[report.key] = exit_record
+
+    def _keep(self, process: Process) -> None:
+        old = self.processes.get(process.key)
+        if old is not None:
+            self._let_go(old)
+        self.processes[process.key] = process
+        if self._restored is not None:
+            self._restored.add(process.key)
+
+    def _let_go(self, process: Process) -> None:
+        if process.pidfd in self._reaping:
+            self._reap(process)
+        process.close()
+
+    def _end(self, key: str, exit_record: Exit) -> None:
+        process = self.processes.pop(key, None)
+        if process is not None:
+            self._let_go(process)
+        if not self._opened:
+            self.exits[key] = exit_record
+        else:
+            # Behind the wake-up of a `run` that was answered just before.
+            self._loop.call_soon(self._on_exit, key, exit_record)
+
+    def _fail_requests(self, reason: str) -> None:
+        runs, self._runs = self._runs, {}
+        for seq, future in list(self._requests.items()):
+            if not future.done():
+                future.set_exception(LaunchFailed(reason, -1) if seq in runs else Interrupted(reason))
