@@ -1,0 +1,84 @@
+"""Linux capabilities by name: what the kernel knows, what this engine has, and what a container gets of them.
+
+Rules: capabilities(7); Docker's default set of fourteen; CapAdd and CapDrop as `docker run` documents them. Nothing is granted that the engine's
+own bounding set lacks: the runtime would fail on it, and root on a dense host may well lack some itself (CAP_SYS_RESOURCE in a nested host).
+
+Not here: the seccomp rules that depend on capabilities (`seccomp.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from engine.errors import InvalidParameter
+
+
+def _prefixed(text: str) -> tuple[str, ...]:
+    return tuple(f"CAP_{name}" for name in text.split())
+
+
+NAMES = _prefixed("""
+    CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE NET_BROADCAST NET_ADMIN
+    NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME
+    SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON
+    BPF CHECKPOINT_RESTORE
+""")
+"""In the kernel's order: a name's index is its bit (include/uapi/linux/capability.h)."""
+
+DEFAULT = _prefixed("""
+    CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL AUDIT_WRITE
+""")
+
+ALL = "ALL"
+
+
+def from_mask(mask: int) -> frozenset[str]:
+    """The known names of a mask as /proc/PID/status shows it; bits that are newer than this table are left out."""
+    return frozenset(name for bit, name in enumerate(NAMES) if mask >> bit & 1)
+
+
+@cache
+def bounding() -> frozenset[str]:
+    """The engine's own bounding set: the most that any container can get."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapBnd:"):
+            return from_mask(int(line.split()[1], 16))
+    return frozenset()
+
+
+def granted(
+    add: Iterable[str] = (),
+    drop: Iterable[str] = (),
+    *,
+    privileged: bool = False,
+    limit: frozenset[str] | None = None,
+) -> tuple[str, ...]:
+    """The container's capabilities, in the kernel's order. `limit` is the engine's bounding set when not given.
+
+    Raises InvalidParameter for a name that is no capability. One that exists but that the engine itself lacks is left out: a default one must
+    not make every container fail there, and Docker behaves so for `ALL` and `--privileged`.
+    """
+    added = {_normal(name, "CapAdd") for name in add}
+    dropped = {_normal(name, "CapDrop") for name in drop}
+    if privileged:
+        wanted = set(NAMES)
+    elif ALL in added:
+        wanted = set(NAMES) - dropped
+    elif ALL in dropped:
+        wanted = added
+    else:
+        wanted = set(DEFAULT) - dropped | added
+    wanted &= bounding() if limit is None else limit
+    return tuple(name for name in NAMES if name in wanted)
+
+
+def _normal(name: str, field: str) -> str:
+    upper = name.upper()
+    if upper == ALL:
+        return ALL
+    full = upper if upper.startswith("CAP_") else f"CAP_{upper}"
+    if full not in NAMES:
+        raise InvalidParameter(f'{field}: unknown capability "{name}"')
+    return full

@@ -1,0 +1,180 @@
+"""The OCI runtime specification's `config.json`, as much of it as the engine writes (runtime-spec v1.0.2, config.md and config-linux.md).
+
+Structs name the fields in the specification's order; what equals its default is left out of the JSON. `Seccomp` is a `msgspec.Raw`: the profile
+is encoded once per set of capabilities (`runtime/seccomp.py`), not once per container.
+
+Not here: what a container gets (`containers/spec.py`), the image specification.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+VERSION = "1.0.2"
+"""Fields of 1.1 (`domainname`, idmapped mounts) are not used: runc 1.1 does not read them."""
+
+
+class Object(msgspec.Struct, omit_defaults=True, frozen=True, rename="camel"):
+    """Base: JSON names are camelCase but where a field says otherwise."""
+
+
+class Root(Object, kw_only=True, frozen=True):
+    path: str
+    readonly: bool = False
+
+
+class User(Object, kw_only=True, frozen=True):
+    uid: int = -1
+    gid: int = -1
+    additional_gids: tuple[int, ...] = ()
+
+
+class Box(Object, kw_only=True, frozen=True):
+    """A terminal's size in characters."""
+
+    height: int = 0
+    width: int = 0
+
+
+class Rlimit(Object, kw_only=True, frozen=True):
+    type: str
+    hard: int = -1
+    soft: int = -1
+
+
+class Capabilities(Object, kw_only=True, frozen=True):
+    """Names with the prefix CAP_. Inheritable and ambient stay empty: with them a non-root process would keep capabilities over execve(2)."""
+
+    bounding: tuple[str, ...] = ()
+    effective: tuple[str, ...] = ()
+    inheritable: tuple[str, ...] = ()
+    permitted: tuple[str, ...] = ()
+    ambient: tuple[str, ...] = ()
+
+
+class Process(Object, kw_only=True, frozen=True):
+    terminal: bool = False
+    console_size: Box | None = None
+    user: User
+    args: list[str]
+    env: list[str]
+    cwd: str
+    capabilities: Capabilities
+    rlimits: list[Rlimit] = []
+    no_new_privileges: bool = False
+    oom_score_adj: int | None = None
+
+
+class Mount(Object, kw_only=True, frozen=True):
+    destination: str
+    type: str = ""
+    source: str = ""
+    options: tuple[str, ...] = ()
+
+
+class Namespace(Object, kw_only=True, frozen=True):
+    """Without `path` the runtime makes a new one."""
+
+    type: str
+    path: str = ""
+
+
+class Device(Object, kw_only=True, frozen=True):
+    type: str
+    path: str
+    major: int = -1
+    minor: int = -1
+    file_mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+
+
+class DeviceRule(Object, kw_only=True, frozen=True):
+    """`allow` has no default here: the runtimes read an absent one as false, and a reader should see it."""
+
+    allow: bool
+    type: str = ""
+    major: int | None = None
+    minor: int | None = None
+    access: str = ""
+
+
+class Memory(Object, kw_only=True, frozen=True):
+    """Bytes; -1 is no limit."""
+
+    limit: int | None = None
+    reservation: int | None = None
+    swap: int | None = None
+    kernel: int | None = None
+    swappiness: int | None = None
+    disable_oom_killer: bool = msgspec.field(default=False, name="disableOOMKiller")
+
+
+class Cpu(Object, kw_only=True, frozen=True):
+    """`quota` and `period` in microseconds."""
+
+    shares: int | None = None
+    quota: int | None = None
+    period: int | None = None
+    cpus: str = ""
+    mems: str = ""
+
+
+class Pids(Object, kw_only=True, frozen=True):
+    limit: int
+
+
+class WeightDevice(Object, kw_only=True, frozen=True):
+    major: int
+    minor: int
+    weight: int
+
+
+class ThrottleDevice(Object, kw_only=True, frozen=True):
+    major: int
+    minor: int
+    rate: int
+
+
+class BlockIO(Object, kw_only=True, frozen=True):
+    weight: int | None = None
+    weight_device: list[WeightDevice] = []
+    throttle_read_bps_device: list[ThrottleDevice] = []
+    throttle_write_bps_device: list[ThrottleDevice] = []
+    throttle_read_iops_device: list[ThrottleDevice] = msgspec.field(default_factory=list, name="throttleReadIOPSDevice")
+    throttle_write_iops_device: list[ThrottleDevice] = msgspec.field(
+        default_factory=list, name="throttleWriteIOPSDevice"
+    )
+
+
+class Resources(Object, kw_only=True, frozen=True):
+    devices: tuple[DeviceRule, ...] = ()
+    memory: Memory | None = None
+    cpu: Cpu | None = None
+    pids: Pids | None = None
+    block_io: BlockIO | None = msgspec.field(default=None, name="blockIO")
+
+
+class Linux(Object, kw_only=True, frozen=True):
+    namespaces: list[Namespace]
+    devices: list[Device] = []
+    cgroups_path: str
+    resources: Resources
+    rootfs_propagation: str = ""
+    seccomp: msgspec.Raw | None = None
+    sysctl: dict[str, str] = {}
+    masked_paths: tuple[str, ...] = ()
+    readonly_paths: tuple[str, ...] = ()
+
+
+class Spec(Object, kw_only=True, frozen=True):
+    oci_version: str = msgspec.field(name="ociVersion")
+    process: Process
+    root: Root
+    hostname: str = ""
+    mounts: list[Mount]
+    linux: Linux
+    annotations: dict[str, str] = {}
+
+
+encode = msgspec.json.Encoder().encode
