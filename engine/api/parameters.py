@@ -1,0 +1,299 @@
+"""Query parameters and JSON bodies: from what clients send to what handlers use. Every refusal names the parameter and
+the value.
+
+Rules: specification, "Transport and conventions" (bool-query, timestamps); `clients.md` for the forms that real clients
+send. A parameter that is given twice counts once, the first time.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from engine.errors import InvalidParameter
+from engine.http.messages import Query, Request
+from engine.wire import times
+
+T = TypeVar("T")
+
+BODY_LIMIT = 4 * 1024 * 1024
+"""Bytes of a JSON body, unless the caller says otherwise."""
+
+FILTERS_LIMIT = 10_000
+"""Values in all filters of one request."""
+
+_BOOLEANS = {"1": True, "True": True, "true": True, "0": False, "False": False, "false": False, "": False}
+_INT64 = range(-(1 << 63), 1 << 63)
+
+Filters = dict[str, list[str]]
+"""Values asked for by filter name; within a name any may match, and every name must."""
+
+
+def boolean(query: Query, name: str, default: bool = False) -> bool:
+    """bool-query; present and empty is false, as in Docker."""
+    text = query.get(name)
+    if text is None:
+        return default
+    value = _BOOLEANS.get(text)
+    if value is None:
+        raise InvalidParameter(f"invalid value for {name}: {text!r} is not one of 1, True, true, 0, False, false")
+    return value
+
+
+def integer(
+    query: Query, name: str, default: int | None = None, *, minimum: int | None = None, maximum: int | None = None
+) -> int:
+    """A decimal integer of 64 bits. Absent and empty are `default`; without a default it must be given."""
+    text = query.get(name, "")
+    if not text:
+        if default is None:
+            raise InvalidParameter(f"missing parameter: {name}")
+        return default
+    value = _integer(text)
+    if value is None:
+        raise InvalidParameter(f"invalid value for {name}: {text!r} is not an integer")
+    if minimum is not None and value < minimum:
+        raise InvalidParameter(f"invalid value for {name}: {value} is less than {minimum}")
+    if maximum is not None and value > maximum:
+        raise InvalidParameter(f"invalid value for {name}: {value} is more than {maximum}")
+    return value
+
+
+def required(query: Query, name: str) -> str:
+    """A parameter that must be there and not be empty."""
+    text = query.get(name, "")
+    if not text:
+        raise InvalidParameter(f"missing parameter: {name}")
+    return text
+
+
+def timestamp(query: Query, name: str) -> int:
+    """Nanoseconds since the epoch; 0 when absent or empty.
+
+    Unix seconds (with fraction), RFC 3339, or a duration ago.
+    """
+    text = query.get(name, "")
+    if not text:
+        return 0
+    try:
+        return times.parse_timestamp(text, time.time_ns())
+    except (ValueError, OverflowError):
+        raise InvalidParameter(f"invalid value for {name}: {text!r} is not a timestamp") from None
+
+
+def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Filters:
+    """`{"label":["a=b"]}` or `{"label":{"a=b":true}}`; in the second form a value that is false is not asked for."""
+    text = query.get(name, "")
+    if not text:
+        return {}
+    try:
+        given = msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidParameter(f"invalid {name}: not JSON: {error}") from None
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise InvalidParameter(f"invalid {name}: a JSON object is expected")
+    found: Filters = {}
+    for key, values in given.items():
+        if key not in allowed:
+            raise InvalidParameter(f"Invalid filter '{key}'")
+        if isinstance(values, dict) and all(isinstance(wanted, bool) for wanted in values.values()):
+            chosen = [value for value, wanted in values.items() if wanted]
+        elif isinstance(values, list) and all(isinstance(value, str) for value in values):
+            chosen = values
+        elif values is None:
+            chosen = []
+        else:
+            raise InvalidParameter(f"invalid {name}: '{key}' takes an array of strings or an object of booleans")
+        if chosen:
+            found[key] = chosen
+    if sum(map(len, found.values())) > FILTERS_LIMIT:
+        raise InvalidParameter(f"invalid {name}: more than {FILTERS_LIMIT} values")
+    return found
+
+
+def filter_boolean(found: Filters, name: str) -> bool | None:
+    """A filter such as `dangling` that means true or false; None when absent."""
+    values = found.get(name)
+    if not values:
+        return None
+    value = _BOOLEANS.get(values[0]) if values[0] else None
+    if value is None or len(set(values)) > 1:
+        raise InvalidParameter(f"invalid filter '{name}={values[-1]}'")
+    return value
+
+
+def filter_labels(found: Filters, labels: dict[str, str], name: str = "label") -> bool:
+    """Every `key` or `key=value` that was asked for is there."""
+    for wanted in found.get(name, ()):
+        key, equals, value = wanted.partition("=")
+        if key not in labels or (equals and labels[key] != value):
+            return False
+    return True
+
+
+async def json_body(request: Request, of: type[T], limit: int = BODY_LIMIT, *, optional: bool = False) -> T:
+    """The body as a struct: field names in any case, nulls as absent, unknown fields ignored, older shapes made new.
+
+    An empty body is the struct of all defaults when `optional`, else refused. Content-Type is not looked at: clients
+    send all kinds.
+    """
+    body = await request.body.read(limit)
+    if not body.strip():
+        if not optional:
+            raise InvalidParameter("request body is empty: a JSON object is expected")
+        body = b"{}"
+    return decode_json(body, of, request.version.ups(of) if request.version is not None else ())
+
+
+def decode_json(body: bytes, of: type[T], ups: Collection[Callable[[dict[str, Any]], None]] = ()) -> T:
+    """See `json_body`; for JSON that arrives elsewhere (headers, query parameters)."""
+    try:
+        raw = msgspec.json.decode(body)
+        kind: Any = of
+        raw = _plan(kind)(raw if raw is not None else {}, "")
+        for up in ups:
+            up(raw)
+        return msgspec.convert(raw, of)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).rpartition(" - at `")
+        field = place.rstrip("`").removeprefix("$").removeprefix(".") if reason else ""
+        text = (reason or str(error)).replace("`", "")
+        raise InvalidParameter(
+            f"invalid JSON body: {field}: {text}" if field else f"invalid JSON body: {text}"
+        ) from None
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeError) as error:
+        raise InvalidParameter(f"invalid JSON body: {error}") from None
+
+
+# --- reading a body as Go's decoder would ---------------------------------------------------------------------------
+#
+# A plan is made once per type: a function that takes a JSON value and the place where it was found, and gives it back
+# with the field names of structs spelled as the type has them and without nulls. What does not fit the type is left to
+# msgspec to refuse.
+
+_Step = Callable[[Any, str], Any]
+
+
+def _integer(text: str) -> int | None:
+    if len(text) > 20 or not text.isascii() or not text.removeprefix("-").removeprefix("+").isdigit():
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        return None
+    return value if value in _INT64 else None
+
+
+def _as_is(value: Any, _place: str) -> Any:
+    return value
+
+
+def _int64(value: Any, place: str) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not (-(2**63) <= value < 2**63):
+        raise InvalidParameter(f"invalid JSON body: {place}: {value} is not an integer of 64 bits")
+    return value
+
+
+@functools.cache
+def _plan(of: Any) -> _Step:
+    return _step(inspect.type_info(of), {})
+
+
+def _step(kind: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
+    if isinstance(kind, inspect.StructType):
+        return _struct_step(kind, known)
+    if isinstance(kind, inspect.DictType):
+        return _dict_step(kind.value_type, known)
+    if isinstance(kind, (inspect.ListType, inspect.VarTupleType)):
+        return _list_step(kind.item_type, known)
+    if isinstance(kind, inspect.UnionType):
+        return _union_step(kind, known)
+    return _int64 if isinstance(kind, inspect.IntType) else _as_is
+
+
+def _struct_step(kind: inspect.StructType, known: dict[type, list[_Step]]) -> _Step:
+    if kind.cls in known:  # a type within itself: its step is looked up when it is needed
+        found = known[kind.cls]
+        return lambda value, place: found[0](value, place)  # noqa: PLW0108 (the list is filled later)
+    known[kind.cls] = itself = []
+    names: dict[str, str] = {field.encode_name.lower(): field.encode_name for field in kind.fields}
+    steps = {field.encode_name: _step(field.type, known) for field in kind.fields}
+
+    def step(value: Any, place: str) -> Any:
+        if not isinstance(value, dict):
+            return value
+        shape: dict[str, Any] = {}
+        for key, item in value.items():
+            name: str = key if key in steps else names.get(key.lower(), key)
+            if item is None or (name != key and name in value):
+                continue
+            inner = steps.get(name)
+            shape[name] = inner(item, f"{place}.{name}" if place else name) if inner is not None else item
+        return shape
+
+    itself.append(step)
+    return step
+
+
+def _zero(kind: inspect.Type) -> Any:
+    """What Go's decoder makes of a null inside an array or map of this type; None where null is a value of its own."""
+    if isinstance(kind, inspect.StrType):
+        return ""
+    if isinstance(kind, inspect.BoolType):
+        return False
+    if isinstance(kind, (inspect.IntType, inspect.FloatType)):
+        return 0
+    if isinstance(kind, (inspect.StructType, inspect.DictType)):
+        return {}
+    if isinstance(kind, (inspect.ListType, inspect.VarTupleType)):
+        return []
+    return None
+
+
+def _dict_step(values: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
+    inner, zero = _step(values, known), _zero(values)
+
+    def step(value: Any, place: str) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: zero if item is None else inner(item, f"{place}.{key}") for key, item in value.items()}
+
+    return step
+
+
+def _list_step(items: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
+    inner, zero = _step(items, known), _zero(items)
+
+    def step(value: Any, place: str) -> Any:
+        if not isinstance(value, list):
+            return value
+        return [zero if item is None else inner(item, place) for item in value]
+
+    return step
+
+
+def _union_step(kind: inspect.UnionType, known: dict[type, list[_Step]]) -> _Step:
+    of_dict: _Step = _as_is
+    of_list: _Step = _as_is
+    of_number: _Step = _as_is
+    for choice in kind.types:
+        if isinstance(choice, (inspect.StructType, inspect.DictType)):
+            of_dict = _step(choice, known)
+        elif isinstance(choice, (inspect.ListType, inspect.VarTupleType)):
+            of_list = _step(choice, known)
+        elif isinstance(choice, inspect.IntType):
+            of_number = _int64
+
+    def step(value: Any, place: str) -> Any:
+        if isinstance(value, dict):
+            return of_dict(value, place)
+        return of_list(value, place) if isinstance(value, list) else of_number(value, place)
+
+    return step

@@ -1,0 +1,85 @@
+"""The routes, in the specification's order. To add one, add its row.
+
+A row: method, path, handler, status of a success (200), `mode`, and the window of versions that have it: from `since`
+on, no longer at `until`. `{name}` is one segment of the path, `{name:path}` any number of them (image names with
+slashes).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from engine.api import system
+from engine.api.engine import Engine
+from engine.api.versions import MINIMUM, release
+from engine.http.messages import AnyReply, Request
+
+Handler = Callable[[Engine, Request], AnyReply | Awaitable[AnyReply]]
+
+
+class Mode(enum.Enum):
+    """What a route does to its connection."""
+
+    PLAIN = enum.auto()
+    """The handler runs to its end even when the client leaves: a change is never left half done."""
+    STREAM = enum.auto()
+    """It lasts as long as the client wants (streams, waiting): cancelled when the client leaves."""
+    HIJACK = enum.auto()
+    """Bytes after the request are a stream, not another request."""
+
+
+PLAIN, STREAM, HIJACK = Mode.PLAIN, Mode.STREAM, Mode.HIJACK
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Route:
+    """One row."""
+
+    method: str
+    path: str
+    handler: Handler
+    status: int
+    mode: Mode
+    since: tuple[int, int]
+    until: tuple[int, int]
+
+
+class _Row(Protocol):
+    def __call__(
+        self,
+        path: str,
+        handler: Handler,
+        status: int = 200,
+        *,
+        mode: Mode = PLAIN,
+        since: str = MINIMUM,
+        until: str = "",
+    ) -> Route: ...
+
+
+def _constructor(method: str) -> _Row:
+    def row(
+        path: str, handler: Handler, status: int = 200, *, mode: Mode = PLAIN, since: str = MINIMUM, until: str = ""
+    ) -> Route:
+        end = release(until) if until else (1 << 30, 0)
+        return Route(
+            method=method, path=path, handler=handler, status=status, mode=mode, since=release(since), until=end
+        )
+
+    return row
+
+
+GET, HEAD, POST, PUT, DELETE = map(_constructor, ("GET", "HEAD", "POST", "PUT", "DELETE"))
+
+
+ROUTES: tuple[Route, ...] = (
+    # System information: not shown in the specification, as Docker documents it (design §6)
+    GET("/_ping", system.ping),
+    HEAD("/_ping", system.ping),
+    GET("/info", system.info),
+    GET("/version", system.version),
+    GET("/events", system.events, mode=STREAM),
+)

@@ -1,0 +1,187 @@
+"""Handlers about the engine itself: /_ping, /version, /info, /events (chapter 'system' of Docker's API documentation at
+1.24).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+
+from engine import __version__
+from engine.api.engine import Engine
+from engine.api.parameters import filters, timestamp
+from engine.api.replies import encode, json_reply
+from engine.api.versions import MINIMUM, NEWEST
+from engine.errors import InvalidParameter
+from engine.events import EVENT_FILTERS, Subscription
+from engine.http.messages import Reply, Request, StreamReply
+from engine.wire import times
+from engine.wire.events import Message
+from engine.wire.system import (
+    IndexInfo,
+    Info,
+    InfoPlugins,
+    RegistryConfig,
+    Runtime,
+    SwarmInfo,
+    VersionInfo,
+)
+
+INDEX = "https://index.docker.io/v1/"
+
+_PONG = Reply(200, b"OK", "text/plain; charset=utf-8", (("Cache-Control", "no-cache, no-store, must-revalidate"),))
+
+
+def ping(engine: Engine, request: Request) -> Reply:
+    """GET and HEAD /_ping: also how clients negotiate (the version headers are on every answer)."""
+    return _PONG
+
+
+def version(engine: Engine, request: Request) -> Reply:
+    """GET /version."""
+    host = engine.host
+    return json_reply(
+        request,
+        VersionInfo(
+            version=__version__,
+            api_version=NEWEST,
+            min_api_version=MINIMUM,
+            git_commit=host.git_commit,
+            go_version=f"none (Python {host.python})",
+            os=host.os,
+            arch=host.arch,
+            kernel_version=host.kernel,
+            build_time=host.build_time,
+        ),
+    )
+
+
+def info(engine: Engine, request: Request) -> Reply:
+    """GET /info: facts of the host as read at start, counts as they are now."""
+    host, counts = engine.host, engine.counts()
+    return json_reply(
+        request,
+        Info(
+            id=host.id,
+            containers=counts.running + counts.paused + counts.stopped,
+            containers_running=counts.running,
+            containers_paused=counts.paused,
+            containers_stopped=counts.stopped,
+            images=counts.images,
+            driver=counts.driver,
+            driver_status=[list(pair) for pair in counts.driver_status],
+            plugins=InfoPlugins(volume=["local"], network=["bridge", "host", "null"], log=["json-file", "none"]),
+            memory_limit=host.memory_limit,
+            swap_limit=host.swap_limit,
+            kernel_memory=host.kernel_memory,
+            cpu_cfs_period=host.cpu_cfs_period,
+            cpu_cfs_quota=host.cpu_cfs_quota,
+            cpu_shares=host.cpu_shares,
+            cpu_set=host.cpu_set,
+            pids_limit=host.pids_limit,
+            ipv4_forwarding=host.ipv4_forwarding,
+            bridge_nf_iptables=host.bridge_nf_iptables,
+            bridge_nf_ip6tables=host.bridge_nf_ip6tables,
+            debug=engine.config.log_level == "debug",
+            nfd=_open_descriptors(),
+            oom_kill_disable=host.oom_kill_disable,
+            n_goroutines=_tasks(),
+            system_time=times.rfc3339(time.time_ns()),
+            logging_driver="json-file",
+            cgroup_driver="cgroupfs",
+            n_events_listener=engine.events.listeners,
+            kernel_version=host.kernel,
+            operating_system=host.operating_system,
+            os_type=host.os,
+            architecture=host.machine,
+            index_server_address=INDEX,
+            registry_config=RegistryConfig(
+                insecure_registry_cidrs=["127.0.0.0/8"],
+                index_configs={"docker.io": IndexInfo(name="docker.io", mirrors=[], secure=True, official=True)},
+                mirrors=[],
+            ),
+            ncpu=host.cpus,
+            mem_total=host.memory,
+            docker_root_dir=str(engine.config.root),
+            engine_root_dir=str(engine.config.root),
+            http_proxy=os.environ.get("HTTP_PROXY", os.environ.get("http_proxy", "")),
+            https_proxy=os.environ.get("HTTPS_PROXY", os.environ.get("https_proxy", "")),
+            no_proxy=os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")),
+            name=host.name,
+            labels=list(counts.labels),
+            experimental_build=False,
+            server_version=__version__,
+            cluster_store="",
+            cluster_advertise="",
+            security_options=list(host.security_options),
+            runtimes={name: Runtime(path) for name, path in counts.runtimes.items()},
+            default_runtime=counts.runtime,
+            swarm=SwarmInfo(),
+            live_restore_enabled=True,
+        ),
+    )
+
+
+def _open_descriptors() -> int:
+    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # st_size counts since Linux 6.2
+
+
+def _tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # no loop runs: a unit test
+        return 0
+
+
+def events(engine: Engine, request: Request) -> StreamReply:
+    """GET /events: with `since` what is remembered, then live, until `until` if that is given."""
+    wanted = filters(request.query, EVENT_FILTERS)
+    since = timestamp(request.query, "since") if request.query.get("since") else None
+    until = timestamp(request.query, "until") if request.query.get("until") else None
+    if since is not None and until is not None and until < since:
+        raise InvalidParameter(f"`since` time ({since}) cannot be after `until` time ({until})")
+    # Nothing is awaited between the two, so that no event is missed or sent twice; and the head is flushed after both.
+    subscription = engine.events.subscribe(wanted)
+    past = engine.events.history(since, until, wanted) if since is not None else []
+    return StreamReply(request.status, EventFeed(request, subscription, past, until))
+
+
+class EventFeed:
+    """Events as lines of JSON, those that wait together in one chunk. An object, not a generator: see `StreamReply`."""
+
+    def __init__(self, request: Request, subscription: Subscription, past: list[Message], until: int | None) -> None:
+        self._request = request
+        self._subscription = subscription
+        self._past = deque(past)
+        self._until = until
+
+    def __aiter__(self) -> EventFeed:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._past:
+            messages = list(self._past)
+            self._past.clear()
+        else:
+            messages = await self._live()
+        if not messages:
+            raise StopAsyncIteration
+        return b"".join([encode(message, self._request) + b"\n" for message in messages])
+
+    async def _live(self) -> list[Message]:
+        if self._until is None:
+            return await self._subscription.take()
+        remaining = (self._until - time.time_ns()) / 1e9
+        if remaining <= 0:
+            return []
+        try:
+            async with asyncio.timeout(remaining):
+                messages = await self._subscription.take()
+        except TimeoutError:
+            return []
+        return [message for message in messages if message.time_nano <= self._until]
+
+    async def aclose(self) -> None:
+        self._subscription.close()

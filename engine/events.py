@@ -1,0 +1,216 @@
+"""What happened in this engine: the last events, and those who listen.
+
+Not here: the wire (`api/system.py` streams, `wire/events.py` has the struct). Everything runs in the loop's thread;
+nothing waits for a listener: one that falls too far behind is ended, and its client sees the end of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.wire.events import Actor, Message
+
+HISTORY = 1024
+"""Events that are remembered for `since`."""
+
+BACKLOG = 4096
+"""Events that may wait for a slow listener before it is ended."""
+
+EVENT_FILTERS = ("container", "daemon", "event", "image", "label", "network", "plugin", "type", "volume")
+
+Filters = Mapping[str, Sequence[str]]
+
+
+class EventLog:
+    """One per engine."""
+
+    def __init__(self) -> None:
+        self._history: deque[Message] = deque(maxlen=HISTORY)
+        self._subscriptions: dict[Subscription, None] = {}
+        self._latest = 0
+
+    def publish(
+        self,
+        type: str,
+        action: str,
+        id: str,
+        attributes: Mapping[str, str] | None = None,
+        at_ns: int | None = None,
+        *,
+        image_from: str = "",
+    ) -> Message:
+        """Remember an event and give it to who listens. Times never run backwards: an event is later than the one
+        before it.
+
+        `image_from` fills `from` of a container's event; by default that is its attribute `image`.
+        """
+        at = max(time.time_ns() if at_ns is None else at_ns, self._latest + 1)
+        self._latest = at
+        actor = Actor(id, dict(attributes or {}))
+        seconds = at // 1_000_000_000
+        if type == "container":
+            message = Message(
+                status=action,
+                id=id,
+                image=image_from or actor.attributes.get("image", ""),
+                type=type,
+                action=action,
+                actor=actor,
+                time=seconds,
+                time_nano=at,
+            )
+        elif type == "image":
+            message = Message(status=action, id=id, type=type, action=action, actor=actor, time=seconds, time_nano=at)
+        else:
+            message = Message(type=type, action=action, actor=actor, time=seconds, time_nano=at)
+        self._history.append(message)
+        for subscription in list(self._subscriptions):
+            subscription.offer(message)
+        return message
+
+    def subscribe(self, filters: Filters | None = None) -> Subscription:
+        """Everything from now on that matches."""
+        subscription = Subscription(filters or {}, self._forget)
+        self._subscriptions[subscription] = None
+        return subscription
+
+    def history(self, since_ns: int, until_ns: int | None = None, filters: Filters | None = None) -> list[Message]:
+        """What is remembered of the time from `since_ns` to `until_ns`, both included, oldest first."""
+        return [
+            message
+            for message in self._history
+            if message.time_nano >= since_ns
+            and (until_ns is None or message.time_nano <= until_ns)
+            and matches(message, filters or {})
+        ]
+
+    @property
+    def listeners(self) -> int:
+        return len(self._subscriptions)
+
+    def _forget(self, subscription: Subscription) -> None:
+        self._subscriptions.pop(subscription, None)
+
+
+class Subscription:
+    """An async iterator of messages, for one reader. Ends when closed, or when more than `BACKLOG` messages waited."""
+
+    def __init__(self, filters: Filters, forget: Callable[[Subscription], None]) -> None:
+        self._filters = filters
+        self._forget = forget
+        self._waiting: deque[Message] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self.ended = False
+        self.overrun = False
+        """It ended because its reader was too slow."""
+
+    def offer(self, message: Message) -> None:
+        """The log's side."""
+        if not matches(message, self._filters):
+            return
+        if len(self._waiting) >= BACKLOG:
+            self.overrun = True
+            self.close()
+            return
+        self._waiting.append(message)
+        self._wake()
+
+    async def take(self) -> list[Message]:
+        """All messages that wait, at least one; none at the end."""
+        while not self._waiting and not self.ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        messages = list(self._waiting)
+        self._waiting.clear()
+        return messages
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._waiting and not self.ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if not self._waiting:
+            raise StopAsyncIteration
+        return self._waiting.popleft()
+
+    def close(self) -> None:
+        """No more messages; those that wait can still be taken. May be called again."""
+        if not self.ended:
+            self.ended = True
+            self._forget(self)
+            self._wake()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def matches(message: Message, filters: Filters) -> bool:
+    """Every filter name must match by one of its values (labels: by all).
+
+    Objects match by a prefix of id or name, as in Docker.
+    """
+    for name, values in filters.items():
+        if not values:
+            continue
+        if name == "type":
+            found = message.type in values
+        elif name == "event":
+            # "exec_create: sh" and "health_status: healthy" are asked for by their first word
+            found = any(message.action == value or message.action.startswith(value + ":") for value in values)
+        elif name == "label":
+            found = all(_has_label(message.actor.attributes, value) for value in values)
+        elif name == "image":
+            found = _image_matches(message, values)
+        else:
+            found = message.type == name and _object_matches(message, values)
+        if not found:
+            return False
+    return True
+
+
+def _has_label(attributes: Mapping[str, str], wanted: str) -> bool:
+    key, equals, value = wanted.partition("=")
+    return key in attributes and (not equals or attributes[key] == value)
+
+
+def _object_matches(message: Message, values: Sequence[str]) -> bool:
+    name = message.actor.attributes.get("name", "")
+    return any(
+        message.actor.id.startswith(value) or (name != "" and name.startswith(value.removeprefix("/")))
+        for value in values
+    )
+
+
+def _image_matches(message: Message, values: Sequence[str]) -> bool:
+    """By reference with or without tag: of the image itself, or of the image a container was made from."""
+    if message.type not in ("image", "container"):
+        return False
+    attributes = message.actor.attributes
+    known = {attributes.get("name" if message.type == "image" else "image", "")}
+    if message.type == "image":
+        known.add(message.actor.id)
+    known |= {_without_tag(name) for name in known}
+    return any(value in known for value in values)
+
+
+def _without_tag(reference: str) -> str:
+    repository, _, tag = reference.rpartition(":")
+    return repository if repository and "/" not in tag else reference

@@ -1,0 +1,331 @@
+"""One request and the three shapes of its answer, as the application sees them.
+
+Not here: bytes on the wire (`protocol.py`) and which path means what (`router.py`). A request lives until its answer is
+out and belongs to one connection; nothing here is shared between threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.errors import InvalidParameter, ServerError
+
+if TYPE_CHECKING:
+    from engine.http.protocol import Connection
+
+BODY_WAITING = 256 * 1024
+"""Bytes of a request body that wait for the handler before reading from the socket is paused."""
+
+_HEX = {f"{octet:02x}".encode(): bytes((octet,)) for octet in range(256)}
+
+
+def percent_decode(text: bytes, what: str) -> str:
+    """RFC 3986, 2.1.
+
+    `what` names the part of the target in the error: a `%` without two hex digits, bytes that are not UTF-8, a NUL.
+    """
+    if b"%" in text:
+        first, *rest = text.split(b"%")
+        parts = [first]
+        for piece in rest:
+            octet = _HEX.get(piece[:2].lower())
+            if octet is None:
+                raise InvalidParameter(f"bad percent-encoding in {what}: %{piece[:2].decode('latin-1')}")
+            parts.append(octet)
+            parts.append(piece[2:])
+        text = b"".join(parts)
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError:
+        raise InvalidParameter(f"{what} is not UTF-8: {text.decode(errors='replace')}") from None
+    if "\0" in decoded:
+        raise InvalidParameter(f"{what} contains a NUL")
+    return decoded
+
+
+class Query(Mapping[str, str]):
+    """Query parameters, decoded. A repeated name gives its first value; `get_all` gives them all, in order."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, text: bytes = b"") -> None:
+        self._values: dict[str, list[str]] = {}
+        if text:
+            for pair in text.replace(b"+", b" ").split(b"&"):
+                if pair:
+                    name, _, value = pair.partition(b"=")
+                    self._values.setdefault(percent_decode(name, "query"), []).append(percent_decode(value, "query"))
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name][0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get_all(self, name: str) -> list[str]:
+        return self._values.get(name, [])
+
+
+class Headers:
+    """Header fields by lower-case name; values are latin-1 text without surrounding blanks."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: list[tuple[bytes, bytes]]) -> None:
+        self._fields = fields
+
+    def get(self, name: str, default: str = "") -> str:
+        """First value of `name`, whatever its case on the wire."""
+        wanted = name.lower().encode("latin-1")
+        for key, value in self._fields:
+            if key.lower() == wanted:
+                return value.decode("latin-1").strip()
+        return default
+
+    def get_all(self, name: str) -> list[str]:
+        wanted = name.lower().encode("latin-1")
+        return [value.decode("latin-1").strip() for key, value in self._fields if key.lower() == wanted]
+
+    def __contains__(self, name: str) -> bool:
+        wanted = name.lower().encode("latin-1")
+        return any(key.lower() == wanted for key, _ in self._fields)
+
+
+class Source(Protocol):
+    """What a body needs from its connection."""
+
+    def body_wanted(self) -> None:
+        """The handler waits for bytes: send `100 Continue` if it is due, watch the idle limit."""
+
+    def body_taken(self) -> None:
+        """Fewer than `BODY_WAITING` bytes wait now: reading may go on."""
+
+
+class Body:
+    """A request's body: an async iterator of bytes, one reader.
+
+    Ends early with `InvalidParameter` when the client stalls or leaves.
+    """
+
+    __slots__ = ("_chunks", "_error", "_source", "_waiter", "ended", "started", "waiting")
+
+    def __init__(self, source: Source | None = None, content: bytes = b"") -> None:
+        """Without `source` the body is `content`, whole (tests, requests without a body)."""
+        self._source = source
+        self._chunks: deque[bytes] = deque((content,) if content else ())
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self.waiting = len(content)
+        """Bytes received and not yet taken."""
+        self.ended = source is None
+        """The last byte was received (or the body failed)."""
+        self.started = False
+        """The handler asked for the body."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self.started = True
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            if self._source is not None:
+                self._source.body_wanted()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        chunk = self._chunks.popleft()
+        before, self.waiting = self.waiting, self.waiting - len(chunk)
+        if before > BODY_WAITING >= self.waiting and self._source is not None:
+            self._source.body_taken()
+        return chunk
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body; `InvalidParameter` as soon as it is known to be larger than `limit` bytes."""
+        chunks, size = [], 0
+        async for chunk in self:
+            size += len(chunk)
+            if size > limit:
+                raise InvalidParameter(f"request body is larger than {limit} bytes")
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def feed(self, chunk: bytes) -> None:
+        """Connection: bytes arrived."""
+        self._chunks.append(chunk)
+        self.waiting += len(chunk)
+        self._wake()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Connection: no more will come, because that was all or because of `error`."""
+        if not self.ended:
+            self.ended = True
+            self._error = error
+            self._wake()
+
+    def discard(self) -> None:
+        """Connection: nobody will read what waits."""
+        self._chunks.clear()
+        self.waiting = 0
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+_NO_QUERY = Query()
+
+
+class Request:
+    """A request whose head has arrived. `path` is percent-decoded; version prefixes are the application's business."""
+
+    __slots__ = (
+        "_connection",
+        "body",
+        "cancellable",
+        "headers",
+        "keep",
+        "method",
+        "parameters",
+        "path",
+        "query",
+        "status",
+        "version",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        query: Query = _NO_QUERY,
+        headers: Headers | None = None,
+        body: Body | None = None,
+        *,
+        keep: bool = True,
+        connection: Connection | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers if headers is not None else Headers([])
+        self.body = body if body is not None else Body()
+        self.keep = keep
+        """The connection stays open for another request afterwards, as far as the client is concerned."""
+        self._connection = connection
+        # What the application adds while it finds the handler:
+        self.parameters: dict[str, str] = {}
+        """Path parameters by name."""
+        self.version: Any = None
+        """`api.versions.Version`; this package knows nothing of it."""
+        self.status = 200
+        """Status of a success, from the route table."""
+        self.cancellable = False
+        """A handler that still runs when the client leaves is cancelled; otherwise it runs to its end."""
+
+    @property
+    def peer(self) -> str:
+        """`unix:PID/UID` or `HOST:PORT` of the client."""
+        return self._connection.peer() if self._connection is not None else ""
+
+    def hijack(self, content_type: str) -> Hijack:
+        """Stop reading here: what follows is a stream of the given type.
+
+        The handler ends with `Hijack.release()` or with an error.
+        """
+        if self._connection is None:
+            raise ServerError("this request has no connection to hijack")
+        return self._connection.hijack(self, content_type)
+
+
+class Reply:
+    """A complete answer. No Content-Type is sent with an empty body of the default type; no body with 204 and 304."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int = 200,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+
+
+class StreamReply:
+    """An answer that grows: chunked at HTTP/1.1, until the end of the connection at 1.0. The head is flushed before the
+    first chunk is asked for.
+
+    `chunks` is read only as fast as the client reads. Its `aclose()`, when it has one, is called in any case, also when
+    the client leaves first; note that a generator that never started does not run its `finally`, so what must be undone
+    belongs into an object with an `aclose` of its own. An error in mid-stream cuts the connection, so that the client
+    can tell.
+    """
+
+    __slots__ = ("chunks", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        chunks: AsyncIterator[bytes],
+        content_type: str = "application/json",
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.status = status
+        self.chunks = chunks
+        self.content_type = content_type
+        self.headers = headers
+
+
+class HijackReply:
+    """The connection is no longer ours; made by `Hijack.release` alone."""
+
+    __slots__ = ()
+
+
+class Hijack:
+    """A connection on its way out of HTTP. Nothing more is read from it by the daemon and nothing written."""
+
+    __slots__ = ("_connection", "early", "head")
+
+    def __init__(self, connection: Connection, head: bytes, early: bytes) -> None:
+        self._connection = connection
+        self.head = head
+        """Status line and headers that the new owner sends first."""
+        self.early = early
+        """Bytes of the stream that came with the request."""
+
+    def descriptor(self) -> int:
+        """A descriptor of the stream, for the new owner: the client's own socket, or with TLS one end of a pair that
+        the daemon relays.
+
+        The caller closes it once it is handed over (or the hand-over failed).
+        """
+        return self._connection.hijack_descriptor()
+
+    def release(self) -> HijackReply:
+        """After the hand-over: the daemon lets go of the connection, without shutting it down."""
+        self._connection.hijack_release()
+        return HijackReply()
+
+
+AnyReply = Reply | StreamReply | HijackReply
+Application = Callable[[Request], AnyReply | Awaitable[AnyReply]]
+"""Finds and runs the handler.
+
+Where the answer needs no waiting it is returned at once and written in the same turn of the loop.
+"""
