@@ -135,7 +135,7 @@ class Daemon:
         stack.push_async_callback(self._close_monitor, monitor)
         await self.containers.open()
         self.execs = Execs(config.run, self.containers, monitor, runtime)
-        await asyncio.to_thread(self.execs.open)
+        self.execs.open()
         await self._end_strays(runtime)
         await snapshots.sweep({container.id for container in self.containers}, images.chain_ids())
         stack.push_async_callback(self.containers.settled)
