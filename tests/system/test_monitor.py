@@ -1,0 +1,820 @@
+"""The monitor with the real runtime: streams, exits, crashes of either side, and nothing left behind.
+
+Needs root, crun and /bin/busybox (static). Each test has its own RUN directory, monitor and crun state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine._fast.frames import Demultiplexer
+from engine.errors import NotFound, ServerError
+from engine.monitor.client import Exit, LaunchFailed, Monitor
+from engine.monitor.messages import LogFile
+
+LIMIT = 60.0
+MIB = 1 << 20
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        result = condition()
+        if result:
+            return result
+        time.sleep(0.01)
+    raise AssertionError(f"not within {LIMIT:.0f} s: {what}")
+
+
+async def until(condition: Callable[[], Any], what: str) -> Any:
+    return await asyncio.to_thread(wait_until, condition, what)
+
+
+def descriptors(pid: int) -> list[str]:
+    links = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return sorted(links)
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class Reader:
+    """Takes all of a socket in a thread: its size, checksum, and the first bytes."""
+
+    def __init__(self, sock: socket.socket, keep: int = 1 << 20) -> None:
+        self.sock, self._keep = sock, keep
+        self.size = 0
+        self.data = bytearray()
+        self.hash = hashlib.sha256()
+        self.ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while part := self.sock.recv(1 << 20):
+                self.hash.update(part)
+                self.size += len(part)
+                if len(self.data) < self._keep:
+                    self.data += part
+        self.ended.set()
+
+    async def end(self) -> bytes:
+        assert await asyncio.to_thread(self.ended.wait, LIMIT), f"no end of output after {self.size} bytes"
+        return bytes(self.data)
+
+    def streams(self) -> dict[int, bytes]:
+        found: dict[int, bytes] = {1: b"", 2: b""}
+        for stream, data in Demultiplexer().feed(bytes(self.data)):
+            found[stream] += data
+        return found
+
+
+class Bench:
+    """A RUN directory, a rootfs, and bundles in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.run = directory / "run"
+        self.rootfs = directory / "rootfs"
+        for name in ("bin", "proc", "dev", "sys", "tmp"):
+            (self.rootfs / name).mkdir(parents=True)
+        shutil.copy("/bin/busybox", self.rootfs / "bin/busybox")
+        for name in ("sh", "cat", "echo", "sleep", "head", "dd", "stty", "true", "yes", "seq", "read"):
+            (self.rootfs / "bin" / name).symlink_to("busybox")
+        self.exits: dict[str, Exit] = {}
+        self.detached: list[tuple[str, int, bool]] = []
+        self.keys = (f"{os.getpid()}x{number}x{directory.name}" for number in itertools.count())
+        self.started: set[str] = set()
+
+    def monitor(self, stall: int = 300) -> Monitor:
+        return Monitor(
+            self.run,
+            attach_stall=stall,
+            on_exit=self.exits.__setitem__,
+            on_detach=lambda *event: self.detached.append(event),
+        )
+
+    def launch(self, script: str | list[str], tty: bool = False) -> tuple[str, dict[str, Any]]:
+        """A key and the arguments of Monitor.run for a container of that shell script."""
+        key = next(self.keys)
+        bundle = self.directory / "bundles" / key
+        bundle.mkdir(parents=True)
+        spec = {
+            "ociVersion": "1.0.2",
+            "process": {
+                "terminal": tty,
+                "user": {"uid": 0, "gid": 0},
+                "args": ["/bin/sh", "-c", script] if isinstance(script, str) else script,
+                "env": ["PATH=/bin"],
+                "cwd": "/",
+            },
+            "root": {"path": str(self.rootfs), "readonly": False},
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},
+                {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["newinstance"]},
+            ],
+            "linux": {
+                "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")],
+                "cgroupsPath": f"/engined-test/{key}",
+            },
+        }
+        (bundle / "config.json").write_text(json.dumps(spec))
+        argv = ["crun", "--root", str(self.directory / "crun"), "--log", str(bundle / "log"), "run", "--detach"]
+        argv += ["--bundle", str(bundle), "--pid-file", str(bundle / "pid")]
+        if tty:
+            argv += ["--console-socket", "@console@"]
+        self.started.add(key)
+        return key, {
+            "argv": [*argv, key],
+            "cwd": str(bundle),
+            "pid_file": str(bundle / "pid"),
+            "log_path": str(bundle / "log"),
+            "tty": tty,
+        }
+
+    def log(self, key: str) -> LogFile:
+        return LogFile(str(self.directory / "bundles" / key / "out.log"))
+
+    def logged(self, key: str) -> bytes:
+        lines = (self.directory / "bundles" / key / "out.log").read_bytes().splitlines()
+        return b"".join(json.loads(line)["log"].encode() for line in lines)
+
+    def delete(self, key: str) -> None:
+        subprocess.run(
+            ["crun", "--root", str(self.directory / "crun"), "delete", "--force", key], capture_output=True, check=False
+        )
+        self.started.discard(key)
+
+    async def exit_of(self, key: str) -> Exit:
+        await until(lambda: key in self.exits, f"exit of {key}")
+        return self.exits[key]
+
+    def clean(self) -> None:
+        for key in list(self.started):
+            self.delete(key)
+        for link in Path("/sys/fs/cgroup").glob("*/engined-test"):
+            with contextlib.suppress(OSError):
+                link.rmdir()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    assert os.getuid() == 0, "these tests need root"
+    assert os.path.exists("/bin/busybox"), "these tests need /bin/busybox: apt-get install busybox-static"
+    assert shutil.which("crun"), "these tests need crun: apt-get install crun"
+    directory = Path(tempfile.mkdtemp(prefix="mon", dir="/tmp"))
+    made = Bench(directory)
+    try:
+        yield made
+    finally:
+        made.clean()
+        for pid in monitors_of(made.run):
+            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        while True:  # containers that fell to this process when it was the daemon of a killed monitor
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    break
+            except ChildProcessError:
+                break
+        shutil.rmtree(directory)
+
+
+def monitors_of(run: Path) -> list[int]:
+    wanted = f"--run\0{run}\0".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in Path(f"/proc/{name}/cmdline").read_bytes():
+                    found.append(int(name))
+    return found
+
+
+def drive(bench: Bench, story: Callable[[Monitor], Awaitable[None]], stall: int = 300) -> None:
+    async def main() -> None:
+        monitor = bench.monitor(stall)
+        await monitor.open()
+        try:
+            await story(monitor)
+        finally:
+            for key in list(monitor.processes):
+                with contextlib.suppress(NotFound, ServerError):
+                    monitor.signal(key, 9)
+            await until(lambda: not monitor.processes, "the end of all processes")
+            await monitor.shutdown()
+
+    asyncio.run(main())
+
+
+async def attach(
+    monitor: Monitor, key: str, *, stdin: bool = False, raw: bool = False, **more: Any
+) -> tuple[socket.socket, int]:
+    """The client's end of a socket that is attached to `key`."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        attached = await monitor.attach(key, theirs.fileno(), stdin=stdin, stdout=True, stderr=True, raw=raw, **more)
+    return ours, attached.client
+
+
+# --- output -------------------------------------------------------------------------------------------------------
+
+
+def test_output_is_complete_and_in_order(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("seq 1 8600000")  # 67 MB
+        client, _ = await attach(monitor, key, raw=True, head=b"HEAD\r\n\r\n")
+        reader = Reader(client)
+        await monitor.run(key, **launch)
+        await reader.end()
+        expected = hashlib.sha256(b"HEAD\r\n\r\n")
+        size = 8
+        for start in range(1, 8600001, 100000):
+            part = "".join(f"{number}\n" for number in range(start, start + 100000)).encode()
+            expected.update(part)
+            size += len(part)
+        assert (reader.size, reader.hash.hexdigest()) == (size, expected.hexdigest())
+        assert size > 64 * MIB
+        assert (await bench.exit_of(key)).status == 0
+
+    drive(bench, story)
+
+
+def test_streams_are_framed_and_logged(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("echo out; echo err >&2; echo -n unfinished")
+        client, _ = await attach(monitor, key)
+        reader = Reader(client)
+        await monitor.run(key, **launch, log=bench.log(key))
+        await reader.end()
+        assert reader.streams() == {1: b"out\nunfinished", 2: b"err\n"}
+        await bench.exit_of(key)
+        lines = (bench.directory / "bundles" / key / "out.log").read_text().splitlines()
+        entries = [(each["stream"], each["log"]) for each in map(json.loads, lines)]
+        assert sorted(entries) == [("stderr", "err\n"), ("stdout", "out\n"), ("stdout", "unfinished")]
+
+    drive(bench, story)
+
+
+def test_two_clients_see_the_same(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("seq 1 400000")
+        readers = [Reader((await attach(monitor, key, raw=True))[0]) for _ in range(2)]
+        await monitor.run(key, **launch)
+        for reader in readers:
+            await reader.end()
+        assert readers[0].hash.digest() == readers[1].hash.digest()
+        assert readers[0].size == sum(len(str(number)) + 1 for number in range(1, 400001))
+
+    drive(bench, story)
+
+
+def test_a_slow_client_stalls_only_its_container(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        slow, launch_slow = bench.launch("head -c 33554432 /dev/zero; echo done >&2; sleep 1000")
+        client, _ = await attach(monitor, slow, raw=True)
+        await monitor.run(slow, **launch_slow, log=bench.log(slow))
+        other, launch_other = bench.launch("seq 1 1000000")
+        reader = Reader((await attach(monitor, other, raw=True))[0])
+        await monitor.run(other, **launch_other)
+        await reader.end()
+        assert (await bench.exit_of(other)).status == 0
+        logged = (bench.directory / "bundles" / slow / "out.log").stat().st_size
+        late = Reader(client)
+        await until(lambda: late.size == 33554432 + 5, "the slow client's output")
+        assert logged < 6 * 16 * MIB  # one zero is six characters of JSON: the stream had been stalled before 16 MiB
+
+    drive(bench, story)
+
+
+def test_a_client_that_takes_nothing_is_disconnected(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("head -c 16777216 /dev/zero; echo done > /dev/null")
+        client, number = await attach(monitor, key, raw=True)
+        await monitor.run(key, **launch)
+        assert (await bench.exit_of(key)).status == 0
+        assert bench.detached == [(key, number, False)]
+        client.close()
+
+    drive(bench, story, stall=1)
+
+
+def test_output_of_a_grandchild_is_awaited_but_not_for_ever(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        # Without a pid namespace the grandchild outlives its init, holds the pipes, and falls to the monitor.
+        key, launch = bench.launch("(echo late; exec sleep 1000) & exit 5")
+        config = Path(launch["cwd"]) / "config.json"
+        spec = json.loads(config.read_text())
+        spec["linux"]["namespaces"] = [each for each in spec["linux"]["namespaces"] if each["type"] != "pid"]
+        spec["mounts"] = []
+        config.write_text(json.dumps(spec))
+        reader = Reader((await attach(monitor, key))[0])
+        await monitor.run(key, **launch)
+        assert (await bench.exit_of(key)).status == 5
+        await reader.end()
+        assert reader.streams()[1] == b"late\n"
+        orphans = await until(lambda: children(monitor.pid), "the orphan")
+        os.kill(orphans[0], 9)
+        await until(lambda: not children(monitor.pid), "the orphan's collection")
+
+    drive(bench, story)
+
+
+# --- input --------------------------------------------------------------------------------------------------------
+
+
+def test_stdin_round_trip_with_half_close(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("cat")
+        client, _ = await attach(monitor, key, stdin=True, raw=True, detach_keys=b"", early=b"early" * 20000)
+        reader = Reader(client)
+        await monitor.run(key, **launch, open_stdin=True, stdin_once=True)
+        block = os.urandom(MIB)
+        expected = hashlib.sha256(b"early" * 20000)
+
+        def write() -> None:
+            for _ in range(64):
+                client.sendall(block)
+                expected.update(block)
+            client.shutdown(socket.SHUT_WR)
+
+        await asyncio.to_thread(write)
+        await reader.end()
+        assert reader.size == 64 * MIB + 100000
+        assert reader.hash.digest() == expected.digest()
+        assert (await bench.exit_of(key)).status == 0
+
+    drive(bench, story)
+
+
+def test_stdin_stays_open_without_stdin_once(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("while read line; do echo got $line; done")
+        process = await monitor.run(key, **launch, open_stdin=True)
+        for number in range(2):
+            client, _ = await attach(monitor, key, stdin=True, raw=True)
+            reader = Reader(client)
+            client.sendall(b"line %d\n" % number)
+            client.shutdown(socket.SHUT_WR)
+            await until(
+                lambda reader=reader, number=number: bytes(reader.data) == b"got line %d\n" % number, "the echo"
+            )
+            client.close()
+        assert process.stdio == "ioe"
+
+    drive(bench, story)
+
+
+def test_a_process_that_closes_stdin_loses_no_output(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("head -c 3; exec 0</dev/null; seq 1 100000")
+        client, _ = await attach(monitor, key, stdin=True, raw=True)
+        reader = Reader(client)
+        await monitor.run(key, **launch, open_stdin=True, stdin_once=True)
+
+        def flood() -> None:
+            with contextlib.suppress(OSError):
+                for _ in range(64):
+                    client.sendall(bytes(MIB))
+
+        await asyncio.to_thread(flood)
+        await reader.end()
+        assert reader.size == 3 + sum(len(str(number)) + 1 for number in range(1, 100001))
+
+    drive(bench, story)
+
+
+def test_a_client_that_has_gone_before_the_run_still_gave_its_input(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("cat > /tmp/gone")
+        client, _ = await attach(monitor, key, stdin=True, raw=True)
+        client.sendall(b"last words")
+        client.close()
+        await monitor.run(key, **launch, open_stdin=True, stdin_once=True)
+        assert (await bench.exit_of(key)).status == 0
+        assert (bench.rootfs / "tmp/gone").read_bytes() == b"last words"
+
+    drive(bench, story)
+
+
+# --- terminals ----------------------------------------------------------------------------------------------------
+
+
+def test_terminal_size_resize_and_input(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("read a; stty size; read b; stty size; exit 3", tty=True)
+        client, _ = await attach(monitor, key, stdin=True, raw=True)
+        reader = Reader(client)
+        await monitor.run(key, **launch, size=(24, 80), log=bench.log(key))
+        client.sendall(b"x\n")
+        await until(lambda: b"24 80" in reader.data, "the first size")
+        await monitor.resize(key, 50, 132)
+        client.sendall(b"y\n")
+        await reader.end()
+        assert b"50 132" in reader.data
+        assert (await bench.exit_of(key)).status == 3
+        assert b"24 80" in bench.logged(key)
+        with pytest.raises(ServerError):
+            await monitor.resize(key, 1, 1)
+
+    drive(bench, story)
+
+
+def test_detach_keys(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("stty raw -echo; while read -n 1 c; do echo -n $c; done", tty=True)
+        client, number = await attach(monitor, key, stdin=True, raw=True)
+        reader = Reader(client)
+        await monitor.run(key, **launch)
+        client.sendall(b"ab")
+        await until(lambda: bytes(reader.data) == b"ab", "the echo")
+        client.sendall(b"\x10")
+        client.sendall(b"\x11")
+        await reader.end()
+        assert bench.detached == [(key, number, True)]
+        again, _ = await attach(monitor, key, stdin=True, raw=True)
+        reader = Reader(again)
+        again.sendall(b"c")
+        await until(lambda: bytes(reader.data) == b"c", "life after the detach")
+
+    drive(bench, story)
+
+
+# --- attach, hold, log --------------------------------------------------------------------------------------------
+
+
+def test_hold_and_release_without_gap_or_repeat(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        script = "n=0; while [ $n -lt 3000 ]; do n=$((n+1)); echo -n begin$n; echo end$n; done"
+        key, launch = bench.launch(script)
+        await monitor.run(key, **launch, log=bench.log(key))
+        ours, theirs = socket.socketpair()
+        await until(lambda: os.path.getsize(bench.log(key).path) > 2000, "some log")
+        attached = await monitor.attach(
+            key, theirs.fileno(), stdin=False, stdout=True, stderr=True, raw=True, hold=True
+        )
+        with open(bench.log(key).path, "rb") as file:
+            assert os.fstat(file.fileno()).st_ino == attached.log_inode
+            history = file.read(attached.log_offset)
+        theirs.sendall(b"".join(json.loads(line)["log"].encode() for line in history.splitlines()))
+        theirs.close()
+        reader = Reader(ours)
+        await monitor.release(key, attached.client)
+        await reader.end()
+        expected = b"".join(b"begin%dend%d\n" % (number, number) for number in range(1, 3001))
+        assert bytes(reader.data) == expected
+        await bench.exit_of(key)
+        assert bench.logged(key) == expected
+
+    drive(bench, story)
+
+
+def test_a_held_client_may_outlive_its_process(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("echo short")
+        ours, client = await attach(monitor, key, raw=True, hold=True)
+        await monitor.run(key, **launch)
+        await bench.exit_of(key)
+        reader = Reader(ours)
+        assert not reader.data
+        await monitor.release(key, client)
+        assert await reader.end() == b"short\n"
+
+    drive(bench, story)
+
+
+def test_watch_log(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("read a; echo more; read b")
+        client, _ = await attach(monitor, key, stdin=True, raw=True)
+        await monitor.run(key, **launch, open_stdin=True, log=bench.log(key))
+        inode = os.stat(bench.log(key).path).st_ino
+        await asyncio.wait_for(monitor.watch_log(key, inode, 5), LIMIT)  # it is not there: answered at once
+        watch = asyncio.create_task(monitor.watch_log(key, inode, 0))
+        abandoned = asyncio.create_task(monitor.watch_log(key, inode, 0))
+        await monitor.watch_log(key, 0, 0)  # both are registered when this is answered
+        abandoned.cancel()
+        client.sendall(b"a\n")
+        await asyncio.wait_for(watch, LIMIT)
+        size = os.stat(bench.log(key).path).st_size
+        assert size > 0
+        watch = asyncio.create_task(monitor.watch_log(key, inode, size))
+        client.sendall(b"b\n")
+        await asyncio.wait_for(watch, LIMIT)
+        await asyncio.wait_for(monitor.watch_log(key, inode, size), LIMIT)
+
+    drive(bench, story)
+
+
+def test_drop_closes_waiting_clients(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        reader = Reader((await attach(monitor, "nothing", head=b"head"))[0])
+        monitor.drop("nothing")
+        assert await reader.end() == b"head"
+
+    drive(bench, story)
+
+
+# --- exits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 1", 1), ("kill -9 $$", 0), ("exit 255", 255)])
+def test_exit_codes(bench: Bench, script: str, status: int) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch(script)
+        before = time.time_ns()
+        if script.startswith("kill"):  # an init does not die by its own SIGKILL
+            key, launch = bench.launch("sleep 1000")
+            await monitor.run(key, **launch)
+            monitor.signal(key, 9)
+            status_wanted = 137
+        else:
+            await monitor.run(key, **launch)
+            status_wanted = status
+        found = await bench.exit_of(key)
+        assert found.status == status_wanted
+        assert before < found.at < time.time_ns()
+        with pytest.raises(NotFound):
+            monitor.signal(key, 9)
+        journal = bench.run / "monitor/journal"
+        assert journal.stat().st_size > 0
+        monitor.forget(key)
+        await until(lambda: journal.stat().st_size == 0, "the journal's end")
+
+    drive(bench, story)
+
+
+def test_a_failed_run_gives_the_runtimes_reason(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch(["/bin/missing"])
+        reader = Reader((await attach(monitor, key))[0])
+        with pytest.raises(LaunchFailed) as caught:
+            await monitor.run(key, **launch, open_stdin=True)
+        assert "/bin/missing" in caught.value.reason
+        assert "no such file" in caught.value.reason.lower()
+        assert caught.value.status > 0
+        with pytest.raises(LaunchFailed, match="No such file"):
+            await monitor.run(key, **{**launch, "argv": ["/nonexistent/runtime"]})
+        # The attached client waits for the run that works.
+        bench.delete(key)
+        config = Path(launch["cwd"]) / "config.json"
+        config.write_text(config.read_text().replace("/bin/missing", "/bin/true"))
+        await monitor.run(key, **launch)
+        assert await reader.end() == b""
+
+    drive(bench, story)
+
+
+def test_many_short_runs_leave_nothing(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        async def one() -> None:
+            key, launch = bench.launch("echo hello")
+            client, _ = await attach(monitor, key)
+            reader = Reader(client)
+            await monitor.run(key, **launch, open_stdin=True, log=bench.log(key))
+            await reader.end()
+            assert reader.streams()[1] == b"hello\n"
+            assert (await bench.exit_of(key)).status == 0
+            monitor.forget(key)
+            await asyncio.to_thread(bench.delete, key)
+            client.close()
+
+        await one()
+        ours, theirs = descriptors(os.getpid()), descriptors(monitor.pid)
+        gate = asyncio.Semaphore(16)
+
+        async def gated() -> None:
+            async with gate:
+                await one()
+
+        await asyncio.gather(*(gated() for _ in range(300)))
+        await until(lambda: descriptors(monitor.pid) == theirs, "the monitor's descriptors as before")
+        assert descriptors(os.getpid()) == ours
+        assert children(monitor.pid) == []
+        assert sorted(os.listdir(bench.run / "monitor")) == ["journal", "lock", "log", "socket"]
+        assert (bench.run / "monitor/journal").stat().st_size == 0
+        assert (bench.run / "monitor/log").read_text() == ""
+
+    drive(bench, story)
+
+
+# --- crashes ------------------------------------------------------------------------------------------------------
+
+DAEMON = """
+import asyncio, json, os, sys
+from pathlib import Path
+from engine.monitor.client import Monitor
+from engine.monitor.messages import LogFile
+
+async def main():
+    monitor = Monitor(Path(sys.argv[1]), attach_stall=300, on_exit=lambda key, end: None)
+    await monitor.open()
+    for line in sys.stdin:
+        key, launch, log, client = json.loads(line)
+        if client is not None:
+            await monitor.attach(key, client, stdin=True, stdout=True, stderr=True, raw=True, detach_keys=b"")
+        running = asyncio.ensure_future(monitor.run(key, **launch, log=LogFile(log), open_stdin=True, stdin_once=True))
+        if not key.endswith("nowait"):
+            await running
+        else:
+            await asyncio.sleep(0)
+        print(key, flush=True)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+def test_kill_of_the_daemon(bench: Bench) -> None:
+    """Containers print, end and are being started when the daemon is killed; the next one finds all of it."""
+    ours, theirs = socket.socketpair()
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DAEMON), str(bench.run)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=[theirs.fileno()],
+    )
+    assert daemon.stdin is not None
+    assert daemon.stdout is not None
+
+    def start(script: str, client: int | None = None, suffix: str = "") -> str:
+        key, launch = bench.launch(script)
+        if suffix:
+            bench.started.discard(key)
+            launch["argv"][-1] = key = key + suffix
+            bench.started.add(key)
+        log = str(bench.directory / "bundles" / key.removesuffix(suffix) / "out.log")
+        daemon.stdin.write(json.dumps([key, launch, log, client]) + "\n")  # type: ignore[union-attr]
+        daemon.stdin.flush()  # type: ignore[union-attr]
+        assert daemon.stdout.readline().strip() == key  # type: ignore[union-attr]
+        return key
+
+    printing = start("seq 1 3000000; cat; seq 1 1000; exit 7", theirs.fileno())
+    theirs.close()
+    ending = start("sleep 0.3; exit 9")
+    started = start("seq 1 1000; sleep 1000", suffix="nowait")
+    reader = Reader(ours)
+    daemon.kill()
+    daemon.wait()
+    daemon.stdin.close()
+    daemon.stdout.close()
+    wait_until(lambda: reader.size > 20 * MIB, "output after the daemon's death")
+    wait_until(lambda: (bench.run / "monitor/journal").stat().st_size > 0, "the exit in the journal")
+
+    async def story(monitor: Monitor) -> None:
+        assert monitor.exits[ending].status == 9
+        assert set(monitor.processes) == {printing, started}
+        assert monitor.processes[started].stdio == "ioe"
+        monitor.forget(ending)
+        ours.sendall(b"still attached\n")
+        ours.shutdown(socket.SHUT_WR)
+        await reader.end()
+        expected = hashlib.sha256()
+        for number in range(1, 3000001):
+            expected.update(b"%d\n" % number)
+        expected.update(b"still attached\n" + b"".join(b"%d\n" % number for number in range(1, 1001)))
+        assert reader.hash.digest() == expected.digest()
+        assert (await bench.exit_of(printing)).status == 7
+        assert hashlib.sha256(bench.logged(printing)).digest() == expected.digest()
+        monitor.signal(started, 9)
+        assert (await bench.exit_of(started)).status == 137
+
+    drive(bench, story)
+
+
+def test_kill_of_the_daemon_closes_held_clients(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        other = bench.monitor()
+        held, _ = await attach(monitor, "a", hold=True)
+        free, _ = await attach(monitor, "a", head=b"x")
+        await other.open()  # a newer daemon ends the connection of the older one
+        assert await Reader(held).end() == b""
+        other.drop("a")
+        assert await Reader(free).end() == b"x"
+        await other.shutdown()
+
+    async def main() -> None:
+        monitor = bench.monitor()
+        await monitor.open()
+        await story(monitor)
+        await monitor.close()
+
+    asyncio.run(main())
+
+
+def test_kill_of_the_monitor(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("while read line; do echo $line; done; exit 4")
+        await monitor.run(key, **launch, open_stdin=True, stdin_once=True, log=bench.log(key))
+        ending, launch_ending = bench.launch("read line; exit 6")
+        await monitor.run(ending, **launch_ending, open_stdin=True, stdin_once=True)
+        terminal, launch_terminal = bench.launch("while read line; do stty size; done", tty=True)
+        await monitor.run(terminal, **launch_terminal, size=(10, 20))
+        client, _ = await attach(monitor, key, stdin=True, raw=True)
+        reader = Reader(client)
+        client.sendall(b"before\n")
+        await until(lambda: bytes(reader.data) == b"before\n", "the first echo")
+        watch = asyncio.create_task(
+            monitor.watch_log(key, os.stat(bench.log(key).path).st_ino, os.stat(bench.log(key).path).st_size)
+        )
+        await asyncio.sleep(0)
+        old = monitor.pid
+        os.kill(old, 9)
+        monitor.signal(ending, 9)  # ends while there is no monitor
+        began = time.monotonic()
+        await reader.end()
+        client, _ = await attach(monitor, key, stdin=True, raw=True)
+        restored = time.monotonic() - began
+        assert monitor.pid != old
+        reader = Reader(client)
+        client.sendall(b"after\n")
+        await until(lambda: bytes(reader.data) == b"after\n", "the echo after the restoration")
+        await asyncio.wait_for(watch, LIMIT)
+        assert (await bench.exit_of(ending)).status == 137
+        console, _ = await attach(monitor, terminal, stdin=True, raw=True)
+        screen = Reader(console)
+        await monitor.resize(terminal, 30, 40)
+        console.sendall(b"\n")
+        await until(lambda: b"30 40" in screen.data, "the terminal")
+        client.shutdown(socket.SHUT_WR)
+        assert (await bench.exit_of(key)).status == 4
+        assert bench.logged(key) == b"before\nafter\n"
+        assert restored < 5  # a second on a machine of its own
+
+    drive(bench, story)
+
+
+def test_kill_of_both(bench: Bench) -> None:
+    """The journal of a dead monitor tells the next daemon what ended."""
+
+    async def first() -> str:
+        monitor = bench.monitor()
+        await monitor.open()
+        key, launch = bench.launch("exit 11")
+        await monitor.run(key, **launch)
+        await bench.exit_of(key)
+        forgotten, launch = bench.launch("exit 12")
+        await monitor.run(forgotten, **launch)
+        await bench.exit_of(forgotten)
+        monitor.forget(forgotten)
+        await monitor.watch_log("nothing", 0, 0)  # the order before it has been obeyed
+        monitor._closing = True
+        os.kill(monitor.pid, 9)
+        await until(lambda: not monitors_of(bench.run), "the monitor's end")
+        await monitor.close()
+        return key
+
+    key = asyncio.run(first())
+
+    async def story(monitor: Monitor) -> None:
+        assert {each: found.status for each, found in monitor.exits.items()} == {key: 11}
+
+    drive(bench, story)
+
+
+def test_one_monitor_for_a_run_directory(bench: Bench) -> None:
+    async def story(monitor: Monitor) -> None:
+        second = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "engine.monitor", "--run", str(bench.run)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert second.returncode == 3
+        assert "another monitor" in second.stderr
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+            os.kill(monitor.pid, number)
+        key, launch = bench.launch("true")
+        await monitor.run(key, **launch)
+        assert (await bench.exit_of(key)).status == 0
+        assert os.getsid(monitor.pid) == monitor.pid
+
+    drive(bench, story)
