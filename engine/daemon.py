@@ -127,7 +127,7 @@ class Daemon:
                 volumes=VolumeStore(config.root / "volumes"),
                 monitor=monitor,
                 runtime=runtime,
-                cgroups=Cgroups(),
+                cgroups=Cgroups.detect(),
                 events=events,
             )
         )

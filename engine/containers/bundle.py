@@ -10,7 +10,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from engine.containers import spec
 from engine.containers.store import ContainerRecord
+from engine.runtime import users
+from engine.runtime.cgroups import Cgroups
+from engine.runtime.oci import Runtime
+from engine.wire import oci
 from engine.wire.containers import EndpointSettings
 
 FALLBACK_SERVERS = ("8.8.8.8", "8.8.4.4")
@@ -29,6 +34,26 @@ ff02::2\tip6-allrouters
 def make_directory(directory: Path) -> None:
     """The container's directory and the mount point of its root."""
     (directory / "rootfs").mkdir(mode=0o711, parents=True, exist_ok=True)
+
+
+def write(
+    record: ContainerRecord,
+    directory: Path,
+    network: str | None,
+    networks: dict[str, EndpointSettings],
+    runtime: Runtime,
+    cgroups: Cgroups,
+) -> None:
+    """Everything for one start; the root is mounted. Raises InvalidParameter or NotFound for what the record asks and this host can't give."""
+    rootfs = directory / "rootfs"
+    identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
+    place = spec.Place(
+        rootfs=str(rootfs), directory=directory, identity=identity, network=network, runtime=runtime, cgroups=cgroups
+    )
+    document = oci.encode(spec.build(record, place))
+    write_network_files(record, directory, networks)
+    (directory / "config.json").write_bytes(document)
+    (directory / "runtime.log").unlink(missing_ok=True)
 
 
 def write_network_files(record: ContainerRecord, directory: Path, networks: dict[str, EndpointSettings]) -> None:

@@ -32,7 +32,7 @@ from engine.images.store import ImageStore, ImageUser
 from engine.logs import drivers
 from engine.monitor.client import Exit, LaunchFailed, Monitor
 from engine.networks.bridge import BridgeNetwork, Sandbox
-from engine.runtime import oci
+from engine.runtime import cgroups, oci
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
@@ -114,6 +114,11 @@ class Container:
         return self._parts.config.root / "containers" / self.record.id
 
     @property
+    def graph(self) -> dict[str, str]:
+        """Paths of its overlay, as inspect shows them."""
+        return self._parts.snapshots.snapshot_data(self.id)
+
+    @property
     def log_path(self) -> Path | None:
         """The json-file log, when the container has one."""
         return self.directory / f"{self.id}-json.log" if self.record.host.log_config.type == "json-file" else None
@@ -186,17 +191,9 @@ class Container:
             try:
                 await self._launch()
             except (EngineError, OSError) as error:
-                failure = (
-                    error
-                    if isinstance(error, EngineError)
-                    else ServerError(f"Cannot start container {self.id}: {error}")
-                )
-                self._move(
-                    state=State.EXITED if before == State.RESTARTING else before,
-                    error=failure.message,
-                    exit_code=oci.failure_code(failure.message),
-                )
-                await self._parts.store.save(self.record)
+                failure, exit_code = self._failure(error)
+                state = State.EXITED if before == State.RESTARTING else before
+                await self._parts.store.save(self._move(state=state, error=failure.message, exit_code=exit_code))
                 raise failure from error
             if by_user:
                 self._restart_delay = 0.0
@@ -207,6 +204,14 @@ class Container:
             if early is not None:
                 self.exited(early)
 
+    def _failure(self, error: EngineError | OSError) -> oci.Failure:
+        """What a failed start tells the client, and the exit code that stays."""
+        if isinstance(error, LaunchFailed):
+            return oci.start_failure(error.reason, self.record.path)
+        if isinstance(error, OSError):
+            error = ServerError(f"Cannot start container {self.id}: {error}")
+        return oci.Failure(error, oci.NOT_STARTED)
+
     async def _launch(self) -> None:
         parts, record = self._parts, self.record
         async with contextlib.AsyncExitStack() as undo:
@@ -216,7 +221,9 @@ class Container:
             await parts.snapshots.mount(record.id, rootfs)
             undo.push_async_callback(parts.snapshots.unmount, record.id, rootfs)
             network_path, networks = await self._join_network(undo)
-            await asyncio.to_thread(bundle.write, record, directory, rootfs, network_path, networks)
+            await asyncio.to_thread(
+                bundle.write, record, directory, network_path, networks, parts.runtime, parts.cgroups
+            )
             log = drivers.log_file(record.host.log_config, self.log_path)
             rows, columns = record.size if any(record.size) else tuple(record.host.console_size)
             self._launching = True
@@ -242,8 +249,6 @@ class Container:
                     size=(rows, columns) if rows and columns else None,
                     log=log,
                 )
-            except LaunchFailed as error:
-                raise bundle.start_error(record.id, error.reason) from error
             finally:
                 await saved
             undo.pop_all()
@@ -291,7 +296,8 @@ class Container:
             self._teardown = asyncio.ensure_future(self._tear_down())
 
     async def _exit_after_oom_check(self, exit_record: Exit) -> None:
-        killed = await asyncio.to_thread(self._parts.cgroups.oom_killed, self.id, self.record.host.cgroup_parent)
+        cgroup = cgroups.path(self.id, self.record.host.cgroup_parent)
+        killed = await asyncio.to_thread(self._parts.cgroups.oom_killed, cgroup)
         if killed:
             self.publish("oom")
         self._record_exit(exit_record, killed)
