@@ -1,0 +1,389 @@
+"""Snapshots on overlayfs: each layer, and each container's changes, in its own numbered directory (the tree is drawn in records.py).
+
+Owns: ROOT/layers and the records of kinds `layer` and `snapshot`; the threads that mount. For Linux 6.1 and newer, as root, on a file
+system that overlayfs takes as upper (ext4, xfs with ftype=1, btrfs; not on another overlay).
+
+- Numbers are never used twice within a life of the directory, so a half-removed number cannot be taken for a new one.
+- Options of mount(2) must fit one page and 6.1 knows no `lowerdir+`: the mounting threads have a working directory of their own in
+  ROOT/layers, and name a layer `123/diff`: 128 layers need 1.1 KiB with three digits, 2.1 KiB with ten.
+- No init layer: the runtime makes mount points and /dev in the container's own upper directory.
+- `volatile` is not used: it would also make the container's own fsync(2) a lie. `redirect_dir=nofollow` and `metacopy=off` because an
+  upper or lower directory is read as it lies there (diff, usage), whatever the kernel's defaults are.
+- ROOT is not made a private mount. Were it private, a service started with a mount namespace of its own (PrivateTmp=) would copy the mounted
+  containers and never hear of their unmounting; under a shared parent the unmount reaches it, and under a private one nothing changes.
+  Directories that are mount points elsewhere can be removed since Linux 3.18, so nothing gets busy by it.
+- Removal: the record first, in its transaction, then the tree. A directory without a record is garbage that `sweep` removes.
+- A layer's files are written back after the reply: its record is `pending` this boot until a syncfs(2) has returned. After another boot a
+  pending layer may have holes, so it is dropped, and the image with it: a power failure within seconds of a load undoes the load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from engine._fast import layer as _layer
+from engine.errors import Conflict, NotFound, ServerError
+from engine.storage.records import Change, Records
+from engine.storage.snapshots import Draft, Layer, Usage
+from engine.system import files, mounts
+
+_T = TypeVar("_T")
+
+MOUNT_THREADS = 4
+"""unmounting writes back the upper file system (ovl_sync_fs), so it can take long; mounting must not wait for one of them."""
+
+_OPTIONS = "index=off,redirect_dir=nofollow,metacopy=off"
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The record of a container's writable snapshot; its key is the container's id."""
+
+    number: int
+    parent: str = ""
+
+
+class OverlaySnapshots:
+    """The one snapshotter of an engine; see the `Snapshots` protocol."""
+
+    def __init__(self, root: Path, records: Records) -> None:
+        """Reads the records; blocking, at start. Raises ServerError when a record is corrupt."""
+        self.root = Path(os.path.abspath(root))
+        self._directory = self.root / "layers"
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._records = records
+        self._layer_table = records.table("layer", Layer)
+        self._snapshot_table = records.table("snapshot", Snapshot)
+        self._boot = _boot_id()
+        numbers = _numbers(self._directory)
+        self._layers = self._whole_layers(numbers)
+        self._snapshots = self._snapshot_table.load()
+        self._next = 1 + max(
+            [
+                0,
+                *numbers,
+                *(layer.number for layer in self._layers.values()),
+                *(s.number for s in self._snapshots.values()),
+            ]
+        )
+        self._retained: Counter[str] = Counter()
+        self._children: Counter[str] = Counter(layer.parent for layer in self._layers.values() if layer.parent)
+        self._standing: Counter[str] = Counter(s.parent for s in self._snapshots.values() if s.parent)
+        self._mounting = ThreadPoolExecutor(MOUNT_THREADS, "mount", self._enter)
+
+    def _whole_layers(self, numbers: set[int]) -> dict[str, Layer]:
+        """The recorded layers whose files, and whose parents, are there."""
+        recorded = self._layer_table.load()
+        whole: dict[str, Layer] = {}
+        broken: set[str] = set()
+        for chain_id in recorded:
+            line: list[str] = []
+            at = chain_id
+            while at and at not in whole and at not in broken and at not in line:
+                line.append(at)
+                at = recorded[at].parent if at in recorded else ""
+            sound = not at or at in whole
+            for name in reversed(line):
+                layer = recorded.get(name)
+                sound = sound and layer is not None and layer.number in numbers and layer.pending in ("", self._boot)
+                if sound and layer is not None:
+                    whole[name] = layer
+                else:
+                    broken.add(name)
+        for name in sorted(broken & recorded.keys()):
+            _log.warning("layer %s (directory %d) is incomplete and dropped", name, recorded[name].number)
+        return whole
+
+    def _enter(self) -> None:
+        mounts.own_directory()
+        os.chdir(self._directory)
+
+    async def _in_mount_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._mounting, work)
+
+    def _path(self, number: int) -> Path:
+        return self._directory / str(number)
+
+    def _new_number(self) -> int:
+        number = self._next
+        self._next += 1
+        return number
+
+    # --- layers -----------------------------------------------------------------------------------------------------
+
+    def layer(self, chain_id: str) -> Layer | None:
+        return self._layers.get(chain_id)
+
+    def layer_path(self, chain_id: str) -> Path:
+        """The directory of a committed layer's content, to be read only. Raises NotFound."""
+        layer = self._layers.get(chain_id)
+        if layer is None:
+            raise NotFound(f"No such layer: {chain_id}")
+        return self._path(layer.number) / "diff"
+
+    def line(self, chain_id: str) -> list[Layer]:
+        """A layer and those below it, topmost first. Raises ServerError when one is missing."""
+        found = []
+        at = chain_id
+        while at:
+            layer = self._layers.get(at)
+            if layer is None:
+                raise ServerError(f"layer {at} is missing")
+            found.append(layer)
+            at = layer.parent
+        return found
+
+    def retain(self, chain_id: str) -> None:
+        self._retained[chain_id] += 1
+
+    async def release(self, chain_id: str) -> list[str]:
+        _count_down(self._retained, chain_id)
+        return await self._collect(chain_id)
+
+    def _used(self, chain_id: str) -> bool:
+        return chain_id in self._retained or chain_id in self._children or chain_id in self._standing
+
+    async def _collect(self, chain_id: str) -> list[str]:
+        """Remove the layer and those below it as far as nobody uses them."""
+        gone: dict[str, int] = {}
+        while chain_id and not self._used(chain_id) and (layer := self._layers.pop(chain_id, None)):
+            gone[chain_id] = layer.number
+            if layer.parent:
+                _count_down(self._children, layer.parent)
+            chain_id = layer.parent
+        if gone:
+            await self._discard([self._layer_table.delete(name) for name in gone], list(gone.values()))
+        return list(gone)
+
+    async def draft(self) -> Draft:
+        number = self._new_number()
+        path = self._path(number) / "diff"
+        await asyncio.to_thread(_make, path)
+        return Draft(number, path)
+
+    async def commit_layer(self, draft: Draft, chain_id: str, layer: Layer) -> None:
+        try:
+            if layer.parent and layer.parent not in self._layers:
+                raise NotFound(f"No such layer: {layer.parent}")
+            if chain_id in self._layers:
+                raise Conflict(f"layer {chain_id} is there already")
+            record = msgspec.structs.replace(layer, number=draft.number, pending=self._boot)
+            # Counted before the wait, so that nobody collects the parent meanwhile.
+            if layer.parent:
+                self._children[layer.parent] += 1
+            self._layers[chain_id] = record
+            try:
+                await self._records.commit(self._layer_table.put(chain_id, record))
+            except BaseException:
+                del self._layers[chain_id]
+                if layer.parent:
+                    _count_down(self._children, layer.parent)
+                raise
+        except BaseException:
+            await self.abandon(draft)
+            raise
+
+    async def abandon(self, draft: Draft) -> None:
+        await self._remove_directories([draft.number])
+
+    async def settle(self) -> None:
+        """Wait until all that is written so far is on the disk, and say so in the records of the layers that were pending."""
+        pending = [chain_id for chain_id, layer in self._layers.items() if layer.pending]
+        await asyncio.to_thread(files.sync_file_system, self._directory)
+        changes: list[Change] = []
+        for chain_id in pending:
+            layer = self._layers.get(chain_id)
+            if layer is not None and layer.pending:
+                self._layers[chain_id] = settled = msgspec.structs.replace(layer, pending="")
+                changes.append(self._layer_table.put(chain_id, settled))
+        await self._records.commit(*changes)
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, key: str) -> Snapshot:
+        snapshot = self._snapshots.get(key)
+        if snapshot is None:
+            raise NotFound(f"No such snapshot: {key}")
+        return snapshot
+
+    async def prepare(self, key: str, parent: str | None) -> None:
+        if key in self._snapshots:
+            raise Conflict(f"snapshot {key} is there already")
+        if parent and parent not in self._layers:
+            raise NotFound(f"No such layer: {parent}")
+        snapshot = Snapshot(self._new_number(), parent or "")
+        self._snapshots[key] = snapshot
+        if parent:
+            self._standing[parent] += 1
+        model = self.layer_path(parent) if parent else None
+        try:
+            await asyncio.to_thread(self._make_upper, snapshot.number, model)
+            await self._records.commit(self._snapshot_table.put(key, snapshot))
+        except BaseException:
+            await self.remove(key)
+            raise
+
+    def _make_upper(self, number: int, model: Path | None) -> None:
+        path = self._path(number)
+        _make(path / "diff", model)
+        path.joinpath("work").mkdir(mode=0o700)
+
+    async def mount(self, key: str, target: Path) -> None:
+        snapshot = self._snapshot(key)
+        number = snapshot.number
+        lower = [layer.number for layer in self.line(snapshot.parent)]
+        where = _absolute(target)
+        if not lower:
+            source = str(self._path(number) / "diff")
+            await self._in_mount_thread(lambda: mounts.mount(source, where, flags=mounts.MS_BIND))
+            return
+        directories = ":".join(f"{below}/diff" for below in lower)
+        options = f"lowerdir={directories},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
+        await self._in_mount_thread(lambda: mounts.mount("overlay", where, "overlay", options=options))
+
+    async def unmount(self, key: str, target: Path) -> None:
+        where = _absolute(target)
+        await self._in_mount_thread(lambda: mounts.unmount(where))
+
+    async def remove(self, key: str) -> None:
+        snapshot = self._snapshots.pop(key, None)
+        if snapshot is None:
+            return
+        if snapshot.parent:
+            _count_down(self._standing, snapshot.parent)
+        await self._discard([self._snapshot_table.delete(key)], [snapshot.number])
+        if snapshot.parent:
+            await self._collect(snapshot.parent)
+
+    def upper(self, key: str) -> Path:
+        return self._path(self._snapshot(key).number) / "diff"
+
+    def graph_data(self, number: int, parent: str) -> dict[str, str]:
+        """What inspect shows as GraphDriver.Data: the directories, as clients of the overlay2 driver read them."""
+        own = self._path(number)
+        data = {"UpperDir": str(own / "diff"), "WorkDir": str(own / "work"), "MergedDir": str(own / "merged")}
+        lower = [str(self._path(layer.number) / "diff") for layer in self.line(parent)]
+        if lower:
+            data["LowerDir"] = ":".join(lower)
+        return data
+
+    def snapshot_data(self, key: str) -> dict[str, str]:
+        """GraphDriver.Data of a container. Raises NotFound."""
+        snapshot = self._snapshot(key)
+        return self.graph_data(snapshot.number, snapshot.parent)
+
+    def layer_data(self, chain_id: str) -> dict[str, str]:
+        """GraphDriver.Data of an image by its topmost layer. Raises NotFound."""
+        layer = self._layers.get(chain_id)
+        if layer is None:
+            raise NotFound(f"No such layer: {chain_id}")
+        return self.graph_data(layer.number, layer.parent)
+
+    async def usage(self, key: str) -> Usage:
+        path = self.upper(key)
+        return Usage(*await asyncio.to_thread(_usage, path))
+
+    # --- removal and sweep ------------------------------------------------------------------------------------------
+
+    async def _discard(self, changes: list[Change], numbers: list[int]) -> None:
+        await self._records.commit(*changes)
+        await self._remove_directories(numbers)
+
+    async def _remove_directories(self, numbers: list[int]) -> None:
+        results = await asyncio.gather(
+            *(asyncio.to_thread(files.remove_tree, self._path(number)) for number in numbers), return_exceptions=True
+        )
+        for number, result in zip(numbers, results, strict=True):
+            if isinstance(result, OSError):
+                # Out of the records already, so the next start tries again; what the caller asked for is done.
+                _log.warning("removing %s: %s", self._path(number), result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def sweep(self, live_keys: set[str], live_chain_ids: set[str]) -> None:
+        """At start: unmount what lies mounted under ROOT for no live container; drop what nobody names, on disk and in the records."""
+        await self._in_mount_thread(lambda: self._unmount_leftovers(live_keys))
+        changes: list[Change] = []
+        for key in [key for key in self._snapshots if key not in live_keys]:
+            dead = self._snapshots.pop(key)
+            if dead.parent:
+                _count_down(self._standing, dead.parent)
+            changes.append(self._snapshot_table.delete(key))
+        for chain_id in [*self._layers]:
+            if chain_id not in live_chain_ids:
+                await self._collect(chain_id)
+        changes += [
+            self._layer_table.delete(name)
+            for name, _ in self._records.rows(self._layer_table.kind)
+            if name not in self._layers
+        ]
+        await self._records.commit(*changes)
+        known = {layer.number for layer in self._layers.values()} | {s.number for s in self._snapshots.values()}
+        found = await asyncio.to_thread(_numbers, self._directory)
+        await self._remove_directories(sorted(found - known))
+        if any(layer.pending for layer in self._layers.values()):
+            await self.settle()
+
+    def _unmount_leftovers(self, live_keys: set[str]) -> None:
+        containers = f"{self.root}/containers/"
+        for entry in reversed(mounts.mounts(self.root)):
+            if entry.target == str(self.root):
+                continue
+            if entry.target.startswith(containers) and entry.target[len(containers) :].partition("/")[0] in live_keys:
+                continue
+            if not entry.target.startswith((containers, f"{self._directory}/", f"{self.root}/tmp/")):
+                continue  # an operator's own mount, such as a disk for ROOT/volumes
+            try:
+                mounts.unmount(entry.target)
+            except ServerError as error:
+                _log.warning("%s", error.message)
+
+
+def _absolute(target: Path) -> str:
+    """As the caller sees it: the mounting threads have another working directory."""
+    return os.path.abspath(target)
+
+
+def _count_down(counter: Counter[str], name: str) -> None:
+    counter[name] -= 1
+    if counter[name] <= 0:
+        del counter[name]
+
+
+def _numbers(directory: Path) -> set[int]:
+    return {int(name) for name in os.listdir(directory) if name.isdecimal()}
+
+
+def _make(path: Path, model: Path | None = None) -> None:
+    """A content directory with the mode and owner of `model`: a merged root shows those of its topmost directory."""
+    path.mkdir(mode=0o755, parents=True)
+    mode, user, group = 0o755, 0, 0
+    if model is not None:
+        with contextlib.suppress(FileNotFoundError):
+            found = model.stat()
+            mode, user, group = found.st_mode & 0o7777, found.st_uid, found.st_gid
+    os.chown(path, user, group)
+    path.chmod(mode)
+
+
+def _usage(path: Path) -> tuple[int, int]:
+    directory = files.open_directory(path)
+    try:
+        return _layer.usage(directory)
+    finally:
+        os.close(directory)
+
+
+def _boot_id() -> str:
+    return files.read_file("/proc/sys/kernel/random/boot_id", 64).decode().strip()

@@ -1,0 +1,173 @@
+"""Files reached without following anybody's link out: openat2(2), bounded reads, atomic writes, removal of trees.
+
+A container's root is hostile ground: its links and names are its own. Everything that reads or writes there goes through `open_in_root`,
+which resolves a path as if the directory were the root of the file system, `..` and absolute links included (RESOLVE_IN_ROOT, Linux 5.6).
+Raises: OSError with the kernel's errno, since 'there is no such file' is an ordinary answer here; the caller gives it a name and a kind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from engine._fast import layer as _layer
+
+_SYS_OPENAT2 = 437
+"""The same number on every architecture: openat2 came after the tables were unified."""
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_IN_ROOT = 0x10
+_ATTEMPTS = 128
+"""openat2(2): EAGAIN means that a rename raced with the resolution, and is to be tried again."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_in_root(root: int, path: str | bytes, flags: int = os.O_RDONLY, mode: int = 0) -> int:
+    """A descriptor (CLOEXEC) of `path` seen from the directory descriptor `root` as its `/`. The caller closes it.
+
+    No link of any kind leads out. Opening a FIFO or device has its usual effect: say O_NONBLOCK or O_PATH where the path is not trusted.
+    """
+    how = _OpenHow(flags | os.O_CLOEXEC, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, 0)
+    how.resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS
+    name = os.fsencode(path) or b"."
+    if b"\0" in name:
+        raise OSError(errno.EINVAL, "path contains a NUL", os.fsdecode(name))
+    for _ in range(_ATTEMPTS):
+        descriptor: int = _libc.syscall(
+            ctypes.c_long(_SYS_OPENAT2),
+            ctypes.c_int(root),
+            name,
+            ctypes.byref(how),
+            ctypes.c_size_t(ctypes.sizeof(how)),
+        )
+        if descriptor >= 0:
+            return descriptor
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(number, os.strerror(number), os.fsdecode(name))
+
+
+def open_directory(path: Path | str) -> int:
+    """A descriptor of a directory for use as `root`. The caller closes it."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def read_in_root(root: int | Path | str, path: str | bytes, limit: int) -> bytes:
+    """The content of a regular file below `root`, a directory or its descriptor.
+
+    Raises OSError: EFBIG beyond `limit` bytes, EINVAL for what is no regular file.
+    """
+    if not isinstance(root, int):
+        directory = open_directory(root)
+        try:
+            return read_in_root(directory, path, limit)
+        finally:
+            os.close(directory)
+    descriptor = open_in_root(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
+        return _read(descriptor, limit, path)
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: Path | str, limit: int) -> bytes:
+    """The content of one of the engine's own or the kernel's files. Raises OSError; EFBIG beyond `limit` bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read(descriptor, limit, path)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, limit: int, path: Path | str | bytes) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while part := os.read(descriptor, min(limit + 1 - size, 1 << 20)):
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit} bytes", os.fsdecode(path))
+    return b"".join(parts)
+
+
+def write_atomically(path: Path | str, data: bytes, mode: int = 0o644, *, durable: bool = False) -> None:
+    """Replace `path` by a file of `data`: a reader, or a crash of the engine, sees the old or the new one. `durable`: also a power failure."""
+    directory, name = os.path.split(os.fspath(path))
+    temporary = os.path.join(directory, f".{name}.{secrets.token_hex(6)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fchmod(descriptor, mode)
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    if durable:
+        sync_directory(directory or ".")
+
+
+def sync_directory(path: Path | str) -> None:
+    """Make the names in a directory durable."""
+    descriptor = open_directory(path)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file_system(path: Path | str) -> None:
+    """syncfs(2): everything that was written to the file system of `path`. Blocks for as long as the disk takes."""
+    descriptor = open_directory(path)
+    try:
+        if _libc.syncfs(descriptor) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(path))
+    finally:
+        os.close(descriptor)
+
+
+def temporary_file(directory: Path) -> int:
+    """A descriptor of a new file for reading and writing that has no name, so that no crash can leave it behind. The caller closes it."""
+    try:
+        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    name = directory / secrets.token_hex(8)
+    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(name)
+    return descriptor
+
+
+def remove_tree(path: Path | str) -> None:
+    """Remove a file or directory with all below it; absent is fine. Follows no link, opens nothing but directories, takes any depth.
+
+    Long work with the GIL released: run it in a thread. Raises OSError of the first entry that resists, after removing what it could.
+    """
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        parent = open_directory(directory)
+    except FileNotFoundError:
+        return
+    try:
+        _layer.remove_tree(parent, os.fsencode(name))
+    finally:
+        os.close(parent)

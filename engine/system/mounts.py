@@ -1,0 +1,132 @@
+"""mount(2), umount2(2), unshare(2) and /proc/self/mountinfo.
+
+Blocking calls with the GIL released (ctypes): run them in a thread. Paths are absolute, or relative to the calling thread's directory.
+Not here: which file system to mount with which options (storage/overlay.py, containers/spec.py).
+Raises: ServerError that names the mount point and the kernel's reason, the OSError kept as its cause.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.errors import ServerError
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_MOVE, MS_REC = 4096, 8192, 16384
+MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
+
+PAGE = 4096
+"""mount(2) copies one page of options, terminating NUL included; what is longer is cut off without an error."""
+
+_MNT_DETACH = 2
+_UMOUNT_NOFOLLOW = 8
+_CLONE_FS = 0x200
+_BUSY_WAIT = 0.02
+"""Seconds between the two plain attempts: a process that was just killed may still be dying in the mount."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_libc.unshare.argtypes = (ctypes.c_int,)
+
+
+class Mount(NamedTuple):
+    """One line of mountinfo (proc_pid_mountinfo(5)). `propagation` is such as `shared:1 master:2`, empty for private."""
+
+    id: int
+    parent: int
+    device: str
+    root: str
+    target: str
+    options: str
+    propagation: str
+    type: str
+    source: str
+    super_options: str
+
+
+def mount(source: str, target: Path | str, type_: str = "", flags: int = 0, options: str = "") -> None:
+    """Attach a file system. Raises ServerError, also for options that the kernel would cut off."""
+    data = options.encode()
+    if len(data) >= PAGE:
+        raise ServerError(f"mount of {type_} on {target}: options take {len(data)} bytes, the kernel reads {PAGE - 1}")
+    if _libc.mount(source.encode(), os.fsencode(target), type_.encode() or None, flags, data or None) < 0:
+        raise _error(f"mount of {type_ or source} on {target}") from _cause(target)
+
+
+def unmount(target: Path | str) -> bool:
+    """Detach everything mounted on `target`; False when nothing was. Lazily only after two plain attempts found it busy."""
+    name = os.fsencode(target)
+    detached = False
+    attempts = 0
+    while True:
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if attempts >= 2 else 0)
+        if _libc.umount2(name, flags) == 0:
+            detached = True
+            attempts = 0
+            continue
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
+            return detached
+        if number != errno.EBUSY or attempts >= 2:
+            raise _error(f"unmount of {target}") from _cause(target)
+        attempts += 1
+        if attempts == 1:
+            time.sleep(_BUSY_WAIT)
+
+
+def own_directory() -> None:
+    """Give the calling thread a working directory (and umask, root) of its own: unshare(CLONE_FS)."""
+    if _libc.unshare(_CLONE_FS) < 0:
+        raise _error("unshare of the thread's directory") from _cause("")
+
+
+def mounts(below: Path | str | None = None) -> list[Mount]:
+    """The mounts of this namespace, in mount order; with `below` those on or under that path."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        lines = file.read().decode("utf-8", "surrogateescape").splitlines()
+    found = [_parse(line) for line in lines]
+    if below is None:
+        return found
+    top = os.path.realpath(below)
+    return [entry for entry in found if entry.target == top or entry.target.startswith(top.rstrip("/") + "/")]
+
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text) if "\\" in text else text
+
+
+def _parse(line: str) -> Mount:
+    left, _, right = line.partition(" - ")
+    number, parent, device, root, target, options, *optional = left.split(" ")
+    type_, source, super_options = [*right.split(" "), "", ""][:3]
+    return Mount(
+        int(number),
+        int(parent),
+        device,
+        _unescape(root),
+        _unescape(target),
+        options,
+        " ".join(optional),
+        type_,
+        _unescape(source),
+        super_options,
+    )
+
+
+def _cause(target: Path | str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), os.fspath(target))
+
+
+def _error(what: str) -> ServerError:
+    return ServerError(f"{what}: {os.strerror(ctypes.get_errno()).lower()}")
