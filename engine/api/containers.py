@@ -8,6 +8,7 @@ import time
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, encode, encoded_reply, json_reply
+from engine.api.versions import Flag
 from engine.containers import listing, views
 from engine.containers.container import Container
 from engine.containers.signals import signal_number
@@ -94,7 +95,7 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply:
     chunks = container.read_logs(
         stdout=stdout,
         stderr=stderr,
-        since_ns=parameters.timestamp(query, "since"),
+        since_ns=parameters.timestamp(query, "since") if request.version.has(Flag.LOGS_SINCE) else 0,
         until_ns=parameters.timestamp(query, "until"),
         timestamps=parameters.boolean(query, "timestamps"),
         details=parameters.boolean(query, "details"),

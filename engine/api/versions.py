@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine.errors import InvalidParameter
+from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody
 from engine.wire.events import Message
 from engine.wire.system import Info
 
