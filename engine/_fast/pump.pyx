@@ -2,8 +2,9 @@
 """The monitor's epoll loop: output of processes to logs and attached clients, input of clients to processes.
 
 `Loop` waits, `Stdio` is the streams of one process and its attached clients. All decisions about processes (spawning, exits, the daemon)
-are `engine/monitor/process.py`'s, which is called only for rare events. `spawn` and `exit_of` are the two system interfaces that
-Python's `os` lacks: a vfork with a working directory and a resource limit, and the exit status of a process that is not a child.
+are `engine/monitor/process.py`'s, which is called only for rare events. `spawn`, `exit_of` and `become_subreaper` are the system
+interfaces that Python's `os` lacks: a vfork with a working directory and a resource limit, the exit status of a process that is
+not a child, and prctl(2).
 
 The rules of the byte path:
 - Output is read into one buffer of the loop, behind 8 spare bytes, so header and payload go to a client in one send(2) without a
@@ -1022,6 +1023,7 @@ cdef extern from *:
     #include <signal.h>
     #include <string.h>
     #include <sys/ioctl.h>
+    #include <sys/prctl.h>
     #include <sys/resource.h>
     #include <unistd.h>
 
@@ -1077,6 +1079,8 @@ cdef extern from *:
         int32_t exit_code
     unsigned long ENGINE_PIDFD_GET_INFO
     uint64_t ENGINE_PIDFD_INFO_EXIT
+    int PR_SET_CHILD_SUBREAPER
+    int prctl(int option, unsigned long value)
 
 
 cdef char **strings(list texts) except NULL:
@@ -1122,3 +1126,9 @@ def exit_of(int pidfd) -> int | None:
     if ioctl(pidfd, ENGINE_PIDFD_GET_INFO, &info) < 0 or not info.mask & ENGINE_PIDFD_INFO_EXIT:
         return None
     return info.exit_code
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants become our children (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    if prctl(PR_SET_CHILD_SUBREAPER, 1) < 0:
+        PyErr_SetFromErrno(OSError)
