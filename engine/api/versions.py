@@ -31,6 +31,8 @@ class Flag(enum.Enum):
     Value: the change in the changelog's words.
     """
 
+    LOGS_SINCE = "logs take since"
+
 
 class Change:
     """One difference, present from release `since` on.
@@ -132,11 +134,78 @@ def _booleans_to_ints(info: Shape) -> None:
         info[name] = int(info[name])
 
 
+def _created_with(since: str, words: str, *fields: str) -> tuple[Change, Change]:
+    """Fields of a container's Config (`Healthcheck`) or HostConfig (`HostConfig.Tmpfs`).
+
+    An older create does not read them, an older inspect does not show them.
+    """
+    shown = [field if field.startswith("HostConfig.") else f"Config.{field}" for field in fields]
+    return (
+        Change(since, words, of=CreateBody, up=without(*fields)),
+        Change(since, words, of=ContainerInspect, down=without(*shown)),
+    )
+
+
 CHANGES: tuple[Change, ...] = (
     Change("1.24", "info tells SecurityOptions and Swarm", of=Info, down=without("SecurityOptions", "Swarm")),
     Change("1.24", "info has no ExecutionDriver", of=Info, down=_execution_driver),
+    *_created_with(
+        "1.24",
+        "create takes Healthcheck, CpuPercent, IOMaximumBandwidth, IOMaximumIOps, PidsLimit, UsernsMode, Sysctls, StorageOpt",
+        "Healthcheck",
+        "HostConfig.CpuPercent",
+        "HostConfig.IOMaximumBandwidth",
+        "HostConfig.IOMaximumIOps",
+        "HostConfig.PidsLimit",
+        "HostConfig.UsernsMode",
+        "HostConfig.Sysctls",
+        "HostConfig.StorageOpt",
+    ),
+    Change("1.24", "the list shows State and Mounts", of=ContainerSummary, down=without("State", "Mounts")),
+    *_created_with(
+        "1.22",
+        "create takes Tmpfs, BlkioWeightDevice and per device rate limits, OomScoreAdj, ShmSize",
+        "HostConfig.Tmpfs",
+        "HostConfig.BlkioWeightDevice",
+        "HostConfig.BlkioDeviceReadBps",
+        "HostConfig.BlkioDeviceWriteBps",
+        "HostConfig.BlkioDeviceReadIOps",
+        "HostConfig.BlkioDeviceWriteIOps",
+        "HostConfig.OomScoreAdj",
+        "HostConfig.ShmSize",
+    ),
+    Change("1.22", "create takes NetworkingConfig", of=CreateBody, up=without("NetworkingConfig")),
+    Change(
+        "1.22",
+        "the list shows HostConfig and NetworkSettings",
+        of=ContainerSummary,
+        down=without("HostConfig", "NetworkSettings"),
+    ),
     Change("1.22", "events have Type, Action and Actor", of=Message, down=without("Type", "Action", "Actor")),
     Change("1.22", "info tells Architecture and OSType", of=Info, down=without("Architecture", "OSType")),
+    *_created_with(
+        "1.21",
+        "create takes StopSignal, MemoryReservation, KernelMemory, DnsOptions, VolumeDriver",
+        "StopSignal",
+        "HostConfig.MemoryReservation",
+        "HostConfig.KernelMemory",
+        "HostConfig.DnsOptions",
+        "HostConfig.VolumeDriver",
+    ),
+    Change("1.21", "the list shows ImageID", of=ContainerSummary, down=without("ImageID")),
+    Change("1.21", "inspect shows State.Status", of=ContainerInspect, down=without("State.Status")),
+    Change("1.21", "inspect shows every network", of=ContainerInspect, down=without("NetworkSettings.Networks")),
+    *_created_with("1.20", "create takes GroupAdd, MemorySwappiness", "HostConfig.GroupAdd", "HostConfig.MemorySwappiness"),
+    *_created_with(
+        "1.19",
+        "create takes CpuPeriod, CpuQuota, CpusetMems, BlkioWeight, OomKillDisable",
+        "HostConfig.CpuPeriod",
+        "HostConfig.CpuQuota",
+        "HostConfig.CpusetMems",
+        "HostConfig.BlkioWeight",
+        "HostConfig.OomKillDisable",
+    ),
+    Change("1.19", "logs take since", flag=Flag.LOGS_SINCE),
     Change("1.19", "Debug, MemoryLimit become booleans", of=Info, down=_booleans_to_ints),
     Change(
         "1.19",
