@@ -18,6 +18,7 @@ class LogWriter:
 class LogReader:
     path: bytes
     done: bool
+    at_end: bool
     def __init__(
         self,
         path: bytes,

@@ -21,7 +21,7 @@ from libc.string cimport memchr, memcmp, memcpy, memmove
 from posix.fcntl cimport O_APPEND, O_CLOEXEC, O_CREAT, O_RDONLY, O_RDWR, O_TRUNC, open
 from posix.stat cimport fstat, stat, struct_stat
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
-from posix.unistd cimport close, ftruncate, pread, unlink, write
+from posix.unistd cimport F_OK, access, close, ftruncate, pread, unlink, write
 
 from engine._fast.frames cimport HEADER_SIZE, put_header
 
@@ -103,6 +103,7 @@ cdef enum:
     PATH_ROOM = 4096 + 16
     OUT_FLUSH = 256 << 10               # formatted entries are written when there are more than these
     ATTRS_MAX = 32 << 10
+    PATIENCE = 32 << 20                 # what one read() looks through at most when all of it is filtered out
     RELEASE = 32 << 10                  # bytes from which the GIL is released
     BLOCK = 256 << 10                   # what a reader reads at once
     ENTRY_MAX = 4 << 20                 # no entry of this engine is larger than 100 KiB; others may cut their lines later
@@ -1068,10 +1069,16 @@ cdef class LogWriter:
         snprintf(newer, sizeof(newer), b"%s.new", path)
         fd = open(newer, O_RDWR | O_APPEND | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0o640)
         if fd >= 0 and fstat(fd, &status) == 0:
-            for index in range(self.max_file - 1, 1, -1):
+            index = 1
+            while index < self.max_file - 1:            # the row ends at the first number that is free
+                snprintf(older, sizeof(older), b"%s.%d", path, index)
+                if access(older, F_OK) < 0:
+                    break
+                index += 1
+            for index in range(index, 1, -1):
                 snprintf(newer, sizeof(newer), b"%s.%d", path, index - 1)
                 snprintf(older, sizeof(older), b"%s.%d", path, index)
-                rename(newer, older)                    # a file missing in the row is no reason to stop
+                rename(newer, older)
             snprintf(older, sizeof(older), b"%s.1", path)
             snprintf(newer, sizeof(newer), b"%s.new", path)
             if self.max_file == 1 or rename(path, older) == 0 or errno == ENOENT:
@@ -1115,6 +1122,10 @@ cdef class LogReader:
 
     cdef readonly bytes path
     cdef readonly bint done                 # nothing will ever come: `until_ns` or `until_position` has been reached, or it is closed
+    cdef readonly bint at_end               # the last `read` met the end of what has been written, or `done`
+    cdef bint busy                          # a thread is inside `read`
+    cdef bint closing                       # … and closes when it leaves
+    cdef int64_t budget                     # bytes that this `read` may still look through
     cdef bint wanted[3]                     # by stream
     cdef bint timestamps
     cdef bint framed
@@ -1342,14 +1353,31 @@ cdef class LogReader:
         self.start = self.end = 0
 
     def read(self, size_t max_bytes) -> bytes:
-        """What comes next, at most `max_bytes` (more only for one entry that is larger); empty at the end of what has been written, or when `done`."""
-        cdef PyObject *raw = NULL
-        cdef size_t room = max(max_bytes, 1), size = 0
-        cdef ssize_t got
-        cdef object result
+        """What comes next, at most `max_bytes` (more only for one entry that is larger).
+
+        Empty when `at_end`, else when nothing of the next 32 MiB of the log is wanted: a caller's other work gets its turn then.
+        """
+        if self.busy:
+            raise RuntimeError("a log reader serves one thread at a time")
         if self.done:
+            self.at_end = True
             return b""
+        self.at_end = False
+        self.busy = True
+        self.budget = PATIENCE
+        try:
+            return self.fetch(max(max_bytes, 1))
+        finally:
+            self.busy = False
+            if self.closing:
+                self.release()
+
+    cdef bytes fetch(self, size_t room):
+        cdef PyObject *raw = NULL
+        cdef size_t size = 0
+        cdef bytes result
         if self.fd < 0 and not self.leave():
+            self.at_end = True
             return b""
         if self.buffer == NULL:
             self.buffer = <char *>malloc(BLOCK + 32)
@@ -1360,22 +1388,27 @@ cdef class LogReader:
         try:
             while True:
                 with nogil:
-                    got = self.take(<char *>bytes_text(raw) + size, room - size)
-                size += got
+                    size += self.take(<char *>bytes_text(raw) + size, room - size)
+                if self.closing:
+                    self.done = True
                 if self.done:
+                    self.at_end = True
                     break
                 if self.refused:
                     if size:
                         break
                     room = self.refused
                     _PyBytes_Resize(&raw, room + 32)
+                elif self.budget <= 0:
+                    break
                 elif not self.leave():
+                    self.at_end = True
                     break
             _PyBytes_Resize(&raw, size)
-            result = <object>raw
+            result = <bytes>raw
         finally:
             Py_XDECREF(raw)
-        if (size == 0 or self.done) and self.start == self.end:
+        if self.at_end and self.start == self.end:      # a follower may wait for hours
             free(self.buffer)
             self.buffer = NULL
         return result
@@ -1417,6 +1450,8 @@ cdef class LogReader:
                             raise MemoryError
                     self.buffer = grown
                     self.room *= 2
+                if self.closing or self.budget <= 0:
+                    break
                 got = pread(self.fd, self.buffer + self.end, self.room - self.end, self.offset + <int64_t>self.end)
                 if got < 0:
                     if errno == EINTR:
@@ -1427,6 +1462,7 @@ cdef class LogReader:
                     self.end = 0                        # a torn line: to be read again when it may be whole
                     break
                 self.end += got
+                self.budget -= got
                 continue
             size = newline - line
             own = not self.skipping and size < ENTRY_MAX and parse_own(line, size, &entry)
@@ -1486,7 +1522,14 @@ cdef class LogReader:
         return self.inode, self.offset
 
     def close(self) -> None:
-        """Give the files back; nothing more is read. Idempotent."""
+        """Give the files back; nothing more is read. Idempotent, and for any thread: one that is inside `read` leaves it soon."""
+        self.done = True
+        if self.busy:
+            self.closing = True
+        else:
+            self.release()
+
+    cdef int release(self) except -1:
         self.done = True
         if self.fd >= 0:
             close(self.fd)
@@ -1497,3 +1540,4 @@ cdef class LogReader:
         free(self.buffer)
         self.buffer = NULL
         self.start = self.end = 0
+        return 0

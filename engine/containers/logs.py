@@ -1,0 +1,88 @@
+"""A container's log as a stream of chunks for a client: history, and what is still to come.
+
+The reading itself (`_fast/jsonlog`) runs in threads, one call at a time, so neither a slow disk nor a large log holds the loop up. A reader slows
+nobody: it takes what the monitor has written to the files, at its own pace.
+
+Owns: the log's descriptors while the stream is read; they are closed when it ends, is closed or is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engine._fast.jsonlog import LogReader
+from engine.errors import ServerError
+
+CHUNK = 512 << 10
+"""Bytes per chunk at most: enough to make the way through a thread cheap, small enough for thousands of readers."""
+
+_PAUSE = 0.1
+
+
+async def read(
+    path: Path,
+    *,
+    stdout: bool,
+    stderr: bool,
+    since_ns: int = 0,
+    until_ns: int = 0,
+    timestamps: bool = False,
+    tail: int | None = None,
+    framed: bool,
+    details: str = "",
+    until_position: tuple[int, int] | None = None,
+    follow: Callable[[int, int], Awaitable[bool]] | None = None,
+) -> AsyncIterator[bytes]:
+    """Chunks of the log at `path`; a log that does not exist (yet) is empty. Raises ServerError when it cannot be read.
+
+    `since_ns`, `until_ns`: nanoseconds since the epoch, both included, 0 for none. `tail`: the last entries, None for all. `framed`: with 8-byte
+    headers. `details`: text before each line, as it is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is awaited at
+    the end: True when the log may have grown beyond that position, False when it never will; it is then read to its end once more.
+    """
+    loop = asyncio.get_running_loop()
+    reader: LogReader | None = None
+    try:
+        options = {
+            "stdout": stdout,
+            "stderr": stderr,
+            "since_ns": since_ns,
+            "until_ns": until_ns,
+            "timestamps": timestamps,
+            "framed": framed,
+            "details": details.encode(),
+            "until_position": until_position,
+        }
+        reader = await loop.run_in_executor(None, partial(_open, path, tail, options))
+        ended = False
+        waited: tuple[int, int] | None = None
+        while True:
+            chunk = await loop.run_in_executor(None, reader.read, CHUNK)
+            if chunk:
+                yield chunk
+            if chunk or not reader.at_end:
+                continue
+            if reader.done or ended or follow is None:
+                return
+            position = reader.position()
+            ended = not await follow(*position)
+            if position == waited and not ended:
+                # More was promised and nothing came: a rotation is under way, or an operator moved the file. Do not spin.
+                await asyncio.sleep(_PAUSE)
+            waited = position
+    except OSError as error:
+        raise ServerError(f"the log {path} cannot be read: {error.strerror or error}") from error
+    finally:
+        if reader is not None:
+            reader.close()  # at once, or by the thread that is still inside of it
+
+
+def _open(path: Path, tail: int | None, options: dict[str, Any]) -> LogReader:
+    reader = LogReader(os.fsencode(path), **options)
+    if tail is not None:
+        reader.seek_tail(tail)
+    return reader

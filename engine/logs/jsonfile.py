@@ -1,0 +1,77 @@
+"""The options of the json-file driver: how far a log grows, and which labels and variables belong to its entries.
+
+Rules are those of Docker's driver: sizes are decimal (`10m` is 10,000,000 bytes), `max-file` has no effect without `max-size`, unknown options are
+refused. Not here: the file's format and its rotation (`_fast/jsonlog`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from engine.errors import InvalidParameter
+
+NAME = "json-file"
+
+FILES_MAX = 1000
+"""Readers hold every file of a log open; Docker has no limit, and no use beyond a handful."""
+
+_OPTIONS = frozenset(("max-size", "max-file", "compress", "labels", "env", "tag"))
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtTpP])?[iI]?[bB]?", re.ASCII)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+_TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
+_FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
+
+
+class Rotation(NamedTuple):
+    """Size in bytes at which the log rotates (0: never), number of files kept."""
+
+    max_size: int
+    max_file: int
+
+
+def rotation(options: Mapping[str, str]) -> Rotation:
+    """What the options say. Raises InvalidParameter for an option or a value that the driver does not have."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise InvalidParameter(f"unknown log opt '{name}' for {NAME} log driver")
+    max_size, max_file = 0, 1
+    if "max-size" in options:
+        max_size = _size(options["max-size"])
+        if max_size <= 0:
+            raise InvalidParameter("max-size must be a positive number")
+    if "max-file" in options:
+        text = options["max-file"]
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+            raise InvalidParameter(f"log opt max-file: {text!r} is not a number")
+        max_file = int(text)
+        if max_file < 1:
+            raise InvalidParameter("max-file cannot be less than 1")
+        if max_file > FILES_MAX:
+            raise InvalidParameter(f"max-file cannot be more than {FILES_MAX}")
+    if "compress" in options:
+        text = options["compress"]
+        if text in _TRUE:
+            raise InvalidParameter("log opt compress: this engine version does not compress rotated logs")
+        if text not in _FALSE:
+            raise InvalidParameter(f"log opt compress: {text!r} is neither true nor false")
+    return Rotation(max_size, max_file)
+
+
+def attributes(options: Mapping[str, str], labels: Mapping[str, str], environment: Sequence[str]) -> dict[str, str]:
+    """The labels and variables (`NAME=value`) that the options `labels` and `env` name and the container has; a variable beats a label."""
+    chosen = {name: labels[name] for name in options.get("labels", "").split(",") if name in labels}
+    variables = dict(pair.split("=", 1) for pair in environment if "=" in pair)
+    chosen.update((name, variables[name]) for name in options.get("env", "").split(",") if name in variables)
+    return chosen
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise InvalidParameter(f"log opt max-size: invalid size: '{text}'")
+    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    if size >= 1 << 62:
+        raise InvalidParameter(f"log opt max-size: '{text}' is larger than any file")
+    return size
