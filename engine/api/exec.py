@@ -44,5 +44,5 @@ async def resize(engine: Engine, request: Request) -> Reply:
     return empty_reply(request, "text/plain")
 
 
-def inspect(engine: Engine, request: Request) -> Reply:
-    return json_reply(request, engine.execs.inspect(request.parameters["id"]))
+async def inspect(engine: Engine, request: Request) -> Reply:
+    return json_reply(request, await engine.execs.inspect(request.parameters["id"]))

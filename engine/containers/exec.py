@@ -25,8 +25,9 @@ from engine.containers.lifecycle import State
 from engine.containers.streams import parse_detach_keys
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
 from engine.monitor.client import Exit, LaunchFailed, Monitor
-from engine.runtime import oci
+from engine.runtime import oci, users
 from engine.runtime.oci import Runtime
+from engine.wire import oci as oci_wire
 from engine.wire.exec import ExecCreate, ExecInspect, ProcessConfig
 
 _log = logging.getLogger(__name__)
@@ -145,10 +146,13 @@ class Execs:
         try:
             await self._launch(record, container, attached)
         except EngineError as error:
-            self._finish(exec_id, oci.failure_code(error.message), time.time_ns())
+            failure = oci.Failure(error, oci.COMMAND_NOT_INVOKED)
+            if isinstance(error, LaunchFailed):
+                failure = oci.start_failure(error.reason, (strings(config.cmd) or [""])[0])
+            self._finish(exec_id, failure.exit_code, time.time_ns())
             if not attached:
-                raise
-            text = (error.message + "\r\n").encode()
+                raise failure.error from error
+            text = (failure.error.message + "\r\n").encode()
             await asyncio.to_thread(_say, descriptor, text if config.tty else frames.mux(1, text))
             self._monitor.drop(exec_id)
 
@@ -156,28 +160,24 @@ class Execs:
         directory = self._directory / record.id
         config = record.config
         await asyncio.to_thread(self._write, record, container)
-        try:
-            process = await self._monitor.run(
-                record.id,
-                self._runtime.exec_argv(
-                    container.id,
-                    process=directory / "process.json",
-                    pid_file=directory / "pid",
-                    log=directory / "log",
-                    tty=config.tty,
-                ),
-                cwd=str(directory),
-                pid_file=str(directory / "pid"),
-                log_path=str(directory / "log"),
+        process = await self._monitor.run(
+            record.id,
+            self._runtime.exec_argv(
+                container.id,
+                process=directory / "process.json",
+                pid_file=directory / "pid",
+                log=directory / "log",
                 tty=config.tty,
-                open_stdin=config.attach_stdin and attached,
-                stdin_once=True,
-                size=None,
-                log=None,
-            )
-        except LaunchFailed as error:
-            program = (strings(config.cmd) or [""])[0]
-            raise oci.start_failure(error.reason, program).error from error
+            ),
+            cwd=str(directory),
+            pid_file=str(directory / "pid"),
+            log_path=str(directory / "log"),
+            tty=config.tty,
+            open_stdin=config.attach_stdin and attached,
+            stdin_once=True,
+            size=None,
+            log=None,
+        )
         current = self._all.get(record.id)
         if current is not None and current.exit_code is None:
             self._all[record.id] = msgspec.structs.replace(current, pid=process.pid)
@@ -186,8 +186,10 @@ class Execs:
         directory = self._directory / record.id
         directory.mkdir(mode=0o700)
         (directory / "record").write_bytes(msgspec.msgpack.encode(record))
-        document = spec.exec_process(container.record, record.config, container.directory / "rootfs")
-        (directory / "process.json").write_bytes(document)
+        user = record.config.user or container.record.config.user
+        identity = users.lookup(container.directory / "rootfs", user, container.record.host.group_add or ())
+        process = spec.exec_process(container.record, record.config, identity)
+        (directory / "process.json").write_bytes(oci_wire.encode(process))
 
     async def resize(self, exec_id: str, rows: int, columns: int) -> None:
         """Raises ServerError when it has no terminal or does not run."""
@@ -196,9 +198,9 @@ class Execs:
             raise ServerError(f"exec {exec_id} is not running")
         await self._monitor.resize(exec_id, rows, columns)
 
-    def inspect(self, exec_id: str) -> ExecInspect:
-        """As it is now: reports of the monitor that wait to be read count."""
-        self._monitor.take_reports()
+    async def inspect(self, exec_id: str) -> ExecInspect:
+        """As it is now: what the monitor has reported counts, read or not, since a client asks as soon as its stream has ended."""
+        await self._monitor.take_reports()
         record = self.get(exec_id)
         config = record.config
         command = strings(config.cmd) or [""]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.containers.create import strings
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.runtime import capabilities, cgroups, seccomp
@@ -25,6 +26,7 @@ from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
 from engine.wire import oci
 from engine.wire.containers import HostConfig, MountPoint, Ulimit
+from engine.wire.exec import ExecCreate
 
 DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -146,6 +148,34 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
 
 
 # --- the process -----------------------------------------------------------------------------------------------------
+
+
+def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity) -> oci.Process:
+    """A further process of the container: its own command and user, the container's environment, limits and confinement.
+
+    Privileged means every capability that the engine has; the container's seccomp filter stays, since it is the container's.
+    """
+    host = record.host
+    granted = capabilities.granted(
+        host.cap_add or (), host.cap_drop or (), privileged=host.privileged or config.privileged
+    )
+    no_new_privileges, _ = _security_options(host)
+    return oci.Process(
+        terminal=config.tty,
+        user=oci.User(uid=identity.uid, gid=identity.gid, additional_gids=identity.groups),
+        args=strings(config.cmd) or [],
+        env=environment(
+            [*(record.config.env or ()), *(config.env or ())],
+            record.config.hostname,
+            tty=config.tty,
+            home=identity.home,
+        ),
+        cwd=config.working_dir or record.config.working_dir or "/",
+        capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
+        rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in capabilities.bounding()) for each in host.ulimits or ()],
+        no_new_privileges=no_new_privileges and not config.privileged,
+        oom_score_adj=host.oom_score_adj or None,
+    )
 
 
 def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) -> list[str]:
