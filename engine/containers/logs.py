@@ -41,8 +41,8 @@ async def read(
     """Chunks of the log at `path`; a log that does not exist (yet) is empty. Raises ServerError when it cannot be read.
 
     `since_ns`, `until_ns`: nanoseconds since the epoch, both included, 0 for none. `tail`: the last entries, None for all. `framed`: with 8-byte
-    headers. `details`: text before each line, as it is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is awaited at
-    the end: True when the log may have grown beyond that position, False when it never will; it is then read to its end once more.
+    headers. `details`: text before each line, as it is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is
+    awaited at the end: True when the log may have grown beyond that position, False when it never will; it is then read to its end once more.
     """
     loop = asyncio.get_running_loop()
     reader: LogReader | None = None

@@ -1,7 +1,7 @@
 """The log drivers by name, and the three questions the engine asks: is this configuration allowed, where does output go, what is said beside it.
 
-`json-file` is the default, `none` keeps nothing. The other drivers of the specification are accepted by a create, so that a container made for them can
-be shown and moved, but not by a start: this engine version does not ship them. Only json-file can be read back.
+`json-file` is the default, `none` keeps nothing. The other drivers of the specification are accepted by a create, so that a container made for
+them can be shown and moved, but not by a start: this engine version does not ship them. Only json-file can be read back.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class LogFile(NamedTuple):
     path: str
     max_size: int
     max_file: int
+    attrs: bytes = b""
 
 
 def validate(log: LogConfig) -> None:
@@ -50,23 +51,32 @@ def validate(log: LogConfig) -> None:
     jsonfile.rotation(_own_options(log))
 
 
-def log_file(log: LogConfig, path: Path | None) -> LogFile | None:
-    """The file at `path` for a json-file log, None when nothing is kept. Raises ServerError when the driver is not shipped."""
+def log_file(log: LogConfig, path: Path | None, config: Config | None = None) -> LogFile | None:
+    """The file at `path` for a json-file log, None when nothing is kept. With `config`, entries carry the labels and variables that the options name.
+
+    Raises ServerError when the driver is not shipped, InvalidParameter as `validate`.
+    """
     kind = log.type or DEFAULT
     if kind == NONE:
         return None
     if kind != DEFAULT:
-        raise ServerError(f"failed to initialize logging driver: this engine version does not ship the log driver '{kind}'")
+        raise ServerError(
+            f"failed to initialize logging driver: this engine version does not ship the log driver '{kind}'"
+        )
     if path is None:
         raise ServerError(f"failed to initialize logging driver: {kind} has no file to write to")
-    rotation = jsonfile.rotation(_own_options(log))
-    return LogFile(str(path), rotation.max_size if rotation.max_size else 0, rotation.max_file if rotation.max_size else 1)
+    attrs = jsonfile.encoded(_attributes(log, config)) if config is not None else b""
+    return LogFile(str(path), *jsonfile.rotation(_own_options(log)), attrs)
 
 
 def details(log: LogConfig, config: Config) -> str:
     """What `details=1` puts before each line: `name=value,…` and a space, sorted and percent-encoded as Docker does; the space alone for nothing."""
-    extra = jsonfile.attributes(log.config, config.labels or {}, config.env or ())
+    extra = _attributes(log, config)
     return ",".join(f"{quote_plus(name)}={quote_plus(extra[name])}" for name in sorted(extra)) + " "
+
+
+def _attributes(log: LogConfig, config: Config) -> dict[str, str]:
+    return jsonfile.attributes(log.config, config.labels or {}, config.env or ())
 
 
 def _own_options(log: LogConfig) -> dict[str, str]:

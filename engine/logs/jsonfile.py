@@ -6,6 +6,7 @@ refused. Not here: the file's format and its rotation (`_fast/jsonlog`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,12 +15,14 @@ from engine.errors import InvalidParameter
 
 NAME = "json-file"
 
+ATTRIBUTES_MAX = 32 << 10
 FILES_MAX = 1000
 """Readers hold every file of a log open; Docker has no limit, and no use beyond a handful."""
 
 _OPTIONS = frozenset(("max-size", "max-file", "compress", "labels", "env", "tag"))
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtTpP])?[iI]?[bB]?", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
@@ -65,6 +68,18 @@ def attributes(options: Mapping[str, str], labels: Mapping[str, str], environmen
     variables = dict(pair.split("=", 1) for pair in environment if "=" in pair)
     chosen.update((name, variables[name]) for name in options.get("env", "").split(",") if name in variables)
     return chosen
+
+
+def encoded(attributes: Mapping[str, str]) -> bytes:
+    """The `attrs` that each entry carries: a JSON object sorted by name, as Go writes it, or nothing. Raises InvalidParameter beyond any reason."""
+    if not attributes:
+        return b""
+    text = (
+        json.dumps(attributes, sort_keys=True, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPED).encode()
+    )
+    if len(text) > ATTRIBUTES_MAX:
+        raise InvalidParameter(f"log opts labels and env: {len(text)} bytes in every log entry are too many")
+    return text
 
 
 def _size(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ streams = st.sampled_from((0, 1, 2))
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
     marks = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[begin:end] for begin, end in zip(marks, marks[1:], strict=False)]
+    return [data[begin:end] for begin, end in pairwise(marks)]
 
 
 @given(streams, st.integers(0, 0xFFFFFFFF))

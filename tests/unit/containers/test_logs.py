@@ -1,0 +1,261 @@
+"""A container's log as a stream: history, the hand-over to an attach, following, and being left at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine._fast.frames import Demultiplexer
+from engine._fast.jsonlog import LogWriter
+from engine.containers import logs
+from engine.errors import ServerError
+
+
+@pytest.fixture(autouse=True)
+def _descriptors() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[LogWriter]:
+    made = LogWriter(os.fsencode(tmp_path / "c.log"), 2000, 50)
+    yield made
+    made.close()
+
+
+def stream(writer: LogWriter, **options: Any) -> AsyncIterator[bytes]:
+    chosen = {"stdout": True, "stderr": True, "framed": False, **options}
+    return logs.read(Path(os.fsdecode(writer.path)), **chosen)
+
+
+async def collected(chunks: AsyncIterator[bytes]) -> bytes:
+    return b"".join([chunk async for chunk in chunks])
+
+
+def test_history_with_every_option(writer: LogWriter) -> None:
+    writer.write(1, b"".join(b"%d\n" % index for index in range(100)))
+    writer.write(2, b"error\n")
+
+    async def main() -> None:
+        numbers = b"".join(b"%d\n" % index for index in range(100))
+        assert await collected(stream(writer)) == numbers + b"error\n"
+        assert await collected(stream(writer, tail=3)) == b"98\n99\nerror\n"
+        assert await collected(stream(writer, tail=0)) == b""
+        assert await collected(stream(writer, stdout=False, tail=2)) == b"error\n"
+        assert Demultiplexer().feed(await collected(stream(writer, framed=True, tail=2))) == [
+            (1, b"99\n"),
+            (2, b"error\n"),
+        ]
+        dressed = await collected(stream(writer, tail=1, timestamps=True, details="a=b "))
+        assert dressed[30:] == b" a=b error\n"
+
+    asyncio.run(main())
+
+
+def test_no_log_is_an_empty_one(tmp_path: Path) -> None:
+    chunks = logs.read(tmp_path / "none.log", stdout=True, stderr=True, framed=True, tail=5)
+    assert asyncio.run(collected(chunks)) == b""
+
+
+def test_a_log_that_cannot_be_read_is_a_server_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "c.log").symlink_to("c.log")
+    with pytest.raises(ServerError, match=r"c\.log cannot be read"):
+        asyncio.run(collected(logs.read(tmp_path / "c.log", stdout=True, stderr=True, framed=True)))
+
+
+def test_a_directory_in_its_place_is_a_server_error(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="cannot be read: Is a directory"):
+        asyncio.run(collected(logs.read(tmp_path, stdout=True, stderr=True, framed=True)))
+
+
+def test_the_hand_over_to_an_attach_ends_where_it_was_told(writer: LogWriter) -> None:
+    writer.write(1, b"before\n")
+    position = writer.position()
+    writer.write(1, b"after\n" * 500)
+
+    async def follow(_inode: int, _offset: int) -> bool:
+        raise AssertionError("nothing beyond the position is waited for")
+
+    assert asyncio.run(collected(stream(writer, until_position=position))) == b"before\n"
+    assert asyncio.run(collected(stream(writer, until_position=position, follow=follow))) == b"before\n"
+
+
+def test_following_over_rotation_until_the_end(writer: LogWriter) -> None:
+    """`follow` plays the monitor: it writes more, or says that the container has ended, having written a last word."""
+    asked = []
+
+    async def follow(inode: int, offset: int) -> bool:
+        assert (inode, offset) == writer.position()
+        asked.append((inode, offset))
+        if len(asked) > 40:
+            writer.write(1, b"last word")
+            writer.end()
+            return False
+        writer.write(1, b"".join(b"%d %d\n" % (len(asked), index) for index in range(20)))
+        return True
+
+    writer.write(1, b"first\n")
+    wanted = (
+        b"first\n" + b"".join(b"%d %d\n" % (turn, index) for turn in range(1, 41) for index in range(20)) + b"last word"
+    )
+    assert asyncio.run(collected(stream(writer, follow=follow))) == wanted
+    assert len(set(asked)) == 41
+    assert len(list(Path(os.fsdecode(writer.path)).parent.iterdir())) > 10
+
+
+def test_following_begins_before_there_is_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+
+    async def follow(inode: int, offset: int) -> bool:
+        if path.exists():
+            return False
+        assert (inode, offset) == (0, 0)
+        writer = LogWriter(os.fsencode(path))
+        writer.write(1, b"here\n")
+        writer.close()
+        return True
+
+    assert (
+        asyncio.run(collected(logs.read(path, stdout=True, stderr=True, framed=False, follow=follow, tail=10)))
+        == b"here\n"
+    )
+
+
+def test_following_what_is_filtered_out_shows_nothing_and_ends(writer: LogWriter) -> None:
+    turns = 0
+
+    async def follow(_inode: int, _offset: int) -> bool:
+        nonlocal turns
+        turns += 1
+        writer.write(1, b"not this\n")
+        return turns < 5
+
+    assert asyncio.run(collected(stream(writer, stdout=False, follow=follow))) == b""
+    assert turns == 5
+
+
+def test_a_promise_that_is_not_kept_does_not_spin(writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that was moved away: the monitor's position is never the reader's."""
+    pauses, turns = [], 0
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def follow(_inode: int, _offset: int) -> bool:
+        nonlocal turns
+        turns += 1
+        return turns < 10
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    writer.write(1, b"x\n")
+    assert asyncio.run(collected(stream(writer, follow=follow))) == b"x\n"
+    assert len(pauses) == 8
+
+
+def test_the_loop_is_not_held_up_and_reading_happens_elsewhere(
+    writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+
+    class Watched(logs.LogReader):  # type: ignore[misc]
+        def read(self, max_bytes: int) -> bytes:
+            seen.add(threading.get_ident())
+            return super().read(max_bytes)
+
+    monkeypatch.setattr(logs, "LogReader", Watched)
+    writer.write(1, b"x\n")
+    assert asyncio.run(collected(stream(writer))) == b"x\n"
+    assert seen
+    assert threading.get_ident() not in seen
+
+
+def test_closed_half_way(writer: LogWriter) -> None:
+    writer.write(1, b"x" * 15_000 + b"\n")
+
+    async def main() -> None:
+        chunks = stream(writer, follow=None)
+        async for chunk in chunks:
+            assert chunk
+            break
+        before = len(os.listdir("/proc/self/fd"))
+        await chunks.aclose()  # type: ignore[attr-defined]
+        assert len(os.listdir("/proc/self/fd")) < before
+
+    asyncio.run(main())
+
+
+def test_cancelled_while_waiting_for_more(writer: LogWriter) -> None:
+    async def main() -> None:
+        waiting = asyncio.Event()
+
+        async def follow(_inode: int, _offset: int) -> bool:
+            waiting.set()
+            await asyncio.Event().wait()
+            return True
+
+        before = len(os.listdir("/proc/self/fd"))
+        task = asyncio.create_task(collected(stream(writer, follow=follow)))
+        await waiting.wait()
+        assert len(os.listdir("/proc/self/fd")) > before
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
+
+
+def test_cancelled_while_a_thread_reads(writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is inside `read` when the client goes: the descriptors are closed once it is out, not under its feet."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(logs.LogReader):  # type: ignore[misc]
+        def read(self, max_bytes: int) -> bytes:
+            inside.set()
+            go_on.wait(30)
+            return super().read(max_bytes)
+
+    monkeypatch.setattr(logs, "LogReader", Slow)
+    writer.write(1, b"x\n")
+
+    async def main() -> None:
+        task = asyncio.create_task(collected(stream(writer)))
+        await asyncio.to_thread(inside.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+
+    asyncio.run(main())  # waits for the executor's threads
+
+
+def test_closing_a_reader_from_another_thread_while_it_reads(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+    made = LogWriter(os.fsencode(path))
+    for _ in range(20):
+        made.write(1, (b"y" * 99 + b"\n") * 10_000)
+    made.close()
+    for delay in range(10):
+        reader = logs.LogReader(os.fsencode(path), stderr=True)
+        got: list[bytes] = []
+
+        def work(reader: Any = reader, got: list[bytes] = got) -> None:
+            while data := reader.read(1 << 20):
+                got.append(data)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while len(got) < delay and thread.is_alive():
+            pass
+        reader.close()
+        thread.join()
+        assert reader.done
+        assert set(b"".join(got)) <= set(b"y\n")
