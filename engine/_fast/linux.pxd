@@ -54,6 +54,7 @@ cdef extern from "<sys/socket.h>" nogil:
         AF_UNIX
         SOL_SOCKET
         SO_SNDBUF
+        SO_SNDBUFFORCE
         SO_DOMAIN
         MSG_DONTWAIT
         MSG_NOSIGNAL

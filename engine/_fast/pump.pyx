@@ -38,7 +38,7 @@ from engine._fast.jsonlog cimport LogWriter
 from engine._fast.linux cimport (
     AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
     F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MSG_DONTWAIT,
-    MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SO_DOMAIN, SO_SNDBUF, SOL_SOCKET, epoll_create1, epoll_ctl, epoll_event,
+    MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SO_DOMAIN, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET, epoll_create1, epoll_ctl, epoll_event,
     epoll_wait, fcntl, getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t,
 )
 
@@ -624,7 +624,7 @@ cdef class Client(Source):
         """The process runs: the bytes that had come with the request are its first input."""
         cdef bytes early = self.early
         self.early = b""
-        if early and self.stdin:
+        if early and self.stdin and not self.closed:
             self.type(PyBytes_AS_STRING(early), PyBytes_GET_SIZE(early))
         self.go_on()
         return 0
@@ -784,7 +784,8 @@ cdef class Stdio:
         client.plain = domain == AF_UNIX
         length = sizeof(int)
         if client.plain and getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, &length) == 0 and size < wanted:
-            setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof(wanted))
+            if setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &wanted, sizeof(wanted)) < 0:
+                setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof(wanted))
         self.loop.last_client += 1
         client.number = self.loop.last_client
         client.stdin = stdin
@@ -813,11 +814,14 @@ cdef class Stdio:
                         put_header(<unsigned char *>self.loop.buffer, stream, <uint32_t>len(pending))
                         self.loop.keep(&client.kept, self.loop.buffer, HEADER)
                     self.loop.keep(&client.kept, PyBytes_AS_STRING(pending), PyBytes_GET_SIZE(pending))
-        if not client.closed:
+        try:
             if self.running:
                 client.begin()
             else:
                 client.go_on()
+        except OSError:                 # epoll has no room: the caller is told, and no half client stays
+            client.leave(False)
+            raise
         return client.number
 
     def start(self, int stdin, int stdout, int stderr, int terminal, bint stdin_once, LogWriter log) -> None:

@@ -1,0 +1,382 @@
+"""The pump on pipes and socket pairs: no root, no runtime. The loop runs in the test's thread until the story's end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine._fast.frames import Demultiplexer, mux
+from engine._fast.jsonlog import LogWriter
+from engine._fast.pump import Loop, Stdio, exit_of, spawn
+
+BLOCK = bytes(range(256)) * 256
+
+
+class Bench:
+    """A loop in a thread, one process's streams, and what its owner was told."""
+
+    def __init__(self, stall: int = 0) -> None:
+        self.loop = Loop(stall)
+        self.stdio = Stdio(self.loop, self)
+        self.told: list[tuple[object, ...]] = []
+        self.ends: dict[str, int] = {}
+        self._thread: threading.Thread | None = None
+        self._closing: list[Callable[[], object]] = []
+
+    def detached(self, number: int, keys: bool) -> None:
+        self.told.append(("detached", number, keys))
+
+    def input_ended(self) -> None:
+        self.told.append(("input ended",))
+
+    def drained(self) -> None:
+        self.told.append(("drained",))
+
+    def start(self, stdin: bool = False, stdin_once: bool = False, log: object = None) -> None:
+        ours = {"i": -1}
+        if stdin:
+            self.ends["i"], ours["i"] = os.pipe()
+        ours["o"], self.ends["o"] = os.pipe()
+        ours["e"], self.ends["e"] = os.pipe()
+        self.stdio.start(ours["i"], ours["o"], ours["e"], -1, stdin_once, log)
+
+    def attach(
+        self,
+        *,
+        stdin: bool = False,
+        raw: bool = False,
+        head: bytes = b"",
+        early: bytes = b"",
+        keys: bytes = b"",
+        hold: bool = False,
+        pair: tuple[socket.socket, socket.socket] | None = None,
+    ) -> tuple[socket.socket, int]:
+        ours, theirs = pair or socket.socketpair()
+        ours.settimeout(20)
+        number = self.stdio.attach(theirs.detach(), stdin, True, True, raw, head, early, keys, hold)
+        self._closing.append(ours.close)
+        return ours, number
+
+    def serve(self) -> None:
+        """Run the loop beside the test. Only system calls on the other ends from here on."""
+        self._thread = threading.Thread(target=self.loop.run, daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Call `work` in the loop, and wait for it."""
+        done = threading.Event()
+        read, write = os.pipe()
+
+        def ready(events: int) -> None:
+            watch.cancel()
+            os.close(read)
+            work()
+            done.set()
+
+        watch = self.loop.watch(read, ready)
+        os.close(write)
+        assert done.wait(20)
+
+    def end(self, *letters: str) -> None:
+        for letter in letters or tuple(self.ends):
+            os.close(self.ends.pop(letter))
+
+    def stop(self) -> None:
+        self.end()
+        for close in self._closing:
+            close()
+        if self._thread is not None:
+            self.do(lambda: self.stdio.finish(0))
+            self.do(self.loop.stop)
+            self._thread.join(20)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    before = set(os.listdir("/proc/self/fd"))
+    made = Bench()
+    yield made
+    made.stop()
+    del made
+    left = set(os.listdir("/proc/self/fd")) - before
+    assert len(left) <= 1, left  # the loop's own, until it is collected
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def take(sock: socket.socket) -> bytes:
+    parts = []
+    while part := sock.recv(1 << 20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def payloads(data: bytes) -> dict[int, bytes]:
+    found = {1: b"", 2: b""}
+    for stream, part in Demultiplexer().feed(data):
+        found[stream] += part
+    return found
+
+
+def test_head_comes_first_then_frames(bench: Bench) -> None:
+    client, _ = bench.attach(head=b"HTTP/1.1 101 UPGRADED\r\n\r\n")
+    assert client.recv(100) == b"HTTP/1.1 101 UPGRADED\r\n\r\n"  # before the process runs
+    bench.start()
+    bench.serve()
+    os.write(bench.ends["o"], b"out")
+    assert client.recv(100) == mux(1, b"out")
+    os.write(bench.ends["e"], b"err")
+    assert client.recv(100) == mux(2, b"err")
+    bench.end()
+    bench.do(lambda: bench.stdio.finish(9))
+    assert client.recv(1) == b""
+    assert bench.told == [("drained",)]
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_output_that_a_client_takes_late_is_complete(bench: Bench, kind: str) -> None:
+    """The writer is stalled meanwhile, and everything arrives though the process has ended and the client has sent what nobody read."""
+    pair = None
+    if kind == "tcp":
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ours = socket.create_connection(server.getsockname())
+            pair = (ours, server.accept()[0])
+    client, _ = bench.attach(pair=pair)
+    bench.start()
+    bench.serve()
+    wrote = 0
+
+    def write() -> None:
+        nonlocal wrote
+        for _ in range(200):
+            wrote += os.write(bench.ends["o"], BLOCK)
+        bench.end()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    client.sendall(b"never read")
+    until(lambda: wrote > 1 << 20)
+    seen = -1
+    while seen != wrote:  # stalled: nothing moves in a tenth of a second
+        seen = wrote
+        time.sleep(0.1)
+    assert wrote < 200 * len(BLOCK)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(take(client)))
+    reader.start()
+    writer.join(20)
+    bench.do(lambda: bench.stdio.finish(9))
+    reader.join(20)
+    assert payloads(got[0])[1] == BLOCK * 200
+
+
+def test_a_process_that_ends_does_not_wait_for_a_slow_client(bench: Bench) -> None:
+    client, _ = bench.attach(raw=True)
+    bench.start()
+    bench.serve()
+    os.set_blocking(bench.ends["o"], False)
+    wrote = 0
+    idle = 0
+    while idle < 20:  # until pipe, backlog and socket are full
+        try:
+            wrote += os.write(bench.ends["o"], BLOCK)
+            idle = 0
+        except BlockingIOError:
+            idle += 1
+            time.sleep(0.01)
+    bench.end()
+    bench.do(lambda: bench.stdio.finish(9))
+    until(lambda: ("drained",) in bench.told)
+    assert len(take(client)) == wrote
+
+
+def test_stalled_client_is_disconnected_and_the_stream_goes_on() -> None:
+    bench = Bench(stall=1)
+    _, number = bench.attach(raw=True)
+    bench.start()
+    bench.serve()
+    for _ in range(200):
+        os.write(bench.ends["o"], BLOCK)  # blocks until the client is gone
+    assert ("detached", number, False) in bench.told
+    bench.stop()
+
+
+def test_input_back_pressure_and_end(bench: Bench) -> None:
+    client, _ = bench.attach(stdin=True, early=b"early ")
+    bench.start(stdin=True, stdin_once=True)
+    bench.serve()
+    client.setblocking(False)
+    sent = 0
+    while select.select([], [client], [], 0.2)[1]:  # until nobody takes any more
+        with contextlib.suppress(BlockingIOError):
+            sent += client.send(BLOCK)
+    assert sent < 16 << 20
+    client.shutdown(socket.SHUT_WR)
+    got = bytearray()
+    while part := os.read(bench.ends["i"], 1 << 20):
+        got += part
+    assert bytes(got[:6]) == b"early "
+    assert len(got) == sent + 6
+    until(lambda: ("input ended",) in bench.told)
+
+
+def test_detach_keys_split_over_reads(bench: Bench) -> None:
+    client, number = bench.attach(stdin=True, raw=True, keys=b"\x10\x11")
+    bench.start(stdin=True, stdin_once=False)
+    bench.serve()
+    client.sendall(b"a\x10b\x10")
+    assert os.read(bench.ends["i"], 10) == b"a\x10b"
+    client.sendall(b"\x11")
+    assert client.recv(1) == b""
+    until(lambda: bench.told == [("detached", number, True)])
+
+
+def test_a_client_that_leaves(bench: Bench) -> None:
+    client, number = bench.attach()
+    other, _ = bench.attach()
+    bench.start()
+    bench.serve()
+    client.close()
+    until(lambda: bench.told == [("detached", number, False)])
+    os.write(bench.ends["o"], b"x")
+    assert other.recv(100) == mux(1, b"x")
+
+
+def test_half_close_without_stdin_changes_nothing(bench: Bench) -> None:
+    client, _ = bench.attach()
+    client.shutdown(socket.SHUT_WR)
+    bench.start()
+    bench.serve()
+    os.write(bench.ends["o"], b"x")
+    assert client.recv(100) == mux(1, b"x")
+
+
+def test_hold_keeps_what_the_log_does_not_have(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    bench.start(log=LogWriter(str(path).encode()))
+    bench.serve()
+    os.write(bench.ends["o"], b"whole\nhalf ")
+    until(lambda: path.stat().st_size > 0)
+    state: list[object] = []
+    bench.do(lambda: state.extend((bench.stdio.position(), bench.attach(hold=True))))
+    position, (client, number) = state  # type: ignore[misc]
+    assert position == (path.stat().st_ino, path.stat().st_size)
+    os.write(bench.ends["o"], b"line\n")
+    until(lambda: path.stat().st_size > position[1])
+    client.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        client.recv(1)
+    client.settimeout(20)
+    bench.do(lambda: bench.loop.release(number))
+    bench.end()
+    bench.do(lambda: bench.stdio.finish(9))
+    assert payloads(take(client))[1] == b"half line\n"
+    logged = [json.loads(line)["log"] for line in path.read_text().splitlines()]
+    assert logged == ["whole\n", "half line\n"]
+
+
+def test_children_that_hold_the_streams_get_their_grace(bench: Bench) -> None:
+    client, _ = bench.attach(raw=True)
+    bench.start()
+    bench.serve()
+    bench.do(lambda: bench.stdio.finish(0.2))
+    os.write(bench.ends["o"], b"late")
+    assert take(client) == b"late"
+    assert bench.told == [("drained",)]
+
+
+def test_a_busy_stream_does_not_starve_another() -> None:
+    loop = Loop(0)
+    stop = threading.Event()
+    busy, quiet = Bench(), Bench()
+    for each in (busy, quiet):
+        each.loop = loop
+        each.stdio = Stdio(loop, each)
+        each.start()
+    quick, _ = quiet.attach(raw=True)
+    busy.serve()
+
+    def flood() -> None:
+        while not stop.is_set():
+            os.write(busy.ends["o"], BLOCK)
+
+    writer = threading.Thread(target=flood)
+    writer.start()
+    for number in range(50):
+        os.write(quiet.ends["o"], b"%d" % number)
+        assert quick.recv(10) == b"%d" % number
+    stop.set()
+    writer.join(20)
+    quiet.end()
+    busy.do(lambda: quiet.stdio.finish(9))
+    assert quick.recv(1) == b""
+    busy.stop()
+    quick.close()
+
+
+def test_spawn_is_as_a_shell_would_do_it(tmp_path: Path) -> None:
+    script = "read a; echo $a $FOO $(pwd) $(ulimit -Sn); grep Sig[BI] /proc/self/status >&2"
+    stdin, give = os.pipe()
+    out, stdout = os.pipe()
+    err, stderr = os.pipe()
+    before = signal.getsignal(signal.SIGPIPE)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        pid = spawn(
+            [b"sh", b"-c", script.encode()],
+            [b"FOO=bar", b"PATH=/bin:/usr/bin"],
+            bytes(tmp_path),
+            stdin,
+            stdout,
+            stderr,
+            512,
+        )
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    for descriptor in (stdin, stdout, stderr):
+        os.close(descriptor)
+    os.write(give, b"hello\n")
+    os.close(give)
+    assert os.waitpid(pid, 0)[1] == 0
+    with open(out) as text:
+        assert text.read() == f"hello bar {tmp_path} 512\n"
+    with open(err) as text:
+        assert [line.split()[1].strip("0") for line in text] == ["", ""]
+
+
+def test_spawn_tells_why_not() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    with pytest.raises(FileNotFoundError, match="/nonexistent"):
+        spawn([b"/nonexistent"], [], b"/", null, null, null, 0)
+    with pytest.raises(FileNotFoundError):
+        spawn([b"sh"], [], b"/nonexistent", null, null, null, 0)
+    with pytest.raises(PermissionError):
+        spawn([b"/etc"], [], b"/", null, null, null, 0)
+    os.close(null)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_exit_of_a_process_that_another_has_reaped() -> None:
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 42"], {})
+    pidfd = os.pidfd_open(pid)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+    status = exit_of(pidfd)
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    assert status == (42 << 8 if release >= (6, 15) else None)
+    os.close(pidfd)
