@@ -229,10 +229,11 @@ def _struct_step(kind: inspect.StructType, known: dict[type, list[_Step]]) -> _S
     def step(value: Any, place: str) -> Any:
         if not isinstance(value, dict):
             return value
+        given: dict[str, Any] = value
         shape: dict[str, Any] = {}
-        for key, item in value.items():
-            name: str = key if key in steps else names.get(key.lower(), key)
-            if item is None or (name != key and name in value):
+        for key, item in given.items():
+            name = key if key in steps else names.get(key.lower(), key)
+            if item is None or (name != key and name in given):
                 continue
             inner = steps.get(name)
             shape[name] = inner(item, f"{place}.{name}" if place else name) if inner is not None else item

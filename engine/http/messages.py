@@ -113,14 +113,15 @@ class Body:
     Ends early with `InvalidParameter` when the client stalls or leaves.
     """
 
-    __slots__ = ("_chunks", "_error", "_source", "_waiter", "ended", "started", "waiting")
+    __slots__ = ("_chunks", "_source", "_waiter", "ended", "error", "started", "waiting")
 
     def __init__(self, source: Source | None = None, content: bytes = b"") -> None:
         """Without `source` the body is `content`, whole (tests, requests without a body)."""
         self._source = source
         self._chunks: deque[bytes] = deque((content,) if content else ())
         self._waiter: asyncio.Future[None] | None = None
-        self._error: Exception | None = None
+        self.error: InvalidParameter | None = None
+        """Why it ended before its end."""
         self.waiting = len(content)
         """Bytes received and not yet taken."""
         self.ended = source is None
@@ -134,8 +135,8 @@ class Body:
     async def __anext__(self) -> bytes:
         self.started = True
         while not self._chunks:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if self.ended:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -167,11 +168,11 @@ class Body:
         self.waiting += len(chunk)
         self._wake()
 
-    def end(self, error: Exception | None = None) -> None:
+    def end(self, error: InvalidParameter | None = None) -> None:
         """Connection: no more will come, because that was all or because of `error`."""
         if not self.ended:
             self.ended = True
-            self._error = error
+            self.error = error
             self._wake()
 
     def discard(self) -> None:
@@ -201,6 +202,7 @@ class Request:
         "path",
         "query",
         "status",
+        "upgrade",
         "version",
     )
 
@@ -222,6 +224,8 @@ class Request:
         self.body = body if body is not None else Body()
         self.keep = keep
         """The connection stays open for another request afterwards, as far as the client is concerned."""
+        self.upgrade = False
+        """The client asked to upgrade the connection (header Upgrade)."""
         self._connection = connection
         # What the application adds while it finds the handler:
         self.parameters: dict[str, str] = {}

@@ -1,0 +1,160 @@
+"""Where a body begins and ends: readers of request bodies, and the heads and chunks of answers. Pure: bytes in, bytes
+out.
+
+Not here: when to read or write (`protocol.py`). Rules: RFC 9112, chapters 6 and 7.
+"""
+
+from __future__ import annotations
+
+import email.utils
+from http import HTTPStatus
+from typing import Protocol
+
+from engine.errors import InvalidParameter
+
+LINE_LIMIT = 4096
+"""Bytes of one line that begins a chunk."""
+
+TRAILER_LIMIT = 64 * 1024
+"""Bytes of all trailer fields, which are read and dropped."""
+
+_HEX = frozenset(b"0123456789abcdefABCDEF")
+_CONTROLS = frozenset("\r\n\0")
+
+
+class Sink(Protocol):
+    """Takes the payload; `messages.Body` is one."""
+
+    def feed(self, chunk: bytes) -> None: ...
+
+
+class LengthReader:
+    """A body with Content-Length."""
+
+    __slots__ = ("done", "left")
+
+    def __init__(self, length: int) -> None:
+        self.left: int | None = length
+        """Bytes that are still to come; None when that is not known."""
+        self.done = length == 0
+
+    def read(self, data: bytes, start: int, sink: Sink | None) -> int:
+        """Take what belongs to the body from `start` on; the position after it. Without a sink it is dropped."""
+        assert self.left is not None
+        stop = min(len(data), start + self.left)
+        if sink is not None:
+            sink.feed(data if stop - start == len(data) else data[start:stop])
+        self.left -= stop - start
+        self.done = self.left == 0
+        return stop
+
+
+class ChunkedReader:
+    """A body with Transfer-Encoding: chunked.
+
+    Extensions and trailers are dropped. Strict: CRLF, hex digits, no blanks.
+    """
+
+    __slots__ = ("_chunk", "_expected", "_line", "_trailers", "done", "left")
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self.done = False
+        self._chunk = 0
+        self._line = b""
+        self._expected = self._size_line
+        self._trailers = 0
+
+    def read(self, data: bytes, start: int, sink: Sink | None) -> int:
+        """As `LengthReader.read`; InvalidParameter when it is not chunked coding."""
+        size = len(data)
+        while start < size and not self.done:
+            if self._chunk:
+                stop = min(size, start + self._chunk)
+                if sink is not None:
+                    sink.feed(data[start:stop])
+                self._chunk -= stop - start
+                start = stop
+                continue
+            newline = data.find(b"\n", start)
+            stop = newline + 1 if newline >= 0 else size
+            self._line += data[start : min(stop, start + LINE_LIMIT + 1)]
+            start = stop
+            if len(self._line) > LINE_LIMIT:
+                raise InvalidParameter(f"malformed chunked body: a line of more than {LINE_LIMIT} bytes")
+            if newline >= 0:
+                line, self._line = self._line, b""
+                if not line.endswith(b"\r\n"):
+                    raise InvalidParameter("malformed chunked body: a line does not end in CR LF")
+                self._expected(line[:-2])
+        return start
+
+    def _size_line(self, line: bytes) -> None:
+        digits = line.partition(b";")[0]
+        if not digits or len(digits) > 15 or not _HEX.issuperset(digits):
+            raise InvalidParameter(f"malformed chunked body: {digits[:20].decode('latin-1')!r} is not a chunk size")
+        self._chunk = int(digits, 16)
+        self._expected = self._end_of_chunk if self._chunk else self._trailer
+
+    def _end_of_chunk(self, line: bytes) -> None:
+        if line:
+            raise InvalidParameter("malformed chunked body: a chunk is longer than its size says")
+        self._expected = self._size_line
+
+    def _trailer(self, line: bytes) -> None:
+        self._trailers += len(line) + 2
+        if self._trailers > TRAILER_LIMIT:
+            raise InvalidParameter(f"malformed chunked body: trailers of more than {TRAILER_LIMIT} bytes")
+        self.done = not line
+
+
+BodyReader = LengthReader | ChunkedReader
+
+
+class HeadWriter:
+    """Heads of answers, with all that stays the same made once."""
+
+    def __init__(self, constant: tuple[tuple[str, str], ...]) -> None:
+        """`constant`: fields of every answer."""
+        self._constant = field_lines(constant)
+        self._starts: dict[tuple[int, str], bytes] = {}
+        self._date_until = 0.0
+        self._date = b""
+
+    def start(self, status: int, content_type: str, now: float) -> bytes:
+        """Status line and fields up to those that frame the body. `now`: seconds since the epoch."""
+        if now >= self._date_until:
+            self._date_until = int(now) + 1.0
+            self._date = b"Date: " + email.utils.formatdate(int(now), usegmt=True).encode() + b"\r\n"
+        start = self._starts.get((status, content_type))
+        if start is None:
+            start = b"HTTP/1.1 %d %b\r\n%b" % (status, _reason(status), self._constant)
+            if content_type:
+                start += field_lines((("Content-Type", content_type),))
+            if len(self._starts) < 256:
+                self._starts[status, content_type] = start
+        return start + self._date
+
+    def hijacked(self, content_type: str, upgrade: bool, now: float) -> bytes:
+        """101 when the client asked to upgrade, else 200 with neither length nor coding: the stream lasts as long as
+        the connection.
+        """
+        if upgrade:
+            asked = (("Content-Type", content_type), ("Connection", "Upgrade"), ("Upgrade", "tcp"))
+            return b"HTTP/1.1 101 UPGRADED\r\n" + self._constant + field_lines(asked) + b"\r\n"
+        return self.start(200, content_type, now) + b"\r\n"
+
+
+def field_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
+    """ValueError when a name or value would break out of its line: it is never a client's choice what the head is."""
+    for name, value in fields:
+        if not _CONTROLS.isdisjoint(value) or not _CONTROLS.isdisjoint(name):
+            raise ValueError(f"control characters in header {name!r}")
+    return "".join([f"{name}: {value}\r\n" for name, value in fields]).encode("latin-1", "replace")
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b"Unknown"

@@ -1,0 +1,252 @@
+"""Listeners, and the clock for the deadlines of all connections.
+
+One coarse timer serves every deadline, and runs only while some connection has one: an idle connection costs no timer.
+
+Not here: what happens on a connection (`protocol.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import grp
+import ipaddress
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Awaitable
+from typing import Protocol
+
+from engine.errors import ServerError
+from engine.http import tls
+from engine.http.framing import HeadWriter
+from engine.http.messages import AnyReply, Reply, Request
+from engine.http.protocol import Connection
+
+BACKLOG = 4096
+
+MAX_PATH = 107
+"""Bytes of a Unix socket's path (unix(7): `sun_path` without its NUL)."""
+
+
+class Application(Protocol):
+    """What answers requests."""
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Fields of every answer."""
+
+    def __call__(self, request: Request) -> AnyReply | Awaitable[AnyReply]:
+        """Answer, at once or when awaited; raises what `error_reply` knows."""
+
+    def is_hijack(self, method: str, path: str) -> bool:
+        """Bytes after a request like this are a stream. Must not raise."""
+
+    def error_reply(self, error: BaseException) -> Reply:
+        """The answer to an exception, also to bytes that are not a request (`InvalidParameter`)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of what a client may make us wait for."""
+
+    head: int = 64 * 1024
+    """Bytes of a request's head."""
+    head_seconds: float = 30.0
+    """From the first byte of a head to its last."""
+    body_seconds: float = 60.0
+    """Without a byte of a body that is waited for."""
+    linger_seconds: float = 5.0
+    """For a client to notice that we closed."""
+
+
+class Server:
+    """Several listeners for one application."""
+
+    def __init__(self, application: Application, *, limits: Limits | None = None) -> None:
+        self.application = application
+        self.limits = limits or Limits()
+        self.heads = HeadWriter(application.headers)
+        self.connections: set[Connection] = set()
+        self.timed: set[Connection] = set()
+        """Connections with a deadline."""
+        self.half_open: set[Connection] = set()
+        """Connections whose client sends no more and may be gone."""
+        self.closing = False
+        self._listeners: list[asyncio.Server] = []
+        self._paths: list[tuple[str, tuple[int, int]]] = []
+        self._relays: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_left: asyncio.Event | None = None
+        limits = self.limits
+        self._tick = min(1.0, min(limits.head_seconds, limits.body_seconds, limits.linger_seconds) / 4)
+
+    # --- listeners --------------------------------------------------------------------------------------------------
+
+    async def listen_unix(self, path: str, group: str = "") -> None:
+        """Listen on `path`, 0660 root:`group` if the host has that group; a socket that nobody listens on is replaced."""
+        if len(os.fsencode(path)) > MAX_PATH or "\0" in path or not path:
+            raise ServerError(f"{path}: a socket's path has 1 to {MAX_PATH} bytes")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            _remove_stale(path)
+            before = os.umask(0o117)
+            try:
+                listener.bind(path)
+            finally:
+                os.umask(before)
+            if group:
+                _give_to_group(path, group)
+            made = os.lstat(path)
+            self._listeners.append(
+                await asyncio.get_running_loop().create_unix_server(
+                    lambda: Connection(self), sock=listener, backlog=BACKLOG
+                )
+            )
+            self._paths.append((path, (made.st_dev, made.st_ino)))
+        except OSError as error:
+            listener.close()
+            raise ServerError(f"cannot listen on {path}: {error.strerror or error}") from error
+        except BaseException:
+            listener.close()
+            raise
+
+    async def listen_tcp(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
+        """Listen with mutual TLS; without a context plainly, on a loopback address alone. The port (0 asks for any)."""
+        if context is None:
+            if not _is_loopback(host):
+                raise ServerError(f"cannot listen on {host}:{port}: without TLS only loopback addresses are allowed")
+        elif context.verify_mode != ssl.CERT_REQUIRED:
+            raise ServerError(f"cannot listen on {host}:{port}: TLS must require client certificates")
+        elif context.minimum_version < ssl.TLSVersion.TLSv1_2:
+            raise ServerError(f"cannot listen on {host}:{port}: TLS before 1.2 is not allowed")
+
+        def protocol() -> asyncio.Protocol:
+            if context is None:
+                return Connection(self)
+            return tls.TlsTransport(context, lambda: Connection(self), self.limits.head_seconds)
+
+        try:
+            listener = await asyncio.get_running_loop().create_server(
+                protocol, host, port, backlog=BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise ServerError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        self._listeners.append(listener)
+        bound: int = listener.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self, grace: float = 10.0) -> None:
+        """Stop listening; end idle connections and endless answers now, give the others `grace` seconds."""
+        self.closing = True
+        for listener in self._listeners:
+            listener.close()
+        for path, identity in self._paths:
+            _remove_own(path, identity)
+        self._listeners.clear()
+        self._paths.clear()
+        for connection in list(self.connections):
+            connection.shut()
+        if self.connections:
+            self._last_left = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self._last_left.wait()
+        for connection in list(self.connections):
+            connection.abort()
+        for task in list(self._relays):
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await asyncio.sleep(0)
+
+    # --- for connections --------------------------------------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> None:
+        """A client has come."""
+        self.connections.add(connection)
+
+    def lost(self, connection: Connection) -> None:
+        """A client has gone, or its connection is no longer ours."""
+        self.connections.discard(connection)
+        self.timed.discard(connection)
+        self.half_open.discard(connection)
+        if self._last_left is not None and not self.connections:
+            self._last_left.set()
+
+    def watch(self, connection: Connection) -> None:
+        """`connection.deadline` is set."""
+        self.timed.add(connection)
+        self._wind()
+
+    def watch_half_open(self, connection: Connection) -> None:
+        """Ask `connection.check_hangup` again at each tick."""
+        self.half_open.add(connection)
+        self._wind()
+
+    def relay(self, client: tls.TlsTransport, end: socket.socket, eof: bool) -> None:
+        """A hijacked TLS connection: carry its bytes to and from `end` from now on."""
+        task = asyncio.get_running_loop().create_task(tls.relay(client, end, eof))
+        self._relays.add(task)
+        task.add_done_callback(self._relays.discard)
+
+    def _wind(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._tick, self._sweep)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for connection in [connection for connection in self.timed if connection.deadline <= now]:
+            connection.expired()
+        for connection in list(self.half_open):
+            connection.check_hangup()
+        if (self.timed or self.half_open) and not (self.closing and not self.connections):
+            self._wind()
+
+
+def _remove_stale(path: str) -> None:
+    """Make room for a socket at `path`; ServerError when somebody listens there or it is something else."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ServerError(f"cannot listen on {path}: it exists and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        failure = probe.connect_ex(path)
+    if failure in (0, errno.EAGAIN, errno.EINPROGRESS):
+        raise ServerError(f"cannot listen on {path}: another process listens there")
+    if failure not in (errno.ECONNREFUSED, errno.ENOENT, errno.EPROTOTYPE):
+        raise ServerError(f"cannot listen on {path}: {os.strerror(failure)}")
+    _remove_own(path, (found.st_dev, found.st_ino))
+
+
+def _remove_own(path: str, identity: tuple[int, int]) -> None:
+    try:
+        found = os.lstat(path)
+        if (found.st_dev, found.st_ino) == identity:
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _give_to_group(path: str, group: str) -> None:
+    try:
+        number = grp.getgrnam(group).gr_gid
+    except KeyError:
+        return
+    os.chown(path, -1, number)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
