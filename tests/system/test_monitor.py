@@ -194,7 +194,6 @@ def bench() -> Iterator[Bench]:
     try:
         yield made
     finally:
-        made.clean()
         for pid in monitors_of(made.run):
             os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -205,7 +204,10 @@ def bench() -> Iterator[Bench]:
                     break
             except ChildProcessError:
                 break
-        shutil.rmtree(directory)
+        try:
+            made.clean()
+        finally:
+            shutil.rmtree(directory)
 
 
 def monitors_of(run: Path) -> list[int]:
