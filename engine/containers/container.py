@@ -31,6 +31,7 @@ from engine.events import EventLog
 from engine.images.store import ImageStore, ImageUser
 from engine.logs import drivers
 from engine.monitor.client import Exit, LaunchFailed, Monitor
+from engine.monitor.messages import LogFile
 from engine.networks.bridge import BridgeNetwork, Sandbox
 from engine.runtime import cgroups, oci
 from engine.runtime.cgroups import Cgroups
@@ -224,7 +225,7 @@ class Container:
             await asyncio.to_thread(
                 bundle.write, record, directory, network_path, networks, parts.runtime, parts.cgroups
             )
-            log = drivers.log_file(record.host.log_config, self.log_path)
+            log = drivers.log_file(record.host.log_config, self.log_path, record.config)
             rows, columns = record.size if any(record.size) else tuple(record.host.console_size)
             self._launching = True
             undo.callback(self._launch_failed)
@@ -247,7 +248,7 @@ class Container:
                     open_stdin=record.config.open_stdin,
                     stdin_once=record.config.stdin_once,
                     size=(rows, columns) if rows and columns else None,
-                    log=log,
+                    log=LogFile(*log) if log is not None else None,
                 )
             finally:
                 await saved
