@@ -1,0 +1,425 @@
+"""The bridge network on the real kernel, in network and mount namespaces of the test's own; read back through pyroute2.
+
+Needs root. Each body runs in a forked child that has left the host's network behind; it ends by checking that nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import socket
+import subprocess
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import Config
+from engine.errors import InvalidParameter, NotFound, ServerError
+from engine.networks import sandboxes
+from engine.networks.bridge import BridgeNetwork, Sandbox
+from engine.storage.records import Records
+from engine.system import namespaces, netfilter, netlink
+from engine.system.netlink import Netlink
+
+pyroute2 = pytest.importorskip("pyroute2")
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+CLONE_NEWNS = 0x20000
+
+Body = Callable[[Path], Coroutine[Any, Any, None]]
+
+
+def isolated(body: Body, directory: Path) -> None:
+    """Run the body with nothing of the host's network in reach; its failure is this test's."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        words = ""
+        try:
+            os.close(reading)
+            _leave_the_host()
+            asyncio.run(body(directory))
+        except BaseException:
+            words = traceback.format_exc()
+        os.write(writing, words.encode()[-60000:])
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        words = pipe.read().decode()
+    os.waitpid(child, 0)
+    if words:
+        pytest.fail(words, pytrace=False)
+
+
+def _leave_the_host() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(namespaces.CLONE_NEWNET | CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    # sysfs shows the network namespace of whoever mounts it, and nothing may reach the host's mounts
+    for source, target, kind, flags in ((b"none", b"/", None, 1 << 18 | 1 << 14), (b"sysfs", b"/sys", b"sysfs", 0)):
+        if libc.mount(source, target, kind, flags, None):
+            raise OSError(ctypes.get_errno(), "mount")
+    with Netlink() as links:
+        links.apply(netlink.change_link("lo", up=True))
+
+
+@contextlib.asynccontextmanager
+async def network(directory: Path, **config: Any) -> AsyncIterator[BridgeNetwork]:
+    """An open network; everything of it is gone afterwards."""
+    before = set(os.listdir("/proc/self/fd"))
+    records = Records(directory / "state.db")
+    made = BridgeNetwork(Config(**config), records)
+    try:
+        await made.open()
+        yield made
+    finally:
+        await made.close(remove=True)
+        records.close()
+    await until(lambda: len(set(os.listdir("/proc/self/fd")) - before) <= 1, "descriptors closed")
+    await until(lambda: _links() == ["lo"], "links gone")
+    if netfilter.available():
+        assert "engined" not in netfilter.run("list ruleset")
+
+
+def _links() -> list[str]:
+    with Netlink() as links:
+        return [link.name for link in links.links()]
+
+
+def _oracle() -> set[str]:
+    """Names of the links as another implementation reads them."""
+    with pyroute2.IPRoute() as kernel:
+        return {each.get_attr("IFLA_IFNAME") for each in kernel.get_links()}
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.02)
+
+
+def inside(sandbox: Sandbox, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["nsenter", f"--net={sandbox.path}", *argv], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def reaches(sandbox: Sandbox, address: str) -> bool:
+    return inside(sandbox, "busybox", "ping", "-c", "1", "-W", "5", address).returncode == 0
+
+
+# --- netlink ---------------------------------------------------------------------------------------------------------
+
+
+async def _netlink(_: Path) -> None:
+    with Netlink() as links:
+        assert links.link("nothere") is None
+        links.apply(
+            netlink.create_bridge("b0", mac="02:42:00:00:00:09"),
+            netlink.change_link("b0", up=True, alias="words"),
+        )
+        bridge = links.link("b0")
+        assert bridge is not None
+        assert (bridge.kind, bridge.alias, bridge.address, bridge.up) == ("bridge", "words", "02:42:00:00:00:09", True)
+        interface = IPv4Interface("10.9.0.1/24")
+        links.apply(netlink.add_address(bridge.ifindex, interface))
+        assert [each.interface for each in links.addresses(bridge.ifindex)] == [interface]
+        assert interface.network in links.routes()
+        with pytest.raises(netlink.NetlinkError, match=r"10.9.0.1/24.*exists"):
+            links.apply(netlink.add_address(bridge.ifindex, interface))
+        with pytest.raises(netlink.NetlinkError, match="link nothere") as caught:
+            links.apply(netlink.change_link("nothere", up=True))
+        assert caught.value.errno == 19
+        # a batch goes on after a failure, and says which failed
+        outcomes = links.outcomes(
+            [netlink.delete_link("nothere"), netlink.change_link("b0", up=False), netlink.delete_link("no2")]
+        )
+        assert [outcome is None for outcome in outcomes] == [False, True, False]
+        outcomes = links.outcomes(netlink.delete_link(f"none{number}") for number in range(1000))
+        assert {outcome.errno for outcome in outcomes if outcome} == {19}
+        links.apply(*(netlink.create_bridge(f"many{number}", mac="02:42:00:00:00:0a") for number in range(40)))
+        assert len(links.links()) == 42
+        assert await asyncio.to_thread(_oracle) == {link.name for link in links.links()}
+        links.apply(netlink.delete_link("b0"), *(netlink.delete_link(f"many{number}") for number in range(40)))
+
+
+async def _threads(_: Path) -> None:
+    """Entering and leaving namespaces changes the thread's own alone, also when the block fails."""
+    home = os.stat("/proc/thread-self/ns/net").st_ino
+    await asyncio.to_thread(int)  # a thread begun inside would start in the new namespace
+    with namespaces.new_network() as descriptor:
+        assert os.stat("/proc/thread-self/ns/net").st_ino == os.fstat(descriptor).st_ino != home
+        assert await asyncio.to_thread(lambda: os.stat("/proc/thread-self/ns/net").st_ino) == home
+    assert os.stat("/proc/thread-self/ns/net").st_ino == home
+    os.close(descriptor)
+    kept = []
+    with pytest.raises(ZeroDivisionError), namespaces.new_network() as descriptor:
+        kept.append(descriptor)
+        raise ZeroDivisionError
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(kept[0])
+    assert os.stat("/proc/thread-self/ns/net").st_ino == home
+
+
+async def _netfilter(_: Path) -> None:
+    if not netfilter.available():
+        return
+    netfilter.run("add table inet t\nadd chain inet t c")
+    with pytest.raises(netfilter.NetfilterError, match="No such file"):
+        netfilter.run("add chain inet t d\nadd rule inet t nothere accept")
+    assert "chain d" not in netfilter.run("list table inet t")
+    netfilter.run("delete table inet t")
+
+
+# --- endpoints -------------------------------------------------------------------------------------------------------
+
+
+async def _endpoints(directory: Path) -> None:
+    async with network(directory) as bridge:
+        assert str(bridge.subnet) == "172.17.0.0/16"
+        one = await bridge.endpoint("one")
+        two = await bridge.endpoint("two", "02-42-AA-00-00-07")
+        assert one.endpoint.ip_address == "172.17.0.2"
+        assert one.endpoint.mac_address == "02:42:ac:11:00:02"
+        assert one.endpoint.gateway == "172.17.0.1"
+        assert one.endpoint.ip_prefix_len == 16
+        assert one.endpoint.network_id == bridge.id_of("default") == bridge.networks.get("bridge").id
+        assert two.endpoint.mac_address == "02:42:aa:00:00:07"
+        assert len(one.endpoint.endpoint_id) == 64
+        for source, target in ((one, "172.17.0.3"), (two, "172.17.0.2"), (one, "172.17.0.1"), (one, "127.0.0.1")):
+            assert reaches(source, target), (source, target)
+        assert not inside(one, "cat", "/proc/net/if_inet6").stdout, "IPv6 is off inside"
+
+        assert sandboxes.host_end(one.endpoint.endpoint_id) in await asyncio.to_thread(_oracle)
+        shown = inside(one, "ip", "-o", "link").stdout
+        assert "02:42:ac:11:00:02" in shown and "eth0" in shown
+        assert "default via 172.17.0.1 dev eth0" in inside(one, "ip", "route").stdout
+        await bridge.release("one")
+        await bridge.release("one")
+        await until(lambda: sandboxes.host_end(one.endpoint.endpoint_id) not in _links(), "veth of one gone")
+        three = await bridge.endpoint("three")
+        assert three.endpoint.ip_address == "172.17.0.4", "a freed address rests"
+        assert reaches(three, "172.17.0.3")
+
+
+async def _nat(directory: Path) -> None:
+    """The outside is a second namespace that knows no way back to the containers: masquerade or silence."""
+    with Netlink() as links:
+        with namespaces.new_network() as outside:
+            far = Netlink()
+        links.apply(netlink.create_veth("up0", "far0", outside), netlink.change_link("up0", up=True))
+        near_link = links.link("up0")
+        far_link = far.link("far0")
+        assert near_link and far_link
+        links.apply(netlink.add_address(near_link.ifindex, IPv4Interface("203.0.113.1/24")))
+        far.apply(
+            netlink.change_link("far0", up=True),
+            netlink.change_link("lo", up=True),
+            netlink.add_address(far_link.ifindex, IPv4Interface("203.0.113.9/24")),
+        )
+        async with network(directory, bridge="b-1.x") as bridge:
+            one = await bridge.endpoint("one")
+            there = Sandbox(f"/proc/{os.getpid()}/fd/{outside}", one.endpoint)
+            assert reaches(one, "203.0.113.9") == netfilter.available()
+            if netfilter.available():
+                # with a way back it still gets nothing that it did not ask for
+                far.apply(netlink.add_default_route(IPv4Address("203.0.113.1"), far_link.ifindex))
+                result = inside(there, "busybox", "ping", "-c", "1", "-W", "1", "172.17.0.2")
+                assert result.returncode != 0, result.stdout
+            links.apply(netlink.delete_link("up0"))
+        far.close()
+        os.close(outside)
+
+
+async def _subnets(directory: Path) -> None:
+    with Netlink() as links:
+        links.apply(netlink.create_bridge("lan", mac="02:00:00:00:00:01"), netlink.change_link("lan", up=True))
+        lan = links.link("lan")
+        assert lan
+        links.apply(netlink.add_address(lan.ifindex, IPv4Interface("172.17.44.1/24")))
+        records = Records(directory / "a.db")
+        first = BridgeNetwork(Config(bridge="e1"), records)
+        await first.open()
+        second = BridgeNetwork(Config(bridge="e2", bridge_subnet="10.77.0.5/24"), records)
+        await second.open()
+        assert str(first.subnet) == "172.18.0.0/16", "172.17 is a route of the host"
+        assert (str(second.subnet), str(second.gateway)) == ("10.77.0.0/24", "10.77.0.5")
+        given = {(await second.endpoint(str(number))).endpoint.ip_address for number in range(6)}
+        assert given == {f"10.77.0.{number}" for number in (1, 2, 3, 4, 6, 7)}, "the gateway's own is never given"
+        assert first.id_of("host") == second.id_of("host"), "ids are the records'"
+        await first.close(remove=True)
+        assert links.link("e1") is None
+        assert links.link("e2") is not None, "the other engine's bridge stays"
+        await second.close(remove=True)
+        records.close()
+        # somebody else's bridge is used with its own address, and left alone
+        records = Records(directory / "b.db")
+        adopting = BridgeNetwork(Config(bridge="lan", bridge_subnet="10.1.0.0/16"), records)
+        await adopting.open()
+        assert str(adopting.subnet) == "172.17.44.0/24"
+        assert (await adopting.endpoint("x")).endpoint.ip_address == "172.17.44.2"
+        await adopting.close(remove=True)
+        records.close()
+        assert links.link("lan") is not None
+        with namespaces.new_network() as other:
+            pass
+        links.apply(netlink.create_veth("v0", "v1", other))
+        records = Records(directory / "c.db")
+        wrong = BridgeNetwork(Config(bridge="v0"), records)
+        with pytest.raises(ServerError, match=r"v0.*no bridge"):
+            await wrong.open()
+        await wrong.close(remove=True)
+        records.close()
+        os.close(other)
+
+
+async def _restart(directory: Path) -> None:
+    """A daemon that ended leaves running containers connected; the next one knows their addresses."""
+    records = Records(directory / "state.db")
+    before = BridgeNetwork(Config(), records)
+    await before.open()
+    sandbox = await before.endpoint("old")
+    container = await asyncio.to_thread(subprocess.Popen, ["nsenter", f"--net={sandbox.path}", "sleep", "600"])
+    try:
+        await until(
+            lambda: os.path.samestat(os.stat(f"/proc/{container.pid}/ns/net"), os.stat(sandbox.path)), "sleep is inside"
+        )
+        ids = {record.name: record.id for record in before.networks}
+        await before.close(remove=False)
+        after = BridgeNetwork(Config(), records)
+        await after.open()
+        assert {record.name: record.id for record in after.networks} == ids
+        assert after.subnet == before.subnet
+        assert (await after.restore("old", sandbox.endpoint)).endpoint == sandbox.endpoint
+        new = await after.endpoint("new")
+        assert new.endpoint.ip_address == "172.17.0.3"
+        assert reaches(new, "172.17.0.2")
+        container.kill()
+        container.wait()
+        await after.release("old")
+        await until(lambda: sandboxes.host_end(sandbox.endpoint.endpoint_id) not in _links(), "veth gone")
+        await after.close(remove=True)
+    finally:
+        container.kill()
+        container.wait()
+    records.close()
+    await until(lambda: _links() == ["lo"], "links gone")
+
+
+async def _failures(directory: Path) -> None:
+    async with network(directory, bridge_subnet="10.5.0.0/29") as bridge:
+        for mac in ("xx", "02:42:ac:11:00", "03:42:ac:11:00:02", "02:42:ac:11:00:0g"):
+            with pytest.raises(InvalidParameter, match="MacAddress"):
+                await bridge.endpoint("bad", mac)
+        for number in range(5):
+            await bridge.endpoint(str(number))
+        with pytest.raises(ServerError, match="no available IPv4 addresses"):
+            await bridge.endpoint("more")
+        await bridge.release("3")
+        assert (await bridge.endpoint("more")).endpoint.ip_address == "10.5.0.5"
+        await bridge.release("2")
+        # the kernel refuses: the address comes back
+        original = sandboxes.Sandbox.configure
+
+        def refuse(self: sandboxes.Sandbox, *_: object) -> None:
+            raise netlink.NetlinkError(12, "address: Cannot allocate memory")
+
+        sandboxes.Sandbox.configure = refuse  # type: ignore[method-assign]
+        for _ in range(20):
+            with pytest.raises(ServerError, match=r"container one.*Cannot allocate"):
+                await bridge.endpoint("one")
+        sandboxes.Sandbox.configure = original  # type: ignore[method-assign]
+        assert (await bridge.endpoint("one")).endpoint.ip_address == "10.5.0.4"
+        await bridge.release("1")
+        # a caller that gives up leaves nothing
+        for _ in range(20):
+            starting = asyncio.ensure_future(bridge.endpoint("given-up"))
+            await asyncio.sleep(0)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        await bridge.endpoint("last")
+        for mode in ("host", "none", "bridge", "default", bridge.id_of("bridge")[:12]):
+            bridge.check_mode(mode)
+        with pytest.raises(NotFound, match="network nothere not found"):
+            bridge.check_mode("nothere")
+    records = Records(directory / "wrong.db")
+    for wrong in (
+        {"bridge": "a/b"},
+        {"bridge": "x" * 16},
+        {"bridge_subnet": "10.0.0.0/33"},
+        {"bridge_subnet": "10.0.0.0/31"},
+    ):
+        with pytest.raises(InvalidParameter):
+            BridgeNetwork(Config(**wrong), records)
+    records.close()
+
+
+async def _concurrent(directory: Path) -> None:
+    async with network(directory) as bridge:
+        made = await asyncio.gather(*(bridge.endpoint(str(number)) for number in range(120)))
+        assert len({sandbox.endpoint.ip_address for sandbox in made}) == 120
+        assert len({sandbox.path for sandbox in made}) == 120
+        assert reaches(made[0], made[-1].endpoint.ip_address)
+        await asyncio.gather(*(bridge.release(str(number)) for number in range(120)))
+
+
+async def _lingering(directory: Path) -> None:
+    """A namespace that somebody holds: its host end goes all the same."""
+    sandboxes.LINGER = 0.2
+    async with network(directory) as bridge:
+        sandbox = await bridge.endpoint("held")
+        descriptor = os.open(sandbox.path, os.O_RDONLY)
+        await bridge.release("held")
+        await until(lambda: sandboxes.host_end(sandbox.endpoint.endpoint_id) not in _links(), "veth deleted")
+        os.close(descriptor)
+
+
+async def _full(directory: Path) -> None:
+    async with network(directory) as bridge:
+        await bridge.endpoint("first")
+        await bridge.endpoint("last-of-all")
+        count = 2
+        with pytest.raises(ServerError, match="all 1023 ports of bridge engined0") as caught:
+            for number in range(2000):
+                await bridge.endpoint(str(number))
+                count += 1
+        assert isinstance(caught.value.__cause__, sandboxes.BridgeFull)
+        assert count >= 1000
+        await bridge.release("first")
+
+        async def one_more() -> bool:
+            with contextlib.suppress(ServerError):
+                await bridge.endpoint("more")
+                return True
+            return False
+
+        end = time.monotonic() + 60
+        while not await one_more():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
+        for container in [*bridge._held]:
+            await bridge.release(container)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [_netlink, _threads, _netfilter, _endpoints, _nat, _subnets, _restart, _failures, _concurrent, _lingering, _full],
+    ids=lambda body: body.__name__.strip("_"),
+)
+def test_bridge(body: Body, tmp_path: Path) -> None:
+    isolated(body, tmp_path)
+
+
+def test_host_is_untouched() -> None:
+    """What the bodies above did stayed in their namespaces."""
+    assert not any(name.startswith(("engined", "veth")) and len(name) == 15 for _, name in socket.if_nameindex())
