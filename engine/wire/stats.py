@@ -1,0 +1,127 @@
+"""Statistics and process lists on the wire, as API 1.24 documents them (specification, "Stats object" and `top`).
+
+Structs name the fields and their defaults; the functions at the end are the differences of older versions, for rows of `api/versions.py`.
+What 1.24 does not have is not here either (`preread`, `online_cpus`, `num_procs` are newer).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class CpuUsage(msgspec.Struct, frozen=True):
+    """Nanoseconds. `percpu_usage` has one element for each processor online: clients multiply by its length."""
+
+    total_usage: int = 0
+    percpu_usage: list[int] = msgspec.field(default_factory=list)
+    usage_in_kernelmode: int = 0
+    usage_in_usermode: int = 0
+
+
+class ThrottlingData(msgspec.Struct, frozen=True):
+    """Periods of the CPU quota; time in nanoseconds."""
+
+    periods: int = 0
+    throttled_periods: int = 0
+    throttled_time: int = 0
+
+
+class CpuStats(msgspec.Struct, frozen=True):
+    """`system_cpu_usage`: what all processors of the host have counted since boot, idle or not, in nanoseconds."""
+
+    cpu_usage: CpuUsage = CpuUsage()
+    system_cpu_usage: int = 0
+    throttling_data: ThrottlingData = ThrottlingData()
+
+
+class MemoryStats(msgspec.Struct, frozen=True):
+    """Bytes; `stats` has the names of v1's memory.stat."""
+
+    usage: int = 0
+    max_usage: int = 0
+    stats: dict[str, int] = msgspec.field(default_factory=dict)
+    failcnt: int = 0
+    limit: int = 0
+
+
+class BlkioEntry(msgspec.Struct, frozen=True):
+    major: int
+    minor: int
+    op: str
+    value: int
+
+
+class BlkioStats(msgspec.Struct, frozen=True):
+    """Bytes and operations by device; the others were CFQ's, which no present kernel has."""
+
+    io_service_bytes_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
+    io_serviced_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
+    io_queue_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
+    io_service_time_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
+    io_wait_time_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
+    io_merged_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
+    io_time_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
+    sectors_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
+
+
+class PidsStats(msgspec.Struct, frozen=True):
+    current: int = 0
+
+
+class NetworkStats(msgspec.Struct, frozen=True):
+    """One interface, seen from inside the container."""
+
+    rx_bytes: int = 0
+    rx_packets: int = 0
+    rx_errors: int = 0
+    rx_dropped: int = 0
+    tx_bytes: int = 0
+    tx_packets: int = 0
+    tx_errors: int = 0
+    tx_dropped: int = 0
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """One object of GET /containers/{id}/stats. `precpu_stats` is the reading before this one."""
+
+    read: str
+    precpu_stats: CpuStats = CpuStats()
+    cpu_stats: CpuStats = CpuStats()
+    memory_stats: MemoryStats = msgspec.field(default_factory=MemoryStats)
+    blkio_stats: BlkioStats = msgspec.field(default_factory=BlkioStats)
+    pids_stats: PidsStats = PidsStats()
+    networks: dict[str, NetworkStats] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ProcessList(msgspec.Struct, frozen=True, rename="pascal"):
+    """GET /containers/{id}/top."""
+
+    titles: list[str]
+    processes: list[list[str]]
+
+
+# --- older versions: converters of `Stats`, in place ----------------------------------------------------------------------------------------
+
+
+def without_pids(stats: dict[str, Any]) -> None:
+    """Before 1.24."""
+    stats.pop("pids_stats", None)
+
+
+def networks_to_network(stats: dict[str, Any]) -> None:
+    """Before 1.21: the sum of all interfaces."""
+    interfaces = stats.pop("networks", {}).values()
+    names = NetworkStats.__struct_fields__
+    stats["network"] = {name: sum(interface[name] for interface in interfaces) for name in names}
+
+
+def without_previous_cpu(stats: dict[str, Any]) -> None:
+    """Before 1.19."""
+    stats.pop("precpu_stats", None)
+
+
+def empty_throttling_data(stats: dict[str, Any]) -> None:
+    """Before 1.19."""
+    stats["cpu_stats"]["throttling_data"] = {}
