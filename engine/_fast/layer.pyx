@@ -1,29 +1,52 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Trees of files on directory descriptors: a layer taken away again, and measured.
+"""Image layers on disk: a tar stream laid out below a directory descriptor in overlayfs's terms, and trees taken away again, and measured.
+
+Where a name of the archive leads is the kernel's to say: each parent directory is opened by openat2(2) with RESOLVE_IN_ROOT (links, `..`
+and absolute names end inside the layer), and the last name is only ever created, with O_EXCL or a call that follows nothing. Names whose
+`..` lead above the root, and links to what is outside, are refused before that.
+
+Whiteouts (OCI image specification, "Representing Changes"): `.wh.NAME` becomes a character device 0/0 called NAME, `.wh..wh..opq` the
+attribute trusted.overlay.opaque of its directory, other names with `.wh..wh.` are left out (aufs kept its own things there).
 
 Owns:    nothing between calls. Descriptors stay the caller's.
-Threads: any number at once. The GIL is released for the whole of a call.
-Raises:  OSError with the kernel's errno.
+Threads: any number at once, each on another directory. The GIL is released for the whole of a call, but for reading a Python source.
+Raises:  tar.ArchiveError, and OSError with the kernel's errno and the entry's name. What was laid out by then stays: the caller's to remove.
 """
-from libc.errno cimport EEXIST, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, errno
-from libc.stdint cimport int64_t, uint32_t
+from libc.errno cimport EAGAIN, EEXIST, EINTR, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset, strcmp, strlen, strncmp, strrchr
 
 import os
+
+from engine._fast.tar cimport TAR_MAX_PATH, Entry, Reader
 
 cdef extern from "<fcntl.h>" nogil:
     enum:
         AT_REMOVEDIR
         AT_SYMLINK_NOFOLLOW
         O_CLOEXEC
+        O_CREAT
         O_DIRECTORY
+        O_EXCL
         O_NOFOLLOW
+        O_PATH
         O_RDONLY
+        O_WRONLY
     int openat(int directory, const char *path, int flags, ...)
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     int unlinkat(int directory, const char *path, int flags)
+    int ftruncate(int fd, int64_t size)
+    int fchown(int fd, uint32_t uid, uint32_t gid)
+    int fchownat(int directory, const char *path, uint32_t uid, uint32_t gid, int flags)
+    int linkat(int old_directory, const char *old_path, int new_directory, const char *new_path, int flags)
+    int symlinkat(const char *target, int directory, const char *path)
+    ssize_t write(int fd, const void *data, size_t size)
+    ssize_t pwrite(int fd, const void *data, size_t size, int64_t offset)
+    long syscall(long number, ...)
 
 cdef extern from "<stdio.h>" nogil:
     int renameat(int old_directory, const char *old_path, int new_directory, const char *new_path)
@@ -44,13 +67,56 @@ cdef extern from "<dirent.h>" nogil:
     int dirfd(DIR *directory)
 
 cdef extern from "<sys/stat.h>" nogil:
+    cdef struct timespec:
+        int64_t tv_sec
+        int64_t tv_nsec
     cdef struct stat_t "stat":
         uint32_t st_mode
         int64_t st_size
         int64_t st_nlink
+        uint64_t st_rdev
+        uint64_t st_dev
+        uint64_t st_ino
+    enum:
+        S_IFBLK
+        S_IFCHR
+        S_IFIFO
+        S_ISGID
+    int fstat(int fd, stat_t *found)
+    int fchmod(int fd, uint32_t mode)
+    int fchmodat(int directory, const char *path, uint32_t mode, int flags)
+    int mkdirat(int directory, const char *path, uint32_t mode)
+    int mknodat(int directory, const char *path, uint32_t mode, uint64_t device)
+    int futimens(int fd, const timespec *times)
+    int utimensat(int directory, const char *path, const timespec *times, int flags)
+    bint S_ISCHR(uint32_t mode)
     int fstatat(int directory, const char *path, stat_t *found, int flags)
     bint S_ISREG(uint32_t mode)
     bint S_ISDIR(uint32_t mode)
+
+cdef extern from "<sys/sysmacros.h>" nogil:
+    uint64_t makedev(uint32_t major, uint32_t minor)
+
+cdef extern from "<sys/xattr.h>" nogil:
+    int fsetxattr(int fd, const char *name, const void *value, size_t size, int flags)
+    int lsetxattr(const char *path, const char *name, const void *value, size_t size, int flags)
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+
+    struct engine_open_how { uint64_t flags, mode, resolve; };
+
+    /* openat2(2), number 437 everywhere; RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT */
+    static int open_inside(int root, const char *path, int flags)
+    {
+        struct engine_open_how how = { (uint64_t)(unsigned)flags, 0, 0x01 | 0x02 | 0x10 };
+        return (int)syscall(437, root, path, &how, sizeof how);
+    }
+    """
+    int open_inside(int root, const char *path, int flags) nogil
 
 cdef enum:
     DEEPEST = 64            # directories open at once
@@ -208,3 +274,552 @@ def usage(int directory):
     with nogil:
         measure(fd, &size, &entries, 0)
     return size, entries
+
+
+# --- a layer from its tar stream ------------------------------------------------------------------------------------
+
+cdef int64_t MAX_NAMES = 32 * 1024 * 1024       # bytes kept of the names of directories, whose times come last
+
+
+cdef struct Directory:
+    char *path
+    timespec times[2]
+    bint implied            # made because something lies in it; no entry of its own was met
+
+
+cdef int clean(const char *raw, char *path) noexcept nogil:
+    """`raw` without empty parts, `.` and `..`, relative; its length, or -1 when it leads above the root. `path` holds TAR_MAX_PATH + 1."""
+    cdef size_t length = 0, part
+    cdef const char *at = raw
+    while at[0]:
+        if at[0] == b"/":
+            at += 1
+            continue
+        part = 0
+        while at[part] and at[part] != b"/":
+            part += 1
+        if part == 1 and at[0] == b".":
+            pass
+        elif part == 2 and at[0] == b"." and at[1] == b".":
+            if length == 0:
+                return -1
+            while length and path[length - 1] != b"/":
+                length -= 1
+            if length:
+                length -= 1
+        else:
+            if length:
+                path[length] = b"/"
+                length += 1
+            memcpy(path + length, at, part)
+            length += part
+        at += part
+    path[length] = 0
+    return <int>length
+
+
+cdef class _Layout:
+    """One `apply` while it runs."""
+
+    cdef int root
+    cdef Reader reader
+    cdef int parent_fd              # of `parent`, -1 for none
+    cdef bint parent_gives_group    # set-group-id: what is made in it does not get our own group
+    cdef char parent[4096]
+    cdef char path[4096]
+    cdef char link[4096]
+    cdef char name[4352]            # of the entry in the making, or of a parent
+    cdef Directory *directories
+    cdef size_t directory_count
+    cdef size_t directory_room
+    cdef int64_t names
+    cdef int64_t size
+    cdef int64_t refused            # extended attributes that the file system does not take
+    cdef bint root_met
+
+    def __cinit__(self, int root, Reader reader not None):
+        self.root = root
+        self.reader = reader
+        self.parent_fd = -1
+        self.directories = NULL
+
+    def __dealloc__(self):
+        cdef size_t index
+        if self.parent_fd >= 0:
+            close(self.parent_fd)
+        for index in range(self.directory_count):
+            free(self.directories[index].path)
+        free(self.directories)
+
+    cdef int fail(self, const char *reason) noexcept nogil:
+        snprintf(self.name, sizeof(self.name), b"%s: %.3900s", reason, self.reader.entry.name)
+        return self.reader.fail(self.name)
+
+    cdef int fail_system(self) noexcept nogil:
+        return self.reader.fail_system(self.reader.entry.name, errno)
+
+    # --- directories ------------------------------------------------------------------------------------------------
+
+    cdef void forget_parent(self) noexcept nogil:
+        if self.parent_fd >= 0:
+            close(self.parent_fd)
+        self.parent_fd = -1
+
+    cdef int open_directory(self, const char *path, int flags) noexcept nogil:
+        cdef int fd
+        if path[0] == 0:
+            path = b"."
+        while True:
+            fd = open_inside(self.root, path, flags | O_DIRECTORY | O_CLOEXEC)
+            if fd >= 0 or (errno != EAGAIN and errno != EINTR):
+                return fd
+
+    cdef int enter(self, size_t length) noexcept nogil:
+        """Have `parent_fd` for the first `length` bytes of `path`, made where they do not exist."""
+        cdef stat_t found
+        if self.parent_fd >= 0 and strncmp(self.parent, self.path, length) == 0 and self.parent[length] == 0:
+            return 0
+        self.forget_parent()
+        memcpy(self.parent, self.path, length)
+        self.parent[length] = 0
+        self.parent_fd = self.open_directory(self.parent, O_PATH)
+        if self.parent_fd < 0 and (errno == ENOENT or errno == ENOTDIR):
+            if self.make_parents(length) < 0:
+                return -1
+            self.parent_fd = self.open_directory(self.parent, O_PATH)
+        if self.parent_fd < 0:
+            return self.fail_system()
+        if fstat(self.parent_fd, &found) < 0:
+            return self.fail_system()
+        self.parent_gives_group = found.st_mode & S_ISGID != 0
+        return 0
+
+    cdef int make_parents(self, size_t length) noexcept nogil:
+        """Walk down `parent`, making what is missing; a whiteout in the way becomes an opaque directory."""
+        cdef size_t at = 0, begin
+        cdef int fd, above = self.open_directory(b"", O_PATH)
+        cdef stat_t found
+        cdef char kept
+        cdef bint whiteout
+        if above < 0:
+            return self.fail_system()
+        while at < length:
+            begin = at
+            while at < length and self.parent[at] != b"/":
+                at += 1
+            kept = self.parent[at]
+            self.parent[at] = 0
+            fd = self.open_directory(self.parent, O_PATH)
+            if fd < 0:
+                whiteout = False
+                if errno == ENOTDIR or errno == ENOENT:
+                    if fstatat(above, self.parent + begin, &found, AT_SYMLINK_NOFOLLOW) == 0:
+                        whiteout = S_ISCHR(found.st_mode) and found.st_rdev == 0
+                        if not whiteout:
+                            close(above)
+                            return self.fail(b"a parent of the entry is no directory")
+                        unlinkat(above, self.parent + begin, 0)
+                    if mkdirat(above, self.parent + begin, 0o755) == 0:
+                        fchmodat(above, self.parent + begin, 0o755, 0)
+                        fd = self.open_directory(self.parent, O_PATH)
+                if fd < 0:
+                    close(above)
+                    return self.fail_system()
+                if self.remember(self.parent, True) < 0 or (whiteout and self.make_opaque(fd) < 0):
+                    close(fd)
+                    close(above)
+                    return -1
+            close(above)
+            above = fd
+            self.parent[at] = kept
+            at += 1
+        close(above)
+        return 0
+
+    cdef int make_opaque(self, int directory) noexcept nogil:
+        """Hide what lower layers have in it. `directory` may be an O_PATH descriptor, which fsetxattr(2) does not take."""
+        cdef int status, fd = openat(directory, b".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+        if fd < 0:
+            return self.fail_system()
+        status = fsetxattr(fd, b"trusted.overlay.opaque", b"y", 1, 0)
+        if status < 0:
+            self.fail_system()
+        close(fd)
+        return status
+
+    cdef int remember(self, const char *path, bint implied) noexcept nogil:
+        """Keep a directory for the end, when nothing changes its times any more."""
+        cdef Directory *room
+        cdef Directory *directory
+        cdef size_t wanted, length = strlen(path)
+        self.names += length + sizeof(Directory)
+        if self.names > MAX_NAMES:
+            return self.reader.fail(b"the layer has too many directories: their names take more than 32 MiB")
+        if self.directory_count == self.directory_room:
+            wanted = self.directory_room * 2 if self.directory_room else 256
+            room = <Directory *>realloc(self.directories, wanted * sizeof(Directory))
+            if room == NULL:
+                return self.reader.fail_system(b"list of directories", 12)
+            self.directories = room
+            self.directory_room = wanted
+        directory = &self.directories[self.directory_count]
+        directory.path = <char *>malloc(length + 1)
+        if directory.path == NULL:
+            return self.reader.fail_system(b"list of directories", 12)
+        memcpy(directory.path, path, length + 1)
+        self.set_times(directory.times)
+        directory.implied = implied
+        self.directory_count += 1
+        return 0
+
+    cdef void set_times(self, timespec *times) noexcept nogil:
+        times[0].tv_sec = times[1].tv_sec = self.reader.entry.seconds
+        times[0].tv_nsec = times[1].tv_nsec = self.reader.entry.nanoseconds
+
+    cdef int finish_directories(self) noexcept nogil:
+        """Times of the directories that entries named. One that was replaced meanwhile has lost its claim."""
+        cdef size_t index
+        cdef int fd
+        for index in range(self.directory_count):
+            if self.directories[index].implied:
+                continue
+            fd = self.open_directory(self.directories[index].path, O_RDONLY | O_NOFOLLOW)
+            if fd < 0:
+                continue
+            if futimens(fd, self.directories[index].times) < 0:
+                self.reader.fail_system(self.directories[index].path, errno)
+                close(fd)
+                return -1
+            close(fd)
+        return 0
+
+    # --- entries ----------------------------------------------------------------------------------------------------
+
+    cdef int run(self) noexcept nogil:
+        cdef int got
+        while True:
+            got = self.reader.next()
+            if got < 0:
+                return -1
+            if got == 0:
+                break
+            if self.place() < 0:
+                return -1
+        if self.reader.drain() < 0:
+            return -1
+        return self.finish_directories()
+
+    cdef int place(self) noexcept nogil:
+        cdef Entry *entry = &self.reader.entry
+        cdef int length = clean(entry.name, self.path)
+        cdef size_t begin = 0, at
+        cdef const char *base
+        if length < 0:
+            return self.fail(b"the entry leads out of the layer")
+        if length == 0:
+            if entry.type != b"5":
+                return self.fail(b"the root of the layer is no directory")
+            self.root_met = True
+            return self.finish_directory(self.root, b".")
+        for at in range(<size_t>length + 1):
+            if self.path[at] == b"/" or self.path[at] == 0:
+                if strncmp(self.path + begin, b".wh..wh.", 8) == 0 and (
+                    self.path[at] != 0 or strcmp(self.path + begin, b".wh..wh..opq") != 0
+                ):
+                    return 0
+                if self.path[at]:
+                    begin = at + 1
+        base = self.path + begin
+        if self.enter(begin - 1 if begin else 0) < 0:
+            return -1
+        if strncmp(base, b".wh.", 4) == 0:
+            if strcmp(base, b".wh..wh..opq") == 0:
+                return self.make_opaque(self.parent_fd)
+            return self.white_out(base + 4)
+        if entry.type == b"5":
+            return self.place_directory(base)
+        if entry.type == b"0":
+            return self.place_file(base)
+        if entry.type == b"1":
+            return self.place_link(base)
+        return self.place_special(base)
+
+    cdef int white_out(self, const char *base) noexcept nogil:
+        cdef stat_t found
+        cdef int fd, status
+        if base[0] == 0 or is_dot(base):
+            return self.fail(b"whiteout of what is no name")
+        if mknodat(self.parent_fd, base, S_IFCHR, 0) == 0:
+            return 0
+        if errno != EEXIST or fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
+            return self.fail_system()
+        if not S_ISDIR(found.st_mode):
+            return 0            # what this layer brings hides the lower one as it is
+        fd = openat(self.parent_fd, base, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+        if fd < 0:
+            return self.fail_system()
+        status = self.make_opaque(fd)
+        close(fd)
+        return status
+
+    cdef int make_room(self, const char *base) noexcept nogil:
+        """Take away what an earlier entry put there. 1 when that was a whiteout, else 0, or -1."""
+        cdef stat_t found
+        cdef Removal removal
+        cdef int parent = self.parent_fd
+        if fstatat(parent, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
+            return self.fail_system()
+        if S_ISDIR(found.st_mode):
+            memset(&removal, 0, sizeof(removal))
+            removal.top = -1
+            remove_one(parent, base, &removal, 0, True)
+            if removal.error:
+                return self.reader.fail_system(self.reader.entry.name, removal.error)
+            return 0
+        if unlinkat(parent, base, 0) < 0:
+            return self.fail_system()
+        return S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+    cdef int place_directory(self, const char *base) noexcept nogil:
+        cdef stat_t found
+        cdef int fd, whiteout = 0
+        if mkdirat(self.parent_fd, base, 0o700) < 0:
+            if errno != EEXIST or fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
+                return self.fail_system()
+            if not S_ISDIR(found.st_mode):
+                whiteout = self.make_room(base)
+                if whiteout < 0:
+                    return -1
+                if mkdirat(self.parent_fd, base, 0o700) < 0:
+                    return self.fail_system()
+        if whiteout:
+            fd = openat(self.parent_fd, base, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+            if fd < 0:
+                return self.fail_system()
+            if self.make_opaque(fd) < 0:
+                close(fd)
+                return -1
+            close(fd)
+        return self.finish_directory(self.parent_fd, base)
+
+    cdef int finish_directory(self, int above, const char *base) noexcept nogil:
+        cdef Entry *entry = &self.reader.entry
+        # Always: it may have been there, with another owner.
+        if fchownat(above, base, entry.uid, entry.gid, AT_SYMLINK_NOFOLLOW) < 0:
+            return self.fail_system()
+        if fchmodat(above, base, entry.mode, 0) < 0:
+            return self.fail_system()
+        if self.set_attributes(-1, above, base) < 0:
+            return -1
+        if above == self.root:
+            self.forget_parent()        # its set-group-id bit may be another now
+        return self.remember(self.path, False)
+
+    cdef int place_file(self, const char *base) noexcept nogil:
+        cdef Entry *entry = &self.reader.entry
+        cdef timespec times[2]
+        cdef int status = 0, fd
+        fd = openat(self.parent_fd, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, entry.mode & 0o700)
+        if fd < 0:
+            if errno != EEXIST:
+                return self.fail_system()
+            if self.make_room(base) < 0:
+                return -1
+            fd = openat(self.parent_fd, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, entry.mode & 0o700)
+            if fd < 0:
+                return self.fail_system()
+        if entry.sparse:
+            status = self.write_sparse(fd)
+        elif entry.size:
+            status = self.write_whole(fd)
+        if status == 0 and (entry.uid or entry.gid or self.parent_gives_group) and fchown(fd, entry.uid, entry.gid) < 0:
+            status = self.fail_system()
+        # After chown(2), which clears the set-id bits and security.capability.
+        if status == 0 and fchmod(fd, entry.mode) < 0:
+            status = self.fail_system()
+        if status == 0 and entry.attribute_count:
+            status = self.set_attributes(fd, -1, NULL)
+        if status == 0:
+            self.set_times(times)
+            if futimens(fd, times) < 0:
+                status = self.fail_system()
+        if close(fd) < 0 and status == 0:
+            status = self.fail_system()
+        self.size += entry.real_size
+        return status
+
+    cdef int write_whole(self, int fd) noexcept nogil:
+        cdef const uint8_t *data
+        cdef size_t size
+        cdef ssize_t put
+        cdef int got
+        while True:
+            got = self.reader.payload(&data, &size)
+            if got <= 0:
+                return got
+            while size:
+                put = write(fd, data, size)
+                if put < 0:
+                    if errno == EINTR:
+                        continue
+                    return self.fail_system()
+                data += put
+                size -= put
+
+    cdef int write_sparse(self, int fd) noexcept nogil:
+        cdef Entry *entry = &self.reader.entry
+        cdef const uint8_t *data = NULL
+        cdef size_t size = 0, part, index
+        cdef int64_t at, left
+        cdef ssize_t put
+        if ftruncate(fd, entry.real_size) < 0:
+            return self.fail_system()
+        for index in range(entry.extent_count):
+            at = entry.extents[index].offset
+            left = entry.extents[index].size
+            while left:
+                if size == 0 and self.reader.payload(&data, &size) <= 0:
+                    return self.fail(b"truncated archive")
+                part = size if <int64_t>size < left else <size_t>left
+                put = pwrite(fd, data, part, at)
+                if put < 0:
+                    if errno == EINTR:
+                        continue
+                    return self.fail_system()
+                data += put
+                size -= put
+                at += put
+                left -= put
+        return 0
+
+    cdef int place_link(self, const char *base) noexcept nogil:
+        """A hard link, to what this layer has inside its root."""
+        cdef Entry *entry = &self.reader.entry
+        cdef int length = clean(entry.link, self.link)
+        cdef char *target = self.link
+        cdef char *slash
+        cdef stat_t old, new
+        cdef int fd, status = 0
+        if length <= 0:
+            return self.fail(b"the hard link leads out of the layer")
+        slash = strrchr(self.link, b"/")
+        if slash == NULL:
+            fd = self.open_directory(b"", O_PATH)
+        else:
+            slash[0] = 0
+            target = slash + 1
+            fd = self.open_directory(self.link, O_PATH)
+        if fd < 0 or fstatat(fd, target, &old, AT_SYMLINK_NOFOLLOW) < 0:
+            status = errno
+            if fd >= 0:
+                close(fd)
+            if status == ENOENT or status == ENOTDIR:
+                return self.fail(b"the target of the hard link is not in the layer")
+            return self.reader.fail_system(entry.name, status)
+        if S_ISDIR(old.st_mode):
+            close(fd)
+            return self.fail(b"hard link to a directory")
+        if linkat(fd, target, self.parent_fd, base, 0) < 0:
+            status = -1
+            if errno == EEXIST:
+                if fstatat(self.parent_fd, base, &new, AT_SYMLINK_NOFOLLOW) == 0 and (
+                    new.st_ino == old.st_ino and new.st_dev == old.st_dev
+                ):
+                    status = 0
+                elif self.make_room(base) >= 0:
+                    status = linkat(fd, target, self.parent_fd, base, 0)
+                    if status < 0:
+                        self.fail_system()
+            else:
+                self.fail_system()
+        close(fd)
+        return status
+
+    cdef int make_special(self, const char *base) noexcept nogil:
+        cdef Entry *entry = &self.reader.entry
+        if entry.type == b"2":
+            return symlinkat(entry.link, self.parent_fd, base)
+        if entry.type == b"3":
+            return mknodat(self.parent_fd, base, S_IFCHR | entry.mode, makedev(entry.major, entry.minor))
+        if entry.type == b"4":
+            return mknodat(self.parent_fd, base, S_IFBLK | entry.mode, makedev(entry.major, entry.minor))
+        return mknodat(self.parent_fd, base, S_IFIFO | entry.mode, 0)
+
+    cdef int place_special(self, const char *base) noexcept nogil:
+        """A symbolic link, device or FIFO."""
+        cdef Entry *entry = &self.reader.entry
+        cdef timespec times[2]
+        if entry.type == b"2" and entry.link[0] == 0:
+            return self.fail(b"symbolic link to nothing")
+        if self.make_special(base) < 0:
+            if errno != EEXIST:
+                return self.fail_system()
+            if self.make_room(base) < 0:
+                return -1
+            if self.make_special(base) < 0:
+                return self.fail_system()
+        if (entry.uid or entry.gid or self.parent_gives_group) and (
+            fchownat(self.parent_fd, base, entry.uid, entry.gid, AT_SYMLINK_NOFOLLOW) < 0
+        ):
+            return self.fail_system()
+        if entry.type != b"2" and fchmodat(self.parent_fd, base, entry.mode, 0) < 0:
+            return self.fail_system()
+        if self.set_attributes(-1, self.parent_fd, base) < 0:
+            return -1
+        self.set_times(times)
+        if utimensat(self.parent_fd, base, times, AT_SYMLINK_NOFOLLOW) < 0:
+            return self.fail_system()
+        return 0
+
+    cdef int set_attributes(self, int fd, int above, const char *base) noexcept nogil:
+        """On `fd`, or when that is -1 on `base` in `above`, which is not followed."""
+        cdef Entry *entry = &self.reader.entry
+        cdef char path[320]
+        cdef size_t index
+        cdef int status
+        if entry.attribute_count and fd < 0:
+            if snprintf(path, sizeof(path), b"/proc/self/fd/%d/%s", above, base) >= <int>sizeof(path):
+                return self.fail(b"name too long")
+        for index in range(entry.attribute_count):
+            # overlayfs would take these as its own: an opaque directory, or a redirection to elsewhere among the layers.
+            if strncmp(entry.attributes[index].name, b"trusted.overlay.", 16) == 0:
+                self.refused += 1
+                continue
+            if fd >= 0:
+                status = fsetxattr(fd, entry.attributes[index].name, entry.attributes[index].value, entry.attributes[index].size, 0)
+            else:
+                status = lsetxattr(path, entry.attributes[index].name, entry.attributes[index].value, entry.attributes[index].size, 0)
+            if status < 0:
+                # As Docker does: a file system or a kind of file that cannot keep an attribute is no reason to refuse the image.
+                if errno != EOPNOTSUPP and errno != EPERM:
+                    return self.fail_system()
+                self.refused += 1
+        return 0
+
+
+def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=None):
+    """Lay out a layer's uncompressed tar stream below the descriptor of an empty `directory`.
+
+    `source`: a descriptor (`offset`, `size`: a range of a seekable one), or an object with `readinto`. `digest`: a hashlib object that is fed
+    the whole stream (its diff_id). Answer: bytes of the regular files, number of entries, the directories that were made without an
+    entry of their own (paths, b"" for the root), and how many extended attributes were not kept.
+    """
+    cdef Reader reader = Reader(source, offset=offset, size=size, digest=digest)
+    cdef _Layout layout = _Layout(directory, reader)
+    cdef size_t index
+    cdef int status
+    with nogil:
+        status = layout.run()
+    if status < 0:
+        reader.raise_failure()
+    implied = {}
+    if not layout.root_met:
+        implied[b""] = None
+    for index in range(layout.directory_count):
+        if layout.directories[index].implied:
+            implied[<bytes>layout.directories[index].path] = None
+    if implied:
+        for index in range(layout.directory_count):
+            if not layout.directories[index].implied:
+                implied.pop(<bytes>layout.directories[index].path, None)
+    return layout.size, reader.entries, list(implied), layout.refused

@@ -1,0 +1,890 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Tar archives read as a stream: v7, ustar, star, GNU (long names, sparse) and PAX (incl. extended attributes and sparse 0.0, 0.1, 1.0).
+
+Where the formats leave a choice this reads as Go's archive/tar does, since it is what wrote and accepts nearly every layer: entries
+without content (links, directories, devices) have no payload whatever their size field says, and global PAX headers change nothing.
+
+Owns:    one buffer; the descriptor and the source stay the caller's. Names are handed out as written: cleaning them is layer.pyx's part.
+Threads: one at a time. The GIL is taken only to call a Python source or digest, once a buffer.
+Raises:  ArchiveError for a fault of the archive, with the offset of the entry; OSError with the kernel's errno.
+"""
+from libc.errno cimport EINTR, ESPIPE, errno
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memmove, memset, strcmp, strlen, strncmp, strstr
+
+import os
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t read(int fd, void *data, size_t size)
+    ssize_t pread(int fd, void *data, size_t size, int64_t offset)
+    int64_t lseek(int fd, int64_t offset, int whence)
+
+cdef enum:
+    BLOCK = 512
+    BUFFER = 512 * 1024             # fits a core's L2 cache twice over
+    MAX_HEADER = 1024 * 1024        # of a PAX header or a GNU long name, as in Go's archive/tar
+    MAX_EXTENTS = 256 * 1024        # of one sparse file
+    MAX_ATTRIBUTES = 1024
+
+    HAS_PATH = 1
+    HAS_LINK = 2
+    HAS_SIZE = 4
+    HAS_UID = 8
+    HAS_GID = 16
+    HAS_MTIME = 32
+    HAS_MAJOR = 64
+    HAS_MINOR = 128
+    HAS_SPARSE = 256
+    HAS_SPARSE_NAME = 512
+    HAS_REAL_SIZE = 1024
+
+cdef int64_t MAX_ENTRIES = 10 * 1000 * 1000
+cdef int64_t MAX_UINT32 = 4294967295
+cdef int64_t MAX_SIZE = <int64_t>1 << 53        # 8 PiB: more than any file system here holds; sums stay far from overflow
+
+
+class ArchiveError(ValueError):
+    """The archive is damaged, truncated, hostile or of a kind that is not read; the message says which and where."""
+
+
+cdef bint parse_number(const uint8_t *field, size_t size, int64_t *value) noexcept nogil:
+    """An octal or base-256 field (GNU tar manual, "Extensions"). False when it is neither, or does not fit."""
+    cdef uint64_t number = 0
+    cdef size_t at = 0
+    cdef bint negative
+    cdef uint8_t byte
+    if field[0] & 0x80:
+        negative = field[0] & 0x40
+        for at in range(size):
+            byte = field[at]
+            if negative:
+                byte = <uint8_t>~byte
+            if at == 0:
+                byte &= 0x7F
+            if number >> 55:
+                return False
+            number = number << 8 | byte
+        value[0] = ~<int64_t>number if negative else <int64_t>number
+        return True
+    while at < size and (field[at] == 0x20 or field[at] == 0):
+        at += 1
+    while at < size and 0x30 <= field[at] <= 0x37:
+        if number >> 59:
+            return False
+        number = number << 3 | (field[at] - 0x30)
+        at += 1
+    while at < size:
+        if field[at] != 0x20 and field[at] != 0:
+            return False
+        at += 1
+    value[0] = <int64_t>number
+    return True
+
+
+cdef bint parse_decimal(const char *text, size_t size, int64_t *value) noexcept nogil:
+    """An integer of a PAX record."""
+    cdef uint64_t number = 0
+    cdef size_t at = 0
+    cdef bint negative = False
+    if size and text[0] == b"-":
+        negative = True
+        at = 1
+    if at >= size or size - at > 19:
+        return False
+    while at < size:
+        if text[at] < 0x30 or text[at] > 0x39:
+            return False
+        number = number * 10 + <uint64_t>(text[at] - 0x30)
+        at += 1
+    if number > <uint64_t>INT64_MAX:
+        return False
+    value[0] = -<int64_t>number if negative else <int64_t>number
+    return True
+
+
+cdef bint parse_time(const char *text, size_t size, int64_t *seconds, int64_t *nanoseconds) noexcept nogil:
+    """`[-]seconds[.fraction]` as seconds rounded down, and the rest."""
+    cdef const char *dot = <const char *>memchr(text, b".", size)
+    cdef size_t whole = dot - text if dot != NULL else size
+    cdef size_t at = whole + 1
+    cdef int64_t rest = 0, scale = 100000000
+    if not parse_decimal(text, whole, seconds):
+        return False
+    while at < size:
+        if text[at] < 0x30 or text[at] > 0x39:
+            return False
+        rest += scale * (text[at] - 0x30)
+        scale //= 10
+        at += 1
+    if size and text[0] == b"-" and rest:
+        seconds[0] -= 1
+        rest = 1000000000 - rest
+    nanoseconds[0] = rest
+    return True
+
+
+cdef class Reader:
+    """One archive: in a descriptor (`offset` and `size` for a range of a seekable one), or in an object with `readinto`.
+
+    `digest` is a hashlib object that is fed every byte of the stream, the padding after the end mark included.
+    """
+
+    def __cinit__(self, source not None, *, int64_t offset=0, int64_t size=-1, digest=None):
+        self.descriptor = -1
+        self.buffer = NULL
+        self.headers = NULL
+        self.entry.name = self.entry.link = NULL
+        self.entry.extents = NULL
+        self.entry.attributes = NULL
+        self.error = -1
+        self.end = -1
+        self.pending_offset = -1
+        if isinstance(source, int):
+            self.descriptor = source
+            self.seekable = lseek(self.descriptor, 0, 1) >= 0
+            self.at = offset
+            if size >= 0:
+                self.end = offset + size
+            if not self.seekable and offset:
+                raise OSError(ESPIPE, os.strerror(ESPIPE))
+        else:
+            self.source = source
+        self.digest = digest
+        self.buffer = <uint8_t *>malloc(BUFFER)
+        self.entry.name = <char *>malloc(TAR_MAX_PATH + 2)
+        self.entry.link = <char *>malloc(TAR_MAX_PATH + 2)
+        if self.buffer == NULL or self.entry.name == NULL or self.entry.link == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.buffer)
+        free(self.headers)
+        free(self.entry.name)
+        free(self.entry.link)
+        free(self.entry.extents)
+        free(self.entry.attributes)
+
+    cdef int fail(self, const char *reason) noexcept nogil:
+        if self.error == -1:
+            self.error = 0
+            snprintf(self.reason, sizeof(self.reason), b"%s", reason)
+        return -1
+
+    cdef int fail_system(self, const char *what, int number) noexcept nogil:
+        if self.error == -1:
+            self.error = number
+            snprintf(self.reason, sizeof(self.reason), b"%s", what)
+        return -1
+
+    cdef object raise_failure(self):
+        """Raise what `fail`, `fail_system` or the Python source left."""
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        text = (<bytes>self.reason).decode("utf-8", "replace")
+        if self.error > 0:
+            raise OSError(self.error, os.strerror(self.error), text)
+        raise ArchiveError(text)
+
+    cdef int fill(self) noexcept nogil:
+        """Read more behind what is buffered. The number of bytes, 0 at the end, -1."""
+        cdef ssize_t got
+        cdef size_t room
+        if self.start == self.filled:
+            self.start = self.filled = 0
+        elif self.filled == BUFFER:
+            memmove(self.buffer, self.buffer + self.start, self.filled - self.start)
+            self.filled -= self.start
+            self.start = 0
+        room = BUFFER - self.filled
+        if self.descriptor < 0:
+            with gil:
+                got = self.fill_from_source(room)
+            if got < 0:
+                return -1
+        else:
+            if self.end >= 0 and <int64_t>room > self.end - self.at:
+                room = <size_t>(self.end - self.at)
+            while True:
+                if self.seekable:
+                    got = pread(self.descriptor, self.buffer + self.filled, room, self.at)
+                else:
+                    got = read(self.descriptor, self.buffer + self.filled, room)
+                if got >= 0 or errno != EINTR:
+                    break
+            if got < 0:
+                return self.fail_system(b"reading the archive", errno)
+            self.at += got
+        if got > 0 and self.digest is not None:
+            with gil:
+                if self.update(self.filled, got) < 0:
+                    return -1
+        self.filled += got
+        return <int>got
+
+    cdef ssize_t fill_from_source(self, size_t room):
+        try:
+            return self.source.readinto(<uint8_t[:room]>(self.buffer + self.filled))
+        except BaseException as error:
+            self.failure = error
+            return -1
+
+    cdef int update(self, size_t at, size_t size):
+        try:
+            self.digest.update(<uint8_t[:size]>(self.buffer + at))
+        except BaseException as error:
+            self.failure = error
+            return -1
+        return 0
+
+    cdef int need(self, size_t count) noexcept nogil:
+        """Have `count` <= BUFFER bytes in one piece at `start`. 1, or 0 at the end of the stream (what there is stays), or -1."""
+        cdef int got
+        while self.filled - self.start < count:
+            if self.start and BUFFER - self.start < count:
+                memmove(self.buffer, self.buffer + self.start, self.filled - self.start)
+                self.filled -= self.start
+                self.start = 0
+            got = self.fill()
+            if got <= 0:
+                return got
+        return 1
+
+    cdef int skip(self, int64_t count) noexcept nogil:
+        cdef size_t have
+        cdef int got
+        while count > 0:
+            have = self.filled - self.start
+            if have == 0:
+                if self.seekable and self.digest is None and self.end >= 0 and count >= BUFFER:
+                    if count > self.end - self.at:
+                        return self.fail(b"truncated archive")
+                    self.at += count
+                    self.position += count
+                    return 0
+                got = self.fill()
+                if got < 0:
+                    return -1
+                if got == 0:
+                    return self.fail(b"truncated archive")
+                continue
+            if <int64_t>have > count:
+                have = <size_t>count
+            self.start += have
+            self.position += have
+            count -= have
+        return 0
+
+    cdef int payload(self, const uint8_t **data, size_t *size) noexcept nogil:
+        """The next piece of the entry's payload, valid until the next call. 1, 0 when it is all taken, -1."""
+        cdef int got
+        if self.left == 0:
+            return 0
+        if self.filled == self.start:
+            got = self.fill()
+            if got < 0:
+                return -1
+            if got == 0:
+                return self.fail(b"truncated archive")
+        size[0] = self.filled - self.start
+        if <int64_t>size[0] > self.left:
+            size[0] = <size_t>self.left
+        data[0] = self.buffer + self.start
+        self.start += size[0]
+        self.position += size[0]
+        self.left -= size[0]
+        return 1
+
+    cdef int drain(self) noexcept nogil:
+        """Read, and so digest, the stream to its end."""
+        cdef int got
+        if self.digest is None and self.descriptor >= 0:
+            return 0
+        while True:
+            self.position += self.filled - self.start
+            self.start = self.filled = 0
+            got = self.fill()
+            if got <= 0:
+                return got
+
+    # --- headers ----------------------------------------------------------------------------------------------------
+
+    cdef int next(self) noexcept nogil:
+        """Go to the next entry and fill `entry`. 1, 0 at the end of the archive, -1."""
+        cdef const uint8_t *block
+        cdef Entry *entry = &self.entry
+        cdef int64_t size
+        cdef int got
+        cdef char type
+        cdef bint zero = False
+        if self.finished:
+            return 0
+        if self.skip(self.left + self.padding) < 0:
+            return -1
+        self.left = self.padding = 0
+        self.pax_flags = 0
+        self.sparse_major = self.sparse_minor = 0
+        self.sparse_numbered = False
+        self.headers_size = 0
+        entry.attribute_count = entry.extent_count = 0
+        entry.sparse = False
+        entry.name[0] = entry.link[0] = 0
+        while True:
+            got = self.need(BLOCK)
+            if got < 0:
+                return -1
+            if got == 0:
+                if self.filled != self.start or self.pax_flags:
+                    return self.fail(b"truncated archive")
+                self.finished = True
+                return 0
+            block = self.buffer + self.start
+            if block[0] == 0 and memcmp(block, block + 1, BLOCK - 1) == 0:
+                self.start += BLOCK
+                self.position += BLOCK
+                if zero or self.pax_flags:
+                    if self.pax_flags:
+                        return self.fail(b"truncated archive: a header without its entry")
+                    self.finished = True
+                    return 0
+                zero = True
+                continue
+            if zero:
+                return self.fail(b"damaged archive: entries after an end mark")
+            self.entries += 1
+            if self.entries > MAX_ENTRIES:
+                return self.fail(b"the archive has more than 10 million entries")
+            if not self.check(block):
+                return self.fail(b"damaged archive: bad checksum of a header")
+            if not parse_number(block + 124, 12, &size):
+                return self.fail(b"damaged archive: bad size field")
+            if size < 0 or size > MAX_SIZE:
+                return self.fail(b"damaged archive: negative or absurd size")
+            type = <char>block[156]
+            if type == b"L" or type == b"K" or type == b"x" or type == b"g":
+                self.start += BLOCK
+                self.position += BLOCK
+                if size > MAX_HEADER:
+                    return self.fail(b"extended header of more than 1 MiB")
+                if type == b"L":
+                    if self.read_long(size, entry.name) < 0:
+                        return -1
+                    self.pax_flags |= HAS_PATH
+                elif type == b"K":
+                    if self.read_long(size, entry.link) < 0:
+                        return -1
+                    self.pax_flags |= HAS_LINK
+                elif self.read_pax(size, type == b"x") < 0:
+                    return -1
+                continue
+            if type == b"V" or type == b"N":      # volume label; names of a GNU tar of 1989
+                self.start += BLOCK
+                self.position += BLOCK
+                if self.skip(size + (-size & (BLOCK - 1))) < 0:
+                    return -1
+                self.pax_flags = 0
+                self.headers_size = entry.attribute_count = entry.extent_count = 0
+                continue
+            return self.read_header(block)
+
+    cdef bint check(self, const uint8_t *block) noexcept nogil:
+        """Whether the checksum holds, summed unsigned as POSIX wants it or signed as some old writers did."""
+        cdef int64_t written
+        cdef int64_t unsigned_sum = 8 * 0x20, signed_sum = 8 * 0x20
+        cdef int at
+        if not parse_number(block + 148, 8, &written):
+            return False
+        for at in range(BLOCK):
+            if at < 148 or at >= 156:
+                unsigned_sum += block[at]
+                signed_sum += <signed char>block[at]
+        return written == unsigned_sum or written == signed_sum
+
+    cdef int read_header(self, const uint8_t *block) noexcept nogil:
+        cdef Entry *entry = &self.entry
+        cdef int64_t size, number
+        cdef size_t length, prefix = 0, prefix_room
+        cdef bint ustar = memcmp(block + 257, b"ustar\0", 6) == 0
+        cdef bint gnu = memcmp(block + 257, b"ustar  \0", 8) == 0
+        cdef char type = <char>block[156]
+        cdef bint content
+
+        if not self.pax_flags & (HAS_PATH | HAS_SPARSE_NAME):
+            length = field_length(block, 100)
+            if ustar:
+                # star (magic "tar\0" at the very end) keeps times behind a shorter prefix.
+                prefix_room = 131 if memcmp(block + 508, b"tar\0", 4) == 0 else 155
+                prefix = field_length(block + 345, prefix_room)
+            if prefix:
+                memcpy(entry.name, block + 345, prefix)
+                entry.name[prefix] = b"/"
+                prefix += 1
+            memcpy(entry.name + prefix, block, length)
+            entry.name[prefix + length] = 0
+        if not self.pax_flags & HAS_LINK:
+            length = field_length(block + 157, 100)
+            memcpy(entry.link, block + 157, length)
+            entry.link[length] = 0
+        if entry.name[0] == 0:
+            return self.fail(b"damaged archive: entry without a name")
+
+        if not parse_number(block + 100, 8, &number):
+            return self.fail_entry(b"bad mode field")
+        entry.mode = <uint32_t>(number & 0o7777)
+        if not self.pax_flags & HAS_UID:
+            if not parse_number(block + 108, 8, &number) or number < 0 or number >= MAX_UINT32:
+                return self.fail_entry(b"bad owner field")
+            entry.uid = <uint32_t>number
+        if not self.pax_flags & HAS_GID:
+            if not parse_number(block + 116, 8, &number) or number < 0 or number >= MAX_UINT32:
+                return self.fail_entry(b"bad group field")
+            entry.gid = <uint32_t>number
+        if not self.pax_flags & HAS_MTIME:
+            if not parse_number(block + 136, 12, &entry.seconds):
+                return self.fail_entry(b"bad time field")
+            entry.nanoseconds = 0
+        if self.pax_flags & HAS_SIZE:
+            size = self.pax_size
+        else:
+            parse_number(block + 124, 12, &size)
+
+        if type == 0 or type == b"0" or type == b"7":
+            length = strlen(entry.name)
+            type = b"5" if type == 0 and entry.name[length - 1] == b"/" else b"0"
+        elif type == b"S":
+            if not gnu:
+                return self.fail_entry(b"sparse file in a header that is not GNU's")
+        elif type < b"1" or type > b"6":
+            snprintf(self.reason, sizeof(self.reason), b"unsupported type of entry (0x%02x): %.400s", <int><uint8_t>type, entry.name)
+            self.error = 0
+            return -1
+
+        entry.major = entry.minor = 0
+        if type == b"3" or type == b"4":
+            if not self.pax_flags & HAS_MAJOR:
+                if not parse_number(block + 329, 8, &number) or number < 0 or number > MAX_UINT32:
+                    return self.fail_entry(b"bad device number")
+                entry.major = <uint32_t>number
+            else:
+                entry.major = <uint32_t>self.pax_major
+            if not self.pax_flags & HAS_MINOR:
+                if not parse_number(block + 337, 8, &number) or number < 0 or number > MAX_UINT32:
+                    return self.fail_entry(b"bad device number")
+                entry.minor = <uint32_t>number
+            else:
+                entry.minor = <uint32_t>self.pax_minor
+
+        content = type == b"0" or type == b"S"
+        if not content:
+            size = 0
+        entry.type = type if type != b"S" else <char>b"0"
+        entry.size = entry.real_size = size
+        self.left = size
+        self.padding = -size & (BLOCK - 1)
+        if type == b"S":
+            if self.read_old_sparse(block) < 0:
+                return -1
+        else:
+            self.start += BLOCK
+            self.position += BLOCK
+        if content and type != b"S" and (self.pax_flags & HAS_SPARSE or self.sparse_major):
+            if self.sparse_major == 1 and self.sparse_minor == 0:
+                if self.read_sparse_map() < 0:
+                    return -1
+            elif self.sparse_major > 1 or (self.sparse_major == 1 and self.sparse_minor):
+                return self.fail_entry(b"unknown version of sparse file")
+            if self.pending_offset >= 0:
+                return self.fail_entry(b"bad map of a sparse file")
+            if not self.pax_flags & HAS_REAL_SIZE:
+                return self.fail_entry(b"sparse file without its size")
+            entry.sparse = True
+            entry.real_size = self.pax_real_size
+        if entry.sparse and self.check_extents() < 0:
+            return -1
+        entry.offset = self.position
+        if self.end >= 0 and self.left > self.end - self.at + <int64_t>(self.filled - self.start):
+            return self.fail_entry(b"truncated archive")
+        return 1
+
+    cdef int fail_entry(self, const char *reason) noexcept nogil:
+        if self.error == -1:
+            self.error = 0
+            snprintf(self.reason, sizeof(self.reason), b"%s: %.400s", reason, self.entry.name)
+        return -1
+
+    cdef int read_long(self, int64_t size, char *target) noexcept nogil:
+        """A GNU long name or link. It is cut at its first NUL."""
+        cdef size_t length
+        cdef int got
+        if size > TAR_MAX_PATH + 1:
+            return self.fail(b"name of more than 4095 bytes")
+        got = self.need(<size_t>(size + (-size & (BLOCK - 1))))
+        if got <= 0:
+            return -1 if got < 0 else self.fail(b"truncated archive")
+        length = field_length(self.buffer + self.start, <size_t>size)
+        if length > TAR_MAX_PATH:
+            return self.fail(b"name of more than 4095 bytes")
+        memcpy(target, self.buffer + self.start, length)
+        target[length] = 0
+        return self.skip(size + (-size & (BLOCK - 1)))
+
+    cdef int read_pax(self, int64_t size, bint apply) noexcept nogil:
+        cdef size_t before = self.headers_size
+        cdef const uint8_t *data
+        cdef size_t part
+        cdef int64_t left = size
+        cdef char *room
+        cdef int got
+        if not apply:
+            return self.skip(size + (-size & (BLOCK - 1)))
+        if before:
+            return self.fail(b"damaged archive: two extended headers for one entry")
+        if <size_t>size + 1 > self.headers_room:
+            room = <char *>realloc(self.headers, <size_t>size + 1)
+            if room == NULL:
+                return self.fail_system(b"extended header", 12)
+            self.headers = room
+            self.headers_room = <size_t>size + 1
+        while left:
+            if self.filled == self.start:
+                got = self.fill()
+                if got <= 0:
+                    return -1 if got < 0 else self.fail(b"truncated archive")
+            part = self.filled - self.start
+            if <int64_t>part > left:
+                part = <size_t>left
+            data = self.buffer + self.start
+            memcpy(self.headers + self.headers_size, data, part)
+            self.headers_size += part
+            self.start += part
+            self.position += part
+            left -= part
+        if self.skip(-size & (BLOCK - 1)) < 0:
+            return -1
+        return self.parse_pax()
+
+    cdef int parse_pax(self) noexcept nogil:
+        """Records `length key=value\\n` (POSIX.1, pax, "pax Extended Header"). Each key and value is NUL-terminated in place."""
+        cdef char *at = self.headers
+        cdef char *end = self.headers + self.headers_size
+        cdef char *space
+        cdef char *equals
+        cdef char *last
+        cdef int64_t length
+        self.pending_offset = -1
+        self.pax_flags |= 1 << 20       # an entry must follow
+        while at < end:
+            space = <char *>memchr(at, b" ", min_size(end - at, 20))
+            if space == NULL or not parse_decimal(at, space - at, &length):
+                return self.fail(b"damaged archive: bad record in an extended header")
+            if length <= space - at + 2 or length > end - at or at[length - 1] != b"\n":
+                return self.fail(b"damaged archive: bad record in an extended header")
+            last = at + length - 1
+            equals = <char *>memchr(space + 1, b"=", last - space - 1)
+            if equals == NULL or equals == space + 1:
+                return self.fail(b"damaged archive: bad record in an extended header")
+            equals[0] = 0
+            last[0] = 0
+            if self.pax_record(space + 1, equals - space - 1, equals + 1, last - equals - 1) < 0:
+                return -1
+            at = last + 1
+        return 0
+
+    cdef int pax_record(self, char *key, size_t key_size, char *value, size_t size) noexcept nogil:
+        cdef Entry *entry = &self.entry
+        cdef int64_t number, offset
+        cdef Attribute *room
+        cdef char *comma
+        if strlen(key) != key_size:
+            return self.fail(b"damaged archive: NUL in a key of an extended header")
+        if strncmp(key, b"SCHILY.xattr.", 13) == 0:
+            if key_size == 13:
+                return self.fail(b"extended attribute without a name")
+            if entry.attribute_count == self.attributes_room:
+                if self.attributes_room >= MAX_ATTRIBUTES:
+                    return self.fail(b"more than 1024 extended attributes on one entry")
+                room = <Attribute *>realloc(entry.attributes, (self.attributes_room + 32) * sizeof(Attribute))
+                if room == NULL:
+                    return self.fail_system(b"extended attributes", 12)
+                entry.attributes = room
+                self.attributes_room += 32
+            entry.attributes[entry.attribute_count].name = key + 13
+            entry.attributes[entry.attribute_count].value = value
+            entry.attributes[entry.attribute_count].size = size
+            entry.attribute_count += 1
+            return 0
+        if strncmp(key, b"GNU.sparse.", 11) == 0:
+            return self.sparse_record(key + 11, value, size)
+        if size == 0:
+            return 0            # an empty value takes a record back: the plain header counts
+        if strcmp(key, b"path") == 0:
+            if self.pax_flags & HAS_SPARSE_NAME:
+                return 0
+            if copy_name(entry.name, value, size) < 0:
+                return self.fail(b"name with a NUL or of more than 4095 bytes")
+            self.pax_flags |= HAS_PATH
+        elif strcmp(key, b"linkpath") == 0:
+            if copy_name(entry.link, value, size) < 0:
+                return self.fail(b"name of a link with a NUL or of more than 4095 bytes")
+            self.pax_flags |= HAS_LINK
+        elif strcmp(key, b"size") == 0:
+            if not parse_decimal(value, size, &number) or number < 0 or number > MAX_SIZE:
+                return self.fail(b"damaged archive: negative or absurd size")
+            self.pax_size = number
+            self.pax_flags |= HAS_SIZE
+        elif strcmp(key, b"uid") == 0 or strcmp(key, b"gid") == 0:
+            # 2**32 - 1 means 'leave it' to chown(2)
+            if not parse_decimal(value, size, &number) or number < 0 or number >= MAX_UINT32:
+                return self.fail(b"damaged archive: bad owner in an extended header")
+            if key[0] == b"u":
+                entry.uid = <uint32_t>number
+                self.pax_flags |= HAS_UID
+            else:
+                entry.gid = <uint32_t>number
+                self.pax_flags |= HAS_GID
+        elif strcmp(key, b"mtime") == 0:
+            if not parse_time(value, size, &entry.seconds, &entry.nanoseconds):
+                return self.fail(b"damaged archive: bad time in an extended header")
+            self.pax_flags |= HAS_MTIME
+        elif strcmp(key, b"SCHILY.devmajor") == 0 or strcmp(key, b"SCHILY.devminor") == 0:
+            if not parse_decimal(value, size, &number) or number < 0 or number > MAX_UINT32:
+                return self.fail(b"damaged archive: bad device number in an extended header")
+            if key[11] == b"a":
+                self.pax_major = number
+                self.pax_flags |= HAS_MAJOR
+            else:
+                self.pax_minor = number
+                self.pax_flags |= HAS_MINOR
+        return 0
+
+    cdef int sparse_record(self, const char *key, char *value, size_t size) noexcept nogil:
+        """One `GNU.sparse.KEY` (GNU tar manual, "Storing Sparse Files")."""
+        cdef int64_t number
+        cdef int64_t offset = -1
+        cdef char *comma
+        if strcmp(key, b"name") == 0:
+            if size == 0 or copy_name(self.entry.name, value, size) < 0:
+                return self.fail(b"name with a NUL or of more than 4095 bytes")
+            self.pax_flags |= HAS_SPARSE_NAME
+            return 0
+        if strcmp(key, b"map") == 0:
+            self.pax_flags |= HAS_SPARSE
+            while size:
+                comma = <char *>memchr(value, b",", size)
+                if comma == NULL:
+                    comma = value + size
+                if not parse_decimal(value, comma - value, &number):
+                    return self.fail(b"bad map of a sparse file")
+                if offset < 0:
+                    offset = number
+                    if offset < 0:
+                        return self.fail(b"bad map of a sparse file")
+                else:
+                    if self.add_extent(offset, number) < 0:
+                        return -1
+                    offset = -1
+                if comma == value + size:
+                    break
+                size -= comma - value + 1
+                value = comma + 1
+            return 0 if offset < 0 else self.fail(b"bad map of a sparse file")
+        if not parse_decimal(value, size, &number) or number < 0 or number > MAX_SIZE:
+            return self.fail(b"damaged archive: bad number of a sparse file")
+        if strcmp(key, b"major") == 0:
+            self.sparse_major = <int>min_size(<size_t>number, 1000)
+        elif strcmp(key, b"minor") == 0:
+            self.sparse_minor = <int>min_size(<size_t>number, 1000)
+        elif strcmp(key, b"size") == 0 or strcmp(key, b"realsize") == 0:
+            self.pax_real_size = number
+            self.pax_flags |= HAS_REAL_SIZE
+        elif strcmp(key, b"offset") == 0:
+            self.pax_flags |= HAS_SPARSE
+            if self.pending_offset >= 0:
+                return self.fail(b"bad map of a sparse file")
+            self.pending_offset = number
+        elif strcmp(key, b"numbytes") == 0:
+            if self.pending_offset < 0:
+                return self.fail(b"bad map of a sparse file")
+            if self.add_extent(self.pending_offset, number) < 0:
+                return -1
+            self.pending_offset = -1
+        elif strcmp(key, b"numblocks") == 0:
+            self.pax_flags |= HAS_SPARSE
+        return 0
+
+    # --- sparse files -----------------------------------------------------------------------------------------------
+
+    cdef int add_extent(self, int64_t offset, int64_t size) noexcept nogil:
+        cdef Entry *entry = &self.entry
+        cdef Extent *room
+        cdef size_t wanted
+        if offset < 0 or size < 0 or offset > MAX_SIZE or size > MAX_SIZE:
+            return self.fail(b"bad map of a sparse file")
+        if entry.extent_count == self.extents_room:
+            if self.extents_room >= MAX_EXTENTS:
+                return self.fail(b"sparse file of more than 262144 pieces")
+            wanted = self.extents_room * 2 if self.extents_room else 64
+            room = <Extent *>realloc(entry.extents, wanted * sizeof(Extent))
+            if room == NULL:
+                return self.fail_system(b"map of a sparse file", 12)
+            entry.extents = room
+            self.extents_room = wanted
+        entry.extents[entry.extent_count].offset = offset
+        entry.extents[entry.extent_count].size = size
+        entry.extent_count += 1
+        return 0
+
+    cdef int old_extents(self, const uint8_t *at, int count) noexcept nogil:
+        """The 24-byte pairs of a GNU header, up to the first empty one."""
+        cdef int64_t offset, size
+        cdef int index
+        for index in range(count):
+            if at[24 * index] == 0 and at[24 * index + 12] == 0:
+                return 0
+            if not parse_number(at + 24 * index, 12, &offset) or not parse_number(at + 24 * index + 12, 12, &size):
+                return self.fail_entry(b"bad map of a sparse file")
+            if self.add_extent(offset, size) < 0:
+                return -1
+        return 0
+
+    cdef int read_old_sparse(self, const uint8_t *block) noexcept nogil:
+        cdef Entry *entry = &self.entry
+        cdef bint more = block[482] != 0
+        cdef int got
+        entry.sparse = True
+        if not parse_number(block + 483, 12, &entry.real_size) or entry.real_size < 0 or entry.real_size > MAX_SIZE:
+            return self.fail_entry(b"bad size of a sparse file")
+        if self.old_extents(block + 386, 4) < 0:
+            return -1
+        self.start += BLOCK
+        self.position += BLOCK
+        while more:
+            got = self.need(BLOCK)
+            if got <= 0:
+                return -1 if got < 0 else self.fail(b"truncated archive")
+            more = self.buffer[self.start + 504] != 0
+            if self.old_extents(self.buffer + self.start, 21) < 0:
+                return -1
+            self.start += BLOCK
+            self.position += BLOCK
+            # A block that names nothing and asks for more would go on for ever.
+            if more and entry.extent_count == 0:
+                return self.fail_entry(b"bad map of a sparse file")
+        return 0
+
+    cdef int map_number(self, int64_t *value) noexcept nogil:
+        """A decimal line of the map in front of the payload (sparse 1.0)."""
+        cdef int64_t number = 0
+        cdef int digits = 0
+        cdef int got
+        cdef uint8_t byte
+        while True:
+            if self.left == 0:
+                return self.fail_entry(b"bad map of a sparse file")
+            if self.filled == self.start:
+                got = self.fill()
+                if got <= 0:
+                    return -1 if got < 0 else self.fail(b"truncated archive")
+            byte = self.buffer[self.start]
+            self.start += 1
+            self.position += 1
+            self.left -= 1
+            if byte == 10 and digits:
+                value[0] = number
+                return 0
+            digits += 1
+            if byte < 0x30 or byte > 0x39 or digits > 17:
+                return self.fail_entry(b"bad map of a sparse file")
+            number = number * 10 + (byte - 0x30)
+
+    cdef int read_sparse_map(self) noexcept nogil:
+        cdef int64_t begun = self.left, count, offset, size, rest
+        self.entry.extent_count = 0
+        if self.map_number(&count) < 0:
+            return -1
+        if count > MAX_EXTENTS:
+            return self.fail(b"sparse file of more than 262144 pieces")
+        while count:
+            if self.map_number(&offset) < 0 or self.map_number(&size) < 0 or self.add_extent(offset, size) < 0:
+                return -1
+            count -= 1
+        rest = -(begun - self.left) & (BLOCK - 1)
+        if rest > self.left:
+            return self.fail_entry(b"bad map of a sparse file")
+        self.left -= rest
+        self.entry.size = self.left
+        return self.skip(rest)
+
+    cdef int check_extents(self) noexcept nogil:
+        """Ascending, apart, within the file, and as large together as the payload."""
+        cdef Entry *entry = &self.entry
+        cdef int64_t end = 0, sum = 0
+        cdef size_t index
+        for index in range(entry.extent_count):
+            if entry.extents[index].offset < end or entry.extents[index].offset + entry.extents[index].size > entry.real_size:
+                return self.fail_entry(b"bad map of a sparse file")
+            end = entry.extents[index].offset + entry.extents[index].size
+            sum += entry.extents[index].size
+        if sum != self.left:
+            return self.fail_entry(b"bad map of a sparse file")
+        return 0
+
+    # --- for Python -------------------------------------------------------------------------------------------------
+
+    def index(self, int64_t limit):
+        """Every entry as (name, type, offset of the payload, size, link), the payloads passed over. Raises ArchiveError beyond `limit` entries.
+
+        A sparse file is given with size -1: its payload is not its content.
+        """
+        cdef int got
+        found = []
+        while True:
+            with nogil:
+                got = self.next()
+            if got < 0:
+                self.raise_failure()
+            if got == 0:
+                return found
+            if len(found) >= limit:
+                raise ArchiveError(f"the archive has more than {limit} entries")
+            found.append((
+                <bytes>self.entry.name,
+                chr(self.entry.type),
+                self.entry.offset,
+                -1 if self.entry.sparse else self.entry.size,
+                <bytes>self.entry.link,
+            ))
+
+    def skim(self):
+        """The number of entries, after reading all of them; for the benchmark."""
+        cdef int got
+        with nogil:
+            while True:
+                got = self.next()
+                if got <= 0:
+                    break
+            if got == 0:
+                got = self.drain()
+        if got < 0:
+            self.raise_failure()
+        return self.entries
+
+
+cdef inline size_t min_size(size_t one, size_t other) noexcept nogil:
+    return one if one < other else other
+
+
+cdef inline size_t field_length(const uint8_t *field, size_t room) noexcept nogil:
+    """Length of a text that ends at a NUL or fills its field."""
+    cdef const uint8_t *end = <const uint8_t *>memchr(field, 0, room)
+    return end - field if end != NULL else room
+
+
+cdef int copy_name(char *target, const char *value, size_t size) noexcept nogil:
+    if size > TAR_MAX_PATH or memchr(value, 0, size) != NULL:
+        return -1
+    memcpy(target, value, size)
+    target[size] = 0
+    return 0
