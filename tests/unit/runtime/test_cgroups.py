@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.runtime import cgroups
+from engine.runtime.cgroups import Cgroups
+
+
+def host(directory: Path, *mounts: tuple[str, str, str], kept: str | None = None) -> Cgroups:
+    """(mount point, type, super options); `kept` is the v2 mount's cgroup.controllers."""
+    lines = []
+    for number, (target, kind, options) in enumerate(mounts):
+        (directory / target).mkdir(exist_ok=True)
+        lines.append(f"{number} 1 0:{number} / {directory / target} rw,nosuid - {kind} {kind} rw,{options}")
+    lines.append("99 1 0:99 / /data rw - ext4 /dev/sda rw,memory")
+    if kept is not None:
+        (directory / "unified" / "cgroup.controllers").write_text(kept + "\n")
+    (directory / "mountinfo").write_text("\n".join(lines) + "\n")
+    return Cgroups.detect(directory / "mountinfo")
+
+
+V1 = (("cpu", "cgroup", "cpu,cpuacct"), ("memory", "cgroup", "xattr,memory"), ("systemd", "cgroup", "name=systemd"))
+V2 = ("unified", "cgroup2", "nsdelegate")
+
+
+def test_modes(tmp_path: Path) -> None:
+    assert host(tmp_path).mode == "none"
+    v1 = host(tmp_path, *V1)
+    assert (v1.mode, v1.split) == ("v1", False)
+    assert set(v1.controllers) == {"cpu", "cpuacct", "memory", "name=systemd"}
+    assert v1.missing == ("cpuset", "blkio", "pids", "devices", "freezer")
+    hybrid = host(tmp_path, *V1, V2, kept="")
+    assert (hybrid.mode, hybrid.split) == ("hybrid", False)
+    split = host(tmp_path, *V1, V2, kept="hugetlb rdma")
+    assert (split.mode, split.split, split.unified_controllers) == ("hybrid", True, ("hugetlb", "rdma"))
+    v2 = host(tmp_path, V2, kept="cpuset cpu io memory pids")
+    assert (v2.mode, v2.split, v2.missing) == ("v2", False, ())
+    named = host(tmp_path, V1[2], V2, kept="memory")
+    assert named.mode == "v2", "systemd's own named hierarchy is no v1 controller"
+    assert named.missing == ("cpu", "cpuset", "io", "pids")
+
+
+def test_paths() -> None:
+    assert cgroups.path("abc") == "/engined/abc"
+    assert cgroups.path("abc", "deep/er/") == "/deep/er/abc"
+    assert cgroups.path("abc", "/abs") == "/abs/abc"
+    assert cgroups.path("abc", "/") == "/engined/abc"
+
+
+def test_oom(tmp_path: Path) -> None:
+    v1 = host(tmp_path, *V1)
+    assert not v1.oom_killed("gone")
+    directory = tmp_path / "memory/engined/abc"
+    directory.mkdir(parents=True)
+    for text, killed in (
+        ("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", False),
+        ("oom_kill_disable 1\noom_kill 3\n", True),
+    ):
+        (directory / "memory.oom_control").write_text(text)
+        assert v1.oom_killed("abc") is killed
+    v2 = host(tmp_path, V2, kept="memory")
+    other = tmp_path / "unified/parent/abc"
+    other.mkdir(parents=True)
+    (other / "memory.events").write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n")
+    assert v2.oom_killed("abc", "parent")
+
+
+def test_remove_goes_down_and_tolerates_absence(tmp_path: Path) -> None:
+    hierarchies = host(tmp_path, *V1)
+    (tmp_path / "memory/engined/abc/inner/most").mkdir(parents=True)
+    (tmp_path / "cpu/engined/def").mkdir(parents=True)
+    assert hierarchies.children() == {"abc", "def"}
+    hierarchies.discard("/engined")
+    assert hierarchies.children() == {"abc", "def"}
+    hierarchies.remove("/engined/abc")
+    hierarchies.remove("/engined/abc")
+    assert hierarchies.children() == {"def"}
+    hierarchies.discard("/engined")
+    assert not (tmp_path / "memory/engined").exists()
+    assert (tmp_path / "cpu/engined").exists()
+    (tmp_path / "cpu/engined/def/file").write_text("busy")
+    with pytest.raises(OSError, match="not empty"):
+        hierarchies.remove("/engined/def")

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.errors import InvalidParameter, NotFound, ServerError
+from engine.runtime import oci
+from engine.runtime.oci import Runtime
+
+RUNTIME = Runtime(name="crun", path="/usr/bin/crun", version="1", reason="", root="/run/e/runtime")
+
+
+def line(message: str, level: str = "error") -> str:
+    return f'{{"msg":"{message}","level":"{level}","time":"2026-01-02T03:04:05Z"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (line("cannot x"), "cannot x"),
+        (line("first") + line("second"), "second"),
+        (line("cgroup v1 is deprecated", "warning"), ""),
+        (line("bad") + line("later", "warning"), "bad"),
+        ("plain words\n\n", "plain words"),
+        (line("runc run failed: unable to start container process: error during container init: x"), "x"),
+        ("", ""),
+        ('{"level":"error"}\n', ""),
+        ('{"msg": 5}\n', '{"msg": 5}'),
+    ],
+)
+def test_reason(log: str, reason: str) -> None:
+    assert oci.failure_reason(log) == reason
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "code", "words"),
+    [
+        (
+            "executable file `x` not found in $PATH: No such file or directory",
+            NotFound,
+            127,
+            'exec: "x": executable file not found in $PATH',
+        ),
+        (
+            "executable file `/x` not found in $PATH: No such file or directory",
+            NotFound,
+            127,
+            'exec: "/x": stat /x: no such file or directory',
+        ),
+        ("open executable: Permission denied", InvalidParameter, 126, 'exec: "prog": permission denied'),
+        ("open executable: Operation not permitted", InvalidParameter, 126, 'exec: "prog": permission denied'),
+        ("chdir `/f`: Not a directory", InvalidParameter, 126, "chdir `/f`: not a directory"),
+        ("mount `/a` to `b`: Invalid argument", ServerError, 128, "mount `/a` to `b`: invalid argument"),
+        ("setrlimit `RLIMIT_NOFILE`: Operation not permitted", ServerError, 128, "operation not permitted"),
+        ("error stat'ing file `/x`: No such file or directory", NotFound, 127, "`/x`: no such file or directory"),
+    ],
+)
+def test_failures_of_crun(message: str, kind: type[Exception], code: int, words: str) -> None:
+    failure = oci.start_failure(line(message), "prog")
+    assert type(failure.error) is kind
+    assert failure.exit_code == code == oci.failure_code(failure.error.message)
+    assert failure.error.message.startswith("OCI runtime create failed: ")
+    assert failure.error.message.endswith(words)
+
+
+def test_failure_without_words() -> None:
+    failure = oci.start_failure("", "prog")
+    assert type(failure.error) is ServerError
+    assert "gave no reason" in failure.error.message
+
+
+def test_command_lines() -> None:
+    argv = RUNTIME.run_argv("key", bundle=Path("/b"), pid_file=Path("/p"), log=Path("/l"))
+    assert argv == (
+        *("/usr/bin/crun", "--root", "/run/e/runtime", "--log", "/l", "--log-format", "json"),
+        *("run", "--detach", "--no-new-keyring", "--bundle", "/b", "--pid-file", "/p", "key"),
+    )
+    argv = RUNTIME.exec_argv("key", process=Path("/j"), pid_file=Path("/p"), log=Path("/l"), tty=True)
+    assert argv[-5:] == ("/p", "--tty", "--console-socket", oci.CONSOLE, "key")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_probe_program_is_a_static_elf(machine: str) -> None:
+    program = oci._elf(machine)
+    assert program[:4] == b"\x7fELF"
+    assert len(program) < 200
+    assert oci._probe_spec(machine, "k").linux.cgroups_path == "/engined/k"
