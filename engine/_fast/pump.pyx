@@ -1012,10 +1012,9 @@ cdef class Stdio:
                 traceback.print_exc()
                 sys.stderr.flush()
             self.log = None
-        self.dismiss()
+        self.owner.drained()            # it dismisses the clients, once the daemon has been told
         for watcher in watchers or ():
             watcher[2]()
-        self.owner.drained()
         return 0
 
 

@@ -458,6 +458,12 @@ class Monitor:
         self.exits.pop(key, None)
         self._tell(messages.Forget(next(self._sequence), key))
 
+    async def take_reports(self) -> None:
+        """Read what the monitor has reported so far and let `on_exit` have it, ahead of the loop's own turn."""
+        if self._socket is not None:
+            self._receive()
+        await asyncio.sleep(0)
+
     def signal(self, key: str, number: int) -> None:
         """Send a signal to the process itself. Raises NotFound when it is gone."""
         process = self.processes.get(key)

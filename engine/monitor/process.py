@@ -749,10 +749,10 @@ class Monitor:
         """The process has ended and its output is drained."""
         if self.processes.get(process.key) is process:
             del self.processes[process.key]
-        process.stdio.dismiss()  # whoever came between the end of its output and the finding of its status
-        process.stdio.owner = None
         self.journal.add(process.key, status, process.at)
         self.report(messages.Exited(process.key, status, process.at))
+        process.stdio.dismiss()  # after the report: a client that asks for the exit code when its stream ends must find it
+        process.stdio.owner = None
 
     # --- launches and children ------------------------------------------------------------------------------------
 
