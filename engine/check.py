@@ -1,0 +1,229 @@
+"""`engined check`: what this host lacks for the engine, or has too little of for N containers, with the numbers and the cure.
+
+Looks and tries (in a network namespace of its own, and one trivial container); changes nothing of the host. Not here: what the engine does at
+start about the same things (it switches forwarding on, picks the runtime).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.errors import EngineError
+from engine.networks.sandboxes import PORTS
+from engine.runtime.cgroups import Cgroups
+from engine.runtime.oci import Runtime
+from engine.system import namespaces, netfilter, netlink, seccomp
+
+KERNEL = (5, 10)
+"""Oldest kernel that is tested; openat2(2), pidfds and overlay on overlay came before."""
+
+DESCRIPTORS = 8
+"""Descriptors that daemon and monitor each hold for a running container: namespace, pidfd, stdio, log, and some air."""
+TASKS = 32
+"""Processes and threads of a container that a plan should have room for."""
+SPARE_DESCRIPTORS, SPARE_TASKS, SPARE_NEIGHBOURS = 512, 8192, 512
+CONNECTIONS = 128
+WATCHES = 64
+
+
+class Finding(NamedTuple):
+    """One row. `ok` False: `cure` says what to do."""
+
+    subject: str
+    ok: bool
+    text: str
+    cure: str = ""
+
+
+def main(containers: int) -> int:
+    """Print a row per subject; 0 when nothing is missing or too small, else 1."""
+    rows = list(findings(containers))
+    width = max(len(row.subject) for row in rows)
+    for row in rows:
+        print(f"{'ok ' if row.ok else 'LOW'}  {row.subject:{width}}  {row.text}")
+        if not row.ok:
+            print(f"     {'':{width}}  cure: {row.cure}")
+    short = sum(not row.ok for row in rows)
+    print(
+        f"{short} of {len(rows)} need care for {containers} containers"
+        if short
+        else f"ready for {containers} containers"
+    )
+    sys.stdout.flush()
+    return 1 if short else 0
+
+
+def findings(containers: int) -> Iterator[Finding]:
+    """Every row, for that many containers running at once."""
+    yield Finding("root", os.geteuid() == 0, f"running as uid {os.geteuid()}", "run engined as root")
+    yield kernel(platform.release())
+    yield file_system("overlay")
+    yield from control_groups(Cgroups.detect())
+    yield runtime()
+    yield library(
+        "libseccomp",
+        seccomp.available(),
+        "each start compiles its own filter: some 12 ms more",
+        "apt install libseccomp2",
+    )
+    yield library(
+        "libnftables", netfilter.available(), "containers reach nothing beyond this host", "apt install libnftables1"
+    )
+    if os.geteuid() == 0:
+        yield attempt("bridge and veth", _try_links, "modprobe bridge veth")
+        if netfilter.available():
+            yield attempt("nftables NAT", _try_nat, "modprobe nf_tables nft_chain_nat nft_masq")
+            yield forward_policies(netfilter.run("list chains"))
+    yield ports(containers)
+    yield open_files(containers, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    for subject, name, wanted in settings(containers):
+        row = setting(subject, name, wanted)
+        if row is not None:
+            yield row
+
+
+def kernel(release: str) -> Finding:
+    found = re.match(r"(\d+)\.(\d+)", release)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    wanted = ".".join(map(str, KERNEL))
+    return Finding("kernel", version >= KERNEL, f"{release} ({wanted} or newer)", f"boot a kernel of {wanted} or newer")
+
+
+def file_system(name: str, known: Path = Path("/proc/filesystems"), modules: Path = Path("/lib/modules")) -> Finding:
+    """Whether the kernel has a file system, or a module of it that mount(2) loads."""
+    built_in = any(line.split()[-1] == name for line in known.read_text().splitlines() if line.strip())
+    loadable = any((modules / platform.release()).glob(f"kernel/fs/{name}*/{name}*.ko*"))
+    text = "in the kernel" if built_in else "a module" if loadable else "not in this kernel"
+    return Finding(f"{name} file system", built_in or loadable, text, f"modprobe {name}, or a kernel that has it")
+
+
+def control_groups(hierarchies: Cgroups) -> Iterator[Finding]:
+    """The hierarchies and the controllers that limits need."""
+    cure = "mount cgroup2 at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"
+    yield Finding("cgroups", hierarchies.mode != "none", hierarchies.mode, cure)
+    if hierarchies.mode != "none":
+        missing = ", ".join(hierarchies.missing)
+        where = "echo +NAME > cgroup.subtree_control" if hierarchies.mode == "v2" else "mount -t cgroup -o NAME"
+        yield Finding(
+            "cgroup controllers", not missing, f"missing: {missing}" if missing else "all", f"{where} for each of them"
+        )
+
+
+def runtime() -> Finding:
+    """One real container with each candidate until one works."""
+    with tempfile.TemporaryDirectory(prefix="engined-check-") as directory:
+        try:
+            found = Runtime.probe("", Path(directory))
+        except EngineError as error:
+            return Finding("runtime", False, error.message, "apt install crun")
+    return Finding("runtime", True, f"{found.path} {found.version} ({found.reason})")
+
+
+def library(name: str, there: bool, without: str, cure: str) -> Finding:
+    return Finding(name, there, "found" if there else f"not installed: {without}", cure)
+
+
+def attempt(subject: str, action: Callable[[], None], cure: str) -> Finding:
+    """Whether `action` works in a network namespace of its own, in a thread of its own."""
+    failures: list[str] = []
+
+    def body() -> None:
+        try:
+            with namespaces.new_network() as descriptor:
+                action()
+            os.close(descriptor)
+        except (OSError, netfilter.NetfilterError) as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return Finding(subject, not failures, failures[0] if failures else "works", cure)
+
+
+def _try_links() -> None:
+    with netlink.Netlink() as links:
+        links.apply(netlink.create_bridge("check0", mac="02:42:00:00:00:01"))
+        own = namespaces.network()
+        try:
+            links.apply(netlink.create_veth("check1", "check2", own))
+        finally:
+            os.close(own)
+
+
+def _try_nat() -> None:
+    netfilter.run("table inet check {\nchain c {\ntype nat hook postrouting priority srcnat;\nmasquerade\n}\n}")
+
+
+def forward_policies(chains: str) -> Finding:
+    """Whether somebody else's forward chain drops by policy: no accept of the engine's own can overrule that."""
+    table, dropping = "", []
+    for line in chains.splitlines():
+        if line.startswith("table "):
+            table = line.split("{")[0].removeprefix("table ").strip()
+        elif "hook forward" in line and "policy drop" in line:
+            dropping.append(table)
+    text = f"policy drop in table {', '.join(dropping)}" if dropping else "nothing drops forwarded packets by policy"
+    cure = "accept the engine's bridge there, for example: iptables -I DOCKER-USER -i engined0 -j ACCEPT (and -o)"
+    return Finding("forwarding", not dropping, text, cure)
+
+
+def ports(containers: int) -> Finding:
+    """The kernel's limit of ports on one bridge."""
+    text = f"{containers} containers on the default bridge, which takes {PORTS}"
+    return Finding(
+        "bridge ports",
+        containers <= PORTS,
+        text,
+        f"spread them over {-(-containers // PORTS)} networks, or NetworkMode host or none",
+    )
+
+
+def open_files(containers: int, hard: int) -> Finding:
+    """RLIMIT_NOFILE of this process, as the engine would inherit it."""
+    wanted = containers * DESCRIPTORS + SPARE_DESCRIPTORS
+    enough = hard == resource.RLIM_INFINITY or hard >= wanted
+    have = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    return Finding(
+        "open files", enough, f"{have} (wanted {wanted})", f"LimitNOFILE={wanted} in the unit, or ulimit -Hn {wanted}"
+    )
+
+
+def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
+    """(subject, sysctl, least value). Counted for the whole host: neighbour tables and inotify are shared by all network and user namespaces."""
+    return (
+        ("process ids", "kernel.pid_max", containers * TASKS + SPARE_TASKS),
+        ("threads", "kernel.threads-max", containers * TASKS + SPARE_TASKS),
+        ("pseudo terminals", "kernel.pty.max", containers + 1024),
+        ("open files, whole host", "fs.file-max", 4 * (containers * DESCRIPTORS + SPARE_DESCRIPTORS)),
+        ("inotify instances", "fs.inotify.max_user_instances", containers + 128),
+        ("inotify watches", "fs.inotify.max_user_watches", containers * WATCHES + 8192),
+        ("neighbours, soft", "net.ipv4.neigh.default.gc_thresh2", 2 * containers + SPARE_NEIGHBOURS),
+        ("neighbours, hard", "net.ipv4.neigh.default.gc_thresh3", 4 * containers + SPARE_NEIGHBOURS),
+        ("receive backlog", "net.core.netdev_max_backlog", 1000 if containers <= 500 else 5000),
+        ("tracked connections", "net.netfilter.nf_conntrack_max", containers * CONNECTIONS),
+    )
+
+
+def setting(subject: str, name: str, wanted: int, root: Path = Path("/proc/sys")) -> Finding | None:
+    """One sysctl against the least value; None where this kernel has none of that name (nothing to run out of)."""
+    path = root.joinpath(*name.split("."))
+    try:
+        value = int(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return Finding(
+        subject,
+        value >= wanted,
+        f"{name} = {value} (wanted {wanted})",
+        f"sysctl -w {name}={wanted}, and in /etc/sysctl.d",
+    )

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.containers import spec
+from engine.containers.store import ContainerRecord
+from engine.errors import InvalidParameter, NotFound
+from engine.runtime import capabilities, seccomp
+from engine.runtime.cgroups import Cgroups
+from engine.runtime.oci import SECCOMP_PROGRAM, Runtime
+from engine.runtime.users import Identity
+from engine.wire import oci
+from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint, ThrottleDevice, Ulimit, WeightDevice
+
+ID = "c" * 64
+V1 = Cgroups(mode="v1", controllers={"memory": "/nowhere"})
+V2 = Cgroups(mode="v2", controllers={}, unified="/nowhere", unified_controllers=("memory",))
+
+
+def place(**changes: Any) -> spec.Place:
+    values: dict[str, Any] = {
+        "rootfs": "/r",
+        "directory": Path("/d"),
+        "identity": Identity(5, 6, (6, 7), "/home/x"),
+        "network": "",
+        "runtime": Runtime(name="crun", path="/crun", version="", reason="", root="/run"),
+        "cgroups": V1,
+    }
+    return spec.Place(**values | changes)
+
+
+def record(*, config: Config | None = None, mounts: tuple[MountPoint, ...] = (), **host: Any) -> ContainerRecord:
+    return ContainerRecord(
+        id=ID,
+        name="n",
+        created=0,
+        image_id="",
+        parent="",
+        path="/bin/x",
+        args=("a", "b"),
+        config=config or Config(hostname="box"),
+        host=HostConfig(**host),
+        mounts=mounts,
+    )
+
+
+def built(at: spec.Place | None = None, **fields: Any) -> Any:
+    """The document as the runtime reads it."""
+    return msgspec.json.decode(oci.encode(spec.build(record(**fields), at or place())))
+
+
+def mounts_of(document: Any) -> dict[str, Any]:
+    return {mount["destination"]: mount for mount in document["mounts"]}
+
+
+def namespaces_of(document: Any) -> dict[str, str]:
+    return {each["type"]: each.get("path", "") for each in document["linux"]["namespaces"]}
+
+
+def test_process() -> None:
+    document = built(config=Config(hostname="box", tty=True, env=["A=1"], working_dir="/w", user="x"))
+    process = document["process"]
+    assert process["args"] == ["/bin/x", "a", "b"]
+    assert process["cwd"] == "/w"
+    assert process["terminal"] is True
+    assert process["user"] == {"uid": 5, "gid": 6, "additionalGids": [6, 7]}
+    assert process["env"] == [spec.DEFAULT_PATH, "HOSTNAME=box", "TERM=xterm", "A=1", "HOME=/home/x"]
+    assert set(process["capabilities"]) == {"bounding", "effective", "permitted"}
+    assert document["root"] == {"path": "/r"}
+    assert document["hostname"] == "box"
+    assert document["linux"]["cgroupsPath"] == f"/engined/{ID}"
+    assert "annotations" not in document
+
+
+def test_root_user_is_written_out() -> None:
+    document = built(place(identity=Identity(0, 0, (0,), "/root")))
+    assert document["process"]["user"] == {"uid": 0, "gid": 0, "additionalGids": [0]}
+    assert document["process"]["cwd"] == "/"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], ["PATH", "HOSTNAME=h", "HOME=/x"]),
+        (["HOME=/own", "PATH=/p"], ["PATH=/p", "HOSTNAME=h", "HOME=/own"]),
+        (["HOSTNAME", "B=1", "B=2"], ["PATH", "B=2", "HOME=/x"]),
+        (["EMPTY=", "X=a=b"], ["PATH", "HOSTNAME=h", "EMPTY=", "X=a=b", "HOME=/x"]),
+    ],
+)
+def test_environment(given: list[str], expected: list[str]) -> None:
+    full = [spec.DEFAULT_PATH if each == "PATH" else each for each in expected]
+    assert spec.environment(given, "h", tty=False, home="/x") == full
+
+
+def test_confinement() -> None:
+    linux = built()["linux"]
+    assert linux["seccomp"]["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert "/proc/kcore" in linux["maskedPaths"]
+    assert "/proc/sys" in linux["readonlyPaths"]
+    assert linux["resources"]["devices"][0] == {"allow": False, "access": "rwm"}
+    assert {"allow": True, "type": "c", "major": 136, "access": "rwm"} in linux["resources"]["devices"]
+    assert "noNewPrivileges" not in built()["process"]
+
+
+def test_compiled_filter_goes_beside_the_section() -> None:
+    runtime = Runtime(name="crun", path="/crun", version="", reason="", root="/run", takes_program=True)
+    document = built(place(runtime=runtime))
+    assert document["linux"]["seccomp"]
+    program = seccomp.profile(capabilities.granted()).program
+    assert document.get("annotations", {}) == ({SECCOMP_PROGRAM: program} if program else {})
+    assert "annotations" not in built(place(runtime=runtime), privileged=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "no_new_privileges", "confined"),
+    [
+        ([], False, True),
+        (["seccomp=unconfined"], False, False),
+        (["seccomp:unconfined"], False, False),
+        (["no-new-privileges"], True, True),
+        (["no-new-privileges:true", "label=disable", "apparmor=unconfined"], True, True),
+        (["no-new-privileges=false"], False, True),
+    ],
+)
+def test_security_options(options: list[str], no_new_privileges: bool, confined: bool) -> None:
+    document = built(security_opt=options)
+    assert document["process"].get("noNewPrivileges", False) is no_new_privileges
+    assert ("seccomp" in document["linux"]) is confined
+
+
+@pytest.mark.parametrize("option", ["seccomp={}", "seccomp=/file", "no-new-privileges=maybe"])
+def test_wrong_security_options(option: str) -> None:
+    with pytest.raises(InvalidParameter, match="SecurityOpt"):
+        built(security_opt=[option])
+
+
+def test_privileged() -> None:
+    document = built(privileged=True)
+    linux = document["linux"]
+    assert not {"seccomp", "maskedPaths", "readonlyPaths"} & linux.keys()
+    assert linux["resources"]["devices"] == [{"allow": True, "access": "rwm"}]
+    assert set(document["process"]["capabilities"]["effective"]) == capabilities.bounding()
+    mounts = mounts_of(document)
+    assert "rw" in mounts["/sys"]["options"]
+    assert "rw" in mounts["/sys/fs/cgroup"]["options"]
+    paths = {device["path"] for device in linux["devices"]}
+    assert "/dev/null" in paths
+    assert not any(path.startswith(("/dev/pts", "/dev/shm")) for path in paths)
+
+
+def test_standard_mounts_in_order() -> None:
+    targets = [mount["destination"] for mount in built()["mounts"]]
+    assert targets[:7] == ["/proc", "/dev", "/dev/pts", "/sys", "/sys/fs/cgroup", "/dev/mqueue", "/dev/shm"]
+    assert set(targets[7:]) == {"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
+    mounts = mounts_of(built())
+    assert "ro" in mounts["/sys"]["options"]
+    assert "size=67108864" in mounts["/dev/shm"]["options"]
+    assert mounts["/etc/hosts"] == {
+        "destination": "/etc/hosts",
+        "type": "bind",
+        "source": "/d/hosts",
+        "options": ["rbind", "rprivate", "rw"],
+    }
+
+
+def point(destination: str, **fields: Any) -> MountPoint:
+    return MountPoint(source="/s", destination=destination, **fields)
+
+
+def test_given_mounts_by_depth_and_in_place_of_the_standard_ones() -> None:
+    document = built(
+        mounts=(point("/a/b/c", rw=False), point("/a", propagation="rslave"), point("/etc/hosts")),
+        tmpfs={"/a/b": "size=1k,exec"},
+    )
+    targets = [mount["destination"] for mount in document["mounts"]]
+    assert targets.index("/a") < targets.index("/a/b") < targets.index("/a/b/c")
+    mounts = mounts_of(document)
+    assert mounts["/a"]["options"] == ["rbind", "rslave", "rw"]
+    assert mounts["/a/b/c"]["options"] == ["rbind", "rprivate", "ro"]
+    assert mounts["/a/b"]["options"] == ["noexec", "nosuid", "nodev", "size=1k", "exec"]
+    assert mounts["/etc/hosts"]["source"] == "/s"
+    assert document["linux"]["rootfsPropagation"] == "rslave"
+    whole = built(mounts=(point("/dev"), point("/sys/fs/cgroup"), point("/x", propagation="shared")))
+    targets = [mount["destination"] for mount in whole["mounts"]]
+    assert not any(target.startswith("/dev/") for target in targets)
+    assert targets.count("/sys/fs/cgroup") == targets.count("/dev") == 1
+    assert whole["linux"]["rootfsPropagation"] == "shared"
+
+
+def test_read_only_root() -> None:
+    document = built(readonly_rootfs=True)
+    assert document["root"]["readonly"] is True
+    assert "ro" in mounts_of(document)["/etc/hosts"]["options"]
+
+
+def test_namespaces() -> None:
+    assert namespaces_of(built()) == dict.fromkeys(("mount", "network", "uts", "pid", "ipc"), "")
+    assert namespaces_of(built(place(network="/proc/1/fd/9")))["network"] == "/proc/1/fd/9"
+    assert "network" not in namespaces_of(built(place(network=None), network_mode="host"))
+    shared = built(place(network=None), pid_mode="host", ipc_mode="host", uts_mode="host", network_mode="host")
+    assert namespaces_of(shared) == {"mount": ""}
+    assert "hostname" not in shared
+    assert mounts_of(shared)["/dev/shm"]["source"] == "/dev/shm"
+    joined = namespaces_of(built(place(pid_namespace="/proc/7/ns/pid", ipc_namespace="/proc/7/ns/ipc")))
+    assert (joined["pid"], joined["ipc"]) == ("/proc/7/ns/pid", "/proc/7/ns/ipc")
+    assert "cgroup" in namespaces_of(built(place(cgroups=V2)))
+
+
+def test_sysctls() -> None:
+    assert built()["linux"]["sysctl"]["net.ipv4.ip_unprivileged_port_start"] == "0"
+    assert "sysctl" not in built(place(network=None), network_mode="host")["linux"]
+    assert "sysctl" not in built(network_mode="container:x")["linux"]
+    document = built(
+        config=Config(hostname="h", domainname="example.org"), sysctls={"net.ipv4.ip_unprivileged_port_start": "7"}
+    )
+    assert document["linux"]["sysctl"]["net.ipv4.ip_unprivileged_port_start"] == "7"
+    assert document["linux"]["sysctl"]["kernel.domainname"] == "example.org"
+
+
+def test_resources() -> None:
+    found = built(
+        place(cgroups=V2),
+        memory=100,
+        memory_reservation=50,
+        memory_swappiness=0,
+        kernel_memory=9,
+        oom_kill_disable=True,
+        cpu_shares=2,
+        cpu_quota=-1,
+        cpu_period=3000,
+        cpuset_cpus="0-1",
+        cpuset_mems="0",
+        pids_limit=-1,
+        blkio_weight=300,
+    )["linux"]["resources"]
+    assert found["memory"] == {
+        "limit": 100,
+        "reservation": 50,
+        "swap": 200,
+        "kernel": 9,
+        "swappiness": 0,
+        "disableOOMKiller": True,
+    }
+    assert found["cpu"] == {"shares": 2, "quota": -1, "period": 3000, "cpus": "0-1", "mems": "0"}
+    assert found["pids"] == {"limit": -1}
+    assert found["blockIO"] == {"weight": 300}
+    assert set(built()["linux"]["resources"]) == {"devices"}
+
+
+def test_swap() -> None:
+    def swap(at: Cgroups, **fields: Any) -> object:
+        return built(place(cgroups=at), **fields)["linux"]["resources"]["memory"].get("swap")
+
+    assert swap(V1, memory=10) is None, "no swap accounting: nothing is asked of it"
+    assert swap(V1, memory=10, memory_swap=10) == 10, "asked for: the runtime says what is wrong"
+    assert swap(V2, memory=10, memory_swap=-1) == -1
+
+
+def test_ulimits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 1000))
+    assert spec.rlimit(Ulimit(name="nofile", soft=5, hard=1000), raisable=False) == oci.Rlimit(
+        type="RLIMIT_NOFILE", hard=1000, soft=5
+    )
+    for hard in (1001, -1):
+        with pytest.raises(InvalidParameter, match=r"nofile.*above this engine's own of 1000.*CAP_SYS_RESOURCE"):
+            spec.rlimit(Ulimit(name="nofile", soft=5, hard=hard), raisable=False)
+    assert spec.rlimit(Ulimit(name="memlock", soft=-1, hard=-1), raisable=True).hard == 2**64 - 1
+    with pytest.raises(InvalidParameter, match="invalid ulimit type: files"):
+        spec.rlimit(Ulimit(name="files"), raisable=True)
+    monkeypatch.undo()
+    for name in spec.RLIMITS:
+        spec.rlimit(Ulimit(name=name, soft=0, hard=0), raisable=False)
+    rlimits = built(ulimits=[Ulimit(name="core")])["process"]["rlimits"]
+    assert rlimits == [{"type": "RLIMIT_CORE", "hard": 0, "soft": 0}]
+
+
+def test_devices(tmp_path: Path) -> None:
+    linux = built(
+        devices=[DeviceMapping(path_on_host="/dev/null", path_in_container="/dev/mine", cgroup_permissions="r")]
+    )["linux"]
+    (device,) = linux["devices"]
+    assert (device["path"], device["type"], device["major"], device["minor"]) == ("/dev/mine", "c", 1, 3)
+    assert linux["resources"]["devices"][-1] == {"allow": True, "type": "c", "major": 1, "minor": 3, "access": "r"}
+    (tmp_path / "file").touch()
+    for path, kind, words in (
+        (tmp_path / "none", NotFound, "no such file"),
+        (tmp_path / "file", NotFound, "not a device node"),
+    ):
+        with pytest.raises(kind, match=words):
+            built(devices=[DeviceMapping(path_on_host=str(path))])
+    with pytest.raises(InvalidParameter, match="CgroupPermissions"):
+        built(devices=[DeviceMapping(path_on_host="/dev/null", cgroup_permissions="x")])
+    with pytest.raises(InvalidParameter, match="not a block device"):
+        built(blkio_weight_device=[WeightDevice(path="/dev/null", weight=10)])
+    with pytest.raises(NotFound, match=r"BlkioDeviceReadIOps.*no such file"):
+        built(blkio_device_read_iops=[ThrottleDevice(path="/dev/not-here", rate=1)])
+
+
+def test_capabilities() -> None:
+    document = built(cap_add=["SYS_PTRACE"], cap_drop=["ALL"])
+    expected = [name for name in ("CAP_SYS_PTRACE",) if name in capabilities.bounding()]
+    assert document["process"]["capabilities"].get("effective", []) == expected
+    with pytest.raises(InvalidParameter, match=r'CapAdd: unknown capability "NOPE"'):
+        built(cap_add=["NOPE"])

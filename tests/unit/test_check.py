@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine import check
+from engine.runtime.cgroups import Cgroups
+
+
+def test_kernel() -> None:
+    assert check.kernel("6.1.0-18-amd64").ok
+    assert check.kernel("5.10.0").ok
+    assert not check.kernel("4.19.0-5").ok
+    assert not check.kernel("strange").ok
+
+
+def test_settings_against_files(tmp_path: Path) -> None:
+    (tmp_path / "kernel").mkdir()
+    (tmp_path / "kernel/pid_max").write_text("32768\n")
+    enough, short = (
+        check.setting("ids", "kernel.pid_max", 32768, tmp_path),
+        check.setting("ids", "kernel.pid_max", 32769, tmp_path),
+    )
+    assert enough and enough.ok
+    assert short and not short.ok
+    assert short.text == "kernel.pid_max = 32768 (wanted 32769)"
+    assert short.cure.startswith("sysctl -w kernel.pid_max=32769")
+    assert check.setting("none", "kernel.nothere", 1, tmp_path) is None
+    (tmp_path / "kernel/words").write_text("many\n")
+    assert check.setting("none", "kernel.words", 1, tmp_path) is None
+
+
+def test_what_is_wanted_grows_with_the_plan() -> None:
+    small, large = ({name: wanted for _, name, wanted in check.settings(count)} for count in (10, 10_000))
+    assert all(small[name] <= large[name] for name in small)
+    assert large["fs.inotify.max_user_instances"] == 10_128
+
+
+def test_ports_and_files() -> None:
+    assert check.ports(1023).ok
+    assert not check.ports(1024).ok
+    assert "2 networks" in check.ports(1024).cure
+    assert check.open_files(1000, -1).ok
+    assert not check.open_files(1000, 1024).ok
+    assert "LimitNOFILE=8512" in check.open_files(1000, 1024).cure
+
+
+def test_cgroups_and_file_systems(tmp_path: Path) -> None:
+    (nothing,) = check.control_groups(Cgroups(mode="none", controllers={}))
+    assert not nothing.ok
+    rows = list(
+        check.control_groups(
+            Cgroups(mode="v2", controllers={}, unified="/x", unified_controllers=("cpu", "cpuset", "io", "pids"))
+        )
+    )
+    assert [row.ok for row in rows] == [True, False]
+    assert "memory" in rows[1].text
+    known = tmp_path / "filesystems"
+    known.write_text("nodev\tsysfs\n\text4\nnodev\toverlay\n")
+    assert check.file_system("overlay", known, tmp_path).ok
+    assert not check.file_system("zfs", known, tmp_path).ok
+
+
+def test_forward_policies() -> None:
+    chains = (
+        "table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n"
+    )
+    assert not check.forward_policies(chains).ok
+    assert "ip filter" in check.forward_policies(chains).text
+    assert check.forward_policies(chains.replace("drop", "accept")).ok
+    assert check.forward_policies("").ok
+
+
+def test_rows_are_printed_with_their_cures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [check.Finding("a", True, "fine"), check.Finding("longer", False, "1 (wanted 2)", "do it")]
+    monkeypatch.setattr(check, "findings", lambda _: iter(rows))
+    assert check.main(5) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "ok   a       fine",
+        "LOW  longer  1 (wanted 2)",
+        "             cure: do it",
+        "1 of 2 need care for 5 containers",
+    ]
+    rows.pop()
+    assert check.main(5) == 0
