@@ -57,7 +57,9 @@ class Query(Mapping[str, str]):
             for pair in text.replace(b"+", b" ").split(b"&"):
                 if pair:
                     name, _, value = pair.partition(b"=")
-                    self._values.setdefault(percent_decode(name, "query"), []).append(percent_decode(value, "query"))
+                    self._values.setdefault(percent_decode(name, "the query"), []).append(
+                        percent_decode(value, "the query")
+                    )
 
     def __getitem__(self, name: str) -> str:
         return self._values[name][0]

@@ -90,6 +90,7 @@ class Connection(asyncio.Protocol):
         "_ahead",
         "_application",
         "_body",
+        "_consuming",
         "_continue_due",
         "_drained",
         "_eof",
@@ -148,6 +149,7 @@ class Connection(asyncio.Protocol):
         # flow
         self._input = b""
         self._ahead: tuple[bytes, int] | None = None  # what `_input` will be, while a handler runs within data_received
+        self._consuming = False
         self._paused = False
         self._eof = False
         self._unsent = 0
@@ -230,16 +232,18 @@ class Connection(asyncio.Protocol):
     def _consume(self, data: bytes) -> None:
         """Read as far as may be read now; keep the rest."""
         start, size = 0, len(data)
+        self._consuming = True
         while start < size:
             if self._state is State.HEAD and not self._write_blocked:
                 start = self._read_head(data, start)
             elif self._state is State.ACTIVE and self._reader is not None:
                 start = self._read_body(data, start)
             elif self._state in (State.LINGER, State.GONE):
-                return
+                break
             else:
                 self._input = data[start:]
                 break
+        self._consuming = False
         self._regulate()
 
     def _continue_input(self) -> None:
@@ -268,11 +272,10 @@ class Connection(asyncio.Protocol):
                 start += 1
             if start == len(data):
                 return start
-            stop = data.find(b"\n\r\n", start)
-        else:
-            stop = (self._tail + data[start : start + 2]).find(b"\n\r\n")
-            stop = stop + start - len(self._tail) if stop >= 0 else data.find(b"\n\r\n", start)
-        end = stop + 3 if stop >= 0 else len(data)
+        end = _end_of_head(self._tail, data, start)
+        whole = end >= 0
+        if not whole:
+            end = len(data)
         piece = data if end - start == len(data) else data[start:end]
         self._head_size += len(piece)
         limit = self._server.limits.head
@@ -287,7 +290,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(InvalidParameter(f"malformed request: {error}"))
             return len(data)
-        if stop < 0:
+        if not whole:
             self._tail = (self._tail + piece)[-2:]
             if fresh:
                 self._watch(self._server.limits.head_seconds)
@@ -532,8 +535,6 @@ class Connection(asyncio.Protocol):
         request, reader, body = self._request, self._reader, self._body
         if request is None or not request.keep or self._server.closing:
             return False
-        if self._eof and not self._input:
-            return False
         if reader is None:
             return True
         if self._continue_due or (body is not None and body.ended):
@@ -559,6 +560,8 @@ class Connection(asyncio.Protocol):
         self._absorb = None
         self._continue_due = False
         self._state = State.HEAD
+        if self._consuming:
+            return  # the next request is read in the same turn
         if self._input:
             self._continue_input()
         elif self._eof:
@@ -789,6 +792,16 @@ class Connection(asyncio.Protocol):
 
 JSON = "application/json"
 _NO_QUERY = Query()
+
+
+def _end_of_head(tail: bytes, data: bytes, start: int) -> int:
+    """Position after the empty line that ends a head, or -1. `tail`: up to two bytes that came before `data[start]`."""
+    if tail:
+        found = (tail + data[start : start + 2]).find(b"\n\r\n")
+        if found >= 0:
+            return start + found + 3 - len(tail)
+    found = data.find(b"\n\r\n", start)
+    return found + 3 if found >= 0 else -1
 
 
 def _target(url: bytes) -> tuple[bytes, bytes]:
