@@ -1012,7 +1012,8 @@ cdef class Stdio:
                 traceback.print_exc()
                 sys.stderr.flush()
             self.log = None
-        self.owner.drained()            # it dismisses the clients, once the daemon has been told
+        self.owner.drained()            # first: a client that asks for the exit code when its stream ends must find it
+        self.dismiss()
         for watcher in watchers or ():
             watcher[2]()
         return 0

@@ -751,7 +751,7 @@ class Monitor:
             del self.processes[process.key]
         self.journal.add(process.key, status, process.at)
         self.report(messages.Exited(process.key, status, process.at))
-        process.stdio.dismiss()  # after the report: a client that asks for the exit code when its stream ends must find it
+        process.stdio.dismiss()  # whoever came between the end of its output and the finding of its status
         process.stdio.owner = None
 
     # --- launches and children ------------------------------------------------------------------------------------
