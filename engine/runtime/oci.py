@@ -282,10 +282,11 @@ def attempt(path: str, run: Path) -> Trial:
     with tempfile.TemporaryDirectory(prefix="probe-", dir=run) as temporary:
         bundle = Path(temporary)
         (bundle / "rootfs").mkdir()
-        program = bundle / "rootfs" / "exit"
+        (bundle / "bin").mkdir()
+        program = bundle / "bin" / "exit"
         program.write_bytes(_elf(machine))
         program.chmod(0o755)
-        (bundle / "config.json").write_bytes(oci.encode(_probe_spec(machine, key)))
+        (bundle / "config.json").write_bytes(oci.encode(_probe_spec(machine, key, str(program.parent))))
         command = (path, "--root", f"{temporary}/state", "--log", f"{temporary}/log", "--log-format", "json")
         try:
             argv = (*command, "run", "--no-new-keyring", "--bundle", temporary, key)
@@ -302,7 +303,7 @@ def attempt(path: str, run: Path) -> Trial:
         return Trial(False, False, failure_reason(words) or f"exit status {done.returncode}")
 
 
-def _probe_spec(machine: str, key: str) -> oci.Spec:
+def _probe_spec(machine: str, key: str, programs: str) -> oci.Spec:
     _, exit_number, _ = _PROGRAMS[machine]
     forbid_exit = (
         struct.pack("=HBBI", 0x20, 0, 0, 0),  # load the call's number
@@ -313,12 +314,14 @@ def _probe_spec(machine: str, key: str) -> oci.Spec:
     return oci.Spec(
         oci_version=oci.VERSION,
         process=oci.Process(
-            user=oci.User(uid=0, gid=0), args=["/exit"], env=["PATH=/"], cwd="/", capabilities=oci.Capabilities()
+            user=oci.User(uid=0, gid=0), args=["/bin/exit"], env=["PATH=/"], cwd="/", capabilities=oci.Capabilities()
         ),
         root=oci.Root(path="rootfs"),
         mounts=[
             oci.Mount(destination="/proc", type="proc", source="proc"),
             oci.Mount(destination="/dev", type="tmpfs", source="tmpfs"),
+            # Remounted with exec: RUN is in /run, which distributions mount noexec.
+            oci.Mount(destination="/bin", type="bind", source=programs, options=("bind", "ro", "exec")),
         ],
         linux=oci.Linux(
             namespaces=[oci.Namespace(type=name) for name in ("pid", "ipc", "uts", "mount", "network")],

@@ -25,6 +25,7 @@ from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.runtime import capabilities, cgroups, oci, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
+from engine.system import mounts
 from engine.wire import oci as wire
 from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint, Ulimit
 
@@ -243,15 +244,15 @@ def test_mounts_are_dockers(box: Box) -> None:
     text = box.run(
         "cat /proc/mounts; ls -A /proc/acpi /proc/scsi 2>/dev/null | wc -l; cat /etc/hosts /etc/hostname /etc/resolv.conf"
     )
-    mounts = {line.split()[1]: line.split() for line in text.splitlines() if len(line.split()) == 6}
-    assert mounts["/proc"][2] == "proc"
-    assert mounts["/dev/pts"][2] == "devpts"
-    assert mounts["/dev/mqueue"][2] == "mqueue"
-    assert "size=65536k" in mounts["/dev/shm"][3]
+    shown = {line.split()[1]: line.split() for line in text.splitlines() if len(line.split()) == 6}
+    assert shown["/proc"][2] == "proc"
+    assert shown["/dev/pts"][2] == "devpts"
+    assert shown["/dev/mqueue"][2] == "mqueue"
+    assert "size=65536k" in shown["/dev/shm"][3]
     for target in ("/sys", "/proc/sys", "/proc/irq", "/proc/bus"):
-        assert mounts[target][3].startswith("ro"), target
+        assert shown[target][3].startswith("ro"), target
     # v1 hangs one file system per controller below a tmpfs, v2 is one mount
-    assert any(target.startswith("/sys/fs/cgroup") for target in mounts)
+    assert any(target.startswith("/sys/fs/cgroup") for target in shown)
     for name in ("hosts", "hostname", "resolv.conf"):
         assert f"# {name} of the test" in text
     assert box.run("wc -c < /proc/keys; wc -c < /proc/timer_list; ls /sys/firmware | wc -l").split() == ["0", "0", "0"]
@@ -269,14 +270,14 @@ def test_binds_and_tmpfs(box: Box, tmp_path: Path) -> None:
     source = tmp_path / "data"
     source.mkdir()
     (source / "file").write_text("here")
-    mounts = (
+    points = (
         MountPoint(source=str(source), destination="/a/b/rw", rw=True, propagation="rprivate"),
         MountPoint(source=str(source), destination="/ro", rw=False, propagation="rprivate"),
         MountPoint(source=str(source), destination="/a/b", rw=True, propagation="rslave"),
     )
     text = box.run(
         "cat /ro/file; echo new > /a/b/rw/new; touch /ro/z 2>&1; grep -E ' /(t|a/b) ' /proc/mounts; echo ok",
-        mounts=mounts,
+        mounts=points,
         tmpfs={"/t": "size=1m,mode=700"},
     )
     assert text.startswith("here")
@@ -497,6 +498,20 @@ def test_probe_falls_back_with_the_reason(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ServerError, match="/nowhere/crun: not installed"):
         Runtime.probe("/nowhere/crun", tmp_path)
     HIERARCHIES.discard(cgroups.PARENT)
+
+
+@pytest.mark.parametrize("name", oci.CANDIDATES)
+def test_probe_works_where_run_is_mounted_noexec(name: str, tmp_path: Path) -> None:
+    if not shutil.which(name, path=oci.SEARCH):
+        pytest.skip(f"{name} is not installed")
+    mounts.mount("tmpfs", tmp_path, "tmpfs", mounts.MS_NOEXEC | mounts.MS_NOSUID | mounts.MS_NODEV)
+    try:
+        trial = oci.attempt(shutil.which(name, path=oci.SEARCH) or name, tmp_path)
+        assert trial.works, trial.reason
+        assert not list(tmp_path.iterdir())
+    finally:
+        mounts.unmount(tmp_path)
+        HIERARCHIES.discard(cgroups.PARENT)
 
 
 def test_config_is_built_and_encoded_quickly(box: Box) -> None:

@@ -85,4 +85,4 @@ def test_probe_program_is_a_static_elf(machine: str) -> None:
     program = oci._elf(machine)
     assert program[:4] == b"\x7fELF"
     assert len(program) < 200
-    assert oci._probe_spec(machine, "k").linux.cgroups_path == "/engined/k"
+    assert oci._probe_spec(machine, "k", "/p").linux.cgroups_path == "/engined/k"
