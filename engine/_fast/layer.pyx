@@ -797,17 +797,19 @@ cdef class _Layout:
         return 0
 
 
-def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=None):
+def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=None, int64_t[::1] progress=None):
     """Lay out a layer's uncompressed tar stream below the descriptor of an empty `directory`.
 
     `source`: a descriptor (`offset`, `size`: a range of a seekable one), or an object with `readinto`. `digest`: a hashlib object that is fed
-    the whole stream (its diff_id). Answer: bytes of the regular files, number of entries, the directories that were made without an
+    the whole stream (its diff_id). `progress`: an array of one 64-bit integer, to which the bytes read are added as they come. Answer: bytes of the regular files, number of entries, the directories that were made without an
     entry of their own (paths, b"" for the root), and how many extended attributes were not kept.
     """
     cdef Reader reader = Reader(source, offset=offset, size=size, digest=digest)
     cdef _Layout layout = _Layout(directory, reader)
     cdef size_t index
     cdef int status
+    if progress is not None:
+        reader.progress = &progress[0]
     with nogil:
         status = layout.run()
     if status < 0:

@@ -52,6 +52,7 @@ cdef class Reader:
     cdef size_t start
     cdef size_t filled
     cdef bint finished
+    cdef int64_t *progress      # where the bytes read are counted, or NULL; its owner outlives the reader
     cdef int error              # errno of the failure, 0 for a fault of the archive, -1 for none
     cdef char reason[512]
     cdef int64_t left           # bytes of payload not yet taken

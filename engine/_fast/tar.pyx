@@ -134,6 +134,7 @@ cdef class Reader:
     def __cinit__(self, source not None, *, int64_t offset=0, int64_t size=-1, digest=None):
         self.descriptor = -1
         self.buffer = NULL
+        self.progress = NULL
         self.headers = NULL
         self.entry.name = self.entry.link = NULL
         self.entry.extents = NULL
@@ -222,6 +223,8 @@ cdef class Reader:
                 if self.update(self.filled, got) < 0:
                     return -1
         self.filled += got
+        if self.progress != NULL:
+            self.progress[0] += got
         return <int>got
 
     cdef ssize_t fill_from_source(self, size_t room):

@@ -24,7 +24,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -172,7 +172,7 @@ class OverlaySnapshots:
         await asyncio.to_thread(_make, path)
         return Draft(number, path)
 
-    async def commit_layer(self, draft: Draft, chain_id: str, layer: Layer) -> None:
+    async def commit_layer(self, draft: Draft, chain_id: str, layer: Layer, implied: Sequence[bytes] = ()) -> None:
         try:
             if layer.parent and layer.parent not in self._layers:
                 raise NotFound(f"No such layer: {layer.parent}")
@@ -184,6 +184,9 @@ class OverlaySnapshots:
                 self._children[layer.parent] += 1
             self._layers[chain_id] = record
             try:
+                if implied and layer.parent:
+                    below = [self._path(lower.number) / "diff" for lower in self.line(layer.parent)]
+                    await asyncio.to_thread(_inherit, draft.path, below, implied)
                 await self._records.commit(self._layer_table.put(chain_id, record))
             except BaseException:
                 del self._layers[chain_id]
@@ -375,6 +378,68 @@ def _make(path: Path, model: Path | None = None) -> None:
             mode, user, group = found.st_mode & 0o7777, found.st_uid, found.st_gid
     os.chown(path, user, group)
     path.chmod(mode)
+
+
+def _inherit(path: Path, below: list[Path], implied: Sequence[bytes]) -> None:
+    """Give the directories of `path` that no entry described the looks of those they hide, deepest first: times come last."""
+    layers = [files.open_directory(lower) for lower in below]
+    own = files.open_directory(path)
+    try:
+        for name in sorted(implied, key=len, reverse=True):
+            model = _find_below(layers, name)
+            if model is not None:
+                try:
+                    _copy_looks(own, name, model)
+                finally:
+                    os.close(model)
+    finally:
+        os.close(own)
+        for layer in layers:
+            os.close(layer)
+
+
+def _find_below(layers: list[int], name: bytes) -> int | None:
+    """A descriptor of the directory `name` in the topmost layer that has it, unless one in between hides it."""
+    parts = name.split(b"/") if name else []
+    for layer in layers:
+        opaque = False
+        for depth in range(len(parts) + 1):
+            try:
+                found = files.open_in_root(
+                    layer, b"/".join(parts[:depth]), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+                )
+            except FileNotFoundError:
+                break
+            except OSError:
+                return None  # a whiteout, a file or a link is in its place
+            if depth == len(parts):
+                return found
+            opaque = opaque or (depth > 0 and _is_opaque(found))
+            os.close(found)
+        if opaque:
+            return None
+    return None
+
+
+def _is_opaque(directory: int) -> bool:
+    try:
+        return os.getxattr(directory, "trusted.overlay.opaque") == b"y"
+    except OSError:
+        return False
+
+
+def _copy_looks(own: int, name: bytes, model: int) -> None:
+    looks = os.fstat(model)
+    target = files.open_in_root(own, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchown(target, looks.st_uid, looks.st_gid)
+        os.fchmod(target, looks.st_mode & 0o7777)
+        for attribute in os.listxattr(model):
+            if not attribute.startswith("trusted.overlay."):
+                os.setxattr(target, attribute, os.getxattr(model, attribute))
+        os.utime(target, ns=(looks.st_atime_ns, looks.st_mtime_ns))
+    finally:
+        os.close(target)
 
 
 def _usage(path: Path) -> tuple[int, int]:

@@ -8,6 +8,7 @@ The suite in tests/contract/test_snapshots.py runs on every implementation. Not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -56,8 +57,12 @@ class Snapshots(Protocol):
     async def draft(self) -> Draft:
         """A new empty directory for a layer's content."""
 
-    async def commit_layer(self, draft: Draft, chain_id: str, layer: Layer) -> None:
-        """Make the draft the layer `chain_id`; its parent must be committed. The draft is used up, whatever happens."""
+    async def commit_layer(self, draft: Draft, chain_id: str, layer: Layer, implied: Sequence[bytes] = ()) -> None:
+        """Make the draft the layer `chain_id`; its parent must be committed. The draft is used up, whatever happens.
+
+        `implied`: directories (b"" for the root) that the layer did not bring, but has because something lies in them; they get
+        mode, owner, times and attributes of what the layers below have there.
+        """
 
     async def abandon(self, draft: Draft) -> None:
         """Remove a draft that will not be committed."""

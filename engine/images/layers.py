@@ -1,0 +1,358 @@
+"""Layers on their way into the snapshotter: inflated, verified and laid out in threads, each at most once however many want it.
+
+Owns: the threads that extract, and the layers in the making. Not here: where the bytes come from (archive.py), which layers make an image
+and when they go again (store.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bz2
+import hashlib
+import lzma
+import mmap
+import os
+from array import array
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import zstandard
+from isal import igzip_lib
+
+from engine._fast import layer as _layer
+from engine._fast import tar as _tar
+from engine.errors import EngineError, InvalidParameter, ServerError
+from engine.storage.snapshots import Draft, Layer, Snapshots
+from engine.system import files
+
+XZ_MEMORY = 80 << 20
+"""Bytes that an xz stream may ask for: `xz -9` needs 65 MiB."""
+ZSTD_WINDOW = 128 << 20
+"""Bytes that a zstd frame may look back: the limit of the zstd program too."""
+
+_CHUNK = 256 * 1024
+_HASH_CHUNK = 4 << 20
+_POLL = 0.1
+"""Seconds between two reports of progress."""
+
+
+_DAMAGE: tuple[type[Exception], ...] = (
+    OSError,
+    EOFError,
+    ValueError,
+    lzma.LZMAError,
+    igzip_lib.error,
+    zstandard.ZstdError,
+)
+
+
+class Span(NamedTuple):
+    """Bytes of a file: a layer, or a whole archive, as it was received."""
+
+    descriptor: int
+    offset: int
+    size: int
+
+    def read(self, limit: int) -> bytes:
+        """All of it. Raises InvalidParameter when it is larger than `limit` bytes or the file ends before it."""
+        if self.size > limit:
+            raise InvalidParameter(f"a document of {self.size} bytes is larger than the {limit} that are allowed")
+        data = os.pread(self.descriptor, self.size, self.offset)
+        if len(data) != self.size:
+            raise InvalidParameter("truncated archive")
+        return data
+
+
+class Compression(NamedTuple):
+    """How a stream was packed: its name, and the first bytes that tell."""
+
+    name: str
+    magic: bytes
+
+
+COMPRESSIONS = (
+    Compression("gzip", b"\x1f\x8b"),
+    Compression("bzip2", b"BZh"),
+    Compression("xz", b"\xfd7zXZ\x00"),
+    Compression("zstd", b"\x28\xb5\x2f\xfd"),
+)
+
+
+def compression(span: Span) -> str:
+    """`gzip`, `bzip2`, `xz`, `zstd`, or `` for none."""
+    head = os.pread(span.descriptor, min(span.size, 8), span.offset)
+    for known in COMPRESSIONS:
+        if head.startswith(known.magic):
+            return known.name
+    # Skippable frames may come first (zstd specification, 3.1.2)
+    return "zstd" if len(head) >= 4 and head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50 else ""
+
+
+class _Unpacker(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _Compressed:
+    """The bytes of a span in order; counts them."""
+
+    def __init__(self, span: Span, progress: array[int]) -> None:
+        self._span = span
+        self._at = span.offset
+        self._progress = progress
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._span.offset + self._span.size - self._at
+        data = os.pread(self._span.descriptor, min(left, size if size >= 0 else _CHUNK), self._at)
+        self._at += len(data)
+        self._progress[0] += len(data)
+        return data
+
+
+class Inflated:
+    """The content of a compressed span, as a source for `_fast.tar`: one or more members or frames behind each other.
+
+    Takes no more than a buffer at a time whatever the ratio. Raises InvalidParameter for a damaged or truncated stream. One thread at a time.
+    """
+
+    def __init__(self, span: Span, kind: str, progress: array[int]) -> None:
+        self._kind = kind
+        self._input = _Compressed(span, progress)
+        self._unpacker: _Unpacker | None = None
+        self._rest = b""
+        self._frames: Any = None
+        if kind == "zstd":
+            source: Any = self._input
+            self._frames = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(
+                source, read_size=_CHUNK, read_across_frames=True
+            )
+
+    def _new_unpacker(self) -> _Unpacker:
+        if self._kind == "gzip":
+            unpacker: _Unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+            return unpacker
+        if self._kind == "bzip2":
+            return bz2.BZ2Decompressor()
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+
+    def readinto(self, buffer: memoryview) -> int:
+        try:
+            if self._frames is not None:
+                return int(self._frames.readinto(buffer))
+            data = self._next(len(buffer))
+        except _DAMAGE as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise InvalidParameter(f"damaged {self._kind} stream: {error}") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, room: int) -> bytes:
+        while True:
+            if self._unpacker is None:
+                # Padding of zeros may follow the last member (gzip(1), xz(1)).
+                more = (self._rest or self._input.read(_CHUNK)).lstrip(b"\0")
+                if not more:
+                    more = self._input.read(_CHUNK).lstrip(b"\0")
+                if not more:
+                    return b""
+                self._rest = more
+                self._unpacker = self._new_unpacker()
+            unpacker = self._unpacker
+            given = b""
+            if unpacker.needs_input:
+                given, self._rest = self._rest or self._input.read(_CHUNK), b""
+                if not given:
+                    raise EOFError("the stream ends before its end mark")
+            data = unpacker.decompress(given, room)
+            if unpacker.eof:
+                self._rest = unpacker.unused_data
+                self._unpacker = None
+            if data:
+                return data
+
+
+class Extracted(NamedTuple):
+    """A layer laid out: its diff_id, bytes of its files, and what `Snapshots.commit_layer` wants to know."""
+
+    diff_id: str
+    size: int
+    implied: list[bytes]
+
+
+def digest_of(span: Span) -> str:
+    """The diff_id of a layer: digest of its uncompressed stream. Blocking."""
+    kind = compression(span)
+    return _digest_of_plain(span) if not kind else _digest_of_source(Inflated(span, kind, array("q", [0])))
+
+
+def _digest_of_source(source: Inflated) -> str:
+    hashed = hashlib.sha256()
+    buffer = bytearray(_CHUNK)
+    while size := source.readinto(memoryview(buffer)):
+        hashed.update(memoryview(buffer)[:size])
+    return f"sha256:{hashed.hexdigest()}"
+
+
+def _digest_of_plain(span: Span) -> str:
+    hashed = hashlib.sha256()
+    if span.size:
+        skew = span.offset % mmap.ALLOCATIONGRANULARITY
+        with (
+            mmap.mmap(
+                span.descriptor, span.size + skew, mmap.MAP_SHARED, mmap.PROT_READ, offset=span.offset - skew
+            ) as mapped,
+            memoryview(mapped) as view,
+        ):
+            for at in range(skew, len(view), _HASH_CHUNK):
+                hashed.update(view[at : at + _HASH_CHUNK])
+    return f"sha256:{hashed.hexdigest()}"
+
+
+def inflate(span: Span, kind: str, target: int) -> int:
+    """Write the content of a compressed span to a descriptor; its size. Blocking."""
+    source = Inflated(span, kind, array("q", [0]))
+    buffer = memoryview(bytearray(_CHUNK))
+    size = 0
+    while got := source.readinto(buffer):
+        piece = buffer[:got]
+        while piece:
+            piece = piece[os.write(target, piece) :]
+        size += got
+    return size
+
+
+class Layers:
+    """The layers in the making."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._making: dict[str, asyncio.Task[None]] = {}
+        threads = min(8, os.cpu_count() or 1)
+        self._extracting = ThreadPoolExecutor(threads, "layer")
+        self._hashing = ThreadPoolExecutor(threads, "digest")
+
+    async def digest_of(self, span: Span) -> str:
+        """See the function; in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._hashing, digest_of, span)
+
+    async def ensure(
+        self,
+        chain_id: str,
+        diff_id: str,
+        parent: str,
+        span: Span,
+        below: asyncio.Task[bool] | None = None,
+        report: Callable[[int], None] = lambda _: None,
+    ) -> bool:
+        """Have the layer, extracted from `span` unless it is there or somebody else brings it. True when it was extracted for this caller.
+
+        The caller retains `chain_id` and `parent` meanwhile; `below` is its own task that ensures the parent. `report` is told how many bytes of the span are done. Raises InvalidParameter
+        for a layer that is damaged, leads out of its directory, or is not `diff_id`.
+        """
+        while self._snapshots.layer(chain_id) is None:
+            task = self._making.get(chain_id)
+            if task is None:
+                task = asyncio.create_task(self._make(chain_id, diff_id, parent, span, below, report))
+                self._making[chain_id] = task
+                task.add_done_callback(lambda _: self._making.pop(chain_id, None))
+                # The threads at work cannot be stopped, and they read the caller's descriptor: who is cancelled waits for them.
+                await _finish(task)
+                return True
+            await asyncio.wait([task])  # if it fails, its caller's bytes were bad; ours may be good
+            await asyncio.sleep(0)
+        return False
+
+    async def _make(self, chain_id: str, diff_id: str, parent: str, span: Span, report: Callable[[int], None]) -> None:
+        draft = await self._snapshots.draft()
+        try:
+            extracted = await self._extract(draft, diff_id, span, report)
+            if below is not None:
+                await asyncio.wait([below])
+            if parent and self._snapshots.layer(parent) is None:
+                raise ServerError(f"layer {parent} is missing")
+        except BaseException:
+            await self._snapshots.abandon(draft)
+            raise
+        layer = Layer(draft.number, diff_id, parent, extracted.size)
+        await self._snapshots.commit_layer(draft, chain_id, layer, extracted.implied)
+
+    async def _extract(self, draft: Draft, diff_id: str, span: Span, report: Callable[[int], None]) -> Extracted:
+        loop = asyncio.get_running_loop()
+        progress = array("q", [0])
+        kind = compression(span)
+        waits: list[asyncio.Future[str] | asyncio.Future[Extracted]] = []
+        extraction = loop.run_in_executor(self._extracting, _lay_out, draft, span, kind, progress)
+        waits.append(extraction)
+        # Nobody else changes the bytes, so they can be hashed beside the extraction rather than in it.
+        digest = None if kind else loop.run_in_executor(self._hashing, digest_of, span)
+        if digest is not None:
+            waits.append(digest)
+        pending: set[asyncio.Future[str] | asyncio.Future[Extracted]] = set(waits)
+        while pending:
+            _, pending = await asyncio.wait(pending, timeout=_POLL)
+            report(progress[0])
+        extracted = extraction.result()
+        found = extracted.diff_id if digest is None else digest.result()
+        if found != diff_id:
+            raise InvalidParameter(f"layer has diff_id {found}, its image's configuration says {diff_id}")
+        return extracted
+
+
+def _lay_out(draft: Draft, span: Span, kind: str, progress: array[int]) -> Extracted:
+    """Blocking. OSError and ArchiveError become a kind here."""
+    directory = files.open_directory(draft.path)
+    try:
+        if kind:
+            hashed = hashlib.sha256()
+            size, _, implied, _ = _layer.apply(Inflated(span, kind, progress), directory, digest=hashed)
+            return Extracted(f"sha256:{hashed.hexdigest()}", size, implied)
+        size, _, implied, _ = _layer.apply(
+            span.descriptor, directory, offset=span.offset, size=span.size, progress=progress
+        )
+        return Extracted("", size, implied)
+    except _tar.ArchiveError as error:
+        raise InvalidParameter(f"layer: {error}") from error
+    except EngineError:
+        raise
+    except OSError as error:
+        raise ServerError(f"extracting a layer: {error.filename}: {error.strerror}") from error
+    finally:
+        os.close(directory)
+
+
+async def _finish(task: asyncio.Task[None]) -> None:
+    """Wait for the task even when cancelled meanwhile; then its error, or the cancellation."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.done():
+                break
+            cancelled = error
+        except Exception:
+            break
+    if cancelled is not None:
+        raise cancelled
+    task.result()
+
+
+__all__ = [
+    "COMPRESSIONS",
+    "Compression",
+    "Extracted",
+    "Inflated",
+    "Layers",
+    "Span",
+    "compression",
+    "digest_of",
+    "inflate",
+]

@@ -1,0 +1,178 @@
+"""Images on the wire: the API's objects as version 1.24 documents them, and the documents that archives and registries hold.
+
+Structs name the fields and their defaults and do nothing. Older versions differ by rows of `api/versions.py`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.wire.containers import Config
+
+# --- documents: OCI image specification, Docker image specification 1.2, Docker manifest schema 2 -------------------
+
+
+class RootFS(msgspec.Struct, frozen=True, kw_only=True):
+    """`diff_ids`: digests of the uncompressed layers, lowest first."""
+
+    type: str = "layers"
+    diff_ids: tuple[str, ...] = ()
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step of the build, oldest first in the document; `empty_layer` when it made no layer."""
+
+    created: str = ""
+    created_by: str = ""
+    author: str = ""
+    comment: str = ""
+    empty_layer: bool = False
+
+
+class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The configuration document; an image's id is the digest of its bytes."""
+
+    created: str = ""
+    author: str = ""
+    architecture: str = ""
+    variant: str = ""
+    os: str = ""
+    os_version: str = msgspec.field(default="", name="os.version")
+    config: Config | None = None
+    rootfs: RootFS = RootFS()
+    history: tuple[History, ...] = ()
+    container: str = ""
+    container_config: Config | None = None
+    docker_version: str = ""
+    comment: str = ""
+
+
+class Platform(msgspec.Struct, frozen=True, kw_only=True):
+    architecture: str = ""
+    os: str = ""
+    variant: str = ""
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A blob by digest. `size` in bytes."""
+
+    media_type: str = ""
+    digest: str = ""
+    size: int = 0
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    platform: Platform | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An image: its configuration and its layers, lowest first. With `manifests` instead it is an index."""
+
+    schema_version: int = 0
+    media_type: str = ""
+    config: Descriptor | None = None
+    layers: tuple[Descriptor, ...] = ()
+    manifests: tuple[Descriptor, ...] = ()
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class ArchiveItem(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """An image in `manifest.json` of a Docker archive: names of members, layers lowest first."""
+
+    config: str
+    repo_tags: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+
+
+class LegacyLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """What this engine reads of a layer's `json` in the layout of the API document ("Image tarball format")."""
+
+    id: str = ""
+    parent: str = ""
+    created: str = ""
+    author: str = ""
+    comment: str = ""
+    os: str = ""
+    container_config: Config | None = None
+
+
+# --- API ------------------------------------------------------------------------------------------------------------
+
+
+class ImageSummary(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """GET /images/json. `created` in Unix seconds."""
+
+    id: str
+    parent_id: str = ""
+    repo_tags: list[str]
+    repo_digests: list[str] | msgspec.UnsetType = msgspec.UNSET
+    created: int
+    size: int
+    virtual_size: int
+    labels: dict[str, str]
+
+
+class GraphDriver(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    name: str
+    data: dict[str, str]
+
+
+class InspectRootFS(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    type: str
+    layers: list[str]
+
+
+class ImageInspect(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """GET /images/{name}/json. `engine_version` and `docker_version` are one thing under two names."""
+
+    id: str
+    repo_tags: list[str]
+    repo_digests: list[str]
+    parent: str = ""
+    comment: str
+    created: str
+    container: str
+    container_config: Config
+    docker_version: str
+    engine_version: str
+    author: str
+    config: Config
+    architecture: str
+    os: str
+    size: int
+    virtual_size: int
+    graph_driver: GraphDriver
+    root_fs: InspectRootFS = msgspec.field(name="RootFS")
+
+
+class HistoryItem(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """GET /images/{name}/history, newest first. `created` in Unix seconds; `id` is `<missing>` but for the image itself."""
+
+    id: str
+    created: int
+    created_by: str
+    tags: list[str] | None
+    size: int
+    comment: str
+
+
+class Deletion(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", omit_defaults=True):
+    """One line of what DELETE /images/{name} did."""
+
+    untagged: str = ""
+    deleted: str = ""
+
+
+class ProgressDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Bytes done and to do."""
+
+    current: int = 0
+    total: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """One object of a stream: a step of work, or a line of text in `stream`."""
+
+    status: str = ""
+    progress_detail: ProgressDetail | None = None
+    progress: str = ""
+    id: str = ""
+    stream: str = ""
