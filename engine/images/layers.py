@@ -37,7 +37,7 @@ _POLL = 0.1
 """Seconds between two reports of progress."""
 
 
-_DAMAGE: tuple[type[Exception], ...] = (
+_DAMAGE: Any = (
     OSError,
     EOFError,
     ValueError,
@@ -254,8 +254,8 @@ class Layers:
     ) -> bool:
         """Have the layer, extracted from `span` unless it is there or somebody else brings it. True when it was extracted for this caller.
 
-        The caller retains `chain_id` and `parent` meanwhile; `below` is its own task that ensures the parent. `report` is told how many bytes of the span are done. Raises InvalidParameter
-        for a layer that is damaged, leads out of its directory, or is not `diff_id`.
+        The caller retains `chain_id` and `parent` meanwhile; `below` is its own task that ensures the parent. `report` is told how many bytes of
+        the span are done. Raises InvalidParameter for a layer that is damaged, leads out of its directory, or is not `diff_id`.
         """
         while self._snapshots.layer(chain_id) is None:
             task = self._making.get(chain_id)
@@ -270,7 +270,15 @@ class Layers:
             await asyncio.sleep(0)
         return False
 
-    async def _make(self, chain_id: str, diff_id: str, parent: str, span: Span, report: Callable[[int], None]) -> None:
+    async def _make(
+        self,
+        chain_id: str,
+        diff_id: str,
+        parent: str,
+        span: Span,
+        below: asyncio.Task[bool] | None,
+        report: Callable[[int], None],
+    ) -> None:
         draft = await self._snapshots.draft()
         try:
             extracted = await self._extract(draft, diff_id, span, report)
