@@ -1,0 +1,83 @@
+"""Fixtures of the outside-in tests, and the engine's log beside each failure.
+
+`--against SOCKET` runs tests/api against another engine that listens there, dockerd for one: it shows whether a test
+asks for what clients are used to, or for what this engine happens to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness import TempEngine
+
+
+class OtherEngine(TempEngine):
+    """Another engine, started by someone else."""
+
+    def __init__(self, socket: str) -> None:
+        super().__init__()
+        self.socket = socket
+
+    def start(self) -> TempEngine:
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--against", metavar="SOCKET", help="test the engine that listens there instead of this one")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "own: what is ours alone, and not asked of another engine (--against)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--against"):
+        items[:] = [item for item in items if "tests/api/" in item.nodeid and not item.get_closest_marker("own")]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failed test shows what the engines it used logged since it began."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if call.when == "setup":
+        item.stash[_BEGINS] = {}
+    for name, value in getattr(item, "funcargs", {}).items():
+        if isinstance(value, TempEngine):
+            begin = item.stash[_BEGINS].setdefault(name, os.path.getsize(value.log_path) if value.log_path.exists() else 0)
+            if report.failed:
+                report.sections.append((f"log of {name}", value.log(begin) or value.log()))
+
+
+_BEGINS: pytest.StashKey[dict[str, int]] = pytest.StashKey()
+
+
+@pytest.fixture(scope="session")
+def shared_engine(request: pytest.FixtureRequest) -> Iterator[TempEngine]:
+    """One engine with busybox for all tests that only use it; at the end it stops and leaves nothing behind."""
+    other = request.config.getoption("--against")
+    with OtherEngine(other) if other else TempEngine() as engine:
+        engine.load_busybox()
+        yield engine
+
+
+@pytest.fixture
+def engine(shared_engine: TempEngine) -> Iterator[TempEngine]:
+    """The shared engine, without containers before and after the test."""
+    shared_engine.remove_all()
+    yield shared_engine
+    shared_engine.remove_all()
+
+
+@pytest.fixture
+def own_engine() -> Iterator[TempEngine]:
+    """An engine for this test alone, with busybox, that may be killed, restarted and stopped."""
+    with TempEngine() as engine:
+        engine.load_busybox()
+        yield engine

@@ -1,0 +1,482 @@
+"""A real engine for a test: `engined serve` on temporary paths and a bridge of its own, seen from outside alone.
+
+It starts, kills, restarts and stops the processes, talks to the socket as a stranger would (docker CLI, docker-py, raw bytes), and
+tells what of the engine is on the host: mounts, links, control groups, processes, directories, descriptors. It imports nothing of
+the engine: what the engine says of itself proves nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests import client
+from tests.archives import busybox_archive
+
+if TYPE_CHECKING:
+    import docker
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+API_VERSION = "1.24"
+DEADLINE = 30.0
+"""Seconds after which something that should happen soon has failed to happen. Nothing waits so long when all is well."""
+
+
+def until(what: str, probe: Callable[[], Any], seconds: float = DEADLINE) -> Any:
+    """The first true value of `probe`, asked again and again; AssertionError naming `what` and the last value at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (value := probe()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {seconds:g} s still not: {what} (last: {value!r})")
+        time.sleep(0.005)
+    return value
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a program ended, and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def line(self) -> str:
+        """The output, which is one line."""
+        assert self.out.count("\n") == 1, self
+        return self.out.strip()
+
+
+@dataclass
+class Footprint:
+    """What the engine's containers have on the host at one instant."""
+
+    mounts: set[str] = field(default_factory=set)
+    cgroups: set[str] = field(default_factory=set)
+    processes: set[str] = field(default_factory=set)
+    directories: set[str] = field(default_factory=set)
+
+    def beyond(self, other: Footprint) -> dict[str, set[str]]:
+        """What is here and not in `other`, by kind; empty when nothing is."""
+        surplus = {entry.name: getattr(self, entry.name) - getattr(other, entry.name) for entry in fields(self)}
+        return {name: values for name, values in surplus.items() if values}
+
+
+class TempEngine:
+    """One engine, from its first start to `close()`, over any number of kills and restarts."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))  # short: sun_path has 108 bytes
+        self.root = self.base / "root"
+        self.run = self.base / "run"
+        self.socket = str(self.base / "s.sock")
+        self.bridge = f"e{self.base.name}"[:15]
+        self.log_path = self.base / "log"
+        self.arguments = arguments
+        self.process: subprocess.Popen[bytes] | None = None
+        self._known: set[str] = set()
+        self._links_before = _links()
+        (self.base / "docker").mkdir()
+
+    # --- processes -------------------------------------------------------------------------------------------------
+
+    def start(self) -> TempEngine:
+        """Start the daemon; returns when it listens. AssertionError with its log when it ends instead."""
+        assert self.process is None, "it runs already"
+        with open(self.log_path, "ab") as log:
+            begin = log.tell()
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "engine", "serve", "--socket", self.socket, "--root", str(self.root)),
+                    *("--run", str(self.run), "--bridge", self.bridge, *self.arguments),
+                ],
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C at the tests' terminal is not the engine's
+            )
+
+        def listening() -> bool:
+            said = self.log_path.read_bytes()[begin:]
+            assert self.process is not None
+            assert self.process.poll() is None, f"engined ended at start:\n{said.decode(errors='replace')}"
+            return any(line.startswith(b"listening on ") for line in said.splitlines())
+
+        until(f"listening on {self.socket}\n{self.log()}", listening)
+        return self
+
+    @property
+    def pid(self) -> int:
+        """The daemon's."""
+        assert self.process is not None, "no daemon runs"
+        return self.process.pid
+
+    def kill9(self) -> None:
+        """SIGKILL for the daemon alone; returns when it is gone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def terminate(self) -> None:
+        """SIGTERM for the daemon alone, as a service manager does for an upgrade; it must end well."""
+        assert self.process is not None
+        self.process.terminate()
+        status = self.process.wait(DEADLINE)
+        self.process = None
+        assert status == 0, f"the daemon ended with {status}:\n{self.log()}"
+
+    def restart(self) -> None:
+        """`kill9` and `start`."""
+        self.kill9()
+        self.start()
+
+    def monitor_pid(self) -> int:
+        """The monitor's; AssertionError unless there is exactly one."""
+        found = self._monitors()
+        assert len(found) == 1, f"monitors: {found}"
+        return found[0]
+
+    def _monitors(self) -> list[int]:
+        words = (b"engine.monitor", os.fsencode(self.run))
+        return [pid for pid, command in _commands() if all(word in command for word in words)]
+
+    def kill_monitor(self) -> int:
+        """SIGKILL for the monitor; returns its former pid when it is gone."""
+        pid = self.monitor_pid()
+        kill_and_wait(pid)
+        return pid
+
+    def stop(self, seconds: int = 1) -> None:
+        """`engined stop`; AssertionError unless everything ended."""
+        assert self.process is not None
+        self.remember()
+        stopped = subprocess.run(
+            [sys.executable, "-m", "engine", "stop", "--run", str(self.run), "--time", str(seconds)],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert stopped.returncode == 0, f"engined stop: {stopped.stderr}\n{self.log()}"
+        status = self.process.wait(DEADLINE)
+        self.process = None
+        assert status == 0, f"the daemon ended with {status}:\n{self.log()}"
+
+    def reboot(self) -> None:
+        """What a reboot does, short of one: every process dies at once, RUN, mounts, links and control groups are gone; then `start`."""
+        self.remember()
+        self._demolish()
+        shutil.rmtree(self.run)
+        self.start()
+
+    def close(self) -> None:
+        """Stop, assert that nothing of it is left on the host, and remove its directories, whatever failed before."""
+        try:
+            if self.process is not None and self.process.poll() is None:
+                self.stop()
+                self.assert_gone()
+        finally:
+            self._demolish()
+            shutil.rmtree(self.base)
+
+    def __enter__(self) -> TempEngine:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def log(self, begin: int = 0) -> str:
+        """What daemon and monitor wrote, from byte `begin` on, the last 20,000 bytes of it."""
+        if not self.log_path.exists():
+            return ""
+        return self.log_path.read_bytes()[begin:][-20000:].decode(errors="replace")
+
+    # --- talking to it ---------------------------------------------------------------------------------------------
+
+    def request(
+        self, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout: float = 60
+    ) -> client.Answer:
+        """One request, as `client.request`."""
+        return client.request(self.socket, method, target, body, headers, timeout)
+
+    def send(self, data: bytes, *, timeout: float = 10) -> bytes:
+        """Exactly these bytes on a new connection, then half-close; what comes until the server closes."""
+        with client.connect(self.socket, timeout) as connection:
+            with contextlib.suppress(BrokenPipeError):  # an answer may come before all was taken
+                connection.sendall(data)
+                connection.shutdown(1)
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                while chunk := connection.recv(65536):
+                    received += chunk
+            return received
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of a docker CLI pinned to this engine and to API 1.24, free of the user's configuration."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
+        return kept | {
+            "DOCKER_HOST": f"unix://{self.socket}",
+            "DOCKER_API_VERSION": API_VERSION,
+            "DOCKER_CONFIG": str(self.base / "docker"),
+        }
+
+    def docker(self, *arguments: str, input: bytes | str | None = None, status: int | None = 0, timeout: float = 60) -> Result:
+        """The docker CLI, to its end; AssertionError when it exits with other than `status` (None: any)."""
+        done = subprocess.run(
+            ["docker", *arguments],
+            env=self.environment,
+            input=input.encode() if isinstance(input, str) else input,
+            stdin=subprocess.DEVNULL if input is None else None,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+        result = Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        assert status is None or result.status == status, (arguments, result)
+        return result
+
+    def popen(self, *arguments: str, **keywords: Any) -> subprocess.Popen[bytes]:
+        """The docker CLI, running; its output is piped unless told otherwise."""
+        keywords = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | keywords
+        return subprocess.Popen(["docker", *arguments], env=self.environment, **keywords)
+
+    def client(self) -> docker.DockerClient:
+        """docker-py, pinned to API 1.24. The caller closes it."""
+        import docker  # the tests that need it alone
+
+        return docker.DockerClient(base_url=f"unix://{self.socket}", version=API_VERSION, timeout=60)
+
+    def load_busybox(self) -> None:
+        """Debian's static busybox as `busybox:latest`."""
+        answer = self.request("POST", "/v1.24/images/load?quiet=1", busybox_archive(), {"Content-Type": "application/x-tar"})
+        assert answer.status == 200, answer
+        assert b"error" not in answer.body, answer.body
+
+    def create(self, *command: str, name: str = "", network: str = "none", **config: Any) -> str:
+        """A busybox container that is not started; its id. `host` gives HostConfig fields, the rest are Config fields."""
+        host = {"NetworkMode": network} | config.pop("host", {})
+        body = {"Image": "busybox", "Cmd": list(command), "HostConfig": host} | config
+        answer = self.request("POST", f"/v1.24/containers/create{f'?name={name}' if name else ''}", body)
+        assert answer.status == 201, answer
+        identifier = str(answer.json()["Id"])
+        self._known.add(identifier)
+        return identifier
+
+    def post(self, target: str, status: int = 204) -> client.Answer:
+        """POST /v1.24`target` without a body; AssertionError when the answer is not `status`."""
+        answer = self.request("POST", f"/v1.24{target}")
+        assert answer.status == status, answer
+        return answer
+
+    def started(self, *command: str, **keywords: Any) -> str:
+        """A container made by `create`, started; its id."""
+        identifier = self.create(*command, **keywords)
+        self.post(f"/containers/{identifier}/start")
+        return identifier
+
+    def inspect(self, container: str) -> Any:
+        answer = self.request("GET", f"/v1.24/containers/{container}/json")
+        assert answer.status == 200, answer
+        return answer.json()
+
+    def wait(self, container: str, timeout: float = 60) -> int:
+        """The exit code that POST wait answers."""
+        answer = self.request("POST", f"/v1.24/containers/{container}/wait", timeout=timeout)
+        assert answer.status == 200, answer
+        return int(answer.json()["StatusCode"])
+
+    def logs(self, container: str, query: str = "stdout=1&stderr=1") -> bytes:
+        """Both streams of a container without a terminal, headers taken off, in the order of the log."""
+        answer = self.request("GET", f"/v1.24/containers/{container}/logs?{query}")
+        assert answer.status == 200, answer
+        return b"".join(part for _, part in client.frames(answer.body))
+
+    def containers(self) -> list[str]:
+        """Ids of all containers, running or not."""
+        return [entry["Id"] for entry in self.request("GET", "/v1.24/containers/json?all=1").json()]
+
+    def remove_all(self) -> None:
+        """`rm -f` of every container."""
+        for identifier in self.containers():
+            answer = self.request("DELETE", f"/v1.24/containers/{identifier}?force=1&v=1")
+            assert answer.status in (204, 404), answer
+
+    # --- what is on the host ---------------------------------------------------------------------------------------
+
+    def remember(self) -> None:
+        """Learn the ids of all containers there have been, so that what is left of them can be told later."""
+        with contextlib.suppress(OSError, AssertionError, ValueError):
+            self._known.update(self.containers())
+            history = self.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body
+            for line in history.splitlines():
+                event = json.loads(line)
+                if event.get("Type") == "container":
+                    self._known.add(event["Actor"]["ID"])
+
+    def footprint(self) -> Footprint:
+        """What its containers have on the host now."""
+        self.remember()
+        found = Footprint(mounts={line.split()[4] for line in _mount_lines() if str(self.base) in line})
+        found.cgroups = {path for path in _cgroup_directories() if self._names_container(path)}
+        found.processes = {f"{pid} {' '.join(name)}" for pid, *name in self._container_processes()}
+        for parent in ("containers", "layers"):
+            with contextlib.suppress(FileNotFoundError):
+                found.directories |= {f"{parent}/{entry}" for entry in os.listdir(self.root / parent)}
+        found.directories |= {f"run/{path.relative_to(self.run)}" for path in self.run.rglob("*") if self._names_container(str(path))}
+        return found
+
+    def assert_settles(self, before: Footprint) -> None:
+        """Soon the host has nothing of this engine that it had not at `before`."""
+        surplus: dict[str, set[str]] = {}
+
+        def settled() -> bool:
+            nonlocal surplus
+            surplus = self.footprint().beyond(before)
+            return not surplus
+
+        try:
+            until("nothing is left behind", settled)
+        except AssertionError:
+            raise AssertionError(f"left behind: {surplus}\n{self.log()}") from None
+
+    def assert_gone(self) -> None:
+        """After `stop`: no process, mount, link or control group of this engine, soon."""
+
+        def left() -> list[str]:
+            found = [f"process {pid}: {command!r}" for pid, command in self._own_processes()]
+            found += [f"container process {process}" for process in self._container_processes()]
+            found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
+            found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
+            found += [f"link: {link}" for link in _links() if link == self.bridge]
+            # A link that came since, and is in no other engine's bridge, is ours: its bridge is gone, or it never was in one.
+            found += [f"link: {link}" for link, master in _links().items() if link not in self._links_before and not master]
+            return found
+
+        last: list[str] = []
+
+        def nothing() -> bool:
+            nonlocal last
+            last = left()
+            return not last
+
+        try:
+            until("nothing is left", nothing)
+        except AssertionError:
+            raise AssertionError("left by engined stop: " + "; ".join(last)) from None
+
+    def descriptors(self) -> int:
+        """Open descriptors of daemon and monitor together."""
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (self.pid, self.monitor_pid()))
+
+    def _names_container(self, path: str) -> bool:
+        return any(identifier in path for identifier in self._known)
+
+    def _container_processes(self) -> list[tuple[int, str, str]]:
+        found = []
+        for pid in _pids():
+            with contextlib.suppress(OSError):
+                group = Path(f"/proc/{pid}/cgroup").read_text()
+                if self._names_container(group):
+                    found.append((pid, Path(f"/proc/{pid}/comm").read_text().strip(), ""))
+        return found
+
+    def _own_processes(self) -> list[tuple[int, bytes]]:
+        return [(pid, command) for pid, command in _commands() if os.fsencode(self.base) + b"/" in command and pid != os.getpid()]
+
+    def _demolish(self) -> None:
+        """Kill every process of this engine and its containers; unmount and delete what they leave. Asks the engine nothing."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+        for _ in range(3):  # a process may have been starting another one
+            for pid, _command in self._own_processes():
+                kill_and_wait(pid)
+            for pid, *_name in self._container_processes():
+                kill_and_wait(pid)
+        for line in reversed(_mount_lines()):
+            if str(self.base) in line:
+                subprocess.run(["umount", "-l", line.split()[4]], check=False, capture_output=True)
+        for path in sorted(_cgroup_directories(), key=len, reverse=True):
+            if self._names_container(path):
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
+        if self.bridge in _links():
+            for link, master in _links().items():
+                if master == self.bridge:
+                    subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
+            subprocess.run(["ip", "link", "delete", self.bridge], check=False, capture_output=True)
+
+
+def kill_and_wait(pid: int) -> None:
+    """SIGKILL, and wait until the process is gone or a zombie (it need not be our child)."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(DEADLINE * 1000), f"process {pid} does not die"
+    finally:
+        os.close(descriptor)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _commands() -> Iterator[tuple[int, bytes]]:
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            if command := Path(f"/proc/{pid}/cmdline").read_bytes():
+                yield pid, command
+
+
+def _mount_lines() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+def _cgroup_directories() -> list[str]:
+    return [path for path, _, _ in os.walk("/sys/fs/cgroup")]
+
+
+def _links() -> dict[str, str]:
+    """Name of every link of this network namespace → name of the bridge that it is in, or ""."""
+    found = {}
+    for name in os.listdir("/sys/class/net"):
+        try:
+            found[name] = os.path.basename(os.readlink(f"/sys/class/net/{name}/master"))
+        except OSError:
+            found[name] = ""
+    return found
