@@ -357,9 +357,9 @@ class LiveCgroup:
         )
         self.processes.append(process)
         deadline = time.monotonic() + 10
-        while (
-            Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"sh\0-c\0for") and time.monotonic() < deadline
-        ):
+        wanted = b"\0".join(map(os.fsencode, argv)) + b"\0"
+        while Path(f"/proc/{process.pid}/cmdline").read_bytes() != wanted:
+            assert time.monotonic() < deadline
             time.sleep(0.001)
         return process.pid
 
