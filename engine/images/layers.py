@@ -13,9 +13,9 @@ import lzma
 import mmap
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import zstandard
 from isal import igzip_lib
@@ -25,6 +25,8 @@ from engine._fast import tar as _tar
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.storage.snapshots import Draft, Layer, Snapshots
 from engine.system import files
+
+T = TypeVar("T")
 
 XZ_MEMORY = 80 << 20
 """Bytes that an xz stream may ask for: `xz -9` needs 65 MiB."""
@@ -264,7 +266,7 @@ class Layers:
                 self._making[chain_id] = task
                 task.add_done_callback(lambda _: self._making.pop(chain_id, None))
                 # The threads at work cannot be stopped, and they read the caller's descriptor: who is cancelled waits for them.
-                await _finish(task)
+                await uninterrupted(task)
                 return True
             await asyncio.wait([task])  # if it fails, its caller's bytes were bad; ours may be good
             await asyncio.sleep(0)
@@ -336,21 +338,18 @@ def _lay_out(draft: Draft, span: Span, kind: str, progress: array[int]) -> Extra
         os.close(directory)
 
 
-async def _finish(task: asyncio.Task[None]) -> None:
-    """Wait for the task even when cancelled meanwhile; then its error, or the cancellation."""
+async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+    """The result of `work`, which is brought to its end even when the caller is cancelled; the cancellation comes after it."""
+    task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError as error:
-            if task.done():
-                break
             cancelled = error
-        except Exception:
-            break
     if cancelled is not None:
         raise cancelled
-    task.result()
+    return task.result()
 
 
 __all__ = [

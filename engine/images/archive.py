@@ -1,0 +1,392 @@
+"""Archives of images: the three layouts that `docker save`, its forebears and OCI tools write, read from a spooled tar file.
+
+- Docker archive: `manifest.json` names configuration, layers and tags (Docker image specification 1.2, "Combined Image JSON + Filesystem").
+- OCI image layout: `index.json`, `blobs/<algorithm>/<hex>`; a name in the annotations of the index.
+- legacy: `repositories` and one directory per layer with `VERSION`, `json`, `layer.tar` (API document, "Image tarball format").
+
+An archive is a stranger's: every document is bounded, a name only ever looks up a member of the archive, links between members are resolved in
+it. Not here: extraction (layers.py), and what becomes of the images (store.py).
+Raises: InvalidParameter that says what is wrong with the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import platform
+import posixpath
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from engine._fast.tar import ArchiveError, Reader
+from engine.errors import InvalidParameter, ServerError
+from engine.images import layers, reference
+from engine.images.layers import Span
+from engine.images.reference import Reference
+from engine.system import files
+from engine.wire.images import ArchiveItem, Descriptor, History, ImageConfig, LegacyLayer, Manifest
+
+T = TypeVar("T")
+
+MAX_MEMBERS = 100_000
+"""Members of an archive: an image has at most `MAX_LAYERS` layers of three or four members each."""
+MAX_DOCUMENT = 4 << 20
+"""Bytes of a manifest, an index or a configuration, as registries limit them too."""
+MAX_LAYERS = 128
+"""Layers of an image: what overlay.py can mount on every kernel."""
+MAX_IMAGES = 1000
+
+_SPOOL_CHUNK = 1 << 20
+_LINKS = 8
+"""Links from member to member that are followed."""
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "riscv64": "riscv64"}
+ARCHITECTURE = _MACHINES.get(platform.machine(), platform.machine())
+"""This host's, in Go's words."""
+
+NAME_ANNOTATION = "io.containerd.image.name"
+REF_NAME_ANNOTATION = "org.opencontainers.image.ref.name"
+
+
+class ArchivedImage(NamedTuple):
+    """An image in an archive."""
+
+    raw: bytes
+    """The configuration's bytes, whose digest is the image's id."""
+    config: ImageConfig
+    layers: tuple[Span, ...]
+    names: tuple[Reference, ...]
+
+    @property
+    def id(self) -> str:
+        return f"sha256:{hashlib.sha256(self.raw).hexdigest()}"
+
+
+# --- receiving ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def received(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator[Span]:
+    """The body, inflated if it is compressed, as a file without a name for as long as the context lasts.
+
+    One buffer is written while the next is received. Raises ServerError when the disk does not take it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            spool = files.temporary_file(directory)
+            stack.callback(os.close, spool)
+            size = await _spool(body, spool)
+            span = Span(spool, 0, size)
+            kind = layers.compression(span)
+            if kind:
+                plain = files.temporary_file(directory)
+                stack.callback(os.close, plain)
+                size = await layers.uninterrupted(asyncio.to_thread(layers.inflate, span, kind, plain))
+                os.ftruncate(spool, 0)
+                span = Span(plain, 0, size)
+        except OSError as error:
+            raise ServerError(f"receiving an archive into {directory}: {error.strerror}") from error
+        yield span
+
+
+async def _spool(body: AsyncIterator[bytes], descriptor: int) -> int:
+    size = 0
+    writing: asyncio.Future[int] | None = None
+    waiting: list[bytes] = []
+    length = 0
+    try:
+        async for chunk in body:
+            waiting.append(chunk)
+            length += len(chunk)
+            if length >= _SPOOL_CHUNK:
+                if writing is not None:
+                    await writing
+                writing = asyncio.ensure_future(asyncio.to_thread(_write, descriptor, waiting))
+                size += length
+                waiting, length = [], 0
+    finally:
+        if writing is not None:
+            await layers.uninterrupted(writing)
+    await asyncio.to_thread(_write, descriptor, waiting)
+    return size + length
+
+
+def _write(descriptor: int, chunks: list[bytes]) -> int:
+    data = memoryview(b"".join(chunks))
+    while data:
+        data = data[os.write(descriptor, data) :]
+    return 0
+
+
+# --- members --------------------------------------------------------------------------------------------------------
+
+
+class Archive:
+    """The members of a tar file by name; the last of a name counts."""
+
+    def __init__(self, span: Span) -> None:
+        """Reads the whole index. Blocking. Raises InvalidParameter for what is no tar file, or a truncated one."""
+        self._span = span
+        self._members: dict[str, tuple[str, int, int, str]] = {}
+        try:
+            entries = Reader(span.descriptor, offset=span.offset, size=span.size).index(MAX_MEMBERS)
+        except ArchiveError as error:
+            raise InvalidParameter(f"invalid archive: {error}") from error
+        except OSError as error:
+            raise ServerError(f"reading an archive: {error.strerror}") from error
+        for name, type_, offset, size, link in entries:
+            self._members[_clean(name.decode(errors="replace"))] = (type_, offset, size, link.decode(errors="replace"))
+
+    def __contains__(self, name: str) -> bool:
+        return _clean(name) in self._members
+
+    def names(self) -> list[str]:
+        return list(self._members)
+
+    def span(self, name: str) -> Span:
+        """Where the content of a regular member lies; links are followed within the archive. Raises InvalidParameter."""
+        at = _clean(name)
+        for _ in range(_LINKS):
+            member = self._members.get(at)
+            if member is None:
+                raise InvalidParameter(f"invalid archive: {name} is missing")
+            type_, offset, size, link = member
+            if type_ == "0" and size >= 0:
+                return Span(self._span.descriptor, self._span.offset + offset, size)
+            if type_ == "1":
+                at = _clean(link)
+            elif type_ == "2" and not link.startswith("/"):
+                at = _clean(posixpath.join(posixpath.dirname(at), link))
+            else:
+                break
+        raise InvalidParameter(f"invalid archive: {name} is no regular file")
+
+    def document(self, name: str, of: type[T]) -> T:
+        """A JSON member. Raises InvalidParameter that names it."""
+        return decode(self.span(name).read(MAX_DOCUMENT), of, name)
+
+
+def _clean(name: str) -> str:
+    """As a path from the archive's root; what leads out of it leads to nothing that is there."""
+    return posixpath.normpath(f"/{name}").lstrip("/")
+
+
+def decode(data: bytes, of: type[T], name: str) -> T:
+    """JSON as Go reads it: nulls count as absent. Raises InvalidParameter that names the document."""
+    try:
+        return msgspec.convert(_without_nulls(msgspec.json.decode(data)), of)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"invalid archive: {name}: {error}") from error
+
+
+_SETS = ("ExposedPorts", "Volumes")
+"""Go's map[string]struct{}: a null in one is an element all the same."""
+
+
+def _without_nulls(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        if key in _SETS:
+            return {name: {} for name in value}
+        return {name: _without_nulls(item, name) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value if item is not None]
+    return value
+
+
+def image_config(raw: bytes, name: str) -> ImageConfig:
+    """The configuration of an image that this host can run. Raises InvalidParameter."""
+    config = decode(raw, ImageConfig, name)
+    if config.rootfs.type != "layers":
+        raise InvalidParameter(f"invalid archive: {name}: rootfs of type {config.rootfs.type!r}")
+    if len(config.rootfs.diff_ids) > MAX_LAYERS:
+        raise InvalidParameter(f"max depth exceeded: {name} has more than {MAX_LAYERS} layers")
+    for diff_id in config.rootfs.diff_ids:
+        if not diff_id.startswith("sha256:") or len(diff_id) != 71 or not set(diff_id[7:]) <= set("0123456789abcdef"):
+            raise InvalidParameter(f"invalid archive: {name}: invalid diff_id {diff_id!r}")
+    if config.os not in ("", "linux"):
+        raise InvalidParameter(f'image operating system "{config.os}" cannot be used on this platform')
+    return config
+
+
+# --- the layouts ----------------------------------------------------------------------------------------------------
+
+
+async def images(archive: Archive, digests: layers.Layers) -> list[ArchivedImage]:
+    """Every image of the archive. Raises InvalidParameter; nothing has been kept by then."""
+    if "manifest.json" in archive:
+        found = await asyncio.to_thread(_docker, archive)
+    elif "index.json" in archive:
+        found = await asyncio.to_thread(_oci, archive)
+    elif "repositories" in archive or any(name.endswith("/layer.tar") for name in archive.names()):
+        found = await _legacy(archive, digests)
+    else:
+        raise InvalidParameter("invalid archive: it has none of manifest.json, index.json, repositories")
+    if not found:
+        raise InvalidParameter("invalid archive: it has no image")
+    return found
+
+
+def _image(raw: bytes, name: str, spans: tuple[Span, ...], names: tuple[Reference, ...]) -> ArchivedImage:
+    config = image_config(raw, name)
+    if len(spans) != len(config.rootfs.diff_ids):
+        raise InvalidParameter(
+            f"invalid manifest, layers length mismatch: expected {len(spans)}, got {len(config.rootfs.diff_ids)}"
+        )
+    return ArchivedImage(raw, config, spans, names)
+
+
+def _docker(archive: Archive) -> list[ArchivedImage]:
+    items = archive.document("manifest.json", tuple[ArchiveItem, ...])
+    _count(len(items))
+    found = []
+    for item in items:
+        names = tuple(_tag(text) for text in item.repo_tags)
+        spans = tuple(archive.span(name) for name in item.layers)
+        found.append(_image(archive.span(item.config).read(MAX_DOCUMENT), item.config, spans, names))
+    return found
+
+
+def _count(images: int) -> None:
+    if images > MAX_IMAGES:
+        raise InvalidParameter(f"invalid archive: more than {MAX_IMAGES} images")
+
+
+def _tag(text: str) -> Reference:
+    found = reference.parse(text).tagged()
+    if found.digest:
+        raise InvalidParameter(f"invalid archive: {text} is no tag")
+    return found
+
+
+def _oci(archive: Archive) -> list[ArchivedImage]:
+    found: dict[str, ArchivedImage] = {}
+    for descriptor in _manifests(archive, archive.document("index.json", Manifest), depth=0):
+        manifest = decode(_blob(archive, descriptor), Manifest, descriptor.digest)
+        if manifest.config is None:
+            raise InvalidParameter(f"invalid archive: manifest {descriptor.digest} has no config")
+        spans = tuple(archive.span(_blob_name(layer.digest)) for layer in manifest.layers)
+        names = _annotated(descriptor)
+        image = _image(_blob(archive, manifest.config), manifest.config.digest, spans, names)
+        known = found.get(image.id)
+        found[image.id] = image if known is None else known._replace(names=tuple(dict.fromkeys(known.names + names)))
+        _count(len(found))
+    return list(found.values())
+
+
+def _manifests(archive: Archive, index: Manifest, depth: int) -> list[Descriptor]:
+    """The image manifests that an index leads to; of a choice between platforms, this host's."""
+    found: list[Descriptor] = []
+    for descriptor in index.manifests:
+        wanted = descriptor.platform
+        if depth and wanted is not None and (wanted.os, wanted.architecture) != ("linux", ARCHITECTURE):
+            continue
+        if not descriptor.media_type.endswith(("image.index.v1+json", "manifest.list.v2+json")):
+            found.append(descriptor)
+            continue
+        if depth >= 2:
+            raise InvalidParameter("invalid archive: indexes within indexes")
+        inner = _manifests(archive, decode(_blob(archive, descriptor), Manifest, descriptor.digest), depth + 1)
+        if not inner:
+            raise InvalidParameter(f"no matching manifest for linux/{ARCHITECTURE} in the archive")
+        found += [
+            msgspec.structs.replace(below, annotations={**below.annotations, **descriptor.annotations})
+            for below in inner
+        ]
+        _count(len(found))
+    return found
+
+
+def _annotated(descriptor: Descriptor) -> tuple[Reference, ...]:
+    name = descriptor.annotations.get(NAME_ANNOTATION, "")
+    if not name:
+        name = descriptor.annotations.get(REF_NAME_ANNOTATION, "")
+        if ":" not in name and "/" not in name:
+            return ()  # a tag alone: of which repository, the archive does not say
+    return (_tag(name.partition("@")[0]),)
+
+
+def _blob_name(digest: str) -> str:
+    algorithm, colon, value = digest.partition(":")
+    if not colon or not algorithm.isalnum() or not value.isalnum():
+        raise InvalidParameter(f"invalid archive: invalid digest {digest!r}")
+    return f"blobs/{algorithm}/{value}"
+
+
+def _blob(archive: Archive, descriptor: Descriptor) -> bytes:
+    data = archive.span(_blob_name(descriptor.digest)).read(MAX_DOCUMENT)
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != descriptor.digest:
+        raise InvalidParameter(f"invalid archive: content of {descriptor.digest} has another digest")
+    return data
+
+
+async def _legacy(archive: Archive, digests: layers.Layers) -> list[ArchivedImage]:
+    """Layers named by their ids, each with its parent's. The configuration is made from the topmost one's `json`, as Docker does."""
+    tops: dict[str, list[Reference]] = {}
+    if "repositories" in archive:
+        for repository, tags in archive.document("repositories", dict[str, dict[str, str]]).items():
+            for tag, layer_id in tags.items():
+                tops.setdefault(layer_id, []).append(reference.with_tag(repository, tag))
+    else:
+        ids = [name[: -len("/layer.tar")] for name in archive.names() if name.endswith("/layer.tar")]
+        parents = {_legacy_layer(archive, layer_id).parent for layer_id in ids}
+        tops = {layer_id: [] for layer_id in ids if layer_id not in parents}
+    _count(len(tops))
+    found = []
+    diff_ids: dict[str, str] = {}
+    for top, names in tops.items():
+        line: list[tuple[str, LegacyLayer]] = []
+        at = top
+        while at:
+            if len(line) >= MAX_LAYERS:
+                raise InvalidParameter(f"max depth exceeded: {top} has more than {MAX_LAYERS} layers")
+            layer = await asyncio.to_thread(_legacy_layer, archive, at)
+            line.append((at, layer))
+            at = layer.parent
+        line.reverse()
+        spans = [archive.span(f"{layer_id}/layer.tar") for layer_id, _ in line]
+        missing = [
+            (layer_id, span) for (layer_id, _), span in zip(line, spans, strict=True) if layer_id not in diff_ids
+        ]
+        results = await asyncio.gather(*(digests.digest_of(span) for _, span in missing), return_exceptions=True)
+        for (layer_id, _), digest in zip(missing, results, strict=True):
+            if isinstance(digest, BaseException):
+                raise digest
+            diff_ids[layer_id] = digest
+        raw = _config_of_legacy(archive.span(f"{top}/json").read(MAX_DOCUMENT), line, diff_ids, top)
+        found.append(_image(raw, f"{top}/json", tuple(spans), tuple(names)))
+    return found
+
+
+def _legacy_layer(archive: Archive, layer_id: str) -> LegacyLayer:
+    if not layer_id or "/" in layer_id or layer_id in (".", ".."):
+        raise InvalidParameter(f"invalid archive: invalid layer id {layer_id!r}")
+    return archive.document(f"{layer_id}/json", LegacyLayer)
+
+
+def _config_of_legacy(raw: bytes, line: list[tuple[str, LegacyLayer]], diff_ids: dict[str, str], top: str) -> bytes:
+    document = decode(raw, dict[str, Any], f"{top}/json")
+    for name in ("id", "parent", "Size", "parent_id", "layer_id", "throwaway"):
+        document.pop(name, None)
+    document["rootfs"] = {"type": "layers", "diff_ids": [diff_ids[layer_id] for layer_id, _ in line]}
+    document["history"] = [
+        History(
+            created=layer.created,
+            author=layer.author,
+            comment=layer.comment,
+            created_by=" ".join(_words(layer.container_config.cmd)) if layer.container_config else "",
+        )
+        for _, layer in line
+    ]
+    return msgspec.json.encode(document, order="deterministic")
+
+
+def _words(command: list[str] | str | None) -> list[str]:
+    return [command] if isinstance(command, str) else command or []
+
+
+__all__ = ["Archive", "ArchivedImage", "images", "received"]

@@ -1,0 +1,672 @@
+"""The images of an engine: their records and tags, and every verb on them.
+
+Owns: the records of kind `image` (tags are part of them), the blobs of configurations, and the claims on layers that follow from both.
+Readers use immutable records in memory; a change is committed first and seen then. Not here: the wire (`api/images.py`), archives and
+extraction (archive.py, layers.py), what a container does with an image.
+
+Load keeps nothing until all of it is sound: layers become durable one by one but are claimed by the load alone, and images, their tags and
+the tags' former owners change in one transaction at the end. A crash before it leaves layers that nobody names: the sweep at start takes them.
+The write-back of the files is not awaited: see `pending` in storage/overlay.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import hashlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
+from engine.events import EventLog
+from engine.images import archive, reference
+from engine.images.archive import ArchivedImage
+from engine.images.layers import Layers, uninterrupted
+from engine.images.reference import Reference
+from engine.storage.content import Content
+from engine.storage.overlay import OverlaySnapshots
+from engine.storage.records import Change, Records
+from engine.system import files
+from engine.wire import times
+from engine.wire.containers import Config
+from engine.wire.images import (
+    Deletion,
+    GraphDriver,
+    HistoryItem,
+    ImageConfig,
+    ImageInspect,
+    ImageSummary,
+    InspectRootFS,
+    Progress,
+    ProgressDetail,
+)
+
+FILTERS = ("before", "dangling", "label", "reference", "since")
+
+_REPORT_EVERY = 1 << 19
+"""Bytes of a layer between two progress objects at least."""
+
+_log = logging.getLogger(__name__)
+
+
+class ImageUser(NamedTuple):
+    """A container that was made from an image; `name` may be empty while it is being made."""
+
+    id: str
+    name: str
+    running: bool
+
+
+class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Everything that is kept of one image. `tags` and `digests` are canonical references (`docker.io/library/busybox:latest`)."""
+
+    id: str
+    config: ImageConfig
+    chain_ids: tuple[str, ...] = ()
+    """One per layer, lowest first."""
+    size: int = 0
+    created: int = 0
+    """ns since the epoch; 0 when the image does not say."""
+    tags: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    pending: str = ""
+    """As in `storage.snapshots.Layer`."""
+
+    @property
+    def familiar_tags(self) -> list[str]:
+        """As people write them, sorted."""
+        return sorted(reference.read(tag).familiar for tag in self.tags)
+
+    @property
+    def familiar_digests(self) -> list[str]:
+        return sorted(reference.read(digest).familiar for digest in self.digests)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.config.config.labels if self.config.config is not None else {}
+
+
+class ImageStore:
+    """All images of one engine; its methods belong to one loop."""
+
+    def __init__(
+        self,
+        records: Records,
+        content: Content,
+        snapshots: OverlaySnapshots,
+        events: EventLog,
+        *,
+        users: Callable[[str], Sequence[ImageUser]],
+    ) -> None:
+        self._records = records
+        self._table = records.table("image", ImageRecord)
+        self._content = content
+        self._snapshots = snapshots
+        self._events = events
+        self._users = users
+        self._layers = Layers(snapshots)
+        self._images: dict[str, ImageRecord] = {}
+        self._by_name: dict[str, str] = {}
+        """Canonical tag or digest reference → id."""
+        self._changing = asyncio.Lock()
+        """Held from the decision about records until they are committed and seen."""
+        self._loading: dict[str, int] = {}
+        """chain_ids that loads under way claim, with their number."""
+        self._boot = files.read_file("/proc/sys/kernel/random/boot_id", 64).decode().strip()
+        self._settling: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Load the records; drop images whose layers or configuration a crash has cost, and blobs that no image names."""
+        changes: list[Change] = []
+        blobs = self._content.digests()
+        for image_id, record in self._table.load().items():
+            lost = self._lost(record, blobs)
+            if lost:
+                _log.warning("image %s is dropped: %s", image_id, lost)
+                changes.append(self._table.delete(image_id))
+            else:
+                self._put(record)
+        await self._records.commit(*changes)
+        for digest in blobs - self._images.keys():
+            self._content.delete(digest)
+        if any(record.pending for record in self._images.values()):
+            self._settle_soon()
+
+    def _lost(self, record: ImageRecord, blobs: set[str]) -> str:
+        if record.pending not in ("", self._boot):
+            return "the host went down before it was on the disk"
+        if record.id not in blobs:
+            return "its configuration is missing"
+        for chain_id in record.chain_ids:
+            if self._snapshots.layer(chain_id) is None:
+                return f"its layer {chain_id} is missing"
+        return ""
+
+    async def close(self) -> None:
+        """Wait for what goes on in the background."""
+        if self._settling is not None:
+            await asyncio.wait([self._settling])
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __iter__(self) -> Iterator[ImageRecord]:
+        return iter(self._images.values())
+
+    def chain_ids(self) -> set[str]:
+        """Every layer that an image or a load under way needs."""
+        return {chain_id for record in self._images.values() for chain_id in record.chain_ids} | self._loading.keys()
+
+    def get(self, name: str) -> ImageRecord:
+        """By reference (latest when it has no tag), id, or a prefix of an id that only one image has.
+
+        Raises NotFound, with Docker's words about the form when that is what is wrong; InvalidParameter for an ambiguous prefix.
+        """
+        found = self._images.get(name) or self._images.get(f"sha256:{name}")
+        if found is not None:
+            return found
+        malformed = ""
+        try:
+            canonical = reference.parse(name).tagged().canonical
+        except InvalidParameter as error:
+            malformed = f": {error.message}"
+        else:
+            image_id = self._by_name.get(canonical)
+            if image_id is not None:
+                return self._images[image_id]
+        prefix = name.removeprefix("sha256:")
+        if prefix and set(prefix) <= set("0123456789abcdef"):
+            matches = [image_id for image_id in self._images if image_id.startswith(prefix, 7)]
+            if len(matches) > 1:
+                raise InvalidParameter(f"Multiple images found with provided prefix: {name}: the id is ambiguous")
+            if matches:
+                return self._images[matches[0]]
+            malformed = ""
+        raise NotFound(f"No such image: {name}{malformed}")
+
+    def summaries(
+        self,
+        *,
+        digests: bool = False,
+        name: str = "",
+        filters: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[ImageSummary]:
+        """The list, newest first. There are no intermediate images of builds that would have to be left out.
+
+        `name`: only images with that repository, or repository and tag, `*` and `?` within a part. Raises NotFound for an image named by
+        `before` or `since` that is not there.
+        """
+        filters = filters or {}
+        bounds = [(self.get(other).created, True) for other in filters.get("before", ())]
+        bounds += [(self.get(other).created, False) for other in filters.get("since", ())]
+        dangling = filters.get("dangling")
+        found = []
+        for record in sorted(self._images.values(), key=lambda record: (-record.created, record.id)):
+            if any(record.created >= at if before else record.created <= at for at, before in bounds):
+                continue
+            if dangling and bool(record.tags) == (dangling[0] in ("1", "true", "True")):
+                continue
+            if not _labelled(record.labels, filters.get("label", ())):
+                continue
+            names = list(record.tags)
+            patterns = [*((name,) if name else ()), *filters.get("reference", ())]
+            if patterns:
+                names = [tag for tag in names if all(_matches(reference.read(tag), pattern) for pattern in patterns)]
+                if not names:
+                    continue
+            found.append(self._summary(record, names, digests))
+        return found
+
+    def _summary(self, record: ImageRecord, names: Iterable[str], digests: bool) -> ImageSummary:
+        tags = sorted(reference.read(name).familiar for name in names)
+        nameless = not tags and not record.digests
+        return ImageSummary(
+            id=record.id,
+            repo_tags=["<none>:<none>"] if nameless else tags,
+            repo_digests=(["<none>@<none>"] if nameless else record.familiar_digests) if digests else msgspec.UNSET,
+            created=times.unix_seconds(record.created),
+            size=record.size,
+            virtual_size=record.size,
+            labels=record.labels,
+        )
+
+    def inspect(self, name: str) -> ImageInspect:
+        """Everything about one image. Raises as `get`."""
+        record = self.get(name)
+        config = record.config
+        return ImageInspect(
+            id=record.id,
+            repo_tags=record.familiar_tags,
+            repo_digests=record.familiar_digests,
+            comment=config.comment,
+            created=times.rfc3339(record.created),
+            container=config.container,
+            container_config=config.container_config or Config(),
+            docker_version=config.docker_version,
+            engine_version=config.docker_version,
+            author=config.author,
+            config=config.config or Config(),
+            architecture=config.architecture,
+            os=config.os,
+            size=record.size,
+            virtual_size=record.size,
+            graph_driver=GraphDriver(
+                name="overlay2", data=self._snapshots.layer_data(record.chain_ids[-1]) if record.chain_ids else {}
+            ),
+            root_fs=InspectRootFS(type="layers", layers=list(config.rootfs.diff_ids)),
+        )
+
+    def history(self, name: str) -> list[HistoryItem]:
+        """The steps that made an image, newest first, those without a layer too. Raises as `get`."""
+        record = self.get(name)
+        sizes = [layer.size for chain_id in record.chain_ids if (layer := self._snapshots.layer(chain_id))]
+        items: list[HistoryItem] = []
+        for step in record.config.history:
+            size = 0 if step.empty_layer or not sizes else sizes.pop(0)
+            items.append(
+                HistoryItem(
+                    id="<missing>",
+                    created=times.unix_seconds(_nanoseconds(step.created)),
+                    created_by=step.created_by,
+                    tags=None,
+                    size=size,
+                    comment=step.comment,
+                )
+            )
+        for size in sizes:  # more layers than the history tells of
+            created = times.unix_seconds(record.created)
+            items.append(HistoryItem(id="<missing>", created=created, created_by="", tags=None, size=size, comment=""))
+        items.reverse()
+        if items:
+            items[0] = msgspec.structs.replace(items[0], id=record.id, tags=record.familiar_tags or None)
+        return items
+
+    # --- tags -------------------------------------------------------------------------------------------------------
+
+    async def tag(self, name: str, repository: str, tag: str = "") -> None:
+        """Give the image `name` another name, which is taken from whoever had it.
+
+        Raises NotFound, and InvalidParameter for what is no name.
+        """
+        wanted = reference.with_tag(repository, tag)
+        async with self._changing:
+            record = self.get(name)
+            await self._commit(self._renamed({record.id: record}, {record.id: [wanted]}))
+        self._publish(record.id, "tag", wanted.familiar)
+
+    def _renamed(
+        self, changed: dict[str, ImageRecord], names: Mapping[str, Sequence[Reference]]
+    ) -> dict[str, ImageRecord]:
+        """`changed`, with the names added and taken from their former owners. The later of two claims on one name wins."""
+        changed = dict(changed)
+        for image_id, wanted in names.items():
+            for name in wanted:
+                canonical = name.canonical
+                owners = {
+                    self._by_name.get(canonical),
+                    *(i for i, record in changed.items() if canonical in record.tags),
+                }
+                for owner in owners - {None, image_id}:
+                    former = changed.get(owner or "") or self._images[owner or ""]
+                    tags = tuple(tag for tag in former.tags if tag != canonical)
+                    changed[former.id] = msgspec.structs.replace(former, tags=tags)
+                record = changed[image_id]
+                if canonical not in record.tags:
+                    changed[image_id] = msgspec.structs.replace(record, tags=(*record.tags, canonical))
+        return changed
+
+    async def _commit(self, changed: Mapping[str, ImageRecord | None]) -> None:
+        """Write the records (None: remove it), then let readers see them."""
+        await self._records.commit(
+            *(
+                self._table.delete(image_id) if record is None else self._table.put(image_id, record)
+                for image_id, record in changed.items()
+            )
+        )
+        for image_id, record in changed.items():
+            old = self._images.get(image_id)
+            if old is not None:
+                for name in (*old.tags, *old.digests):
+                    if self._by_name.get(name) == image_id:
+                        del self._by_name[name]
+            if record is None:
+                del self._images[image_id]
+            else:
+                self._put(record)
+
+    def _put(self, record: ImageRecord) -> None:
+        if record.id not in self._images and record.chain_ids:
+            self._snapshots.retain(record.chain_ids[-1])
+        self._images[record.id] = record
+        for name in (*record.tags, *record.digests):
+            self._by_name[name] = record.id
+
+    def _publish(self, image_id: str, action: str, name: str) -> None:
+        record = self._images.get(image_id)
+        self._events.publish("image", action, image_id, {**(record.labels if record else {}), "name": name})
+
+    # --- delete -----------------------------------------------------------------------------------------------------
+
+    async def delete(self, name: str, force: bool = False) -> list[Deletion]:
+        """Take a name from an image, or the image from the engine when that was its last name or it is named by id.
+
+        Raises NotFound, and Conflict as Docker does.
+        """
+        async with self._changing:
+            record = self.get(name)
+            done: list[Deletion] = []
+            by_id = record.id.startswith(name.removeprefix("sha256:"), 7)
+            if by_id:
+                if _single_repository(record):
+                    self._check_unused(record, force=force, references=False)
+            else:
+                record = await self._untag(record, name, force, done)
+                if record.tags or record.digests:
+                    return done
+            try:
+                self._check_unused(record, force=force, references=not _single_repository(record))
+            except Conflict:
+                # A name was asked to go and has gone. That the image stays for its containers is no failure of that.
+                if not by_id:
+                    return done
+                raise
+            names = [*record.tags, *record.digests]
+            image_id = record.id
+            await self._commit({image_id: None})
+            await asyncio.to_thread(self._content.delete, image_id)
+        for gone in names:
+            done.append(Deletion(untagged=reference.read(gone).familiar))
+            self._events.publish("image", "untag", image_id, {**record.labels, "name": image_id})
+        self._events.publish("image", "delete", image_id, {**record.labels, "name": image_id})
+        done.append(Deletion(deleted=image_id))
+        if record.chain_ids:
+            done += [Deletion(deleted=chain_id) for chain_id in await self._snapshots.release(record.chain_ids[-1])]
+        return done
+
+    async def _untag(self, record: ImageRecord, name: str, force: bool, done: list[Deletion]) -> ImageRecord:
+        """Take one name from an image, with the digests of a repository of which no tag is left."""
+        wanted = reference.parse(name).tagged()
+        users = self._users(record.id)
+        if not force and users and _single_repository(record):
+            raise Conflict(
+                f'conflict: unable to remove repository reference "{name}" (must force) - '
+                f"container {users[0].id[:12]} is using its referenced image {record.id[7:19]}"
+            )
+        tags = tuple(tag for tag in record.tags if tag != wanted.canonical)
+        digests = tuple(digest for digest in record.digests if digest != wanted.canonical)
+        if not any(reference.read(tag).repository == wanted.repository for tag in tags):
+            digests = tuple(digest for digest in digests if reference.read(digest).repository != wanted.repository)
+        gone = [found for found in (*record.tags, *record.digests) if found not in (*tags, *digests)]
+        remaining = msgspec.structs.replace(record, tags=tags, digests=digests)
+        await self._commit({record.id: remaining})
+        for canonical in gone:
+            done.append(Deletion(untagged=reference.read(canonical).familiar))
+            self._publish(record.id, "untag", record.id)
+        return remaining
+
+    def _check_unused(self, record: ImageRecord, *, force: bool, references: bool) -> None:
+        """Raises Conflict for what forbids to delete the image; `force` overrules all but running containers."""
+        for user in self._users(record.id):
+            if user.running:
+                raise Conflict(
+                    f"conflict: unable to delete {record.id[7:19]} (cannot be forced) - "
+                    f"image is being used by running container {user.id[:12]}"
+                )
+        if force:
+            return
+        if references and (record.tags or record.digests):
+            raise Conflict(
+                f"conflict: unable to delete {record.id[7:19]} (must be forced) - "
+                "image is referenced in multiple repositories"
+            )
+        for user in self._users(record.id):
+            raise Conflict(
+                f"conflict: unable to delete {record.id[7:19]} (must be forced) - "
+                f"image is being used by stopped container {user.id[:12]}"
+            )
+
+    # --- load -------------------------------------------------------------------------------------------------------
+
+    async def load(self, body: AsyncIterator[bytes], quiet: bool = False) -> AsyncGenerator[Progress, None]:
+        """Take in every image of an archive, or none. Yields what Docker's clients draw; with `quiet` the confirmations alone.
+
+        Raises InvalidParameter for a bad archive, ServerError when the disk does not take it. Nothing is left behind then.
+        """
+        async with archive.received(body, self._content.temporary) as span:
+            found = await archive.images(await asyncio.to_thread(archive.Archive, span), self._layers)
+            load = _Load(self._snapshots, self._layers, found, self._loading)
+            try:
+                async with contextlib.aclosing(load.run()) as steps:
+                    async for progress in steps:
+                        if not quiet:
+                            yield progress
+                confirmations = await uninterrupted(self._keep(found))
+            finally:
+                await uninterrupted(load.release())
+        self._settle_soon()
+        for confirmation in confirmations:
+            yield confirmation
+
+    async def _keep(self, found: Sequence[ArchivedImage]) -> list[Progress]:
+        """Make records of images whose layers are all there."""
+        async with self._changing:
+            changed: dict[str, ImageRecord] = {}
+            names: dict[str, list[Reference]] = {}
+            said: list[Progress] = []
+            for image in found:
+                image_id = await asyncio.to_thread(self._content.ingest, image.raw)
+                record = self._images.get(image_id) or self._record(image_id, image.config)
+                changed[image_id] = changed.get(image_id, record)
+                names.setdefault(image_id, []).extend(image.names)
+                for name in image.names:
+                    former = self._by_name.get(name.canonical, image_id)
+                    if former != image_id:
+                        said.append(Progress(stream=_renamed_text(name, former)))
+                    said.append(Progress(stream=f"Loaded image: {name.familiar}\n"))
+                if not image.names:
+                    said.append(Progress(stream=f"Loaded image ID: {image_id}\n"))
+            try:
+                await self._commit(self._renamed(changed, names))
+            except BaseException:
+                for image_id in changed.keys() - self._images.keys():
+                    self._content.delete(image_id)
+                raise
+        for image in found:
+            self._publish(image.id, "load", image.id)
+            for name in image.names:
+                self._publish(image.id, "tag", name.familiar)
+        return said
+
+    def _record(self, image_id: str, config: ImageConfig) -> ImageRecord:
+        chains = chain_ids(config.rootfs.diff_ids)
+        layers = [layer for chain_id in chains if (layer := self._snapshots.layer(chain_id))]
+        return ImageRecord(
+            id=image_id,
+            config=config,
+            chain_ids=chains,
+            size=sum(layer.size for layer in layers),
+            created=_nanoseconds(config.created),
+            pending=self._boot,
+        )
+
+    def _settle_soon(self) -> None:
+        """Write back what was loaded, in the background; one at a time."""
+        before = self._settling
+
+        async def settle() -> None:
+            try:
+                if before is not None:
+                    await asyncio.wait([before])
+                pending = [image_id for image_id, record in self._images.items() if record.pending]
+                if not pending:
+                    return
+                await self._snapshots.settle()
+                async with self._changing:
+                    await self._commit(
+                        {
+                            image_id: msgspec.structs.replace(self._images[image_id], pending="")
+                            for image_id in pending
+                            if image_id in self._images
+                        }
+                    )
+            except (EngineError, OSError) as error:
+                _log.warning("writing back images: %s", error)
+
+        self._settling = asyncio.get_running_loop().create_task(settle())
+
+
+class _Load:
+    """The layers of one archive on their way in: claimed by it until `release`."""
+
+    def __init__(
+        self, snapshots: OverlaySnapshots, layers: Layers, found: Sequence[ArchivedImage], loading: dict[str, int]
+    ) -> None:
+        self._snapshots = snapshots
+        self._layers = layers
+        self._found = found
+        self._loading = loading
+        self._claimed: list[str] = []
+        self._reports: asyncio.Queue[Progress | None] = asyncio.Queue()
+
+    async def run(self) -> AsyncGenerator[Progress, None]:
+        """Have every layer. Raises the error of the lowest that failed, when none is at work any more."""
+        tasks: dict[str, asyncio.Task[bool]] = {}
+        for image in self._found:
+            below: asyncio.Task[bool] | None = None
+            parent = ""
+            diff_ids = image.config.rootfs.diff_ids
+            for diff_id, chain_id, span in zip(diff_ids, chain_ids(diff_ids), image.layers, strict=True):
+                if chain_id not in tasks:
+                    self._claim(chain_id)
+                    report = self._reporter(diff_id, span.size)
+                    work = self._layers.ensure(chain_id, diff_id, parent, span, below, report)
+                    tasks[chain_id] = asyncio.create_task(self._reported(work, report, span.size))
+                below, parent = tasks[chain_id], chain_id
+        ended = asyncio.gather(*tasks.values(), return_exceptions=True)
+        ended.add_done_callback(lambda _: self._reports.put_nowait(None))
+        try:
+            while (progress := await self._reports.get()) is not None:
+                yield progress
+        finally:
+            # The client left: what has not begun is not begun, what runs in a thread reads our file and is waited for.
+            for task in tasks.values():
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks.values())
+        for result in ended.result():
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _reported(self, work: Coroutine[object, object, bool], report: Callable[[int], None], size: int) -> bool:
+        made = await work
+        if made:
+            report(size)
+        return made
+
+    def _reporter(self, diff_id: str, total: int) -> Callable[[int], None]:
+        told = -_REPORT_EVERY
+
+        def report(current: int) -> None:
+            nonlocal told
+            current = min(current, total)
+            if current - told >= _REPORT_EVERY or (current == total and told != total):
+                told = current
+                self._reports.put_nowait(
+                    Progress(
+                        status="Loading layer",
+                        progress_detail=ProgressDetail(current, total),
+                        progress=bar(current, total),
+                        id=diff_id[7:19],
+                    )
+                )
+
+        return report
+
+    def _claim(self, chain_id: str) -> None:
+        self._snapshots.retain(chain_id)
+        self._claimed.append(chain_id)
+        self._loading[chain_id] = self._loading.get(chain_id, 0) + 1
+
+    async def release(self) -> None:
+        """Let go of the layers; those that no image took over are removed, topmost first."""
+        while self._claimed:
+            chain_id = self._claimed.pop()
+            self._loading[chain_id] -= 1
+            if not self._loading[chain_id]:
+                del self._loading[chain_id]
+            await self._snapshots.release(chain_id)
+
+
+def chain_ids(diff_ids: Sequence[str]) -> tuple[str, ...]:
+    """The id of each layer together with those below it (OCI image specification, "Layer ChainID")."""
+    found: list[str] = []
+    for diff_id in diff_ids:
+        both = f"{found[-1]} {diff_id}".encode() if found else b""
+        found.append(f"sha256:{hashlib.sha256(both).hexdigest()}" if found else diff_id)
+    return tuple(found)
+
+
+def bar(current: int, total: int) -> str:
+    """The line that a client draws, as Docker's jsonmessage makes it for a wide terminal."""
+    done = min(50, current * 50 // total) if total else 50
+    return f"[{'=' * done}>{' ' * (50 - done)}] {_human(current):>8}/{_human(total)}"
+
+
+def _human(size: int) -> str:
+    """Decimal units with four significant digits (docker/go-units, HumanSize)."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if value < 1000 or unit == "PB":
+            return f"{value:.4g}{unit}"
+        value /= 1000
+    raise AssertionError(size)
+
+
+def _renamed_text(name: Reference, former: str) -> str:
+    return f"The image {name.familiar} already exists, renaming the old one with ID {former} to empty string\n"
+
+
+def _nanoseconds(text: str) -> int:
+    try:
+        return times.parse_rfc3339(text) if text else 0
+    except (ValueError, OverflowError):
+        return 0  # a stranger's document: no reason to refuse the image
+
+
+def _labelled(labels: Mapping[str, str], wanted: Iterable[str]) -> bool:
+    for text in wanted:
+        key, equals, value = text.partition("=")
+        if key not in labels or (equals and labels[key] != value):
+            return False
+    return True
+
+
+def _matches(name: Reference, pattern: str) -> bool:
+    """Whether a name is what a client asked for: repository or repository:tag, familiar or whole, with wildcards in each part."""
+    candidates = (name.familiar_repository, name.familiar, name.repository, name.canonical)
+    parts = pattern.split("/")
+    return any(
+        len(parts) == len(found)
+        and all(fnmatch.fnmatchcase(part, wanted) for part, wanted in zip(found, parts, strict=True))
+        for found in (candidate.split("/") for candidate in candidates)
+    )
+
+
+def _single_repository(record: ImageRecord) -> bool:
+    """At most one tag, and all digests of its repository (Docker's isSingleReference)."""
+    if len(record.tags) + len(record.digests) <= 1:
+        return True
+    repositories = {reference.read(digest).repository for digest in record.digests}
+    if len(record.tags) > 1:
+        return False
+    first = reference.read((*record.tags, *record.digests)[0]).repository
+    return repositories == {first}
+
+
+__all__ = ["FILTERS", "ImageRecord", "ImageStore", "ImageUser", "bar", "chain_ids"]
