@@ -1,0 +1,95 @@
+"""Two hundred containers, sixteen at a time: all of them work, and nothing of them stays."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.harness import TempEngine, until
+
+COUNT = 200
+AT_ONCE = 16
+
+
+@pytest.mark.own
+def test_200_by_the_docker_cli_leave_nothing_behind(engine: TempEngine) -> None:
+    before = engine.footprint()
+    descriptors = engine.descriptors()
+
+    def run(number: int) -> str:
+        identifier = engine.docker("run", "-d", "--name", f"many-{number}", "busybox", "sh", "-c", f"echo {number}; exec sleep 600").line
+        until("it has printed", lambda: engine.logs(identifier) == b"%d\n" % number)
+        return identifier
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        identifiers = list(pool.map(run, range(COUNT)))
+    assert len(set(identifiers)) == COUNT
+    shown = [engine.inspect(identifier) for identifier in identifiers]
+    assert all(one["State"]["Running"] for one in shown)
+    assert len({one["NetworkSettings"]["IPAddress"] for one in shown}) == COUNT
+    assert engine.docker("ps", "-q").out.count("\n") == COUNT
+    assert len(engine.footprint().mounts) >= COUNT
+    for start in range(0, COUNT, 50):
+        engine.docker("rm", "-f", *identifiers[start : start + 50])
+    assert engine.containers() == []
+    engine.assert_settles(before)
+    until("descriptors are closed", lambda: engine.descriptors() <= descriptors + 32)  # the stock of sandboxes holds some
+
+
+@pytest.mark.own
+def test_200_short_lives_through_docker_py(engine: TempEngine) -> None:
+    before = engine.footprint()
+    found = engine.client()
+
+    def run(number: int) -> bytes:
+        return bytes(found.containers.run("busybox", ["echo", str(number)], remove=True, network_mode="none"))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outputs = list(pool.map(run, range(COUNT)))
+    found.close()
+    assert outputs == [b"%d\n" % number for number in range(COUNT)]
+    assert engine.containers() == []
+    engine.assert_settles(before)
+
+
+@pytest.mark.own
+def test_verbs_at_once_on_one_container(engine: TempEngine) -> None:
+    """Sixteen clients that start, stop, kill, inspect and list at once get answers of the contract, never a 500; then remove works."""
+    identifier = engine.create("sleep", "600")
+    verbs = ["start", "stop?t=0", "kill", "restart?t=0"]
+
+    def act(number: int) -> tuple[str, int]:
+        verb = verbs[number % len(verbs)]
+        return verb, engine.request("POST", f"/v1.24/containers/{identifier}/{verb}").status
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(act, range(96)))
+    # kill of a container that does not run is 500 by the specification, as Docker has it
+    assert all(status in (204, 304) or (verb == "kill" and status in (409, 500)) for verb, status in answers), answers
+    assert engine.request("DELETE", f"/v1.24/containers/{identifier}?force=1").status == 204
+    assert engine.containers() == []
+
+
+@pytest.mark.own
+def test_one_name_for_sixteen_creates(engine: TempEngine) -> None:
+    def create(_: int) -> int:
+        return engine.request("POST", "/v1.24/containers/create?name=only", {"Image": "busybox", "Cmd": ["true"]}).status
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = sorted(pool.map(create, range(AT_ONCE)))
+    assert answers == [201] + [409] * (AT_ONCE - 1)
+
+
+@pytest.mark.own
+def test_sixteen_removals_of_one_container(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600")
+
+    def remove(_: int) -> int:
+        return engine.request("DELETE", f"/v1.24/containers/{identifier}?force=1").status
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(remove, range(AT_ONCE)))
+    assert 204 in answers
+    assert set(answers) <= {204, 404, 409}, answers
+    assert engine.containers() == []

@@ -1,0 +1,329 @@
+"""kill -9 of the daemon, of the monitor, a reboot, an upgrade: containers, their output and their exit codes come through."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.archives import busybox_archive
+from tests.client import frames, hijack, payload, read_to_end
+from tests.harness import REPOSITORY, TempEngine, alive, kill_and_wait, until
+
+LINES = 4000
+PRINT = f"i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); [ $((i % 100)) = 0 ] && usleep 20000; done; exit 7"
+PRINTED = b"".join(b"line %d\n" % number for number in range(LINES))
+
+
+def printing(engine: TempEngine, identifier: str) -> None:
+    until("it prints", lambda: engine.logs(identifier, "stdout=1&tail=1"))
+
+
+def test_daemon_killed_while_containers_print(own_engine: TempEngine) -> None:
+    """No line is missing or doubled, in the log or for the client that was attached all the time; exit codes are kept."""
+    engine = own_engine
+    attached_to = engine.create("sh", "-c", PRINT)
+    stream, early = hijack(engine.socket, f"/v1.24/containers/{attached_to}/attach?stream=1&stdout=1")
+    engine.post(f"/containers/{attached_to}/start")
+    others = [engine.started("sh", "-c", PRINT) for _ in range(3)]
+    everyone = [attached_to, *others]
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(read_to_end(stream, early)))
+    reader.start()
+    printing(engine, others[-1])
+    pids = {identifier: engine.inspect(identifier)["State"]["Pid"] for identifier in everyone}
+    for _ in range(3):
+        engine.restart()
+        for identifier in everyone:
+            state = engine.inspect(identifier)["State"]
+            assert (state["Running"] and state["Pid"] == pids[identifier]) or state["ExitCode"] == 7
+    for identifier in everyone:
+        assert engine.wait(identifier) == 7
+        assert engine.logs(identifier, "stdout=1") == PRINTED
+    reader.join(30)
+    assert payload(received[0]) == PRINTED
+
+
+def test_exits_while_no_daemon_is_there(own_engine: TempEngine) -> None:
+    engine = own_engine
+    go = engine.base / "go"
+    script = "until [ -e /base/go ]; do usleep 10000; done; echo last words; exit {}"
+    codes = {engine.started("sh", "-c", script.format(code), host={"Binds": [f"{engine.base}:/base"]}): code for code in (0, 3, 255)}
+    killed = engine.started("sleep", "600")
+    pids = {identifier: engine.inspect(identifier)["State"]["Pid"] for identifier in [*codes, killed]}
+    engine.kill9()
+    go.touch()
+    kill_and_wait(pids[killed])
+    for pid in pids.values():
+        until("it has ended", lambda pid=pid: not alive(pid))
+    ended = time.time()
+    engine.start()
+    for identifier, code in codes.items():
+        state = engine.inspect(identifier)["State"]
+        assert (state["Running"], state["Status"], state["ExitCode"]) == (False, "exited", code)
+        assert state["FinishedAt"] <= time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ended + 1))  # when it ended, not when it was seen
+        assert engine.wait(identifier) == code
+        assert engine.logs(identifier) == b"last words\n"
+    assert engine.wait(killed) == 137
+    assert engine.docker("ps", "-q").out == ""
+
+
+def test_attached_session_talks_on_without_a_daemon(own_engine: TempEngine) -> None:
+    engine = own_engine
+    identifier = engine.create("cat", OpenStdin=True, StdinOnce=True)
+    stream, received = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?stream=1&stdin=1&stdout=1")
+    engine.post(f"/containers/{identifier}/start")
+
+    def echo(word: bytes) -> None:
+        nonlocal received
+        stream.sendall(word)
+        while not received.endswith(word):
+            chunk = stream.recv(4096)
+            assert chunk, received
+            received += chunk
+
+    echo(b"before ")
+    engine.kill9()
+    echo(b"without ")
+    engine.start()
+    echo(b"after ")
+    late, early = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?stream=1&stdout=1")
+    echo(b"both")
+    stream.shutdown(1)
+    assert payload(read_to_end(stream, received)) == b"before without after both"
+    assert payload(read_to_end(late, early)) == b"both"
+    assert engine.wait(identifier) == 0
+
+
+@pytest.mark.parametrize("milliseconds", [0, 3, 8, 15, 30, 60, 120])
+def test_daemon_killed_while_containers_start_and_end(own_engine: TempEngine, milliseconds: int) -> None:
+    """At whatever instant it dies: afterwards each container is one thing or the other, works on, and can be removed without a trace."""
+    engine = own_engine
+    before = engine.footprint()
+    fresh = [engine.create("sleep", "600", network="bridge" if number % 2 else "none") for number in range(4)]
+    ending = [engine.started("sh", "-c", "read word; exit 9", OpenStdin=True) for _ in range(2)]
+
+    def ask(method: str, target: str) -> None:
+        with contextlib.suppress(OSError, AssertionError, Exception):
+            engine.request(method, f"/v1.24/containers/{target}")
+
+    asked = [threading.Thread(target=ask, args=("POST", f"{identifier}/start")) for identifier in fresh]
+    asked += [
+        threading.Thread(target=ask, args=("POST", f"{ending[0]}/kill")),
+        threading.Thread(target=ask, args=("DELETE", f"{ending[1]}?force=1")),
+        threading.Thread(target=ask, args=("POST", "create?name=born")),
+    ]
+    for thread in asked:
+        thread.start()
+    threading.Event().wait(milliseconds / 1000)  # the instant of death is what varies here
+    engine.kill9()
+    for thread in asked:
+        thread.join(30)
+    engine.start()
+    for identifier in fresh:
+        state = engine.inspect(identifier)["State"]
+        assert state["Running"] == (state["Pid"] > 0 and alive(state["Pid"])), state
+        if not state["Running"]:
+            engine.post(f"/containers/{identifier}/start")
+        assert engine.inspect(identifier)["State"]["Running"]
+    assert {*engine.containers()} >= {*fresh}
+    engine.remove_all()
+    engine.assert_settles(before)
+
+
+@pytest.mark.parametrize("milliseconds", [1, 10, 30, 80])
+def test_daemon_killed_while_an_image_loads(milliseconds: int) -> None:
+    with TempEngine() as engine:
+        archive = busybox_archive()
+
+        def load() -> None:
+            with contextlib.suppress(Exception):
+                engine.request("POST", "/v1.24/images/load", archive)
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        threading.Event().wait(milliseconds / 1000)
+        engine.restart()
+        loading.join(30)
+        images = engine.request("GET", "/v1.24/images/json").json()
+        if not images:
+            assert os.listdir(engine.root / "layers") == []
+        engine.load_busybox()
+        assert len(engine.request("GET", "/v1.24/images/json").json()) == 1
+        assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
+
+
+def test_upgrade(own_engine: TempEngine) -> None:
+    """SIGTERM ends the daemon alone; containers, monitor and attached clients live on, and the next daemon takes over."""
+    engine = own_engine
+    identifier = engine.started("sh", "-c", PRINT)
+    stream, early = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?logs=1&stream=1&stdout=1")
+    monitor = engine.monitor_pid()
+    engine.terminate()
+    assert alive(monitor)
+    engine.start()
+    assert engine.monitor_pid() == monitor
+    assert payload(read_to_end(stream, early)) == PRINTED
+    assert engine.wait(identifier) == 7
+
+
+def test_following_readers_after_a_restart(own_engine: TempEngine) -> None:
+    engine = own_engine
+    identifier = engine.started("sh", "-c", PRINT)
+    printing(engine, identifier)
+    engine.restart()
+    answer = engine.request("GET", f"/v1.24/containers/{identifier}/logs?stdout=1&follow=1")
+    assert b"".join(part for _, part in frames(answer.body)) == PRINTED
+
+
+def test_monitor_killed_while_containers_print(own_engine: TempEngine) -> None:
+    """Containers live on, a new monitor watches them, later output and exit codes are recorded."""
+    engine = own_engine
+    printers = [engine.started("sh", "-c", PRINT) for _ in range(3)]
+    reader = engine.started("sh", "-c", "read word; echo got $word; exit 4", OpenStdin=True)
+    typist = engine.started("sh", "-c", "read word; echo got $word; exit 5", OpenStdin=True, Tty=True)
+    printing(engine, printers[-1])
+    pids = {identifier: engine.inspect(identifier)["State"]["Pid"] for identifier in (*printers, reader, typist)}
+    dead = engine.kill_monitor()
+    assert until("a new monitor", lambda: [pid for pid in engine._monitors() if pid != dead], seconds=5)
+    for identifier in (reader, typist):
+        state = engine.inspect(identifier)["State"]
+        assert (state["Running"], state["Pid"]) == (True, pids[identifier])
+    for identifier, code in ((reader, 4), (typist, 5)):
+        stream, early = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?stream=1&stdin=1&stdout=1")
+        stream.sendall(b"word\n")
+        assert b"got word" in read_to_end(stream, early)
+        assert engine.wait(identifier) == code
+    for identifier in printers:
+        assert engine.wait(identifier) == 7
+        printed = engine.logs(identifier, "stdout=1").splitlines(keepends=True)
+        # What the dead monitor had read and not yet written (one read at most) is lost with it; nothing is doubled or torn after it.
+        assert printed[-1] == b"line %d\n" % (LINES - 1)
+        assert len(printed) > LINES - 2000
+    assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
+
+
+def test_exit_codes_of_containers_that_end_while_no_monitor_is_there(own_engine: TempEngine) -> None:
+    engine = own_engine
+    identifiers = [engine.started("sleep", "600") for _ in range(4)]
+    pids = [engine.inspect(identifier)["State"]["Pid"] for identifier in identifiers]
+    engine.kill_monitor()
+    for pid in pids:
+        kill_and_wait(pid)
+    for identifier in identifiers:
+        assert engine.wait(identifier) == 137
+
+
+def test_daemon_and_monitor_killed(own_engine: TempEngine) -> None:
+    engine = own_engine
+    before = engine.footprint()
+    quiet = engine.started("sleep", "600")
+    loud = engine.started("sh", "-c", "while :; do echo loud; usleep 10000; done")
+    monitor = engine.monitor_pid()
+    engine.kill9()
+    kill_and_wait(monitor)
+    engine.start()
+    for identifier in (quiet, loud):
+        state = engine.inspect(identifier)["State"]
+        assert state["Running"] == (state["Pid"] > 0 and alive(state["Pid"])), state
+    assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
+    engine.remove_all()
+    engine.assert_settles(before)
+
+
+def test_reboot(own_engine: TempEngine) -> None:
+    """Fresh RUN, nothing of the containers on the host: they show as exited, can start again, and leave nothing behind."""
+    engine = own_engine
+    before = engine.footprint()
+    ran = engine.started("sh", "-c", "echo x >> /count; wc -l < /count; exec sleep 600", network="bridge")
+    never = engine.create("true")
+    done = engine.started("sh", "-c", "exit 6")
+    assert engine.wait(done) == 6
+    until("it has printed", lambda: engine.logs(ran) == b"1\n")
+    engine.reboot()
+    states = {identifier: engine.inspect(identifier)["State"] for identifier in (ran, never, done)}
+    assert (states[ran]["Status"], states[ran]["Running"], states[ran]["Pid"]) == ("exited", False, 0)
+    assert states[ran]["ExitCode"] != 0
+    assert states[never]["Status"] == "created"
+    assert (states[done]["Status"], states[done]["ExitCode"]) == ("exited", 6)
+    assert engine.footprint().mounts <= before.mounts
+    assert engine.footprint().cgroups == set()
+    engine.post(f"/containers/{ran}/start")
+    until("it runs again on its own files", lambda: engine.logs(ran) == b"1\n2\n")
+    engine.remove_all()
+    engine.assert_settles(before)
+
+
+def test_stop_leaves_nothing_and_keeps_containers(own_engine: TempEngine) -> None:
+    engine = own_engine
+    polite = engine.started("sh", "-c", "trap 'echo bye; exit 3' TERM; echo on; while :; do usleep 20000; done")
+    deaf = engine.started("sh", "-c", "trap '' TERM; echo on; while :; do usleep 20000; done", network="bridge")
+    for identifier in (polite, deaf):
+        until("it has set its trap", lambda identifier=identifier: engine.logs(identifier) == b"on\n")
+    engine.stop(seconds=2)
+    engine.assert_gone()
+    assert not os.path.exists(engine.socket)
+    engine.start()
+    assert engine.inspect(polite)["State"]["ExitCode"] == 3
+    assert engine.logs(polite) == b"on\nbye\n"
+    assert engine.inspect(deaf)["State"]["ExitCode"] == 137
+    engine.post(f"/containers/{deaf}/start")
+    assert engine.inspect(deaf)["State"]["Running"]
+
+
+def test_one_daemon_a_run_directory(own_engine: TempEngine) -> None:
+    """A second daemon on the same RUN says so in one line and touches nothing."""
+    engine = own_engine
+    identifier = engine.started("sleep", "600")
+    second = subprocess.run(
+        [
+            *(sys.executable, "-m", "engine", "serve", "--socket", f"{engine.base}/other.sock", "--root", str(engine.root)),
+            *("--run", str(engine.run), "--bridge", engine.bridge),
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert second.stderr.count("\n") == 1 and "already runs" in second.stderr
+    assert engine.inspect(identifier)["State"]["Running"]
+
+
+def test_a_stale_socket_is_replaced(own_engine: TempEngine) -> None:
+    engine = own_engine
+    engine.kill9()
+    assert os.path.exists(engine.socket)
+    engine.start()
+    assert engine.request("GET", "/_ping").body == b"OK"
+    assert os.stat(engine.socket).st_mode & 0o777 == 0o660
+
+
+def test_two_engines_side_by_side() -> None:
+    """Same names, same image, one host: neither sees nor hurts the other, and each keeps its addresses apart."""
+    with TempEngine() as one, TempEngine() as two:
+        for engine in (one, two):
+            engine.load_busybox()
+            engine.docker("run", "-d", "--name", "same", "busybox", "sh", "-c", f"echo {engine.bridge}; exec sleep 600")
+        for engine in (one, two):
+            (only,) = engine.containers()
+            until("it has printed", lambda engine=engine: engine.logs("same") == engine.bridge.encode() + b"\n")
+            assert engine.inspect("same")["Id"] == only
+        addresses = {engine.inspect("same")["NetworkSettings"]["IPAddress"].rpartition(".")[0] for engine in (one, two)}
+        assert len(addresses) == 2
+        one.kill9()
+        one.start()
+        assert two.inspect("same")["State"]["Running"]
+        one.stop()
+        one.assert_gone()
+        assert two.inspect("same")["State"]["Running"]
+        gateway = two.inspect("same")["NetworkSettings"]["Gateway"]
+        assert "1 packets received" in two.docker("run", "--rm", "busybox", "ping", "-c", "1", "-W", "5", gateway).out
+        one.start()
+        assert one.inspect("same")["State"]["Status"] == "exited"
