@@ -6,6 +6,7 @@ For the tests, the benchmarks and `make demo`: `python tests/archives.py busybox
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import hashlib
 import io
@@ -197,6 +198,12 @@ def busybox_layer() -> bytes:
 def busybox(*names: str, config: dict[str, Any] | None = None) -> Image:
     """The image that the tests run."""
     return Image([busybox_layer()], names or ("busybox:latest",), {"Cmd": ["sh"], **(config or {})})
+
+
+@functools.cache
+def busybox_archive() -> bytes:
+    """`busybox:latest` as `docker save` gives it."""
+    return docker_archive(busybox())
 
 
 if __name__ == "__main__":

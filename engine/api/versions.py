@@ -16,6 +16,7 @@ from typing import Any
 from engine.errors import InvalidParameter
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody
 from engine.wire.events import Message
+from engine.wire.images import HistoryItem, ImageSummary
 from engine.wire.system import Info
 
 MINIMUM = "1.18"
@@ -205,6 +206,8 @@ CHANGES: tuple[Change, ...] = (
         "HostConfig.BlkioWeight",
         "HostConfig.OomKillDisable",
     ),
+    Change("1.19", "the image list shows Labels", of=ImageSummary, down=without("Labels")),
+    Change("1.19", "history tells Tags, Size, Comment", of=HistoryItem, down=without("Tags", "Size", "Comment")),
     Change("1.19", "logs take since", flag=Flag.LOGS_SINCE),
     Change("1.19", "Debug, MemoryLimit become booleans", of=Info, down=_booleans_to_ints),
     Change(
