@@ -95,7 +95,8 @@ def hijack(path: str, target: str, timeout: float = 60, *, head: bytes = b"") ->
     connection = connect(path, timeout)
     connection.sendall(
         f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 0\r\n"
-        "Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode() + head
+        "Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode()
+        + head
     )
     answer = b""
     while b"\r\n\r\n" not in answer:

@@ -50,7 +50,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.stash[_BEGINS] = {}
     for name, value in getattr(item, "funcargs", {}).items():
         if isinstance(value, TempEngine):
-            begin = item.stash[_BEGINS].setdefault(name, os.path.getsize(value.log_path) if value.log_path.exists() else 0)
+            begin = item.stash[_BEGINS].setdefault(
+                name, os.path.getsize(value.log_path) if value.log_path.exists() else 0
+            )
             if report.failed:
                 report.sections.append((f"log of {name}", value.log(begin) or value.log()))
 

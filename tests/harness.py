@@ -8,6 +8,7 @@ the engine: what the engine says of itself proves nothing here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import client
-from tests.archives import busybox_archive
+from tests.archives import busybox, docker_archive
 
 if TYPE_CHECKING:
     import docker
@@ -32,6 +33,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 API_VERSION = "1.24"
 DEADLINE = 30.0
 """Seconds after which something that should happen soon has failed to happen. Nothing waits so long when all is well."""
+
+
+@functools.cache
+def busybox_archive() -> bytes:
+    """Debian's static busybox as a docker-archive, `busybox:latest`."""
+    return docker_archive(busybox())
 
 
 def until(what: str, probe: Callable[[], Any], seconds: float = DEADLINE) -> Any:
@@ -240,7 +247,9 @@ class TempEngine:
             "DOCKER_CONFIG": str(self.base / "docker"),
         }
 
-    def docker(self, *arguments: str, input: bytes | str | None = None, status: int | None = 0, timeout: float = 60) -> Result:
+    def docker(
+        self, *arguments: str, input: bytes | str | None = None, status: int | None = 0, timeout: float = 60
+    ) -> Result:
         """The docker CLI, to its end; AssertionError when it exits with other than `status` (None: any)."""
         done = subprocess.run(
             ["docker", *arguments],
@@ -268,7 +277,9 @@ class TempEngine:
 
     def load_busybox(self) -> None:
         """Debian's static busybox as `busybox:latest`."""
-        answer = self.request("POST", "/v1.24/images/load?quiet=1", busybox_archive(), {"Content-Type": "application/x-tar"})
+        answer = self.request(
+            "POST", "/v1.24/images/load?quiet=1", busybox_archive(), {"Content-Type": "application/x-tar"}
+        )
         assert answer.status == 200, answer
         assert b"error" not in answer.body, answer.body
 
@@ -342,7 +353,9 @@ class TempEngine:
         for parent in ("containers", "layers"):
             with contextlib.suppress(FileNotFoundError):
                 found.directories |= {f"{parent}/{entry}" for entry in os.listdir(self.root / parent)}
-        found.directories |= {f"run/{path.relative_to(self.run)}" for path in self.run.rglob("*") if self._names_container(str(path))}
+        found.directories |= {
+            f"run/{path.relative_to(self.run)}" for path in self.run.rglob("*") if self._names_container(str(path))
+        }
         return found
 
     def assert_settles(self, before: Footprint) -> None:
@@ -369,7 +382,9 @@ class TempEngine:
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
             found += [f"link: {link}" for link in _links() if link == self.bridge]
             # A link that came since, and is in no other engine's bridge, is ours: its bridge is gone, or it never was in one.
-            found += [f"link: {link}" for link, master in _links().items() if link not in self._links_before and not master]
+            found += [
+                f"link: {link}" for link, master in _links().items() if link not in self._links_before and not master
+            ]
             return found
 
         last: list[str] = []
@@ -401,7 +416,11 @@ class TempEngine:
         return found
 
     def _own_processes(self) -> list[tuple[int, bytes]]:
-        return [(pid, command) for pid, command in _commands() if os.fsencode(self.base) + b"/" in command and pid != os.getpid()]
+        return [
+            (pid, command)
+            for pid, command in _commands()
+            if os.fsencode(self.base) + b"/" in command and pid != os.getpid()
+        ]
 
     def _demolish(self) -> None:
         """Kill every process of this engine and its containers; unmount and delete what they leave. Asks the engine nothing."""

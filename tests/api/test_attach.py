@@ -105,7 +105,9 @@ def test_logs_then_stream_without_gap_or_repeat(engine: TempEngine) -> None:
 
 
 def test_terminal_is_raw_and_resizes(engine: TempEngine) -> None:
-    script = "stty size; until [ \"$(stty size)\" = '50 120' ]; do sleep 0.05; done; echo resized; read word; echo got $word"
+    script = (
+        "stty size; until [ \"$(stty size)\" = '50 120' ]; do sleep 0.05; done; echo resized; read word; echo got $word"
+    )
     identifier = engine.create("sh", "-c", script, Tty=True, OpenStdin=True)
     engine.request("POST", f"/v1.24/containers/{identifier}/resize?h=20&w=40")
     stream, received = hijack(engine.socket, target(identifier))

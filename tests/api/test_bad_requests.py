@@ -119,7 +119,9 @@ def test_bad_create_bodies(engine: TempEngine, body: bytes, word: str) -> None:
 
 @pytest.mark.own
 def test_json_body_over_its_limit(engine: TempEngine) -> None:
-    answer = engine.send(b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000000\r\n\r\n{")
+    answer = engine.send(
+        b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000000\r\n\r\n{"
+    )
     assert message(answer, 400)
     assert engine.containers() == []
 
@@ -180,7 +182,11 @@ def test_logs_need_a_stream(engine: TempEngine) -> None:
 
 def test_bad_container_names(engine: TempEngine) -> None:
     for name in ("a/b", "a%20b", "%2F", "ä", "-", "a%00b"):
-        answer = engine.request("POST", f"/v1.24/containers/create?name={name.replace('ä', '%C3%A4')}", {"Image": "busybox", "Cmd": ["true"]})
+        answer = engine.request(
+            "POST",
+            f"/v1.24/containers/create?name={name.replace('ä', '%C3%A4')}",
+            {"Image": "busybox", "Cmd": ["true"]},
+        )
         if name == "-" and answer.status == 201:
             continue  # the specification's pattern has it, dockerd's has not
         assert answer.status in (400, 500), answer
@@ -202,7 +208,9 @@ def test_states_refuse_what_does_not_fit(engine: TempEngine) -> None:
 
 @pytest.mark.own
 def test_head_has_no_body_and_the_connection_stays(engine: TempEngine) -> None:
-    raw = engine.send(b"HEAD /_ping HTTP/1.1\r\nHost: x\r\n\r\nGET /_ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    raw = engine.send(
+        b"HEAD /_ping HTTP/1.1\r\nHost: x\r\n\r\nGET /_ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
     first, _, rest = raw.partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 200 ")
     for line in (b"Api-Version: 1.24", b"Ostype: linux", b"Server: engined/", b"Docker-Experimental: false"):
@@ -236,7 +244,11 @@ def test_chunked_body_and_expect_continue(engine: TempEngine) -> None:
 def test_half_a_body_then_gone_changes_nothing(engine: TempEngine) -> None:
     body = json.dumps({"Image": "busybox", "Cmd": ["true"]}).encode()
     connection = client.connect(engine.socket)
-    connection.sendall(b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:-1])
+    connection.sendall(
+        b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % len(body)
+        + body[:-1]
+    )
     connection.close()
     assert engine.containers() == []
     assert engine.request("GET", "/_ping").body == b"OK"
@@ -258,7 +270,11 @@ def test_clients_that_vanish_in_every_way(engine: TempEngine) -> None:
     ):
         for _ in range(20):
             connection = client.connect(engine.socket)
-            connection.sendall(f"{target} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode() if "load" in target else f"{target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            connection.sendall(
+                f"{target} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+                if "load" in target
+                else f"{target} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            )
             if "wait" not in target and "load" not in target:
                 assert connection.recv(12) == b"HTTP/1.1 200"
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

@@ -27,7 +27,9 @@ def test_run_prints_and_removes(engine: TempEngine) -> None:
 
 def test_run_on_the_default_network(engine: TempEngine) -> None:
     """An address of its own, a default route to the bridge's gateway, and an answer from there."""
-    script = "ip -4 -o addr show eth0; ip route; ping -c 1 -W 5 $(ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p')"
+    script = (
+        "ip -4 -o addr show eth0; ip route; ping -c 1 -W 5 $(ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p')"
+    )
     result = engine.docker("run", "--rm", "busybox", "sh", "-c", script)
     assert "inet " in result.out
     assert "1 packets received" in result.out
@@ -71,7 +73,9 @@ def test_125_when_the_engine_refuses(engine: TempEngine) -> None:
 
 
 def test_137_when_it_was_killed(engine: TempEngine) -> None:
-    running = engine.popen("run", "--rm", "--name", "victim", "--network", "none", "busybox", "sh", "-c", "echo on; exec sleep 600")
+    running = engine.popen(
+        "run", "--rm", "--name", "victim", "--network", "none", "busybox", "sh", "-c", "echo on; exec sleep 600"
+    )
     assert running.stdout and running.stdout.readline() == b"on\n"
     engine.docker("kill", "victim")
     assert running.wait(30) == 137
@@ -80,7 +84,17 @@ def test_137_when_it_was_killed(engine: TempEngine) -> None:
 
 
 def test_143_when_it_was_terminated(engine: TempEngine) -> None:
-    running = engine.popen("run", "--name", "term", "--network", "none", "busybox", "sh", "-c", "trap 'exit 143' TERM; echo on; while :; do sleep 0.05; done")
+    running = engine.popen(
+        "run",
+        "--name",
+        "term",
+        "--network",
+        "none",
+        "busybox",
+        "sh",
+        "-c",
+        "trap 'exit 143' TERM; echo on; while :; do sleep 0.05; done",
+    )
     assert running.stdout and running.stdout.readline() == b"on\n"
     running.send_signal(signal.SIGTERM)  # the CLI forwards it
     assert running.wait(30) == 143
@@ -92,7 +106,9 @@ def _piped(engine: TempEngine, size: int) -> None:
     block = os.urandom(1 << 20)
     sent, received = hashlib.sha256(), hashlib.sha256()
     count = 0
-    running = engine.popen("run", "-i", "--rm", "--network", "none", "busybox", "cat", stdin=subprocess.PIPE, stderr=None)
+    running = engine.popen(
+        "run", "-i", "--rm", "--network", "none", "busybox", "cat", stdin=subprocess.PIPE, stderr=None
+    )
     assert running.stdin and running.stdout
 
     def feed() -> None:
@@ -136,9 +152,22 @@ def test_run_with_a_terminal(engine: TempEngine) -> None:
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
     tty.setraw(inner)
-    script = "until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; echo size ok; read word; echo got $word; exit 5"
+    script = (
+        "until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; echo size ok; read word; echo got $word; exit 5"
+    )
     running = engine.popen(
-        "run", "-it", "--rm", "--network", "none", "busybox", "sh", "-c", script, stdin=inner, stdout=inner, stderr=inner
+        "run",
+        "-it",
+        "--rm",
+        "--network",
+        "none",
+        "busybox",
+        "sh",
+        "-c",
+        script,
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
     )
     os.close(inner)
     seen = b""
@@ -162,7 +191,9 @@ def test_run_with_a_terminal(engine: TempEngine) -> None:
 
 
 def test_detached_run_wait_logs(engine: TempEngine) -> None:
-    identifier = engine.docker("run", "-d", "--network", "none", "--name", "detached", "busybox", "sh", "-c", "echo one; echo two >&2; exit 3").line
+    identifier = engine.docker(
+        "run", "-d", "--network", "none", "--name", "detached", "busybox", "sh", "-c", "echo one; echo two >&2; exit 3"
+    ).line
     assert re.fullmatch("[0-9a-f]{64}", identifier)
     assert engine.docker("wait", "detached").line == "3"
     result = engine.docker("logs", "detached")
@@ -170,7 +201,9 @@ def test_detached_run_wait_logs(engine: TempEngine) -> None:
 
 
 def test_ps(engine: TempEngine) -> None:
-    running = engine.docker("run", "-d", "--network", "none", "--name", "up", "--label", "a=b", "busybox", "sleep", "600").line
+    running = engine.docker(
+        "run", "-d", "--network", "none", "--name", "up", "--label", "a=b", "busybox", "sleep", "600"
+    ).line
     engine.docker("run", "--network", "none", "--name", "down", "busybox", "sh", "-c", "exit 7", status=7)
     form = "{{.ID}} {{.Names}} {{.Image}} {{.State}}"
     assert engine.docker("ps", "--no-trunc", "--format", form).line == f"{running} up busybox running"
@@ -185,7 +218,18 @@ def test_ps(engine: TempEngine) -> None:
 
 
 def test_logs_follow_sees_all_and_ends(engine: TempEngine) -> None:
-    engine.docker("run", "-d", "--network", "none", "--name", "follow", "busybox", "sh", "-c", "for i in $(seq 500); do echo $i; [ $((i % 100)) = 0 ] && sleep 0.1; done; true")
+    engine.docker(
+        "run",
+        "-d",
+        "--network",
+        "none",
+        "--name",
+        "follow",
+        "busybox",
+        "sh",
+        "-c",
+        "for i in $(seq 500); do echo $i; [ $((i % 100)) = 0 ] && sleep 0.1; done; true",
+    )
     assert engine.docker("logs", "-f", "follow").out.split() == [str(number) for number in range(1, 501)]
     assert engine.docker("logs", "--tail", "3", "follow").out.split() == ["498", "499", "500"]
     stamped = engine.docker("logs", "-t", "--tail", "2", "follow").out.splitlines()
@@ -196,7 +240,18 @@ def test_logs_follow_sees_all_and_ends(engine: TempEngine) -> None:
 
 def test_attach_and_detach_keys(engine: TempEngine) -> None:
     """A second terminal joins, leaves by ctrl-p ctrl-q, and the container runs on."""
-    engine.docker("run", "-dit", "--network", "none", "--name", "attached", "busybox", "sh", "-c", "read word; echo got $word; exit 4")
+    engine.docker(
+        "run",
+        "-dit",
+        "--network",
+        "none",
+        "--name",
+        "attached",
+        "busybox",
+        "sh",
+        "-c",
+        "read word; echo got $word; exit 4",
+    )
     outer, inner = pty.openpty()
     tty.setraw(inner)
     first = engine.popen("attach", "attached", stdin=inner, stdout=inner, stderr=subprocess.PIPE)
@@ -218,18 +273,45 @@ def test_attach_and_detach_keys(engine: TempEngine) -> None:
 def _attached(engine: TempEngine, name: str) -> int:
     """How many attach events the container has had."""
     history = engine.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body
-    return sum(json.loads(line)["Action"] == "attach" and json.loads(line)["Actor"]["Attributes"].get("name") == name for line in history.splitlines())
+    return sum(
+        json.loads(line)["Action"] == "attach" and json.loads(line)["Actor"]["Attributes"].get("name") == name
+        for line in history.splitlines()
+    )
 
 
 @pytest.mark.own  # dockerd 20.10 drops output after the client's half-close
 def test_attach_passes_the_output_on(engine: TempEngine) -> None:
-    engine.docker("run", "-di", "--network", "none", "--name", "catted", "busybox", "sh", "-c", "read word; echo $word; exit 8")
+    engine.docker(
+        "run", "-di", "--network", "none", "--name", "catted", "busybox", "sh", "-c", "read word; echo $word; exit 8"
+    )
     assert engine.docker("attach", "catted", input="through\n", status=8).out == "through\n"
 
 
 def test_stop_asks_then_kills(engine: TempEngine) -> None:
-    engine.docker("run", "-d", "--network", "none", "--name", "polite", "busybox", "sh", "-c", "trap 'echo bye; exit 9' TERM; echo on; while :; do sleep 0.05; done")
-    engine.docker("run", "-d", "--network", "none", "--name", "deaf", "busybox", "sh", "-c", "trap '' TERM; echo on; while :; do sleep 0.05; done")
+    engine.docker(
+        "run",
+        "-d",
+        "--network",
+        "none",
+        "--name",
+        "polite",
+        "busybox",
+        "sh",
+        "-c",
+        "trap 'echo bye; exit 9' TERM; echo on; while :; do sleep 0.05; done",
+    )
+    engine.docker(
+        "run",
+        "-d",
+        "--network",
+        "none",
+        "--name",
+        "deaf",
+        "busybox",
+        "sh",
+        "-c",
+        "trap '' TERM; echo on; while :; do sleep 0.05; done",
+    )
     for name in ("polite", "deaf"):
         until("it has set its trap", lambda name=name: engine.logs(name) == b"on\n")
     begin = time.monotonic()
@@ -243,7 +325,18 @@ def test_stop_asks_then_kills(engine: TempEngine) -> None:
 
 
 def test_kill_with_and_without_a_signal(engine: TempEngine) -> None:
-    engine.docker("run", "-d", "--network", "none", "--name", "killed", "busybox", "sh", "-c", "trap 'echo usr1' USR1; echo on; while :; do sleep 0.05; done")
+    engine.docker(
+        "run",
+        "-d",
+        "--network",
+        "none",
+        "--name",
+        "killed",
+        "busybox",
+        "sh",
+        "-c",
+        "trap 'echo usr1' USR1; echo on; while :; do sleep 0.05; done",
+    )
     until("it has set its trap", lambda: engine.logs("killed") == b"on\n")
     engine.docker("kill", "-s", "USR1", "killed")
     until("the signal has come", lambda: engine.logs("killed") == b"on\nusr1\n")
@@ -254,7 +347,18 @@ def test_kill_with_and_without_a_signal(engine: TempEngine) -> None:
 
 
 def test_restart_keeps_the_files_and_the_log(engine: TempEngine) -> None:
-    engine.docker("run", "-d", "--network", "none", "--name", "again", "busybox", "sh", "-c", "echo x >> /count; wc -l < /count; exec sleep 600")
+    engine.docker(
+        "run",
+        "-d",
+        "--network",
+        "none",
+        "--name",
+        "again",
+        "busybox",
+        "sh",
+        "-c",
+        "echo x >> /count; wc -l < /count; exec sleep 600",
+    )
     until("first start", lambda: engine.logs("again") == b"1\n")
     first = engine.inspect("again")["State"]
     engine.docker("restart", "-t", "0", "again")
@@ -280,7 +384,21 @@ def test_rm(engine: TempEngine) -> None:
 
 def test_inspect(engine: TempEngine) -> None:
     identifier = engine.docker(
-        *("create", "--network", "none", "--name", "shown", "--hostname", "box", "-e", "A=1", "-w", "/tmp", "-u", "1:2"),
+        *(
+            "create",
+            "--network",
+            "none",
+            "--name",
+            "shown",
+            "--hostname",
+            "box",
+            "-e",
+            "A=1",
+            "-w",
+            "/tmp",
+            "-u",
+            "1:2",
+        ),
         *("--label", "k=v", "--memory", "64m", "--cap-drop", "ALL", "--read-only", "busybox", "echo", "a b"),
     ).line
     (shown,) = json.loads(engine.docker("inspect", "shown").out)
@@ -312,9 +430,22 @@ def test_binds(engine: TempEngine, tmp_path: object) -> None:
     directory = os.fspath(tmp_path)  # type: ignore[call-overload]
     with open(f"{directory}/given", "w") as file:
         file.write("from outside")
-    engine.docker("run", "--rm", "--network", "none", "-v", f"{directory}:/data", "busybox", "sh", "-c", "cp /data/given /data/taken")
+    engine.docker(
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "-v",
+        f"{directory}:/data",
+        "busybox",
+        "sh",
+        "-c",
+        "cp /data/given /data/taken",
+    )
     assert open(f"{directory}/taken").read() == "from outside"
-    result = engine.docker("run", "--rm", "--network", "none", "-v", f"{directory}:/data:ro", "busybox", "rm", "/data/given", status=1)
+    result = engine.docker(
+        "run", "--rm", "--network", "none", "-v", f"{directory}:/data:ro", "busybox", "rm", "/data/given", status=1
+    )
     assert "Read-only" in result.err
     assert os.path.exists(f"{directory}/given")
 
@@ -326,7 +457,10 @@ def test_images_tag_rmi(engine: TempEngine) -> None:
         listed = engine.docker("images", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}").out.splitlines()
         assert f"example.org/some/name:v1 {identifier}" in listed
         assert f"busybox:latest {identifier}" in listed
-        assert engine.docker("run", "--rm", "--network", "none", "example.org/some/name:v1", "echo", "same").out == "same\n"
+        assert (
+            engine.docker("run", "--rm", "--network", "none", "example.org/some/name:v1", "echo", "same").out
+            == "same\n"
+        )
     finally:
         removed = engine.docker("rmi", "example.org/some/name:v1").out
     assert removed == "Untagged: example.org/some/name:v1\n"
@@ -356,7 +490,13 @@ def test_events_in_order(engine: TempEngine) -> None:
     watching.terminate()
     watching.communicate()
     actions = [event["Action"] for event in seen]
-    assert [action for action in actions if action in ("create", "attach", "start", "die", "destroy")] == ["create", "attach", "start", "die", "destroy"]
+    assert [action for action in actions if action in ("create", "attach", "start", "die", "destroy")] == [
+        "create",
+        "attach",
+        "start",
+        "die",
+        "destroy",
+    ]
     (die,) = [event for event in seen if event["Action"] == "die"]
     assert die["Actor"]["Attributes"]["exitCode"] == "3"
     assert (die["Actor"]["Attributes"]["name"], die["Actor"]["Attributes"]["image"]) == ("eventful", "busybox")

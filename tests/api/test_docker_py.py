@@ -9,9 +9,8 @@ import docker
 import docker.errors
 import pytest
 
-from tests.archives import busybox_archive
 from tests.client import payload
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine, busybox_archive, until
 
 
 @pytest.fixture
@@ -40,7 +39,12 @@ def test_version_negotiation(engine: TempEngine) -> None:
 
 def test_a_life(client: docker.DockerClient) -> None:
     container = client.containers.create(
-        "busybox", ["sh", "-c", "echo one; echo two; echo err >&2; exec sleep 600"], name="life", network_mode="none", labels={"k": "v"}, environment={"A": "b"}
+        "busybox",
+        ["sh", "-c", "echo one; echo two; echo err >&2; exec sleep 600"],
+        name="life",
+        network_mode="none",
+        labels={"k": "v"},
+        environment={"A": "b"},
     )
     assert container.status == "created"
     container.start()
@@ -101,7 +105,9 @@ def test_attach_stream_and_logs_follow(client: docker.DockerClient) -> None:
 
 
 def test_wait_answers_every_waiter(client: docker.DockerClient, engine: TempEngine) -> None:
-    container = client.containers.run("busybox", ["sh", "-c", "read word; exit 5"], stdin_open=True, detach=True, network_mode="none")
+    container = client.containers.run(
+        "busybox", ["sh", "-c", "read word; exit 5"], stdin_open=True, detach=True, network_mode="none"
+    )
     answers: list[int] = []
     waiting = [threading.Thread(target=lambda: answers.append(engine.wait(container.id))) for _ in range(8)]
     for waiter in waiting:

@@ -16,9 +16,8 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from tests.archives import busybox_archive
 from tests.client import Answer
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine, busybox_archive, until
 
 TAR = {"Content-Type": "application/x-tar"}
 
@@ -40,7 +39,9 @@ def tags(engine: TempEngine) -> set[str]:
     return {tag for image in listed for tag in image["RepoTags"] or ()}
 
 
-def repacked(archive: bytes, *, rename: str = "", change: Callable[[tarfile.TarInfo, bytes], bytes | None] = lambda _, data: data) -> bytes:
+def repacked(
+    archive: bytes, *, rename: str = "", change: Callable[[tarfile.TarInfo, bytes], bytes | None] = lambda _, data: data
+) -> bytes:
     """The archive with its one tag renamed, and each file as `change` returns it (None: left out)."""
     out = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(archive)) as source, tarfile.open(fileobj=out, mode="w") as target:
@@ -87,7 +88,9 @@ def traceless(engine: TempEngine) -> Callable[[], None]:
 def test_load_in_each_compression(engine: TempEngine, wrap: Callable[[bytes], bytes]) -> None:
     answer = load(engine, wrap(repacked(busybox_archive(), rename="wrapped")))
     assert errors_of(answer) == ""
-    assert any("Loaded image: wrapped:latest" in json.loads(line).get("stream", "") for line in answer.body.splitlines())
+    assert any(
+        "Loaded image: wrapped:latest" in json.loads(line).get("stream", "") for line in answer.body.splitlines()
+    )
     assert engine.docker("run", "--rm", "--network", "none", "wrapped", "echo", "ran").out == "ran\n"
     engine.docker("rmi", "wrapped")
 
@@ -111,7 +114,9 @@ def test_the_last_removal_leaves_nothing(own_engine: TempEngine) -> None:
 @pytest.mark.own
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.3, 0.7, 0.999])
 @pytest.mark.parametrize("wrap", [bytes, lambda data: gzip.compress(data, 1)], ids=["plain", "gzip"])
-def test_truncated(engine: TempEngine, traceless: Callable[[], None], part: float, wrap: Callable[[bytes], bytes]) -> None:
+def test_truncated(
+    engine: TempEngine, traceless: Callable[[], None], part: float, wrap: Callable[[bytes], bytes]
+) -> None:
     archive = wrap(_with_new_layer(b"truncated"))
     assert errors_of(load(engine, archive[: int(len(archive.rstrip(b"\0")) * part)]))
     assert not any(tag.startswith("fresh") for tag in tags(engine))
@@ -204,7 +209,12 @@ def _with_new_layer(content: bytes, *members: tarfile.TarInfo) -> bytes:
             tar.addfile(member)
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
     config = json.dumps(
-        {"architecture": "amd64", "os": "linux", "config": {"Cmd": ["true"]}, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Cmd": ["true"]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        }
     ).encode()
     config_name = hashlib.sha256(config).hexdigest() + ".json"
     manifest = json.dumps([{"Config": config_name, "RepoTags": ["fresh:latest"], "Layers": ["one/layer.tar"]}]).encode()

@@ -18,7 +18,9 @@ def test_200_by_the_docker_cli_leave_nothing_behind(engine: TempEngine) -> None:
     descriptors = engine.descriptors()
 
     def run(number: int) -> str:
-        identifier = engine.docker("run", "-d", "--name", f"many-{number}", "busybox", "sh", "-c", f"echo {number}; exec sleep 600").line
+        identifier = engine.docker(
+            "run", "-d", "--name", f"many-{number}", "busybox", "sh", "-c", f"echo {number}; exec sleep 600"
+        ).line
         until("it has printed", lambda: engine.logs(identifier) == b"%d\n" % number)
         return identifier
 
@@ -34,7 +36,9 @@ def test_200_by_the_docker_cli_leave_nothing_behind(engine: TempEngine) -> None:
         engine.docker("rm", "-f", *identifiers[start : start + 50])
     assert engine.containers() == []
     engine.assert_settles(before)
-    until("descriptors are closed", lambda: engine.descriptors() <= descriptors + 32)  # the stock of sandboxes holds some
+    until(
+        "descriptors are closed", lambda: engine.descriptors() <= descriptors + 32
+    )  # the stock of sandboxes holds some
 
 
 @pytest.mark.own
@@ -74,7 +78,9 @@ def test_verbs_at_once_on_one_container(engine: TempEngine) -> None:
 @pytest.mark.own
 def test_one_name_for_sixteen_creates(engine: TempEngine) -> None:
     def create(_: int) -> int:
-        return engine.request("POST", "/v1.24/containers/create?name=only", {"Image": "busybox", "Cmd": ["true"]}).status
+        return engine.request(
+            "POST", "/v1.24/containers/create?name=only", {"Image": "busybox", "Cmd": ["true"]}
+        ).status
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = sorted(pool.map(create, range(AT_ONCE)))

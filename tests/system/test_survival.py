@@ -11,12 +11,13 @@ import time
 
 import pytest
 
-from tests.archives import busybox_archive
 from tests.client import frames, hijack, payload, read_to_end
-from tests.harness import REPOSITORY, TempEngine, alive, kill_and_wait, until
+from tests.harness import REPOSITORY, TempEngine, alive, busybox_archive, kill_and_wait, until
 
 LINES = 4000
-PRINT = f"i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); [ $((i % 100)) = 0 ] && usleep 20000; done; exit 7"
+PRINT = (
+    f"i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); [ $((i % 100)) = 0 ] && usleep 20000; done; exit 7"
+)
 PRINTED = b"".join(b"line %d\n" % number for number in range(LINES))
 
 
@@ -53,7 +54,10 @@ def test_exits_while_no_daemon_is_there(own_engine: TempEngine) -> None:
     engine = own_engine
     go = engine.base / "go"
     script = "until [ -e /base/go ]; do usleep 10000; done; echo last words; exit {}"
-    codes = {engine.started("sh", "-c", script.format(code), host={"Binds": [f"{engine.base}:/base"]}): code for code in (0, 3, 255)}
+    codes = {
+        engine.started("sh", "-c", script.format(code), host={"Binds": [f"{engine.base}:/base"]}): code
+        for code in (0, 3, 255)
+    }
     killed = engine.started("sleep", "600")
     pids = {identifier: engine.inspect(identifier)["State"]["Pid"] for identifier in [*codes, killed]}
     engine.kill9()
@@ -66,7 +70,9 @@ def test_exits_while_no_daemon_is_there(own_engine: TempEngine) -> None:
     for identifier, code in codes.items():
         state = engine.inspect(identifier)["State"]
         assert (state["Running"], state["Status"], state["ExitCode"]) == (False, "exited", code)
-        assert state["FinishedAt"] <= time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ended + 1))  # when it ended, not when it was seen
+        assert state["FinishedAt"] <= time.strftime(
+            "%Y-%m-%dT%H:%M:%S", time.gmtime(ended + 1)
+        )  # when it ended, not when it was seen
         assert engine.wait(identifier) == code
         assert engine.logs(identifier) == b"last words\n"
     assert engine.wait(killed) == 137
@@ -282,7 +288,16 @@ def test_one_daemon_a_run_directory(own_engine: TempEngine) -> None:
     identifier = engine.started("sleep", "600")
     second = subprocess.run(
         [
-            *(sys.executable, "-m", "engine", "serve", "--socket", f"{engine.base}/other.sock", "--root", str(engine.root)),
+            *(
+                sys.executable,
+                "-m",
+                "engine",
+                "serve",
+                "--socket",
+                f"{engine.base}/other.sock",
+                "--root",
+                str(engine.root),
+            ),
             *("--run", str(engine.run), "--bridge", engine.bridge),
         ],
         cwd=REPOSITORY,
