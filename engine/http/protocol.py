@@ -58,8 +58,8 @@ DRAIN_LIMIT = 256 * 1024
 closed.
 """
 
-HIJACK_BODY_LIMIT = 1024 * 1024
-"""Bytes of a body that comes with a request to hijack."""
+HIJACK_BODY_LIMIT = 128 * 1024
+"""Bytes of a body that comes with a request to hijack. Less than `BODY_WAITING`: it waits as a whole."""
 
 JOIN_LIMIT = 256 * 1024
 """Bytes up to which a head and its body are joined to go out in one piece."""
