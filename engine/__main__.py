@@ -94,7 +94,7 @@ def _config(arguments: argparse.Namespace) -> Config:
         chosen = getattr(arguments, field, None)
         if chosen is not None:
             values[field] = chosen
-    config = msgspec.convert(values, Config)
+    config = msgspec.convert(values, Config, dec_hook=lambda kind, value: kind(value))
     config = msgspec.structs.replace(config, root=config.root.absolute(), run=config.run.absolute())
     if len(os.fsencode(config.run)) > MAX_RUN_PATH:
         raise ValueError(

@@ -25,6 +25,7 @@ from engine.api.engine import Engine
 from engine.config import Config
 from engine.containers.container import Containers, Parts
 from engine.containers.exec import Execs
+from engine.containers.lifecycle import State
 from engine.containers.store import ContainerStore
 from engine.errors import EngineError, NotFound
 from engine.events import EventLog
@@ -32,12 +33,15 @@ from engine.http.server import Server
 from engine.images.store import ImageStore
 from engine.monitor.client import Exit, Monitor
 from engine.networks.bridge import BridgeNetwork
+from engine.runtime import cgroups
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
+from engine.system import host
 from engine.volumes.store import VolumeStore
+from engine.wire.system import Counts
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +107,7 @@ class Daemon:
             loop.add_signal_handler(number, self._told.set)
         loop.add_signal_handler(signal.SIGUSR1, self._told_to_stop_everything)
 
+        self.cgroups = await asyncio.to_thread(Cgroups.detect)
         runtime = await asyncio.to_thread(Runtime.probe, config.runtime, config.run)
         records = Records(config.root / "state.db")
         stack.callback(records.close)
@@ -127,7 +132,7 @@ class Daemon:
                 volumes=VolumeStore(config.root / "volumes"),
                 monitor=monitor,
                 runtime=runtime,
-                cgroups=Cgroups.detect(),
+                cgroups=self.cgroups,
                 events=events,
             )
         )
@@ -140,16 +145,40 @@ class Daemon:
         await snapshots.sweep({container.id for container in self.containers}, images.chain_ids())
         stack.push_async_callback(self.containers.settled)
 
-        engine = Engine(config=config, events=events, containers=self.containers, images=images, monitor=monitor)
+        def counts() -> Counts:
+            states = self.containers.counts()
+            return Counts(
+                running=states[State.RUNNING] + states[State.RESTARTING],
+                paused=states[State.PAUSED],
+                stopped=states[State.CREATED] + states[State.EXITED] + states[State.DEAD],
+                images=len(images),
+                driver_status=(("Backing directory", str(config.root)),),
+                runtime=runtime.name,
+                runtimes={runtime.name: runtime.path},
+                bridge=config.bridge,
+            )
+
+        engine = Engine(
+            config=config,
+            events=events,
+            host=await asyncio.to_thread(host.read, config.root),
+            counts=counts,
+            containers=self.containers,
+            execs=self.execs,
+            images=images,
+            monitor=monitor,
+        )
         server = Server(application.Application(engine))
         stack.push_async_callback(server.close)
         for path in config.sockets:
             await server.listen_unix(path, config.group)
             self.listening.append(path)
         for address in config.tcp:
-            host, _, port = address.rpartition(":")
-            await server.listen_tcp(host.strip("[]"), int(port), _tls(config))
-            self.listening.append(f"tcp://{address}")
+            name, _, port = address.rpartition(":")
+            bound = await server.listen_tcp(name.strip("[]"), int(port), _tls(config))
+            self.listening.append(f"tcp://{name}:{bound}")
+        for container in self.containers:
+            container.start_at_boot()
         # What start-up made lives as long as the daemon: full collections need not walk it again.
         gc.collect()
         gc.freeze()
@@ -191,6 +220,7 @@ class Daemon:
     async def _close_monitor(self, monitor: Monitor) -> None:
         if self._stop_everything:
             await monitor.shutdown()
+            await asyncio.to_thread(self.cgroups.discard, cgroups.PARENT)
         else:
             await monitor.close()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from engine.config import Config
+from engine.containers.container import Containers
+from engine.containers.exec import Execs
 from engine.events import EventLog
+from engine.images.store import ImageStore
+from engine.monitor.client import Monitor
 from engine.wire.system import Counts, Host
 
 
@@ -21,7 +24,7 @@ class Engine:
     """Facts about this host, read once at start."""
     counts: Callable[[], Counts]
     """What /info tells about the other parts, as it is now; must not wait."""
-    containers: Any = None
-    images: Any = None
-    networks: Any = None
-    monitor: Any = None
+    containers: Containers
+    execs: Execs
+    images: ImageStore
+    monitor: Monitor

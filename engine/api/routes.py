@@ -12,7 +12,7 @@ import enum
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.api import system
+from engine.api import containers, exec, images, system
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
 from engine.http.messages import AnyReply, Request
@@ -76,6 +76,34 @@ GET, HEAD, POST, PUT, DELETE = map(_constructor, ("GET", "HEAD", "POST", "PUT", 
 
 
 ROUTES: tuple[Route, ...] = (
+    # Containers
+    GET("/containers/json", containers.list_all),
+    POST("/containers/create", containers.create, 201),
+    GET("/containers/{id}/json", containers.inspect),
+    GET("/containers/{id}/logs", containers.read_logs, mode=STREAM),
+    POST("/containers/{id}/resize", containers.resize),
+    POST("/containers/{id}/start", containers.start, 204),
+    POST("/containers/{id}/stop", containers.stop, 204),
+    POST("/containers/{id}/restart", containers.restart, 204),
+    POST("/containers/{id}/kill", containers.kill, 204),
+    POST("/containers/{id}/rename", containers.rename, 204),
+    POST("/containers/{id}/pause", containers.pause, 204),
+    POST("/containers/{id}/unpause", containers.unpause, 204),
+    POST("/containers/{id}/attach", containers.attach, mode=HIJACK),
+    POST("/containers/{id}/wait", containers.wait, mode=STREAM),
+    DELETE("/containers/{id}", containers.remove, 204),
+    # Exec
+    POST("/containers/{id}/exec", exec.create, 201),
+    POST("/exec/{id}/start", exec.start, mode=HIJACK),
+    POST("/exec/{id}/resize", exec.resize, 201),
+    GET("/exec/{id}/json", exec.inspect),
+    # Images
+    GET("/images/json", images.list_all),
+    GET("/images/{name:path}/json", images.inspect),
+    GET("/images/{name:path}/history", images.history),
+    POST("/images/{name:path}/tag", images.tag, 201),
+    DELETE("/images/{name:path}", images.delete),
+    POST("/images/load", images.load, mode=STREAM),
     # System information: not shown in the specification, as Docker documents it (design §6)
     GET("/_ping", system.ping),
     HEAD("/_ping", system.ping),

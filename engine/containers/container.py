@@ -195,6 +195,9 @@ class Container:
                 failure, exit_code = self._failure(error)
                 state = State.EXITED if before == State.RESTARTING else before
                 await self._parts.store.save(self._move(state=state, error=failure.message, exit_code=exit_code))
+                # As Docker: who attached before the start sees the end, and `docker run --rm` waits for this event.
+                self._parts.monitor.drop(self.id)
+                self.publish("die", exitCode=str(exit_code))
                 raise failure from error
             if by_user:
                 self._restart_delay = 0.0
