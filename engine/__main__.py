@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
+import select
 import signal
 import sys
-import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ def _config(arguments: argparse.Namespace) -> Config:
         chosen = getattr(arguments, field, None)
         if chosen is not None:
             values[field] = chosen
-    config = msgspec.convert(values, Config, dec_hook=lambda kind, value: kind(value))
+    config = msgspec.convert(values, Config, dec_hook=_from_text)
     config = msgspec.structs.replace(config, root=config.root.absolute(), run=config.run.absolute())
     if len(os.fsencode(config.run)) > MAX_RUN_PATH:
         raise ValueError(
@@ -106,35 +107,45 @@ def _config(arguments: argparse.Namespace) -> Config:
 
 
 def _stop(run: Path, seconds: int) -> int:
-    """Ask the daemon of `run` to stop everything, and wait until its process has ended."""
-    try:
-        pid = int((run / "engined.pid").read_text())
-        descriptor = os.pidfd_open(pid)
-    except (OSError, ValueError):
+    """Stop everything of the engine on `run`: by asking its daemon, or in its place when only what it left is there."""
+    if not (run / "engined.pid").exists():
         print(f"engined: no engine runs on {run}", file=sys.stderr)
         return 1
+    with open(run / "engined.pid", encoding="ascii") as claim:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _ask_to_stop(int(claim.read()), run, seconds)
     try:
-        if f"{run}".encode() not in Path(f"/proc/{pid}/cmdline").read_bytes() and not _is_engine(pid):
-            print(f"engined: {run}/engined.pid is stale", file=sys.stderr)
-            return 1
+        config = msgspec.json.decode((run / "config.json").read_bytes(), type=Config, dec_hook=_from_text)
+    except (OSError, msgspec.MsgspecError) as error:
+        print(f"engined: the daemon of {run} is dead and its configuration cannot be read: {error}", file=sys.stderr)
+        return 1
+    from engine.daemon import run as run_daemon
+
+    return run_daemon(msgspec.structs.replace(config, sockets=(), tcp=()), stop_after=seconds)
+
+
+def _ask_to_stop(pid: int, run: Path, seconds: int) -> int:
+    """SIGUSR1 to the daemon that holds the claim, and wait for its end."""
+    descriptor = os.pidfd_open(pid)
+    try:
         (run / "stop-timeout").write_text(str(seconds))
         signal.pidfd_send_signal(descriptor, signal.SIGUSR1)
-        import select
-
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        deadline = time.monotonic() + seconds + 60
-        while not poll.poll(1000):
-            if time.monotonic() > deadline:
-                print(f"engined: process {pid} is still there", file=sys.stderr)
-                return 1
+        if not poll.poll((seconds + 60) * 1000):
+            print(f"engined: process {pid} is still there after {seconds + 60} s", file=sys.stderr)
+            return 1
+    except ProcessLookupError:
+        return 0
     finally:
         os.close(descriptor)
     return 0
 
 
-def _is_engine(pid: int) -> bool:
-    return b"engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+def _from_text(kind: type[Any], value: object) -> object:
+    return kind(value)
 
 
 if __name__ == "__main__":

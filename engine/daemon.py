@@ -11,12 +11,12 @@ import fcntl
 import gc
 import logging
 import os
-import resource
 import signal
 import ssl
 import sys
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from engine import __version__
@@ -30,7 +30,7 @@ from engine.containers.store import ContainerStore
 from engine.errors import EngineError, NotFound
 from engine.events import EventLog
 from engine.http.server import Server
-from engine.images.store import ImageStore
+from engine.images.store import ImageStore, ImageUser
 from engine.monitor.client import Exit, Monitor
 from engine.networks.bridge import BridgeNetwork
 from engine.runtime import cgroups
@@ -40,19 +40,24 @@ from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.system import host
+from engine.system.files import write_atomically
 from engine.volumes.store import VolumeStore
 from engine.wire.system import Counts
 
 _log = logging.getLogger(__name__)
 
 
-def run(config: Config) -> int:
-    """Serve until told to end; the program's exit status."""
+def run(config: Config, *, stop_after: float | None = None) -> int:
+    """Serve until told to end; the program's exit status.
+
+    `stop_after`: do not serve, but stop what an earlier daemon left running, with so many seconds for the containers.
+    """
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        return uvloop.run(_serve(config))
+        uvloop.run(_serve(config, stop_after))
+        return 0
     except EngineError as error:
         print(f"engined: {error.message}", file=sys.stderr)
     except OSError as error:
@@ -60,22 +65,17 @@ def run(config: Config) -> int:
     return 1
 
 
-async def _serve(config: Config) -> int:
-    _raise_descriptor_limit()
+async def _serve(config: Config, stop_after: float | None) -> None:
     async with contextlib.AsyncExitStack() as stack:
         daemon = Daemon(config)
         await daemon.open(stack)
+        if stop_after is not None:
+            await daemon.stop_everything(stop_after)
+            return
         for path in daemon.listening:
             print(f"listening on {path}", flush=True)
         _notify_ready()
         await daemon.until_told()
-    return 0
-
-
-def _raise_descriptor_limit() -> None:
-    # Each running container costs four descriptors here; raising the soft limit needs no capability (getrlimit(2)).
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _notify_ready() -> None:
@@ -102,6 +102,7 @@ class Daemon:
         config = self.config
         _make_directories(config)
         stack.callback(os.close, _claim(config.run))
+        _keep_config(config)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told.set)
@@ -118,9 +119,7 @@ class Daemon:
         await network.open()
         stack.push_async_callback(self._close_network, network)
         self.monitor = monitor = Monitor(config.run, attach_stall=config.attach_stall, on_exit=self._exited)
-        images = ImageStore(
-            records, content, snapshots, events, users=lambda image_id: self.containers.using_image(image_id)
-        )
+        images = ImageStore(records, content, snapshots, events, users=self._users_of)
         await images.open()
         self.containers = Containers(
             Parts(
@@ -183,6 +182,9 @@ class Daemon:
         gc.collect()
         gc.freeze()
 
+    def _users_of(self, image_id: str) -> list[ImageUser]:
+        return self.containers.using_image(image_id)
+
     def _exited(self, key: str, exit_record: Exit) -> None:
         """The monitor's report, to the container or exec it is about."""
         container = self.containers.find(key)
@@ -215,7 +217,12 @@ class Daemon:
                 seconds = float((self.config.run / "stop-timeout").read_text())
             except (OSError, ValueError):
                 seconds = 10.0
-            await self.containers.stop_all(seconds)
+            await self.stop_everything(seconds)
+
+    async def stop_everything(self, seconds: float) -> None:
+        """Stop every container, and have the parts remove what they made on the host when they close."""
+        self._stop_everything = True
+        await self.containers.stop_all(seconds)
 
     async def _close_monitor(self, monitor: Monitor) -> None:
         if self._stop_everything:
@@ -244,6 +251,11 @@ def _claim(run: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
+
+
+def _keep_config(config: Config) -> None:
+    """For `engined stop` when no daemon lives to be asked."""
+    write_atomically(config.run / "config.json", msgspec.json.encode(config, enc_hook=str))
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:
