@@ -123,12 +123,13 @@ def read_to_end(connection: socket.socket, received: bytes = b"") -> bytes:
 def frames(data: bytes) -> list[tuple[int, bytes]]:
     """The (stream, payload) pairs of a multiplexed stream; raises on anything that is not whole frames."""
     found = []
-    while data:
-        stream, size = struct.unpack(">BxxxI", data[:8])
-        assert stream in (0, 1, 2), data[:8]
-        assert len(data) >= 8 + size, "torn frame"
-        found.append((stream, data[8 : 8 + size]))
-        data = data[8 + size :]
+    at = 0
+    while at < len(data):
+        stream, size = struct.unpack_from(">BxxxI", data, at)
+        assert stream in (0, 1, 2), data[at : at + 8]
+        at += 8 + size
+        assert at <= len(data), "torn frame"
+        found.append((stream, data[at - size : at]))
     return found
 
 

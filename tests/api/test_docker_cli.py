@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 import tty
+from pathlib import Path
 
 import pytest
 
@@ -442,7 +443,7 @@ def test_binds(engine: TempEngine, tmp_path: object) -> None:
         "-c",
         "cp /data/given /data/taken",
     )
-    assert open(f"{directory}/taken").read() == "from outside"
+    assert Path(f"{directory}/taken").read_text() == "from outside"
     result = engine.docker(
         "run", "--rm", "--network", "none", "-v", f"{directory}:/data:ro", "busybox", "rm", "/data/given", status=1
     )

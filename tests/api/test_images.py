@@ -176,10 +176,10 @@ def test_layers_that_reach_out_stay_inside(engine: TempEngine, name: str, kind: 
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, link
     passwd = os.stat("/etc/passwd")
-    around = {entry for entry in os.listdir(engine.root)}
+    around = set(os.listdir(engine.root))
     load(engine, _with_new_layer(b"reach", member))
     assert os.stat("/etc/passwd").st_nlink == passwd.st_nlink
-    assert {entry for entry in os.listdir(engine.root)} == around
+    assert set(os.listdir(engine.root)) == around
     assert not [path for path in engine.base.rglob("escaped") if "diff" not in path.parts]
     engine.request("DELETE", "/v1.24/images/fresh?force=1")
 

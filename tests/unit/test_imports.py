@@ -87,7 +87,7 @@ def test_arrows(path: Path) -> None:
     assert here in MAY_IMPORT, f"engine/{here} has no row in the table"
     for node, module in imports(path):
         target = part(module) if module.split(".")[0] == "engine" else ""
-        if not target or target == here or target == "__version__":
+        if target in ("", here, "__version__"):
             continue
         assert target in MAY_IMPORT[here], f"{named(path)}:{node.lineno}: {here} may not import {module}"
         if target == "monitor":
