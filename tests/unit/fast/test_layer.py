@@ -1,0 +1,571 @@
+"""Layers laid out: every known way out of the directory is shut, whiteouts become overlayfs's, and the tree is the one that GNU tar makes.
+
+Needs root: owners, devices and trusted attributes are what it is about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import stat
+import subprocess
+import tarfile
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine._fast import layer
+from engine._fast.tar import ArchiveError
+from tests.archives import Node, directory, hard_link, symlink, tar
+from tests.trees import snapshot
+from tests.unit.fast.test_tar import END, extended, header, record
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+Result = tuple[int, int, list[bytes], int]
+
+
+class Playground:
+    """A directory to extract into, between things that must not change."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.root = base / "outer" / "root"
+        self.root.mkdir(parents=True)
+        (base / "secret").write_text("secret")
+        (base / "outer" / "secret").write_text("secret")
+        (base / "victim").mkdir()
+        (base / "victim" / "file").write_text("untouched")
+        self._before = self._outside()
+
+    def _outside(self) -> object:
+        texts = [(self.base / name).read_text() for name in ("secret", "outer/secret")]
+        return (
+            snapshot(self.base / "victim"),
+            texts,
+            sorted(os.listdir(self.base)),
+            sorted(os.listdir(self.base / "outer")),
+        )
+
+    def apply(self, data: bytes | Sequence[Node]) -> Result:
+        """Extract, and check in any case that nothing changed outside."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            source = io.BytesIO(data if isinstance(data, bytes) else tar(data))
+            return layer.apply(source, descriptor)
+        finally:
+            os.close(descriptor)
+            assert self._outside() == self._before
+
+    def names(self) -> set[str]:
+        return set(snapshot(self.root)) - {"."}
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Playground]:
+    yield Playground(tmp_path)
+
+
+def outside(play: Playground, name: str) -> str:
+    return str(play.base / name)
+
+
+# --- ways out ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil",
+        "a/../../evil",
+        "/../evil",
+        "./../evil",
+        "..",
+        "a/b/../../../evil",
+        "../../victim/file",
+        "../outer/evil",
+    ],
+)
+@pytest.mark.parametrize("kind", ["file", "directory", "symlink", "hard link", "device", "whiteout", "opaque"])
+def test_names_that_lead_above_the_root_are_refused(play: Playground, name: str, kind: str) -> None:
+    parent, _, base = name.rpartition("/")
+    nodes = {
+        "file": Node(name, b"x"),
+        "directory": directory(name),
+        "symlink": symlink(name, "x"),
+        "hard link": hard_link(name, "a"),
+        "device": Node(name, type=tarfile.CHRTYPE, device=(1, 3)),
+        "whiteout": Node(f"{parent}/.wh.{base}" if parent else f"../.wh.{base}"),
+        "opaque": Node(f"{name}/.wh..wh..opq"),
+    }
+    if kind == "whiteout" and name in ("..", "/../evil"):
+        return  # `/.wh...` and the like are tested below
+    with pytest.raises(ArchiveError, match=r"leads out of the layer|no name"):
+        play.apply([Node("a", b"x"), nodes[kind]])
+
+
+@pytest.mark.parametrize("name", ["/etc/evil", "//etc/evil", "/./etc//evil", "etc/./x/../evil"])
+def test_absolute_names_stay_inside(play: Playground, name: str) -> None:
+    play.apply([Node(name, b"x")])
+    assert (play.root / "etc/evil").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("base", ["..", ".", ""])
+def test_whiteout_of_no_name(play: Playground, base: str) -> None:
+    """CVE-2016-style `.wh...`: removing the parent of what is extracted."""
+    for prefix in ("", "a/", "a/b/"):
+        with pytest.raises(ArchiveError, match="no name"):
+            play.apply([Node(f"{prefix}.wh.{base}")])
+
+
+@pytest.mark.parametrize(
+    "target", ["/", "..", "../..", "../../victim", "/proc/self/cwd", "/proc/self/root", "absolute"]
+)
+@pytest.mark.parametrize("below", ["file", "directory", "symlink", "device", "whiteout", "opaque", "hard link"])
+def test_a_symlink_as_parent_leads_nowhere_else(play: Playground, target: str, below: str) -> None:
+    """CVE-2014-6407 and every traversal since: link first, then an entry behind it. In the layer's own root, or an error."""
+    if target == "absolute":
+        target = outside(play, "victim")
+    nodes = {
+        "file": Node("link/file", b"evil"),
+        "directory": directory("link/deep/dir"),
+        "symlink": symlink("link/s", "x"),
+        "device": Node("link/null", type=tarfile.CHRTYPE, device=(1, 3)),
+        "whiteout": Node("link/.wh.file"),
+        "opaque": Node("link/.wh..wh..opq"),
+        "hard link": hard_link("link/h", "a"),
+    }
+    with contextlib.suppress(ArchiveError, OSError):
+        play.apply([Node("a", b"x"), symlink("link", target), nodes[below]])
+
+
+def test_chains_of_symlinks(play: Playground) -> None:
+    play.apply(
+        [
+            directory("a"),
+            symlink("a/up", ".."),
+            symlink("a/b", "up/.."),
+            symlink("c", "a/b/../../.."),
+            Node("c/evil", b"x"),
+        ]
+    )
+    assert (play.root / "evil").exists(), "`..` above the root is the root"
+    with pytest.raises(OSError, match="x/y"):
+        play.apply([symlink("x", "z"), symlink("z", "x"), Node("x/y", b"")])
+
+
+@pytest.mark.parametrize("target", ["../secret", "../../secret", "/../secret", "a/../../secret", "..", "/", ".", ""])
+def test_hard_links_out_of_the_root_are_refused(play: Playground, target: str) -> None:
+    with pytest.raises(ArchiveError, match="leads out"):
+        play.apply([directory("a"), Node("a/x"), hard_link("h", target)])
+
+
+def test_hard_links_through_symlinks_and_to_nothing(play: Playground) -> None:
+    """CVE-2014-9357, CVE-2024-0406: a hard link to a file behind a symbolic link that leads out."""
+    for target in ("link/secret", "link/victim/file", "absolute/secret"):
+        with pytest.raises(ArchiveError, match="not in the layer"):
+            play.apply([symlink("link", "../.."), symlink("absolute", str(play.base)), hard_link("h", target)])
+    play.apply([symlink("s", str(play.base / "secret")), hard_link("hs", "s"), Node("hs", b"new")])
+    assert (play.root / "hs").read_bytes() == b"new", "the link itself was linked, and replaced"
+    with pytest.raises(ArchiveError, match="directory"):
+        play.apply([directory("d"), hard_link("hd", "d")])
+
+
+def test_writing_over_a_symlink_replaces_it(play: Playground) -> None:
+    victim = str(play.base / "victim" / "file")
+    play.apply(
+        [
+            symlink("s", victim),
+            Node("s", b"evil"),
+            symlink("t", str(play.base / "victim")),
+            directory("t"),
+            Node("t/file", b"evil"),
+        ]
+    )
+    assert (play.root / "s").is_file() and not (play.root / "s").is_symlink()
+    assert (play.root / "t").is_dir() and not (play.root / "t").is_symlink()
+
+
+def test_a_hard_link_is_not_a_way_to_write_through(play: Playground) -> None:
+    """umoci, GNU tar: a regular entry over a link must make a new file, not fill the old one."""
+    play.apply([Node("a", b"first"), hard_link("b", "a"), Node("b", b"second")])
+    assert (play.root / "a").read_bytes() == b"first"
+
+
+def test_attributes_and_times_do_not_follow(play: Playground) -> None:
+    secret = play.base / "secret"
+    play.apply([symlink("s", str(secret), mtime=5, uid=7, pax=(("SCHILY.xattr.trusted.x", "y"),))])
+    status = os.lstat(play.root / "s")
+    assert (status.st_uid, status.st_mtime) == (7, 5)
+    assert os.getxattr(play.root / "s", "trusted.x", follow_symlinks=False) == b"y"
+
+
+def test_overlay_attributes_of_strangers_are_not_set(play: Playground) -> None:
+    result = play.apply(
+        [
+            directory(
+                "d",
+                pax=(("SCHILY.xattr.trusted.overlay.redirect", "/etc"), ("SCHILY.xattr.trusted.overlay.opaque", "y")),
+            )
+        ]
+    )
+    assert os.listxattr(play.root / "d") == [] and result[3] == 2
+
+
+def test_the_root_must_be_a_directory(play: Playground) -> None:
+    for node in (symlink("./", "/etc"), Node("/", b"x"), hard_link(".", "a")):
+        with pytest.raises(ArchiveError, match="no directory"):
+            play.apply([node])
+
+
+def test_names_too_long(play: Playground) -> None:
+    with pytest.raises(OSError, match="File name too long"):
+        play.apply([Node("x" * 256)])
+    with pytest.raises((OSError, ArchiveError)):
+        play.apply([Node("/".join(["y" * 200] * 21))])
+
+
+def test_a_thousand_levels(play: Playground) -> None:
+    deep = "/".join("d" * 1 for _ in range(1000))
+    play.apply([Node(f"{deep}/f", b"x")])
+    layer.remove_tree(os.open(play.base / "outer", os.O_RDONLY), b"root")
+    assert not play.root.exists()
+
+
+# --- what is laid out -------------------------------------------------------------------------------------------------
+
+
+def is_whiteout(path: Path) -> bool:
+    status = os.lstat(path)
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def test_whiteouts(play: Playground) -> None:
+    play.apply(
+        [
+            directory("d"),
+            Node("d/.wh.gone"),
+            directory("o"),
+            Node("o/.wh..wh..opq"),
+            Node("o/kept", b"x"),
+            Node("implied/.wh.gone"),
+            directory(".wh..wh.plnk"),
+            Node(".wh..wh.plnk/1.2", b"x"),
+            Node(".wh..wh.aufs"),
+        ]
+    )
+    assert play.names() == {"d", "d/gone", "o", "o/kept", "implied", "implied/gone"}
+    assert is_whiteout(play.root / "d/gone") and is_whiteout(play.root / "implied/gone")
+    assert os.getxattr(play.root / "o", "trusted.overlay.opaque") == b"y"
+
+
+def test_whiteout_and_entry_of_one_name(play: Playground) -> None:
+    """A whiteout speaks of lower layers alone (OCI): what the same layer brings stays, in either order."""
+    play.apply(
+        [
+            Node("a", b"x"),
+            Node(".wh.a"),
+            Node(".wh.b"),
+            Node("b", b"y"),
+            directory("c"),
+            Node("c/in", b""),
+            Node(".wh.c"),
+            Node(".wh.d"),
+            directory("d"),
+            Node(".wh.e"),
+            Node("e/in", b""),
+        ]
+    )
+    assert (play.root / "a").read_bytes() == b"x" and (play.root / "b").read_bytes() == b"y"
+    for name in ("c", "d", "e"):
+        assert os.getxattr(play.root / name, "trusted.overlay.opaque") == b"y"
+    assert (play.root / "c/in").exists() and (play.root / "e/in").exists()
+
+
+def test_a_file_becomes_a_directory_and_back(play: Playground) -> None:
+    play.apply(
+        [
+            Node("x", b"1"),
+            directory("x"),
+            Node("x/y", b"2"),
+            Node("x", b"3"),
+            directory("x"),
+            symlink("x", "z"),
+            directory("x"),
+            Node("x/w"),
+        ]
+    )
+    assert play.names() == {"x", "x/w"}
+
+
+def test_a_parent_that_is_a_file(play: Playground) -> None:
+    with pytest.raises(ArchiveError, match="parent"):
+        play.apply([Node("x", b""), Node("x/y", b"")])
+
+
+def test_implied_directories(play: Playground) -> None:
+    result = play.apply([Node("a/b/c", b""), directory("a", 0o700), Node("d/e", b"")])
+    assert set(result[2]) == {b"", b"a/b", b"d"}
+    assert play.apply([directory("./")])[2] == []
+
+
+def test_modes_owners_devices(play: Playground) -> None:
+    old = os.umask(0o077)
+    try:
+        play.apply(
+            [
+                directory("./", 0o711, uid=3),
+                directory("group", 0o2775, gid=50),
+                Node("group/own", b"", mode=0o644),
+                directory("group/below", 0o755),
+                Node("setuid", b"x", mode=0o4755, uid=1000, gid=1000),
+                Node("all", b"", mode=0o777),
+                Node("fifo", type=tarfile.FIFOTYPE, mode=0o622),
+                Node("null", type=tarfile.CHRTYPE, mode=0o666, device=(1, 3)),
+                Node("disk", type=tarfile.BLKTYPE, mode=0o660, gid=6, device=(259, 70000)),
+                Node("big", b"", uid=3_000_000_000, gid=4_000_000_000),
+                Node(
+                    "cap",
+                    b"",
+                    mode=0o755,
+                    uid=5,
+                    pax=(("SCHILY.xattr.security.capability", CAPABILITY.decode("latin-1")),),
+                ),
+            ]
+        )
+    finally:
+        os.umask(old)
+    looks = snapshot(play.root)
+    assert looks["."][:3] == ("0o40711", 3, 0)
+    assert looks["group/own"][:3] == ("0o100644", 0, 0)
+    assert looks["group/below"][:3] == ("0o40755", 0, 0)
+    assert looks["setuid"][:3] == ("0o104755", 1000, 1000)
+    assert looks["all"][0] == "0o100777"
+    assert looks["fifo"][0] == "0o10622"
+    assert looks["null"][4] == (1, 3) and looks["disk"][4] == (259, 70000)
+    assert looks["big"][1:3] == (3_000_000_000, 4_000_000_000)
+    assert looks["cap"][6] == {"security.capability": CAPABILITY}
+
+
+CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")
+
+
+def test_times(play: Playground) -> None:
+    play.apply(
+        [
+            directory("d", mtime=100),
+            Node("d/f", b"x", mtime=1.25),
+            Node("d/old", mtime=-1.5),
+            symlink("d/s", "f", mtime=7),
+            directory("d/e", mtime=9),
+        ]
+    )
+    times = {name: look[3] for name, look in snapshot(play.root).items()}
+    assert (times["d"], times["d/e"], times["d/s"]) == (100 * 10**9, 9 * 10**9, 7 * 10**9)
+    assert (times["d/f"], times["d/old"]) == (1_250_000_000, -1_500_000_000)
+
+
+def test_answer_digest_and_progress(play: Playground) -> None:
+    data = tar([Node("a", b"x" * 1000), Node("b", b"y" * 50), hard_link("c", "a")])
+    hashed = hashlib.sha256()
+    counted = array("q", [0])
+    file = os.memfd_create("layer")
+    target = os.open(play.root, os.O_RDONLY)
+    try:
+        os.write(file, b"head" + data + b"tail")
+        answer = layer.apply(file, target, offset=4, size=len(data), digest=hashed, progress=counted)
+    finally:
+        os.close(file)
+        os.close(target)
+    assert answer == (1050, 3, [b""], 0)
+    assert hashed.hexdigest() == hashlib.sha256(data).hexdigest() and counted[0] == len(data)
+
+
+def test_a_full_disk_and_a_lost_source(play: Playground) -> None:
+    class Broken(io.BytesIO):
+        def readinto(self, buffer: object) -> int:
+            raise OSError(5, "lost")
+
+    target = os.open(play.root, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="lost"):
+            layer.apply(Broken(), target)
+    finally:
+        os.close(target)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format=gnu"],
+        ["--format=oldgnu"],
+        ["--format=pax"],
+        ["--format=ustar"],
+        ["--format=v7"],
+        ["--format=gnu", "-S"],
+        ["--format=oldgnu", "-S"],
+        ["--format=pax", "-S", "--sparse-version=0.0"],
+        ["--format=pax", "-S", "--sparse-version=0.1"],
+        ["--format=pax", "-S", "--sparse-version=1.0"],
+        ["--format=pax", "--xattrs", "--xattrs-include=*"],
+    ],
+    ids=" ".join,
+)
+def test_the_same_tree_as_gnu_tar(tmp_path: Path, options: list[str]) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "sub").mkdir(mode=0o1777)
+    (source / "sub").chmod(0o1777)
+    (source / "plain").write_bytes(os.urandom(70_000))
+    (source / "setuid").write_bytes(b"x")
+    os.chown(source / "setuid", 12, 34)
+    (source / "setuid").chmod(0o6755)
+    os.link(source / "plain", source / "sub" / "hard")
+    os.symlink("../plain", source / "sub" / "soft")
+    if "--format=v7" not in options:
+        os.mkfifo(source / "sub" / "fifo")
+        os.mknod(source / "sub" / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    os.setxattr(source / "plain", "user.colour", b"r\0d=")
+    os.setxattr(source / "setuid", "security.capability", CAPABILITY)
+    if "--format=v7" not in options and "--format=ustar" not in options:
+        long = source / "sub" / ("long" * 50)
+        long.write_bytes(b"long")
+        os.symlink("t" * 150, source / "longlink")
+    for name, pieces in {"sparse": 3, "many": 60, "hole": 0}.items():
+        with open(source / name, "wb") as file:
+            for piece in range(pieces):
+                file.seek(piece * 200_000 + 4096)
+                file.write(os.urandom(4096))
+            file.truncate(pieces * 200_000 + 777_777)
+    os.utime(source / "plain", ns=(10**18, 10**18))
+    os.utime(source / "sub", ns=(10**17, 10**17))
+
+    archive = tmp_path / "archive.tar"
+    subprocess.run(["tar", *options, "-C", source, "-cf", archive, "."], check=True)
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    ours.mkdir()
+    extra = ["--xattrs", "--xattrs-include=*"] if "--xattrs" in options else []
+    subprocess.run(["tar", "-C", theirs, *extra, "--same-owner", "-xpf", archive], check=True)
+    file, target = os.open(archive, os.O_RDONLY), os.open(ours, os.O_RDONLY)
+    try:
+        layer.apply(file, target)
+    finally:
+        os.close(file)
+        os.close(target)
+    assert snapshot(ours) == snapshot(theirs)
+    if "-S" in options:
+        assert (ours / "many").stat().st_blocks * 512 < 1_000_000
+
+
+def test_sparse_bombs_cost_nothing(play: Playground) -> None:
+    data = extended(record(b"GNU.sparse.map", b"8000000000000,1") + record(b"GNU.sparse.size", b"8000000000001"))
+    try:
+        play.apply(data + bytes(header(size=b"%011o" % 1)) + bytes(512) + END)
+    except OSError:
+        return  # larger than the file system takes
+    assert (play.root / "victim").stat().st_blocks < 100
+
+
+# --- fuzz -------------------------------------------------------------------------------------------------------------
+
+NAMES = [
+    "a",
+    "b",
+    "a/b",
+    "a/b/c",
+    "../x",
+    "a/../../x",
+    "/a",
+    "l",
+    "l/x",
+    "l/l/y",
+    ".wh.a",
+    "a/.wh.b",
+    "a/.wh..wh..opq",
+    ".wh...",
+    ".",
+    "./",
+    "l/.wh.x",
+]
+TARGETS = ["a", "..", "../..", "/", "/tmp", "l", "a/b", "../../victim/file", ""]
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> Node:
+    kind = draw(st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]))
+    data = draw(st.binary(max_size=20)) if kind == tarfile.REGTYPE else b""
+    return Node(draw(st.sampled_from(NAMES)), data, kind, link=draw(st.sampled_from(TARGETS)))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(nodes(), max_size=8), st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255)), max_size=3))
+def test_no_archive_writes_outside(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[Node], changes: list[tuple[int, int]]
+) -> None:
+    play = Playground(tmp_path_factory.mktemp("fuzz"))
+    data = bytearray(tar(entries))
+    for at, value in changes:
+        data[at % len(data)] = value
+    for block in range(0, len(data) - 511, 512):
+        if data[block + 257 : block + 262] == b"ustar":
+            data[block + 148 : block + 156] = b" " * 8
+            data[block + 148 : block + 156] = b"%06o\0 " % sum(data[block : block + 512])
+    with contextlib.suppress(ArchiveError, OSError):
+        play.apply(bytes(data))
+
+
+# --- taking away and measuring ----------------------------------------------------------------------------------------
+
+
+def test_remove_tree_follows_nothing(play: Playground) -> None:
+    (play.root / "a").mkdir()
+    os.symlink(play.base / "victim", play.root / "a" / "link")
+    os.symlink(play.base / "victim", play.root / "link")
+    (play.root / "a" / ".removed-1").mkdir()
+    parent = os.open(play.root.parent, os.O_RDONLY)
+    try:
+        layer.remove_tree(parent, b"root")
+        layer.remove_tree(parent, b"root")
+    finally:
+        os.close(parent)
+    assert not play.root.exists() and (play.base / "victim" / "file").read_text() == "untouched"
+
+
+def test_remove_tree_of_any_depth(tmp_path: Path) -> None:
+    """Deeper than a path can name and than descriptors can be open, and full of names that the removal would use itself."""
+    (tmp_path / "top").mkdir()
+    for serial in range(1, 4):
+        (tmp_path / "top" / f".removed-{serial}").write_text("in the way")
+    at = os.open(tmp_path / "top", os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=at)
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    parent = os.open(tmp_path, os.O_RDONLY)
+    try:
+        layer.remove_tree(parent, b"top")
+    finally:
+        os.close(parent)
+    assert os.listdir(tmp_path) == []
+
+
+def test_usage(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_bytes(b"x" * 100)
+    os.link(tmp_path / "d" / "f", tmp_path / "g")
+    os.symlink("/", tmp_path / "s")
+    directory_fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert layer.usage(directory_fd) == (100, 4)
+    finally:
+        os.close(directory_fd)
