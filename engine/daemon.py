@@ -26,6 +26,7 @@ from engine.config import Config
 from engine.containers.container import Containers, Parts
 from engine.containers.exec import Execs
 from engine.containers.lifecycle import State
+from engine.containers.stats import Statistics
 from engine.containers.store import ContainerStore
 from engine.errors import EngineError, NotFound
 from engine.events import EventLog
@@ -121,6 +122,8 @@ class Daemon:
         self.monitor = monitor = Monitor(config.run, attach_stall=config.attach_stall, on_exit=self._exited)
         images = ImageStore(records, content, snapshots, events, users=self._users_of)
         await images.open()
+        statistics = Statistics(self.cgroups)
+        stack.push_async_callback(statistics.close)
         self.containers = Containers(
             Parts(
                 config=config,
@@ -133,6 +136,7 @@ class Daemon:
                 runtime=runtime,
                 cgroups=self.cgroups,
                 events=events,
+                statistics=statistics,
             )
         )
         await monitor.open()

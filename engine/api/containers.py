@@ -17,6 +17,7 @@ from engine.containers.streams import attach as attach_client
 from engine.errors import InvalidParameter
 from engine.http.messages import HijackReply, Reply, Request, StreamReply
 from engine.wire.containers import CreateBody, Waited
+from engine.wire.stats import Stats
 
 RAW_STREAM = "application/vnd.engine.raw-stream"
 CREATE_LIMIT = 4 << 20
@@ -103,6 +104,19 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply:
         follow=parameters.boolean(query, "follow"),
     )
     return StreamReply(200, chunks, RAW_STREAM)
+
+
+async def stats(engine: Engine, request: Request) -> Reply | StreamReply:
+    container = engine.containers.get(request.parameters["id"])
+    downs = request.version.downs(Stats)
+    if parameters.boolean(request.query, "stream", True):
+        return StreamReply(200, container.statistics(downs))
+    return encoded_reply(request, await container.statistics_once(downs))
+
+
+async def top(engine: Engine, request: Request) -> Reply:
+    container = engine.containers.get(request.parameters["id"])
+    return json_reply(request, await container.top(request.query.get("ps_args", "")))
 
 
 async def resize(engine: Engine, request: Request) -> Reply:

@@ -17,6 +17,7 @@ from engine.errors import InvalidParameter
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody
 from engine.wire.events import Message
 from engine.wire.images import HistoryItem, ImageSummary
+from engine.wire.stats import Stats, empty_throttling_data, networks_to_network, without_pids, without_previous_cpu
 from engine.wire.system import Info
 
 MINIMUM = "1.18"
@@ -162,6 +163,7 @@ CHANGES: tuple[Change, ...] = (
         "HostConfig.Sysctls",
         "HostConfig.StorageOpt",
     ),
+    Change("1.24", "stats tell pids_stats", of=Stats, down=without_pids),
     Change("1.24", "the list shows State and Mounts", of=ContainerSummary, down=without("State", "Mounts")),
     *_created_with(
         "1.22",
@@ -193,10 +195,13 @@ CHANGES: tuple[Change, ...] = (
         "HostConfig.DnsOptions",
         "HostConfig.VolumeDriver",
     ),
+    Change("1.21", "stats tell every network", of=Stats, down=networks_to_network),
     Change("1.21", "the list shows ImageID", of=ContainerSummary, down=without("ImageID")),
     Change("1.21", "inspect shows State.Status", of=ContainerInspect, down=without("State.Status")),
     Change("1.21", "inspect shows every network", of=ContainerInspect, down=without("NetworkSettings.Networks")),
-    *_created_with("1.20", "create takes GroupAdd, MemorySwappiness", "HostConfig.GroupAdd", "HostConfig.MemorySwappiness"),
+    *_created_with(
+        "1.20", "create takes GroupAdd, MemorySwappiness", "HostConfig.GroupAdd", "HostConfig.MemorySwappiness"
+    ),
     *_created_with(
         "1.19",
         "create takes CpuPeriod, CpuQuota, CpusetMems, BlkioWeight, OomKillDisable",
@@ -208,6 +213,8 @@ CHANGES: tuple[Change, ...] = (
     ),
     Change("1.19", "the image list shows Labels", of=ImageSummary, down=without("Labels")),
     Change("1.19", "history tells Tags, Size, Comment", of=HistoryItem, down=without("Tags", "Size", "Comment")),
+    Change("1.19", "stats tell precpu_stats", of=Stats, down=without_previous_cpu),
+    Change("1.19", "stats tell throttling_data", of=Stats, down=empty_throttling_data),
     Change("1.19", "logs take since", flag=Flag.LOGS_SINCE),
     Change("1.19", "Debug, MemoryLimit become booleans", of=Info, down=_booleans_to_ints),
     Change(

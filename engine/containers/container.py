@@ -14,17 +14,19 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from engine.config import Config as EngineConfig
-from engine.containers import bundle, create, lifecycle, logs, restart
+from engine.containers import bundle, create, lifecycle, logs, restart, top
 from engine.containers.lifecycle import State, Verb
 from engine.containers.names import Names, checked_name
 from engine.containers.signals import signal_number
+from engine.containers.stats import Down, Statistics, Stream
 from engine.containers.store import ContainerRecord, ContainerStore, Status
 from engine.errors import EngineError, InvalidParameter, NotFound, NotModified, ServerError
 from engine.events import EventLog
@@ -39,6 +41,7 @@ from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
 from engine.volumes.store import VolumeStore
 from engine.wire.containers import Config, CreateBody, Created, EndpointSettings
+from engine.wire.stats import ProcessList
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class Parts:
     runtime: Runtime
     cgroups: Cgroups
     events: EventLog
+    statistics: Statistics
 
 
 class Container:
@@ -151,6 +155,29 @@ class Container:
             framed=not self.record.config.tty,
             follow=self._log_grown if follow and self.running else None,
         )
+
+    @property
+    def cgroup(self) -> str:
+        """Its control group, from the root of each hierarchy."""
+        return cgroups.path(self.id, self.record.host.cgroup_parent)
+
+    def statistics(self, downs: Sequence[Down]) -> Stream:
+        """Encoded statistics, one a second, for a client whose version asks for `downs`; empty ones when it does not run."""
+        return self._parts.statistics.stream(self.id, **self._watched(), downs=downs)
+
+    async def statistics_once(self, downs: Sequence[Down]) -> bytes:
+        """One reading, encoded."""
+        return await self._parts.statistics.once(self.id, **self._watched(), downs=downs)
+
+    def _watched(self) -> dict[str, Any]:
+        own_network = self.record.host.network_mode != "host"
+        return {"pid": self.record.status.pid, "cgroup": self.cgroup, "network": own_network}
+
+    async def top(self, ps_args: str) -> ProcessList:
+        """Its processes as ps(1) on the host shows them. Raises ServerError when it does not run, InvalidParameter for bad `ps_args`."""
+        if not self.running:
+            raise ServerError(f"Container {self.id} is not running")
+        return await top.top(self._parts.cgroups, self.cgroup, ps_args or top.DEFAULT)
 
     async def _log_grown(self, inode: int, offset: int) -> bool:
         """Wait for more than is read; False when the container has ended, after which the log holds all there will be."""
@@ -300,8 +327,7 @@ class Container:
             self._teardown = asyncio.ensure_future(self._tear_down())
 
     async def _exit_after_oom_check(self, exit_record: Exit) -> None:
-        cgroup = cgroups.path(self.id, self.record.host.cgroup_parent)
-        killed = await asyncio.to_thread(self._parts.cgroups.oom_killed, cgroup)
+        killed = await asyncio.to_thread(self._parts.cgroups.oom_killed, self.cgroup)
         if killed:
             self.publish("oom")
         self._record_exit(exit_record, killed)
@@ -329,6 +355,7 @@ class Container:
             self._restart_delay = restart.delay(self._restart_delay, ran)
             self._restart = asyncio.ensure_future(self._start_again(self._restart_delay))
         self.publish("die", exit_record.at, exitCode=str(exit_record.status))
+        self._parts.statistics.ended(self.id)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
