@@ -1,0 +1,52 @@
+"""Blobs by digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.errors import InvalidParameter, NotFound, ServerError
+from engine.storage.content import Content
+
+DATA = b"some content"
+DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+
+
+def test_ingest_read_delete(tmp_path: Path) -> None:
+    content = Content(tmp_path)
+    assert content.ingest(DATA, DIGEST) == content.ingest(DATA) == DIGEST
+    assert content.digests() == {DIGEST} and content.read(DIGEST) == DATA
+    descriptor = content.open(DIGEST)
+    assert os.read(descriptor, 100) == DATA
+    os.close(descriptor)
+    content.delete(DIGEST)
+    content.delete(DIGEST)
+    for read in (content.read, content.open):
+        with pytest.raises(NotFound):
+            read(DIGEST)
+
+
+def test_what_does_not_fit_its_digest(tmp_path: Path) -> None:
+    content = Content(tmp_path)
+    with pytest.raises(InvalidParameter, match="expected"):
+        content.ingest(b"other", DIGEST)
+    assert content.digests() == set()
+    content.ingest(DATA)
+    content.path(DIGEST).write_bytes(b"damaged")
+    with pytest.raises(ServerError, match="damaged"):
+        content.read(DIGEST)
+    for name in ("sha256:../../etc/passwd", "md5:00", DIGEST.upper(), ""):
+        with pytest.raises(InvalidParameter):
+            content.path(name)
+
+
+def test_leftovers_of_a_crash_are_swept(tmp_path: Path) -> None:
+    content = Content(tmp_path)
+    content.ingest(DATA)
+    (tmp_path / "tmp" / "half").write_text("x")
+    (tmp_path / "content" / "sha256" / ".half.1234").write_text("x")
+    assert Content(tmp_path).digests() == {DIGEST}
+    assert os.listdir(tmp_path / "tmp") == [] and os.listdir(tmp_path / "content" / "sha256") == [DIGEST[7:]]
