@@ -7,6 +7,7 @@ asks for what clients are used to, or for what this engine happens to do.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +26,7 @@ class OtherEngine(TempEngine):
         return self
 
     def close(self) -> None:
-        pass
+        shutil.rmtree(self.base)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -381,9 +381,11 @@ class TempEngine:
             found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
             found += [f"link: {link}" for link in _links() if link == self.bridge]
-            # A link that came since, and is in no other engine's bridge, is ours: its bridge is gone, or it never was in one.
+            # A link that came since, is no bridge and is in none, is ours: its bridge is gone, or it never was in it.
             found += [
-                f"link: {link}" for link, master in _links().items() if link not in self._links_before and not master
+                f"link: {link}"
+                for link, master in _links().items()
+                if link not in self._links_before and not master and not os.path.exists(f"/sys/class/net/{link}/bridge")
             ]
             return found
 
