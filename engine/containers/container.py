@@ -296,6 +296,8 @@ class Container:
     async def _join_network(self, undo: contextlib.AsyncExitStack) -> tuple[str | None, dict[str, EndpointSettings]]:
         """The network namespace's path (empty: a fresh one; None: the host's) and the endpoints to show."""
         mode = self.record.host.network_mode
+        # Not at create: a 404 there means to clients that the image is missing, and they would pull it.
+        self._parts.network.check_mode(mode)
         if mode == "host":
             return None, {"host": EndpointSettings(network_id=self._parts.network.id_of("host"))}
         if mode == "none" or self.record.config.network_disabled is True:
@@ -615,7 +617,6 @@ class Containers:
         config, host = create.checked(body)
         chosen = checked_name(name) if name else ""
         drivers.validate(host.log_config)
-        parts.network.check_mode(host.network_mode)
         if not config.image:
             raise InvalidParameter("No image specified")
         image = parts.images.get(config.image)
