@@ -19,6 +19,9 @@ HISTORY = 1024
 BACKLOG = 4096
 """Events that may wait for a slow listener before it is ended."""
 
+CLOCK_SET_BACK = 1_000_000_000
+"""Nanoseconds by which an event may seem to be before the last one; beyond, the clock was set."""
+
 EVENT_FILTERS = ("container", "daemon", "event", "image", "label", "network", "plugin", "type", "volume")
 
 Filters = Mapping[str, Sequence[str]]
@@ -42,12 +45,13 @@ class EventLog:
         *,
         image_from: str = "",
     ) -> Message:
-        """Remember an event and give it to who listens. Times never run backwards: an event is later than the one
-        before it.
+        """Remember an event and give it to who listens. It is later than the one before it, unless the clock was set back.
 
         `image_from` fills `from` of a container's event; by default that is its attribute `image`.
         """
-        at = max(time.time_ns() if at_ns is None else at_ns, self._latest + 1)
+        at = time.time_ns() if at_ns is None else at_ns
+        if self._latest - CLOCK_SET_BACK < at <= self._latest:
+            at = self._latest + 1
         self._latest = at
         actor = Actor(id, dict(attributes or {}))
         seconds = at // 1_000_000_000
@@ -203,11 +207,10 @@ def _image_matches(message: Message, values: Sequence[str]) -> bool:
     """By reference with or without tag: of the image itself, or of the image a container was made from."""
     if message.type not in ("image", "container"):
         return False
-    attributes = message.actor.attributes
-    known = {attributes.get("name" if message.type == "image" else "image", "")}
+    name = message.actor.attributes.get("name" if message.type == "image" else "image", "")
+    known = {name, _without_tag(name)}
     if message.type == "image":
         known.add(message.actor.id)
-    known |= {_without_tag(name) for name in known}
     return any(value in known for value in values)
 
 

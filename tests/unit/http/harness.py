@@ -238,7 +238,7 @@ async def settle(rounds: int = 20) -> None:
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (nothing announces these conditions)
             await asyncio.sleep(0.002)
 
 

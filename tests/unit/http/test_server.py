@@ -1,3 +1,5 @@
+# ruff: noqa: ASYNC220, ASYNC240
+# Tests may block their own loop for a moment.
 """A real server on uvloop: listeners, time limits, hijacked connections, clients that leave."""
 
 from __future__ import annotations

@@ -1,0 +1,79 @@
+"""An engine of fakes, and requests without a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import msgspec
+
+from engine.api.application import Application
+from engine.api.engine import Engine
+from engine.api.routes import ROUTES, Route
+from engine.api.versions import LATEST, VERSIONS
+from engine.config import Config
+from engine.events import EventLog
+from engine.http.messages import Body, Headers, Query, Reply, Request
+from engine.wire.system import Counts, Host
+
+HOST = Host(
+    id="ABCD",
+    name="node",
+    kernel="6.1.0",
+    operating_system="Debian GNU/Linux 12 (bookworm)",
+    memory=8 << 30,
+    cpus=4,
+    security_options=("seccomp",),
+    memory_limit=True,
+    ipv4_forwarding=True,
+    build_time="2026-01-02T03:04:05Z",
+    python="3.11.7",
+)
+
+
+def engine() -> Engine:
+    counts = Counts(running=2, paused=1, stopped=3, images=7, runtime="crun", runtimes={"crun": "/usr/bin/crun"})
+    absent: Any = None  # parts that the handlers under test never reach
+    return Engine(
+        config=Config(),
+        events=EventLog(),
+        host=HOST,
+        counts=lambda: counts,
+        containers=absent,
+        execs=absent,
+        images=absent,
+        monitor=absent,
+    )
+
+
+def application(rows: Iterable[Route] = ROUTES) -> Application:
+    return Application(engine(), rows)
+
+
+def request(
+    path: str = "/", method: str = "GET", *, query: str = "", body: bytes = b"", version: str | None = None
+) -> Request:
+    made = Request(method, path, Query(query.encode()), Headers([]), Body(None, body))
+    made.version = LATEST if version is None else VERSIONS[version]
+    return made
+
+
+def ask(app: Application, path: str, method: str = "GET", *, query: str = "", body: bytes = b"") -> Reply:
+    """The answer as a client would get it, errors too."""
+
+    async def run() -> Any:
+        try:
+            result = app(request(path, method, query=query, body=body))
+            return await result if isinstance(result, Coroutine) else result
+        except Exception as error:
+            return app.error_reply(error)
+
+    reply = asyncio.run(run())
+    assert isinstance(reply, Reply)
+    return reply
+
+
+def shown(reply: Reply) -> Any:
+    assert reply.body.endswith(b"\n")
+    return msgspec.json.decode(reply.body)

@@ -1,0 +1,202 @@
+"""Version prefix, route windows, and errors as answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import __version__
+from engine.api import replies
+from engine.api.application import Application
+from engine.api.engine import Engine
+from engine.api.routes import DELETE, GET, HEAD, HIJACK, POST, PUT, ROUTES, STREAM
+from engine.errors import (
+    Conflict,
+    EngineError,
+    Forbidden,
+    InvalidParameter,
+    NotAcceptable,
+    NotFound,
+    NotModified,
+    ServerError,
+)
+from engine.http.messages import Reply, Request
+from tests.unit.api.parts import application, ask, request, shown
+
+
+def tell(engine: Engine, asked: Request) -> Reply:
+    words = f"{asked.version.name} {asked.status} {asked.parameters} {asked.cancellable}"
+    return Reply(asked.status, words.encode())
+
+
+ROWS = (
+    GET("/things", tell),
+    POST("/things", tell, 201),
+    HEAD("/things/{id}", tell, since="1.20"),
+    PUT("/things/{id}", tell, since="1.20", until="1.22"),
+    PUT("/things/{id}", tell, 202, since="1.22"),
+    DELETE("/things/{name:path}", tell, 204, until="1.24"),
+    GET("/things/{id}/wait", tell, mode=STREAM),
+    POST("/things/{id}/attach", tell, mode=HIJACK, since="1.19"),
+)
+APP = application(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/things", 200, "1.24 200 {} False"),
+        ("GET", "/v1.24/things", 200, "1.24 200 {} False"),
+        ("GET", "/v1.18/things", 200, "1.18 200 {} False"),
+        ("POST", "/v1.21/things", 201, "1.21 201 {} False"),
+        ("HEAD", "/v1.20/things/x", 200, "1.20 200 {'id': 'x'} False"),
+        ("PUT", "/v1.21/things/x", 200, "1.21 200 {'id': 'x'} False"),
+        ("PUT", "/v1.22/things/x", 202, "1.22 202 {'id': 'x'} False"),
+        ("PUT", "/things/v1.24", 202, "1.24 202 {'id': 'v1.24'} False"),
+        ("DELETE", "/v1.23/things/a/b", 204, "1.23 204 {'name': 'a/b'} False"),
+        ("GET", "/v1.24/things/x/wait", 200, "1.24 200 {'id': 'x'} True"),
+        ("POST", "/things/x/attach", 200, "1.24 200 {'id': 'x'} False"),
+    ],
+)
+def test_found(method: str, path: str, status: int, words: str) -> None:
+    reply = ask(APP, path, method)
+    assert (reply.status, reply.body.decode()) == (status, words)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/v1.24"),
+        ("GET", "/v1.24/"),
+        ("GET", "/v1.24things"),
+        ("GET", "/v1.24/v1.24/things"),
+        ("GET", "/nothing"),
+        ("DELETE", "/things"),
+        ("PATCH", "/things"),
+        ("GET", "/things/"),
+        ("HEAD", "/things"),
+        ("HEAD", "/v1.19/things/x"),
+        ("PUT", "/v1.19/things/x"),
+        ("DELETE", "/things/x"),
+        ("DELETE", "/v1.24/things/x"),
+        ("POST", "/v1.18/things/x/attach"),
+        ("GET", "/version1/things"),
+        ("GET", "*"),
+    ],
+)
+def test_page_not_found(method: str, path: str) -> None:
+    reply = ask(APP, path, method)
+    assert reply.status == 404 and reply.body == b'{"message":"page not found"}\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1.25/things", "client is newer than server (client API version: 1.25, server API version: 1.24)"),
+        ("/v1.47/nothing", "client is newer than server (client API version: 1.47, server API version: 1.24)"),
+        (
+            "/v1.17/things",
+            "client version 1.17 is too old. Minimum supported API version is 1.18, "
+            "please upgrade your client to a newer version",
+        ),
+        ("/v1.25", "client is newer than server (client API version: 1.25, server API version: 1.24)"),
+    ],
+)
+def test_versions_not_spoken(path: str, message: str) -> None:
+    reply = ask(APP, path)
+    assert reply.status == 400 and shown(reply) == {"message": message}
+
+
+def test_is_hijack() -> None:
+    assert APP.is_hijack("POST", "/things/x/attach") and APP.is_hijack("POST", "/v1.19/things/x/attach")
+    for method, path in (
+        ("POST", "/v1.18/things/x/attach"), ("POST", "/v1.99/things/x/attach"), ("GET", "/things/x/attach"),
+        ("GET", "/things"), ("POST", "/"), ("POST", ""),
+    ):  # fmt: skip
+        assert not APP.is_hijack(method, path)
+
+
+@given(st.sampled_from(["GET", "POST", "X"]), st.text(max_size=30))
+def test_any_path_is_answered(method: str, path: str) -> None:
+    for each in (path, "/v" + path, "/v1." + path, "/v1.24/" + path):
+        assert ask(APP, each, method).status in (200, 201, 400, 404)
+        APP.is_hijack(method, each)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidParameter("m"), 400),
+        (Forbidden("m"), 403),
+        (NotFound("m"), 404),
+        (NotAcceptable("m"), 406),
+        (Conflict("m"), 409),
+        (ServerError("m"), 500),
+        (EngineError("m"), 500),
+    ],
+)
+def test_kinds_of_error(error: EngineError, status: int) -> None:
+    reply = replies.error_reply(error)
+    assert reply.status == status and shown(reply)["message"].endswith("m")
+
+
+def test_a_more_special_error_is_of_its_kind() -> None:
+    class NoSuchThing(NotFound):
+        pass
+
+    assert replies.error_reply(NoSuchThing("x")).status == 404
+
+
+def test_not_modified_has_no_body() -> None:
+    reply = replies.error_reply(NotModified("x"))
+    assert reply.status == 304 and reply.body == b""
+
+
+def test_a_bug_is_logged_and_told_without_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    def buggy(engine: Engine, asked: Request) -> Reply:
+        raise ZeroDivisionError("division by zero")
+
+    reply = ask(application((GET("/bug", buggy),)), "/bug")
+    assert reply.status == 500 and shown(reply) == {"message": "internal error: ZeroDivisionError: division by zero"}
+    assert "Traceback" in caplog.text and "in buggy" in caplog.text
+
+
+def test_every_answer_tells_the_engine() -> None:
+    assert dict(Application.headers) == {
+        "Server": f"engined/{__version__} (linux)",
+        "Api-Version": "1.24",
+        "Docker-Experimental": "false",
+        "Ostype": "linux",
+    }
+
+
+def test_every_row_is_found_at_its_versions() -> None:
+    app = application()
+    for route in ROUTES:
+        path = route.path.replace("{name:path}", "a/b")
+        while "{" in path:
+            path = path[: path.index("{")] + "x" + path[path.index("}") + 1 :]
+        found = app._router.match(route.method, path)
+        assert found is not None and route in found[0], route
+
+
+def test_json_lines() -> None:
+    import asyncio
+    from collections.abc import AsyncIterator
+
+    async def lines(error: Exception | None) -> AsyncIterator[dict[str, str]]:
+        yield {"status": "one"}
+        if error is not None:
+            raise error
+
+    async def collect(error: Exception | None) -> bytes:
+        return b"".join([piece async for piece in replies.json_lines(lines(error), request())])
+
+    assert asyncio.run(collect(None)) == b'{"status":"one"}\r\n'
+    assert asyncio.run(collect(ServerError("disk full"))) == (
+        b'{"status":"one"}\r\n{"errorDetail":{"message":"disk full"},"error":"disk full"}\r\n'
+    )
+    with pytest.raises(KeyError):
+        asyncio.run(collect(KeyError("bug")))
