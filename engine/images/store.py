@@ -30,7 +30,6 @@ from engine.images.reference import Reference
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Change, Records
-from engine.system import files
 from engine.wire import times
 from engine.wire.containers import Config
 from engine.wire.images import (
@@ -116,7 +115,6 @@ class ImageStore:
         """Held from the decision about records until they are committed and seen."""
         self._loading: dict[str, int] = {}
         """chain_ids that loads under way claim, with their number."""
-        self._boot = files.read_file("/proc/sys/kernel/random/boot_id", 64).decode().strip()
         self._settling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -137,7 +135,7 @@ class ImageStore:
             self._settle_soon()
 
     def _lost(self, record: ImageRecord, blobs: set[str]) -> str:
-        if record.pending not in ("", self._boot):
+        if record.pending not in ("", self._snapshots.boot):
             return "the host went down before it was on the disk"
         if record.id not in blobs:
             return "its configuration is missing"
@@ -492,7 +490,7 @@ class ImageStore:
             chain_ids=chains,
             size=sum(layer.size for layer in layers),
             created=_nanoseconds(config.created),
-            pending=self._boot,
+            pending=self._snapshots.boot,
         )
 
     def _settle_soon(self) -> None:

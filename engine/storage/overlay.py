@@ -65,7 +65,8 @@ class OverlaySnapshots:
         self._records = records
         self._layer_table = records.table("layer", Layer)
         self._snapshot_table = records.table("snapshot", Snapshot)
-        self._boot = _boot_id()
+        self.boot = _boot_id()
+        """The id of this boot of the host."""
         numbers = _numbers(self._directory)
         self._layers = self._whole_layers(numbers)
         self._snapshots = self._snapshot_table.load()
@@ -96,7 +97,7 @@ class OverlaySnapshots:
             sound = not at or at in whole
             for name in reversed(line):
                 layer = recorded.get(name)
-                sound = sound and layer is not None and layer.number in numbers and layer.pending in ("", self._boot)
+                sound = sound and layer is not None and layer.number in numbers and layer.pending in ("", self.boot)
                 if sound and layer is not None:
                     whole[name] = layer
                 else:
@@ -178,7 +179,7 @@ class OverlaySnapshots:
                 raise NotFound(f"No such layer: {layer.parent}")
             if chain_id in self._layers:
                 raise Conflict(f"layer {chain_id} is there already")
-            record = msgspec.structs.replace(layer, number=draft.number, pending=self._boot)
+            record = msgspec.structs.replace(layer, number=draft.number, pending=self.boot)
             # Counted before the wait, so that nobody collects the parent meanwhile.
             if layer.parent:
                 self._children[layer.parent] += 1

@@ -1,0 +1,274 @@
+"""What every snapshotter must do (engine/storage/snapshots.py), asked of each there is.
+
+Needs root: they mount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.errors import Conflict, NotFound
+from engine.storage.overlay import OverlaySnapshots
+from engine.storage.records import Records
+from engine.storage.snapshots import Layer, Snapshots, Usage
+from engine.system import mounts
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@asynccontextmanager
+async def overlay(root: Path) -> AsyncIterator[Snapshots]:
+    records = Records(root / "state.db")
+    try:
+        yield OverlaySnapshots(root, records)
+    finally:
+        records.close()
+
+
+@pytest.fixture(params=[overlay], ids=["overlay"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[Snapshots], Awaitable[None]]], None]:
+    """Runs a coroutine on a snapshotter over one root, each time as after a restart; nothing may stay mounted."""
+
+    def runner(work: Callable[[Snapshots], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with request.param(tmp_path) as snapshots:
+                await work(snapshots)
+
+        asyncio.run(main())
+
+    yield runner
+    left = mounts.mounts(tmp_path)
+    for entry in reversed(left):
+        mounts.unmount(entry.target)
+    assert left == []
+
+
+async def add(snapshots: Snapshots, chain_id: str, parent: str = "", **contents: str) -> None:
+    draft = await snapshots.draft()
+    for name, text in contents.items():
+        (draft.path / name).write_text(text)
+    await snapshots.commit_layer(draft, chain_id, Layer(0, f"diff of {chain_id}", parent, 7))
+
+
+def target(tmp_path: Path, key: str = "k") -> Path:
+    path = tmp_path / "containers" / key / "rootfs"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def test_write_remount_remove(run: Callable[..., None], tmp_path: Path) -> None:
+    where = target(tmp_path)
+
+    async def make(snapshots: Snapshots) -> None:
+        await add(snapshots, "low", a="low", b="low")
+        await add(snapshots, "high", "low", b="high")
+        assert (snapshots.layer("high") or Layer(0, "")).size == 7 and snapshots.layer("none") is None
+        snapshots.retain("high")
+        await snapshots.prepare("k", "high")
+        await snapshots.mount("k", where)
+        assert ((where / "a").read_text(), (where / "b").read_text()) == ("low", "high")
+        (where / "b").unlink()
+        (where / "c").write_text("mine")
+        await snapshots.unmount("k", where)
+        await snapshots.unmount("k", where)
+        assert os.listdir(where) == []
+
+    async def again(snapshots: Snapshots) -> None:
+        snapshots.retain("high")
+        await snapshots.mount("k", where)
+        assert sorted(os.listdir(where)) == ["a", "c"]
+        assert await snapshots.usage("k") == Usage(4, 2)
+        assert (snapshots.upper("k") / "c").read_text() == "mine"
+        await snapshots.unmount("k", where)
+        await snapshots.remove("k")
+        await snapshots.remove("k")
+        with pytest.raises(NotFound):
+            await snapshots.mount("k", where)
+        with pytest.raises(NotFound):
+            snapshots.upper("k")
+        assert await snapshots.release("high") == ["high", "low"]
+
+    run(make)
+    run(again)
+    assert os.listdir(tmp_path / "layers") == []
+
+
+def test_on_nothing(run: Callable[..., None], tmp_path: Path) -> None:
+    where = target(tmp_path)
+
+    async def work(snapshots: Snapshots) -> None:
+        await snapshots.prepare("k", None)
+        await snapshots.mount("k", where)
+        (where / "x").write_text("x")
+        await snapshots.unmount("k", where)
+        assert os.listdir(where) == [] and os.listdir(snapshots.upper("k")) == ["x"]
+        await snapshots.remove("k")
+
+    run(work)
+
+
+def test_refusals_leave_nothing(run: Callable[..., None], tmp_path: Path) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        with pytest.raises(NotFound):
+            await snapshots.prepare("k", "none")
+        await snapshots.prepare("k", None)
+        with pytest.raises(Conflict):
+            await snapshots.prepare("k", None)
+        await snapshots.remove("k")
+        with pytest.raises(NotFound):
+            await add(snapshots, "orphan", "none")
+        snapshots.retain("one")
+        await add(snapshots, "one")
+        with pytest.raises(Conflict):
+            await add(snapshots, "one")
+        draft = await snapshots.draft()
+        await snapshots.abandon(draft)
+        assert len(os.listdir(tmp_path / "layers")) == 1
+
+    run(work)
+
+
+def test_layers_live_as_long_as_somebody_uses_them(run: Callable[..., None], tmp_path: Path) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        for chain_id, parent in (("a", ""), ("ab", "a"), ("abc", "ab"), ("abd", "ab")):
+            snapshots.retain(chain_id)
+            await add(snapshots, chain_id, parent)
+        for chain_id in ("a", "ab", "abd"):
+            assert await snapshots.release(chain_id) == (["abd"] if chain_id == "abd" else [])
+        await snapshots.prepare("k", "abc")
+        assert await snapshots.release("abc") == [], "a container stands on it"
+        assert snapshots.layer("a") is not None
+        await snapshots.remove("k")
+        assert snapshots.layer("abc") is None and snapshots.layer("a") is None
+
+    run(work)
+    assert os.listdir(tmp_path / "layers") == []
+
+
+def test_128_layers(run: Callable[..., None], tmp_path: Path) -> None:
+    where = target(tmp_path)
+
+    async def work(snapshots: Snapshots) -> None:
+        below = ""
+        for at in range(128):
+            await add(snapshots, f"chain{at}", below, **{f"f{at}": str(at)})
+            below = f"chain{at}"
+        await snapshots.prepare("k", below)
+        await snapshots.mount("k", where)
+        assert len(os.listdir(where)) == 128
+        await snapshots.unmount("k", where)
+
+    run(work)
+
+
+def test_the_root_looks_like_the_topmost_layers(run: Callable[..., None], tmp_path: Path) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        draft = await snapshots.draft()
+        os.chown(draft.path, 5, 6)
+        draft.path.chmod(0o1711)
+        await snapshots.commit_layer(draft, "a", Layer(0, "a"))
+        await snapshots.prepare("k", "a")
+        status = snapshots.upper("k").stat()
+        assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (0o1711, 5, 6)
+
+    run(work)
+
+
+def test_directories_without_an_entry_look_like_those_below(run: Callable[..., None], tmp_path: Path) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        low = await snapshots.draft()
+        for name in ("kept", "hidden", "kept/deep"):
+            (low.path / name).mkdir()
+            os.chown(low.path / name, 7, 8)
+            (low.path / name).chmod(0o700)
+            os.setxattr(low.path / name, "trusted.look", b"x")
+        os.utime(low.path / "kept", ns=(10**18, 10**18))
+        await snapshots.commit_layer(low, "low", Layer(0, "low"))
+        mid = await snapshots.draft()
+        os.mknod(mid.path / "hidden", 0o020000, 0)
+        await snapshots.commit_layer(mid, "mid", Layer(0, "mid", "low"))
+        top = await snapshots.draft()
+        for name in ("kept", "hidden", "kept/deep", "new"):
+            (top.path / name).mkdir()
+        await snapshots.commit_layer(
+            top, "top", Layer(0, "top", "mid"), [b"", b"kept", b"kept/deep", b"hidden", b"new"]
+        )
+        looks = {name: (top.path / name).stat() for name in ("kept", "kept/deep", "hidden", "new")}
+        assert {name: (look.st_mode & 0o777, look.st_uid) for name, look in looks.items()} == {
+            "kept": (0o700, 7),
+            "kept/deep": (0o700, 7),
+            "hidden": (0o755, 0),
+            "new": (0o755, 0),
+        }
+        assert looks["kept"].st_mtime_ns == 10**18 and os.getxattr(top.path / "kept", "trusted.look") == b"x"
+
+    run(work)
+
+
+def test_sweep(run: Callable[..., None], tmp_path: Path) -> None:
+    """What a crash leaves: mounts, directories without a record, records without a directory, keys and layers that nobody names."""
+    stale, live, ghost = target(tmp_path, "stale"), target(tmp_path, "live"), tmp_path / "containers" / "live" / "else"
+
+    async def crash(snapshots: Snapshots) -> None:
+        await add(snapshots, "used")
+        await add(snapshots, "lost")
+        await add(snapshots, "on lost", "lost")
+        await add(snapshots, "unnamed")
+        await add(snapshots, "stood on")
+        for key, parent in (("live", "used"), ("stale", "used"), ("other", "stood on")):
+            await snapshots.prepare(key, parent)
+        await snapshots.mount("live", live)
+        await snapshots.mount("stale", stale)
+        await snapshots.draft()
+        (tmp_path / "layers" / "999").mkdir()
+        lost = snapshots.layer("lost")
+        assert lost is not None
+        (tmp_path / "layers" / str(lost.number) / "diff").rmdir()
+        (tmp_path / "layers" / str(lost.number)).rmdir()
+
+    async def restart(snapshots: Snapshots) -> None:
+        assert snapshots.layer("lost") is None and snapshots.layer("on lost") is None
+        await snapshots.sweep({"live", "other"}, {"used"})
+        assert [entry.target for entry in mounts.mounts(tmp_path)] == [str(live)]
+        assert snapshots.layer("used") and snapshots.layer("stood on") and not snapshots.layer("unnamed")
+        with pytest.raises(NotFound):
+            snapshots.upper("stale")
+        assert len(os.listdir(tmp_path / "layers")) == 4
+        draft = await snapshots.draft()
+        assert draft.number > 999, "numbers are not used again"
+        await snapshots.abandon(draft)
+        await snapshots.unmount("live", live)
+
+    run(crash)
+    run(restart)
+    run(restart_is_quiet)
+    assert not ghost.exists()
+
+
+async def restart_is_quiet(snapshots: Snapshots) -> None:
+    await snapshots.sweep({"live", "other"}, {"used"})
+    assert snapshots.layer("used") and snapshots.layer("stood on")
+
+
+def test_many_at_once(run: Callable[..., None], tmp_path: Path) -> None:
+    async def one(snapshots: Snapshots, key: str) -> None:
+        where = target(tmp_path, key)
+        await snapshots.prepare(key, "base")
+        await snapshots.mount(key, where)
+        (where / "own").write_text(key)
+        await snapshots.unmount(key, where)
+        await snapshots.remove(key)
+
+    async def work(snapshots: Snapshots) -> None:
+        snapshots.retain("base")
+        await add(snapshots, "base", a="x")
+        await asyncio.gather(*(one(snapshots, f"k{at}") for at in range(30)))
+        assert len(os.listdir(tmp_path / "layers")) == 1
+
+    run(work)
