@@ -12,7 +12,7 @@ from engine.api.versions import Flag
 from engine.containers import listing, views
 from engine.containers.container import Container
 from engine.containers.signals import signal_number
-from engine.containers.streams import Wanted, parse_detach_keys
+from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
 from engine.errors import InvalidParameter
 from engine.http.messages import HijackReply, Reply, Request, StreamReply
@@ -85,7 +85,7 @@ async def attach(engine: Engine, request: Request) -> HijackReply:
     return hijack.release()
 
 
-async def read_logs(engine: Engine, request: Request) -> StreamReply:
+async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackReply:
     query = request.query
     container = engine.containers.get(request.parameters["id"])
     stdout, stderr = parameters.boolean(query, "stdout"), parameters.boolean(query, "stderr")
@@ -103,7 +103,15 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply:
         tail=lines,
         follow=parameters.boolean(query, "follow"),
     )
-    return StreamReply(200, chunks, RAW_STREAM)
+    if not request.upgrade:
+        return StreamReply(200, chunks, RAW_STREAM)
+    hijack = request.hijack(RAW_STREAM)
+    descriptor = hijack.descriptor()
+    try:
+        await send(descriptor, hijack.head, chunks)
+    finally:
+        os.close(descriptor)
+    return hijack.release()
 
 
 async def stats(engine: Engine, request: Request) -> Reply | StreamReply:

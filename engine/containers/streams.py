@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import socket
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import closing, suppress
 
 import msgspec
 
@@ -134,6 +135,35 @@ async def _write_history(
             await loop.sock_sendall(client_socket, chunk)
     except ConnectionError:
         return  # the client left: the monitor sees it too
+
+
+async def send(descriptor: int, head: bytes, chunks: AsyncIterator[bytes]) -> None:
+    """Write an upgraded answer to the client behind `descriptor` (the caller's), then end the stream. A client that closes ends it sooner."""
+    loop = asyncio.get_running_loop()
+    with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket:
+        client_socket.setblocking(False)
+
+        async def write() -> None:
+            await loop.sock_sendall(client_socket, head)
+            async for chunk in chunks:
+                await loop.sock_sendall(client_socket, chunk)
+
+        async def until_closed() -> None:
+            while await loop.sock_recv(client_socket, 4096):
+                pass
+
+        tasks = {asyncio.ensure_future(write()), asyncio.ensure_future(until_closed())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(ConnectionError):
+                for task in done:
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with suppress(OSError):
+                client_socket.shutdown(socket.SHUT_RDWR)
 
 
 def _duplicate(descriptor: int) -> int:

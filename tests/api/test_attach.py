@@ -260,3 +260,16 @@ def test_a_failed_start_lets_the_waiting_client_go(engine: TempEngine) -> None:
     assert state["Error"]
     assert engine.request("DELETE", f"/v1.24/containers/{identifier}").status == 204
     assert read_to_end(stream, early) == b""
+
+
+def test_logs_with_the_upgrade_are_a_raw_stream(engine: TempEngine) -> None:
+    identifier = engine.create("sh", "-c", "echo out; echo err >&2")
+    engine.post(f"/containers/{identifier}/start")
+    engine.post(f"/containers/{identifier}/wait", status=200)
+    query = f"/v1.24/containers/{identifier}/logs?stdout=1&stderr=1&follow=1"
+    with client.connect(engine.socket) as connection:
+        connection.sendall(f"GET {query} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode())
+        answer = read_to_end(connection)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101 UPGRADED") and b"raw-stream" in head
+    assert sorted(frames(body)) == [(1, b"out\n"), (2, b"err\n")]
