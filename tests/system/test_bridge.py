@@ -422,4 +422,5 @@ def test_bridge(body: Body, tmp_path: Path) -> None:
 
 def test_host_is_untouched() -> None:
     """What the bodies above did stayed in their namespaces."""
-    assert not any(name.startswith(("engined", "veth")) and len(name) == 15 for _, name in socket.if_nameindex())
+    own = {"engined0", "b-1.x", "e1", "e2", "lan", "v0"}  # other engines of this host may come and go meanwhile
+    assert own.isdisjoint(name for _, name in socket.if_nameindex())
