@@ -122,6 +122,7 @@ class Daemon:
         self.monitor = monitor = Monitor(config.run, attach_stall=config.attach_stall, on_exit=self._exited)
         images = ImageStore(records, content, snapshots, events, users=self._users_of)
         await images.open()
+        stack.push_async_callback(images.close)
         statistics = Statistics(self.cgroups)
         stack.push_async_callback(statistics.close)
         self.containers = Containers(
