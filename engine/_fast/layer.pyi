@@ -1,6 +1,12 @@
 from array import array
 
+from typing import Any, Protocol
+
 from engine._fast.tar import Digest, Source
+
+class Recipe(Protocol):
+    def write(self, data: bytes, /) -> Any: ...
+    def finish(self, whole: bool, /) -> None: ...
 
 def apply(
     source: int | Source,
@@ -10,6 +16,7 @@ def apply(
     size: int = -1,
     digest: Digest | None = None,
     progress: array[int] | None = None,
+    recipe: Recipe | None = None,
 ) -> tuple[int, int, list[bytes], int]: ...
 def remove_tree(parent: int, name: bytes) -> None: ...
 def usage(directory: int) -> tuple[int, int]: ...

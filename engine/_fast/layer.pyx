@@ -336,6 +336,7 @@ cdef class _Layout:
     cdef int64_t size
     cdef int64_t refused            # extended attributes that the file system does not take
     cdef bint root_met
+    cdef bint replaced              # an entry took away what an earlier one had placed
 
     def __cinit__(self, int root, Reader reader not None):
         self.root = root
@@ -569,6 +570,8 @@ cdef class _Layout:
         cdef int parent = self.parent_fd
         if fstatat(parent, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
             return self.fail_system()
+        if not (S_ISCHR(found.st_mode) and found.st_rdev == 0):
+            self.replaced = True
         if S_ISDIR(found.st_mode):
             memset(&removal, 0, sizeof(removal))
             removal.top = -1
@@ -653,6 +656,8 @@ cdef class _Layout:
         cdef size_t size
         cdef ssize_t put
         cdef int got
+        if self.reader.recording and self.reader.record_file(self.path, 0, self.reader.entry.size) < 0:
+            return -1
         while True:
             got = self.reader.payload(&data, &size)
             if got <= 0:
@@ -674,6 +679,12 @@ cdef class _Layout:
         cdef ssize_t put
         if ftruncate(fd, entry.real_size) < 0:
             return self.fail_system()
+        if self.reader.recording and self.reader.left:
+            for index in range(entry.extent_count):
+                if entry.extents[index].size and (
+                    self.reader.record_file(self.path, entry.extents[index].offset, entry.extents[index].size) < 0
+                ):
+                    return -1
         for index in range(entry.extent_count):
             at = entry.extents[index].offset
             left = entry.extents[index].size
@@ -797,14 +808,17 @@ cdef class _Layout:
         return 0
 
 
-def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=None, int64_t[::1] progress=None):
+def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=None, int64_t[::1] progress=None, recipe=None):
     """Lay out a layer's uncompressed tar stream below the descriptor of an empty `directory`.
 
     `source`: a descriptor (`offset`, `size`: a range of a seekable one), or an object with `readinto`. `digest`: a hashlib object that is fed
     the whole stream (its diff_id). `progress`: an array of one 64-bit integer, to which the bytes read are added as they come. Answer: bytes of the regular files, number of entries, the directories that were made without an
     entry of their own (paths, b"" for the root), and how many extended attributes were not kept.
+
+    `recipe`: an object with `write`, which is given what `recipe.Stream` makes the same stream from again, and `finish(whole)`: not whole is
+    what cannot be made again, because the archive holds a file that a later entry replaced.
     """
-    cdef Reader reader = Reader(source, offset=offset, size=size, digest=digest)
+    cdef Reader reader = Reader(source, offset=offset, size=size, digest=digest, recipe=recipe)
     cdef _Layout layout = _Layout(directory, reader)
     cdef size_t index
     cdef int status
@@ -814,6 +828,8 @@ def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=No
         status = layout.run()
     if status < 0:
         reader.raise_failure()
+    if recipe is not None:
+        recipe.finish(not layout.replaced)
     implied = {}
     if not layout.root_met:
         implied[b""] = None

@@ -28,6 +28,9 @@ cdef enum:
     MAX_EXTENTS = 256 * 1024        # of one sparse file
     MAX_ATTRIBUTES = 1024
 
+    RECORD = 128 * 1024             # of a recipe at a time
+    RECORD_HEAD = 20
+
     HAS_PATH = 1
     HAS_LINK = 2
     HAS_SIZE = 4
@@ -128,12 +131,13 @@ cdef bint parse_time(const char *text, size_t size, int64_t *seconds, int64_t *n
 cdef class Reader:
     """One archive: in a descriptor (`offset` and `size` for a range of a seekable one), or in an object with `readinto`.
 
-    `digest` is a hashlib object that is fed every byte of the stream, the padding after the end mark included.
+    `digest` is a hashlib object that is fed every byte of the stream, the padding after the end mark included. `recipe` is an object with
+    `write` that gets what is needed to make the same stream again from the files (recipe.pyx).
     """
 
-    def __cinit__(self, source not None, *, int64_t offset=0, int64_t size=-1, digest=None):
+    def __cinit__(self, source not None, *, int64_t offset=0, int64_t size=-1, digest=None, recipe=None):
         self.descriptor = -1
-        self.buffer = NULL
+        self.buffer = self.record = NULL
         self.progress = NULL
         self.headers = NULL
         self.entry.name = self.entry.link = NULL
@@ -153,6 +157,12 @@ cdef class Reader:
         else:
             self.source = source
         self.digest = digest
+        self.recipe = recipe
+        if recipe is not None:
+            self.recording = True
+            self.record = <uint8_t *>malloc(RECORD)
+            if self.record == NULL:
+                raise MemoryError()
         self.buffer = <uint8_t *>malloc(BUFFER)
         self.entry.name = <char *>malloc(TAR_MAX_PATH + 2)
         self.entry.link = <char *>malloc(TAR_MAX_PATH + 2)
@@ -161,6 +171,7 @@ cdef class Reader:
 
     def __dealloc__(self):
         free(self.buffer)
+        free(self.record)
         free(self.headers)
         free(self.entry.name)
         free(self.entry.link)
@@ -193,12 +204,14 @@ cdef class Reader:
         """Read more behind what is buffered. The number of bytes, 0 at the end, -1."""
         cdef ssize_t got
         cdef size_t room
+        if self.recording and self.keep() < 0:
+            return -1
         if self.start == self.filled:
-            self.start = self.filled = 0
+            self.start = self.filled = self.captured = 0
         elif self.filled == BUFFER:
             memmove(self.buffer, self.buffer + self.start, self.filled - self.start)
             self.filled -= self.start
-            self.start = 0
+            self.start = self.captured = 0
         room = BUFFER - self.filled
         if self.descriptor < 0:
             with gil:
@@ -247,9 +260,11 @@ cdef class Reader:
         cdef int got
         while self.filled - self.start < count:
             if self.start and BUFFER - self.start < count:
+                if self.recording and self.keep() < 0:
+                    return -1
                 memmove(self.buffer, self.buffer + self.start, self.filled - self.start)
                 self.filled -= self.start
-                self.start = 0
+                self.start = self.captured = 0
             got = self.fill()
             if got <= 0:
                 return got
@@ -261,7 +276,7 @@ cdef class Reader:
         while count > 0:
             have = self.filled - self.start
             if have == 0:
-                if self.seekable and self.digest is None and self.end >= 0 and count >= BUFFER:
+                if self.seekable and self.digest is None and not self.recording and self.end >= 0 and count >= BUFFER:
                     if count > self.end - self.at:
                         return self.fail(b"truncated archive")
                     self.at += count
@@ -298,19 +313,84 @@ cdef class Reader:
         self.start += size[0]
         self.position += size[0]
         self.left -= size[0]
+        if self.passing:
+            self.captured = self.start
+            if self.left == 0:
+                self.passing = False
         return 1
 
     cdef int drain(self) noexcept nogil:
-        """Read, and so digest, the stream to its end."""
+        """Read, and so digest and record, the stream to its end."""
         cdef int got
-        if self.digest is None and self.descriptor >= 0:
+        if self.digest is None and not self.recording and self.descriptor >= 0:
             return 0
         while True:
             self.position += self.filled - self.start
-            self.start = self.filled = 0
+            self.start = self.filled
             got = self.fill()
-            if got <= 0:
-                return got
+            if got < 0:
+                return -1
+            if got == 0:
+                return self.flush_record()
+
+    # --- the recipe -------------------------------------------------------------------------------------------------
+
+    cdef int keep(self) noexcept nogil:
+        """Record what of the buffer is behind `start` and was no file's."""
+        cdef size_t at = self.captured
+        self.captured = self.start
+        return self.record_bytes(self.buffer + at, self.start - at) if self.start > at else 0
+
+    cdef int record_bytes(self, const uint8_t *data, size_t size) noexcept nogil:
+        cdef size_t part
+        cdef uint64_t number
+        while size:
+            if RECORD - self.recorded <= RECORD_HEAD and self.flush_record() < 0:
+                return -1
+            part = RECORD - self.recorded - RECORD_HEAD
+            if part > size:
+                part = size
+            number = part
+            memcpy(self.record + self.recorded, &number, 8)
+            memset(self.record + self.recorded + 8, 0, 12)
+            memcpy(self.record + self.recorded + RECORD_HEAD, data, part)
+            self.recorded += RECORD_HEAD + part
+            data += part
+            size -= part
+        return 0
+
+    cdef int record_file(self, const char *path, int64_t offset, int64_t size) noexcept nogil:
+        """The next `size` bytes of the stream will be those at `offset` of the file `path`."""
+        cdef uint32_t length = <uint32_t>strlen(path)
+        if self.keep() < 0:
+            return -1
+        if RECORD - self.recorded < RECORD_HEAD + length and self.flush_record() < 0:
+            return -1
+        memcpy(self.record + self.recorded, &size, 8)
+        memcpy(self.record + self.recorded + 8, &offset, 8)
+        memcpy(self.record + self.recorded + 16, &length, 4)
+        memcpy(self.record + self.recorded + RECORD_HEAD, path, length)
+        self.recorded += RECORD_HEAD + length
+        self.passing = True
+        return 0
+
+    cdef int flush_record(self) noexcept nogil:
+        cdef size_t size = self.recorded
+        cdef int status
+        self.recorded = 0
+        if not self.recording or size == 0:
+            return 0
+        with gil:
+            status = self.give_record(size)
+        return status
+
+    cdef int give_record(self, size_t size):
+        try:
+            self.recipe.write(<bytes>self.record[:size])
+        except BaseException as error:
+            self.failure = error
+            return -1
+        return 0
 
     # --- headers ----------------------------------------------------------------------------------------------------
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import bz2
+import contextlib
 import hashlib
 import lzma
 import mmap
 import os
+import struct
 from array import array
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import zstandard
 from isal import igzip_lib
 
 from engine._fast import layer as _layer
+from engine._fast import recipe as _recipe
 from engine._fast import tar as _tar
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.storage.snapshots import Draft, Layer, Snapshots
@@ -32,6 +36,9 @@ XZ_MEMORY = 80 << 20
 """Bytes that an xz stream may ask for: `xz -9` needs 65 MiB."""
 ZSTD_WINDOW = 128 << 20
 """Bytes that a zstd frame may look back: the limit of the zstd program too."""
+
+RECIPE = "recipe"
+"""The file beside a layer's `diff` that makes its stream again."""
 
 _CHUNK = 256 * 1024
 _HASH_CHUNK = 4 << 20
@@ -231,6 +238,68 @@ def inflate(span: Span, kind: str, target: int) -> int:
     return size
 
 
+class _Recipe:
+    """What makes the layer's stream again from its files (`_fast/recipe.pyx`), written beside them: push and save need the very bytes that the
+    diff_id stands for, and keeping those would take the space twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._packer = zstandard.ZstdCompressor(level=1).compressobj()
+        self.whole = True
+
+    def write(self, data: bytes) -> None:
+        self._put(self._packer.compress(data))
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def finish(self, whole: bool) -> None:
+        self.whole = whole
+        self._put(self._packer.flush())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _write_whole_recipe(path: Path, span: Span, kind: str) -> None:
+    """A recipe that is the stream itself, for a layer whose archive holds what its files do not show any more."""
+    recipe = _Recipe(path)
+    try:
+        source = Inflated(span, kind, array("q", [0])) if kind else None
+        plain = _Compressed(span, array("q", [0]))
+        buffer = memoryview(bytearray(_CHUNK))
+        while data := bytes(buffer[: source.readinto(buffer)]) if source is not None else plain.read(_CHUNK):
+            recipe.write(struct.pack("<QQI", len(data), 0, 0) + data)
+        recipe.finish(True)
+    finally:
+        recipe.close()
+
+
+@contextlib.contextmanager
+def stream(diff: Path) -> Iterator[_recipe.Stream]:
+    """The tar stream of a committed layer, `diff` being its directory. Blocking. Raises ServerError, as does reading it through `read`."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(diff.parent / RECIPE, "rb", buffering=0))
+            directory = files.open_directory(diff)
+            stack.callback(os.close, directory)
+        except OSError as error:
+            raise ServerError(f"layer in {diff.parent}: {error.strerror}") from error
+        packed: Any = file
+        yield _recipe.Stream(zstandard.ZstdDecompressor().stream_reader(packed), directory)
+
+
+def read(source: _recipe.Stream, buffer: memoryview) -> int:
+    """Fill `buffer` from a layer's stream; less than its size only at the end. Raises ServerError."""
+    try:
+        return source.readinto(buffer)
+    except (OSError, _tar.ArchiveError, zstandard.ZstdError) as error:
+        raise ServerError(f"making a layer's archive again: {error}") from error
+
+
 class Layers:
     """The layers in the making."""
 
@@ -319,15 +388,20 @@ class Layers:
 def _lay_out(draft: Draft, span: Span, kind: str, progress: array[int]) -> Extracted:
     """Blocking. OSError and ArchiveError become a kind here."""
     directory = files.open_directory(draft.path)
+    recipe = _Recipe(draft.path.parent / RECIPE)
     try:
+        diff_id = ""
         if kind:
             hashed = hashlib.sha256()
-            size, _, implied, _ = _layer.apply(Inflated(span, kind, progress), directory, digest=hashed)
-            return Extracted(f"sha256:{hashed.hexdigest()}", size, implied)
-        size, _, implied, _ = _layer.apply(
-            span.descriptor, directory, offset=span.offset, size=span.size, progress=progress
-        )
-        return Extracted("", size, implied)
+            size, _, implied, _ = _layer.apply(Inflated(span, kind, progress), directory, digest=hashed, recipe=recipe)
+            diff_id = f"sha256:{hashed.hexdigest()}"
+        else:
+            size, _, implied, _ = _layer.apply(
+                span.descriptor, directory, offset=span.offset, size=span.size, progress=progress, recipe=recipe
+            )
+        if not recipe.whole:
+            _write_whole_recipe(draft.path.parent / RECIPE, span, kind)
+        return Extracted(diff_id, size, implied)
     except _tar.ArchiveError as error:
         raise InvalidParameter(f"layer: {error}") from error
     except EngineError:
@@ -335,6 +409,7 @@ def _lay_out(draft: Draft, span: Span, kind: str, progress: array[int]) -> Extra
     except OSError as error:
         raise ServerError(f"extracting a layer: {error.filename}: {error.strerror}") from error
     finally:
+        recipe.close()
         os.close(directory)
 
 
@@ -362,4 +437,6 @@ __all__ = [
     "compression",
     "digest_of",
     "inflate",
+    "read",
+    "stream",
 ]

@@ -1,0 +1,202 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The tar stream of a layer made again, byte for byte, from its recipe and the files that were laid out from it.
+
+A layer is known by the digest of its stream, and no two programs write one tree as the same stream: so what layer.pyx lays out it also records
+(Reader.record_*). A recipe is a row of records of 20 bytes, little-endian: size u64, offset u64, length u32. With length 0, `size` bytes of
+the stream follow; else a path of `length` bytes, of whose file `size` bytes from `offset` on belong here.
+
+Owns:    one buffer and the descriptor of the file being read. The directory and the source stay the caller's.
+Threads: one at a time. The GIL is taken only to read the source.
+Raises:  ArchiveError for a damaged recipe or a file that is shorter than it was; OSError with the kernel's errno and the path.
+"""
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memmove
+
+import os
+
+from engine._fast.tar import ArchiveError
+
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        O_CLOEXEC
+        O_NOFOLLOW
+        O_NONBLOCK
+        O_RDONLY
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+    ssize_t pread(int fd, void *data, size_t size, int64_t offset)
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+
+    struct recipe_open_how { uint64_t flags, mode, resolve; };
+
+    /* openat2(2); RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT */
+    static int open_inside(int root, const char *path, int flags)
+    {
+        struct recipe_open_how how = { (uint64_t)(unsigned)flags, 0, 0x01 | 0x02 | 0x10 };
+        return (int)syscall(437, root, path, &how, sizeof how);
+    }
+    """
+    int open_inside(int root, const char *path, int flags) nogil
+
+cdef enum:
+    BUFFER = 128 * 1024
+    HEAD = 20
+    MAX_PATH = 4095
+
+
+cdef class Stream:
+    """The stream of one layer, in order. `source`: the recipe, an object with `readinto`; `directory`: a descriptor of the layer's root."""
+
+    cdef object source
+    cdef object failure
+    cdef int directory
+    cdef int file
+    cdef uint8_t *buffer
+    cdef size_t start
+    cdef size_t filled
+    cdef uint64_t raw           # bytes of the stream that follow in the buffer
+    cdef uint64_t left          # bytes of the open file
+    cdef int64_t offset
+    cdef char path[4096]
+    cdef int error              # errno, 0 for a fault that is told in `reason`
+    cdef const char *reason
+
+    def __cinit__(self, source not None, int directory):
+        self.file = -1
+        self.source = source
+        self.directory = directory
+        self.buffer = <uint8_t *>malloc(BUFFER)
+        if self.buffer == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        if self.file >= 0:
+            close(self.file)
+        free(self.buffer)
+
+    def readinto(self, uint8_t[::1] target not None):
+        """Fill `target`; the number of bytes, less than its size only at the end."""
+        cdef int64_t got
+        if target.shape[0] == 0:
+            return 0
+        with nogil:
+            got = self.read(&target[0], target.shape[0])
+        if got < 0:
+            if self.failure is not None:
+                failure, self.failure = self.failure, None
+                raise failure
+            name = os.fsdecode(<bytes>self.path)
+            if self.error:
+                raise OSError(self.error, os.strerror(self.error), name)
+            raise ArchiveError(f"{(<bytes>self.reason).decode()}: {name}")
+        return got
+
+    cdef int64_t fail(self, int number, const char *reason) noexcept nogil:
+        self.error = number
+        self.reason = reason
+        return -1
+
+    cdef int64_t read(self, uint8_t *target, size_t size) noexcept nogil:
+        cdef size_t done = 0, part
+        cdef ssize_t got
+        while done < size:
+            if self.raw:
+                if self.start == self.filled:
+                    got = self.need(1)
+                    if got < 0:
+                        return -1
+                    if got == 0:
+                        return self.fail(0, b"the recipe of a layer is truncated")
+                part = min(self.filled - self.start, size - done)
+                if part > self.raw:
+                    part = self.raw
+                memcpy(target + done, self.buffer + self.start, part)
+                self.start += part
+                self.raw -= part
+                done += part
+            elif self.left:
+                part = size - done
+                if part > self.left:
+                    part = self.left
+                got = pread(self.file, target + done, part, self.offset)
+                if got < 0:
+                    if errno == EINTR:
+                        continue
+                    return self.fail(errno, NULL)
+                if got == 0:
+                    return self.fail(0, b"a file of a layer is shorter than it was")
+                self.offset += got
+                self.left -= got
+                done += got
+            else:
+                got = self.next()
+                if got < 0:
+                    return -1
+                if got == 0:
+                    break
+        return done
+
+    cdef int next(self) noexcept nogil:
+        """Take the next record. 1, 0 at the end, -1."""
+        cdef uint64_t size
+        cdef uint32_t length
+        cdef int got = self.need(HEAD)
+        if got < 0:
+            return -1
+        if got == 0:
+            return 0 if self.start == self.filled else <int>self.fail(0, b"the recipe of a layer is truncated")
+        memcpy(&size, self.buffer + self.start, 8)
+        memcpy(&self.offset, self.buffer + self.start + 8, 8)
+        memcpy(&length, self.buffer + self.start + 16, 4)
+        self.start += HEAD
+        if length == 0:
+            self.raw = size
+            return 1
+        if length > MAX_PATH:
+            return <int>self.fail(0, b"the recipe of a layer is damaged")
+        got = self.need(length)
+        if got <= 0:
+            return -1 if got < 0 else <int>self.fail(0, b"the recipe of a layer is truncated")
+        memcpy(self.path, self.buffer + self.start, length)
+        self.path[length] = 0
+        self.start += length
+        self.left = size
+        if self.file >= 0:
+            close(self.file)
+        while True:
+            # What is no regular file any more must neither block nor be followed; reading it fails.
+            self.file = open_inside(self.directory, self.path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
+            if self.file >= 0:
+                return 1
+            if errno != EAGAIN and errno != EINTR:
+                return <int>self.fail(errno, NULL)
+
+    cdef int need(self, size_t count) noexcept nogil:
+        """Have `count` bytes of the recipe in one piece. 1, 0 when it ends before, -1."""
+        cdef ssize_t got
+        while self.filled - self.start < count:
+            if self.start:
+                memmove(self.buffer, self.buffer + self.start, self.filled - self.start)
+                self.filled -= self.start
+                self.start = 0
+            with gil:
+                got = self.fill()
+            if got <= 0:
+                return <int>got
+            self.filled += got
+        return 1
+
+    cdef ssize_t fill(self):
+        try:
+            return self.source.readinto(<uint8_t[:BUFFER - self.filled]>(self.buffer + self.filled))
+        except BaseException as error:
+            self.failure = error
+            return -1
