@@ -23,8 +23,9 @@ from engine import __version__
 from engine.api import application
 from engine.api.engine import Engine
 from engine.config import Config
-from engine.containers.container import Containers, Parts
+from engine.containers.container import Container, Containers, Parts
 from engine.containers.exec import Execs
+from engine.containers.health import HealthChecks
 from engine.containers.lifecycle import State
 from engine.containers.stats import Statistics
 from engine.containers.store import ContainerStore
@@ -97,6 +98,7 @@ class Daemon:
         self.listening: list[str] = []
         self._told = asyncio.Event()
         self._stop_everything = False
+        self.health: HealthChecks | None = None
 
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
         """Build and restore everything; `stack` takes it down again in reverse."""
@@ -119,7 +121,9 @@ class Daemon:
         network = BridgeNetwork(config, records)
         await network.open()
         stack.push_async_callback(self._close_network, network)
-        self.monitor = monitor = Monitor(config.run, attach_stall=config.attach_stall, on_exit=self._exited)
+        self.monitor = monitor = Monitor(
+            config.run, attach_stall=config.attach_stall, on_exit=self._exited, on_detach=self._detached
+        )
         images = ImageStore(records, content, snapshots, events, users=self._users_of)
         await images.open()
         stack.push_async_callback(images.close)
@@ -138,6 +142,8 @@ class Daemon:
                 cgroups=self.cgroups,
                 events=events,
                 statistics=statistics,
+                running_changed=self._running_changed,
+                gone=self._gone,
             )
         )
         await monitor.open()
@@ -145,6 +151,9 @@ class Daemon:
         await self.containers.open()
         self.execs = Execs(config.run, self.containers, monitor, runtime)
         self.execs.open()
+        self.health = HealthChecks(self.execs)
+        self.health.resume(self.containers)
+        stack.push_async_callback(self.health.close)
         await self._end_strays(runtime)
         await snapshots.sweep({container.id for container in self.containers}, images.chain_ids())
         stack.push_async_callback(self.containers.settled)
@@ -199,6 +208,23 @@ class Daemon:
             self.execs.exited(key, exit_record)
         else:
             self.monitor.forget(key)
+
+    def _running_changed(self, container: Container, runs: bool) -> None:
+        if self.health is not None:  # else they are being restored, and `resume` will look at them all
+            self.health.changed(container, runs)
+
+    def _gone(self, container_id: str) -> None:
+        self.execs.forget_container(container_id)
+
+    def _detached(self, key: str, client: int, by_keys: bool) -> None:
+        """A client left: Docker tells of those who typed the detach keys."""
+        if not by_keys:
+            return
+        container = self.containers.find(key)
+        if container is not None:
+            container.publish("detach")
+        else:
+            self.execs.detached(key)
 
     async def _end_strays(self, runtime: Runtime) -> None:
         """Processes that neither a container nor an exec answers for: what a crash between a start and its record would leave."""

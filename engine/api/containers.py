@@ -58,8 +58,12 @@ async def create(engine: Engine, request: Request) -> Reply:
 def inspect(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
     key = ("inspect", request.version)
-    kept = container.encoded.get(key)
-    if kept is None:
+    exec_ids = engine.execs.of(container.id)
+    kept = None if exec_ids else container.encoded.get(key)
+    if exec_ids:
+        shown = views.inspect(container.record, container.directory, container.graph, exec_ids)
+        kept = (encode(shown, request) + b"\n", 0)
+    elif kept is None:
         shown = views.inspect(container.record, container.directory, container.graph)
         kept = container.encoded[key] = (encode(shown, request) + b"\n", 0)
     return encoded_reply(request, kept[0])

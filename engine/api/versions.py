@@ -163,6 +163,7 @@ CHANGES: tuple[Change, ...] = (
         "HostConfig.Sysctls",
         "HostConfig.StorageOpt",
     ),
+    Change("1.24", "inspect shows State.Health", of=ContainerInspect, down=without("State.Health")),
     Change("1.24", "stats tell pids_stats", of=Stats, down=without_pids),
     Change("1.24", "the list shows State and Mounts", of=ContainerSummary, down=without("State", "Mounts")),
     *_created_with(

@@ -27,7 +27,7 @@ from engine.containers.lifecycle import State, Verb
 from engine.containers.names import Names, checked_name
 from engine.containers.signals import signal_number
 from engine.containers.stats import Down, Statistics, Stream
-from engine.containers.store import ContainerRecord, ContainerStore, Status
+from engine.containers.store import ContainerRecord, ContainerStore, Health, Status
 from engine.errors import EngineError, InvalidParameter, NotFound, NotModified, ServerError
 from engine.events import EventLog
 from engine.images.store import ImageStore, ImageUser
@@ -67,6 +67,10 @@ class Parts:
     cgroups: Cgroups
     events: EventLog
     statistics: Statistics
+    running_changed: Callable[[Container, bool], None] = lambda container, runs: None
+    """Told when a container's processes begin to run (start, unpause), and when they no longer do (exit, pause)."""
+    gone: Callable[[str], None] = lambda container_id: None
+    """Told when a container has been removed."""
 
 
 class Container:
@@ -194,6 +198,15 @@ class Container:
     def _move(self, **changes: object) -> ContainerRecord:
         return self._replace(status=msgspec.structs.replace(self.record.status, **changes))
 
+    def set_health(self, health: Health) -> None:
+        """What its health check found; `save` makes it durable."""
+        self._move(health=health)
+
+    async def save(self) -> None:
+        """Make the record as it is now durable, unless the container is gone."""
+        if not self.removed:
+            await self._parts.store.save(self.record)
+
     def publish(self, action: str, at: int | None = None, **attributes: str) -> None:
         """An event of this container, with Docker's attributes."""
         record = self.record
@@ -287,6 +300,7 @@ class Container:
             status=Status(state=State.RUNNING, pid=process.pid, started_at=time.time_ns(), exit_code=0),
             stopped_by_user=False,
         )
+        parts.running_changed(self, True)
         await parts.store.save(self.record)
 
     def _launch_failed(self) -> None:
@@ -356,6 +370,7 @@ class Container:
         if again:
             self._restart_delay = restart.delay(self._restart_delay, ran)
             self._restart = asyncio.ensure_future(self._start_again(self._restart_delay))
+        self._parts.running_changed(self, False)
         self.publish("die", exit_record.at, exitCode=str(exit_record.status))
         self._parts.statistics.ended(self.id)
         waiters, self._waiters = self._waiters, []
@@ -493,7 +508,10 @@ class Container:
             self._check_present()
             state = lifecycle.following(self.record.status.state, Verb.PAUSE, self.id)
             await self._parts.runtime.pause(self.id)
-            await self._parts.store.save(self._move(state=state))
+            if self.running:  # it may have ended by itself meanwhile
+                record = self._move(state=state)
+                self._parts.running_changed(self, False)
+                await self._parts.store.save(record)
             self.publish("pause")
 
     async def unpause(self) -> None:
@@ -502,7 +520,9 @@ class Container:
             state = lifecycle.following(self.record.status.state, Verb.UNPAUSE, self.id)
             await self._parts.runtime.resume(self.id)
             if self.running:
-                await self._parts.store.save(self._move(state=state))
+                record = self._move(state=state)
+                self._parts.running_changed(self, True)
+                await self._parts.store.save(record)
             self.publish("unpause")
 
     async def resize(self, rows: int, columns: int) -> None:
@@ -686,6 +706,7 @@ class Containers:
     def _forget(self, container: Container) -> None:
         self._all.pop(container.id, None)
         self._names.discard(container.id, container.record.name)
+        self._parts.gone(container.id)
 
     def using_image(self, image_id: str) -> list[ImageUser]:
         """Who stands on the image: containers, and creates under way."""

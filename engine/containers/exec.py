@@ -1,7 +1,7 @@
-"""Exec instances: further processes in running containers.
+"""Exec instances: further processes in running containers, of clients and of health checks (probes).
 
-Owns: RUN/exec/<id>/, one directory per instance (its record, the OCI process document, pid file, the runtime's log), gone at a reboot as the
-processes are. Finished instances are kept for `KEPT_SECONDS`, and no longer than their container.
+Owns: RUN/exec/<id>/, one directory per running instance (its record, the OCI process document, pid file, the runtime's log), gone at a reboot
+as the processes are. Finished instances are kept for `KEPT_SECONDS`, probes not at all.
 Not here: bytes (the monitor), which process document (`spec.py`).
 """
 
@@ -12,7 +12,12 @@ import logging
 import os
 import secrets
 import shutil
+import signal
+import socket
 import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -35,7 +40,11 @@ _log = logging.getLogger(__name__)
 KEPT_SECONDS = 300
 """How long a finished instance can be inspected, as Docker's own garbage collection."""
 MOST_KEPT = 10_000
-"""Instances in memory at once; beyond it the oldest finished ones go first."""
+"""Instances in memory at once; beyond it the oldest finished ones go first, then the oldest that were never started."""
+PROBES_STARTING = 8
+"""Probes that are being started at once: the runtime's own start is the dear part, and many timers may fall together."""
+KILL_GRACE = 5.0
+"""Seconds that a killed probe is waited for."""
 
 
 class ExecRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +57,24 @@ class ExecRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     exit_code: int | None = None
     finished_at: int = 0
+    size: tuple[int, int] = (0, 0)
+    """Rows and columns that its terminal begins with."""
+    probe: bool = False
+    """Of a health check: its end is nobody's to inspect."""
 
     @property
     def running(self) -> bool:
         return self.started and self.exit_code is None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a probe ended; times in ns since the epoch."""
+
+    exit_code: int = 0
+    output: bytes = b""
+    timed_out: bool = False
+    started_at: int = msgspec.field(default_factory=time.time_ns)
+    ended_at: int = msgspec.field(default_factory=time.time_ns)
 
 
 _decode = msgspec.msgpack.Decoder(ExecRecord).decode
@@ -66,6 +89,11 @@ class Execs:
         self._monitor = monitor
         self._runtime = runtime
         self._all: dict[str, ExecRecord] = {}
+        self._live: dict[str, dict[str, None]] = {}
+        """By container: instances that run or have not been started."""
+        self._finished: deque[str] = deque()
+        self._ends: dict[str, asyncio.Future[int]] = {}
+        self._starting = asyncio.Semaphore(PROBES_STARTING)
 
     def open(self) -> None:
         """Take over the instances that an earlier daemon left, and what became of them. Blocks on files; called at start."""
@@ -76,11 +104,13 @@ class Execs:
             except (OSError, msgspec.MsgspecError):
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
-            self._all[record.id] = record
+            self._keep(record)
             if record.id in self._monitor.exits:
                 self.exited(record.id, self._monitor.exits[record.id])
             elif record.running and record.id not in self._monitor.processes:
                 self.exited(record.id, Exit(status=255, at=time.time_ns()))
+            elif record.probe:
+                self._kill(record.id)  # whoever waited for it is gone
 
     def __contains__(self, key: str) -> bool:
         return key in self._all
@@ -93,8 +123,11 @@ class Execs:
         return record
 
     def of(self, container_id: str) -> list[str]:
-        """Ids of the instances that run in the container."""
-        return [record.id for record in self._all.values() if record.container_id == container_id and record.running]
+        """Ids of the container's instances that run or are yet to be started, as inspect shows them."""
+        return [*self._live.get(container_id, ())]
+
+    def __len__(self) -> int:
+        return len(self._all)
 
     async def create(self, container: Container, config: ExecCreate) -> str:
         """A new instance, not started. Raises Conflict when the container is paused or does not run, InvalidParameter without a command."""
@@ -103,20 +136,91 @@ class Execs:
         if not command or not command[0]:
             raise InvalidParameter("No exec command specified")
         parse_detach_keys(config.detach_keys or None)
+        return self._add(container, config, command).id
+
+    def _add(self, container: Container, config: ExecCreate, command: list[str], *, probe: bool = False) -> ExecRecord:
         self._reap()
         record = ExecRecord(
-            id=secrets.token_hex(32), container_id=container.id, config=msgspec.structs.replace(config, cmd=command)
+            id=secrets.token_hex(32),
+            container_id=container.id,
+            config=msgspec.structs.replace(config, cmd=command),
+            probe=probe,
         )
+        self._keep(record)
+        container.publish(f"exec_create: {_event_words(command)}", execID=record.id)
+        return record
+
+    def _keep(self, record: ExecRecord) -> None:
         self._all[record.id] = record
-        container.publish(f"exec_create: {' '.join(command)}")
-        return record.id
+        if record.exit_code is None:
+            self._live.setdefault(record.container_id, {})[record.id] = None
+
+    async def probe(self, container: Container, command: Sequence[str], timeout: float, most: int) -> Outcome:
+        """Run `command` to its end, or kill it after `timeout` seconds; the first `most` bytes of its output.
+
+        Raises what `create` and `start` raise; nothing of it is left in any case.
+        """
+        _check_state(container)
+        config = ExecCreate(attach_stdout=True, attach_stderr=True)
+        record = self._add(container, config, [*command], probe=True)
+        ended = self._ends[record.id] = asyncio.get_running_loop().create_future()
+        ours, theirs = socket.socketpair()
+        capture = _Capture(ours, most)
+        try:
+            # Not cancelled half-way: a process that comes of it is then seen and ended by `_launch`.
+            start = asyncio.ensure_future(self._start_probe(record.id, theirs))
+            start.add_done_callback(lambda task: task.cancelled() or task.exception())
+            started_at = await asyncio.shield(start)
+            done, _ = await asyncio.wait({ended}, timeout=timeout)
+            if not done:
+                self._kill(record.id)
+                await asyncio.wait({ended}, timeout=KILL_GRACE)
+                return Outcome(timed_out=True, started_at=started_at)
+            await asyncio.wait({capture.end}, timeout=1)  # all is written when the exit is told; it may not be read yet
+            return Outcome(exit_code=ended.result(), output=bytes(capture.data), started_at=started_at)
+        finally:
+            del self._ends[record.id]
+            capture.close()
+            if record.id in self._all:
+                if self._all[record.id].started:
+                    self._kill(record.id)
+                else:
+                    self._discard(record)
+
+    async def _start_probe(self, exec_id: str, theirs: socket.socket) -> int:
+        with theirs:
+            async with self._starting:
+                started_at = time.time_ns()
+                await self.start(exec_id, detach=False, descriptor=theirs.fileno(), raw=True)
+                return started_at
+
+    def _kill(self, exec_id: str) -> None:
+        """End the process and what it started: runtimes give each exec a session of its own, whose first group is the exec's."""
+        process = self._monitor.processes.get(exec_id)
+        if process is None:
+            return
+        container = self._containers.find(self._all[exec_id].container_id)
+        with suppress(ProcessLookupError):
+            group, session = os.getpgid(process.pid), os.getsid(process.pid)
+            others = [0, self._monitor.pid, container.record.status.pid if container is not None else 0]
+            if group == session and all(session != os.getsid(pid) for pid in others):
+                os.killpg(group, signal.SIGKILL)
+        with suppress(NotFound):
+            self._monitor.signal(exec_id, signal.SIGKILL)
 
     async def start(
-        self, exec_id: str, *, detach: bool, descriptor: int = -1, head: bytes = b"", early: bytes = b""
+        self,
+        exec_id: str,
+        *,
+        detach: bool,
+        descriptor: int = -1,
+        head: bytes = b"",
+        early: bytes = b"",
+        raw: bool = False,
     ) -> None:
-        """Run it; with `descriptor` (the caller's) its output goes to that client, beginning with `head`.
+        """Run it; with `descriptor` (the caller's) its output goes to that client, beginning with `head`; `raw`: without frames.
 
-        A failure after the client has been attached is told on its stream, as Docker does; before that it is raised.
+        A failure after the client has been attached is told on its stream, as Docker does; before that, and for a probe, it is raised.
         """
         record = self.get(exec_id)
         container = self._containers.get(record.container_id)
@@ -125,7 +229,7 @@ class Execs:
         _check_state(container)
         self._all[exec_id] = record = msgspec.structs.replace(record, started=True)
         config = record.config
-        container.publish(f"exec_start: {' '.join(strings(config.cmd) or ())}")
+        container.publish(f"exec_start: {_event_words(strings(config.cmd) or [''])}", execID=exec_id)
         attached = descriptor >= 0 and not detach
         try:
             if attached:
@@ -135,7 +239,7 @@ class Execs:
                     stdin=config.attach_stdin,
                     stdout=config.attach_stdout,
                     stderr=config.attach_stderr,
-                    raw=config.tty,
+                    raw=config.tty or raw,
                     head=head,
                     early=early,
                     detach_keys=parse_detach_keys(config.detach_keys or None),
@@ -150,7 +254,9 @@ class Execs:
             if isinstance(error, LaunchFailed):
                 failure = oci.start_failure(error.reason, (strings(config.cmd) or [""])[0])
             self._finish(exec_id, failure.exit_code, time.time_ns())
-            if not attached:
+            if record.probe:
+                self._monitor.drop(exec_id)
+            if record.probe or not attached:
                 raise failure.error from error
             text = (failure.error.message + "\r\n").encode()
             await asyncio.to_thread(_say, descriptor, text if config.tty else frames.mux(1, text))
@@ -175,9 +281,11 @@ class Execs:
             tty=config.tty,
             open_stdin=config.attach_stdin and attached,
             stdin_once=True,
-            size=None,
+            size=record.size if config.tty and all(record.size) else None,
             log=None,
         )
+        if record.probe and record.id not in self._ends:
+            self._kill(record.id)
         current = self._all.get(record.id)
         if current is not None and current.exit_code is None:
             self._all[record.id] = msgspec.structs.replace(current, pid=process.pid)
@@ -192,10 +300,15 @@ class Execs:
         (directory / "process.json").write_bytes(oci_wire.encode(process))
 
     async def resize(self, exec_id: str, rows: int, columns: int) -> None:
-        """Raises ServerError when it has no terminal or does not run."""
+        """Now, or for its start when that is still to come. Raises ServerError when it has no terminal or has ended."""
         record = self.get(exec_id)
-        if not record.running:
+        if not record.config.tty:
+            raise ServerError(f"exec {exec_id} has no terminal")
+        if record.exit_code is not None:
             raise ServerError(f"exec {exec_id} is not running")
+        self._all[exec_id] = record = msgspec.structs.replace(record, size=(rows, columns))
+        if not record.pid:
+            return  # it is being started, or will be
         await self._monitor.resize(exec_id, rows, columns)
 
     async def inspect(self, exec_id: str) -> ExecInspect:
@@ -229,27 +342,96 @@ class Execs:
         self._finish(exec_id, exit_record.status, exit_record.at)
         self._monitor.forget(exec_id)
 
+    def detached(self, exec_id: str) -> None:
+        """The monitor's report: its client left by the detach keys."""
+        record = self._all.get(exec_id)
+        container = self._containers.find(record.container_id) if record is not None else None
+        if container is not None:
+            container.publish("exec_detach", execID=exec_id)
+
     def _finish(self, exec_id: str, status: int, at: int) -> None:
         record = self._all.get(exec_id)
-        if record is None:
+        if record is None or record.exit_code is not None:
             return
         self._all[exec_id] = msgspec.structs.replace(record, exit_code=status, finished_at=at, pid=0)
+        self._live_no_more(record)
         asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self._directory / exec_id, True)
+        if record.probe:
+            del self._all[exec_id]
+            waiter = self._ends.get(exec_id)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(status)
+        else:
+            self._finished.append(exec_id)
         container = self._containers.find(record.container_id)
         if container is not None:
             container.publish("exec_die", exitCode=str(status), execID=exec_id)
 
+    def _live_no_more(self, record: ExecRecord) -> None:
+        others = self._live.get(record.container_id)
+        if others is not None:
+            others.pop(record.id, None)
+            if not others:
+                del self._live[record.container_id]
+
+    def _discard(self, record: ExecRecord) -> None:
+        self._all.pop(record.id, None)
+        self._live_no_more(record)
+
     def _reap(self) -> None:
-        """Let go of what finished long ago, or whose container is gone."""
+        """Let go of what finished long ago, and beyond `MOST_KEPT` of what was never started or whose container is gone."""
         horizon = time.time_ns() - KEPT_SECONDS * 1_000_000_000
-        crowded = len(self._all) >= MOST_KEPT
-        for exec_id, record in [*self._all.items()]:
-            finished = record.exit_code is not None
-            if (finished and (record.finished_at < horizon or crowded)) or (
-                not record.running and self._containers.find(record.container_id) is None
-            ):
-                del self._all[exec_id]
-                crowded = len(self._all) >= MOST_KEPT
+        while self._finished:
+            oldest = self._all[self._finished[0]]
+            if oldest.finished_at >= horizon and len(self._all) < MOST_KEPT:
+                break
+            del self._all[self._finished.popleft()]
+        if len(self._all) >= MOST_KEPT:
+            idle = [record for record in self._all.values() if not record.started]
+            for record in idle[: MOST_KEPT // 10]:
+                self._discard(record)
+
+    def forget_container(self, container_id: str) -> None:
+        """The container is gone: instances that were never started go with it."""
+        for exec_id in self.of(container_id):
+            if not self._all[exec_id].started:
+                self._discard(self._all[exec_id])
+
+
+class _Capture:
+    """The first bytes of what comes from a socket; the rest is read and thrown away, so that the writer never waits."""
+
+    def __init__(self, source: socket.socket, most: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._source = source
+        self._most = most
+        self.data = bytearray()
+        self.end: asyncio.Future[None] = self._loop.create_future()
+        source.setblocking(False)
+        self._loop.add_reader(source.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        try:
+            chunk = self._source.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        self.data += chunk[: self._most - len(self.data)]
+        if not chunk:
+            self._loop.remove_reader(self._source.fileno())
+            if not self.end.done():
+                self.end.set_result(None)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._source.fileno())
+        self._source.close()
+        self.end.cancel()
+
+
+def _event_words(command: Sequence[str]) -> str:
+    # Docker joins the program and its arguments with a blank, also when there are none.
+    return f"{command[0]} {' '.join(command[1:])}"
 
 
 def _check_state(container: Container) -> None:

@@ -12,6 +12,23 @@ from engine.storage.records import Change, Records
 from engine.wire.containers import Config, EndpointSettings, HostConfig, MountPoint
 
 
+class HealthResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one probe said; times in ns since the epoch, `exit_code` -1 when it could not run or took too long."""
+
+    start: int
+    end: int
+    exit_code: int
+    output: str
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How a running container does by its own test: `starting`, `healthy` or `unhealthy`, and the last results, oldest first."""
+
+    status: str
+    failing_streak: int = 0
+    log: tuple[HealthResult, ...] = ()
+
+
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The moving part of a record; times in ns since the epoch, 0 for never."""
 
@@ -22,6 +39,8 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     oom_killed: bool = False
     started_at: int = 0
     finished_at: int = 0
+    health: Health | None = None
+    """None without a test. Made durable when its status changes, so that after a crash the newest results may be missing."""
 
 
 class ContainerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

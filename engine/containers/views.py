@@ -11,13 +11,15 @@ import msgspec
 
 from engine.containers.create import strings
 from engine.containers.lifecycle import State
-from engine.containers.store import ContainerRecord, Status
+from engine.containers.store import ContainerRecord, Health, Status
 from engine.wire.containers import (
     ContainerInspect,
     ContainerState,
     ContainerSummary,
     EndpointSettings,
     GraphDriver,
+    HealthLogEntry,
+    HealthState,
     NetworkSettings,
     Port,
     SummaryHostConfig,
@@ -30,6 +32,7 @@ STORAGE_DRIVER = "overlay2"
 
 SECOND = 1_000_000_000
 _FOREVER = 1 << 62
+_HEALTH = {"starting": " (health: starting)", "healthy": " (healthy)", "unhealthy": " (unhealthy)"}
 
 
 def human_duration(seconds: float) -> tuple[str, float]:
@@ -66,7 +69,9 @@ def status_text(status: Status, now: int) -> tuple[str, int]:
     state = status.state
     if state in (State.RUNNING, State.PAUSED):
         words, change = human_duration((now - status.started_at) / SECOND)
-        suffix = " (Paused)" if state == State.PAUSED else ""
+        suffix = _HEALTH.get(status.health.status, "") if status.health is not None else ""
+        if state == State.PAUSED:
+            suffix = " (Paused)"
         return f"Up {words}{suffix}", status.started_at + int(change * SECOND)
     if state == State.CREATED or not status.finished_at:
         return {State.CREATED: "Created", State.DEAD: "Dead"}.get(state, "Exited"), _FOREVER
@@ -136,6 +141,7 @@ def inspect(
             error=status.error,
             started_at=rfc3339(status.started_at),
             finished_at=rfc3339(status.finished_at),
+            health=_health(status.health) if status.health is not None else msgspec.UNSET,
         ),
         image=record.image_id,
         resolv_conf_path=str(directory / "resolv.conf"),
@@ -151,6 +157,19 @@ def inspect(
         mounts=list(record.mounts),
         config=msgspec.structs.replace(record.config, cmd=strings(record.config.cmd)),
         network_settings=_network_settings(record),
+    )
+
+
+def _health(health: Health) -> HealthState:
+    return HealthState(
+        status=health.status,
+        failing_streak=health.failing_streak,
+        log=[
+            HealthLogEntry(
+                start=rfc3339(each.start), end=rfc3339(each.end), exit_code=each.exit_code, output=each.output
+            )
+            for each in health.log
+        ],
     )
 
 

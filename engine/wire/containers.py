@@ -255,6 +255,23 @@ class ContainerSummary(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     mounts: list[MountPoint] | msgspec.UnsetType
 
 
+class HealthLogEntry(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """One probe; times RFC 3339 with nanoseconds."""
+
+    start: str
+    end: str
+    exit_code: int
+    output: str
+
+
+class HealthState(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """`State.Health` of inspect; the last results, oldest first."""
+
+    status: str
+    failing_streak: int
+    log: list[HealthLogEntry]
+
+
 class ContainerState(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """`State` of inspect; times RFC 3339 with nanoseconds."""
 
@@ -269,6 +286,7 @@ class ContainerState(msgspec.Struct, rename="pascal", kw_only=True, frozen=True)
     error: str
     started_at: str
     finished_at: str
+    health: HealthState | msgspec.UnsetType = msgspec.UNSET
 
 
 class NetworkSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):

@@ -1,0 +1,191 @@
+"""Health checks: a container's own test, run in it again and again, and what its results say (specification, "Healthcheck").
+
+Probes are exec instances. A running container with a test costs one timer of the loop, and a task only while its probe runs; first probes are
+spread, so that containers started together are not probed together. Docker's rules: the first probe comes an interval after the start, the next
+an interval after the last has ended; failures in the start period do not count until the first success.
+
+Owns: the timers and the probes under way. Not here: the state, which is part of the container's record; processes (`exec.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable
+
+import msgspec
+
+from engine.containers.container import Container
+from engine.containers.create import strings
+from engine.containers.exec import Execs, Outcome
+from engine.containers.lifecycle import State
+from engine.containers.store import Health, HealthResult
+from engine.errors import EngineError
+from engine.wire.containers import Config
+
+_log = logging.getLogger(__name__)
+
+SECOND = 1_000_000_000
+DEFAULT_INTERVAL = 30 * SECOND
+DEFAULT_TIMEOUT = 30 * SECOND
+DEFAULT_RETRIES = 3
+KEPT_RESULTS = 5
+OUTPUT_LIMIT = 4096
+"""Bytes of a probe's output that are kept, as Docker."""
+SPREAD = 0.1
+"""The part of the first interval by which a container's first probe may be early."""
+
+STARTING, HEALTHY, UNHEALTHY = "starting", "healthy", "unhealthy"
+
+_DEFAULT_SHELL = ["/bin/sh", "-c"]
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run and how often; durations in nanoseconds, none of them 0 but `start_period`."""
+
+    command: tuple[str, ...]
+    interval: int
+    timeout: int
+    start_period: int
+    retries: int
+
+
+def probe_of(config: Config) -> Probe | None:
+    """The test that a container's configuration asks for; None without one, or when `NONE` disables the image's."""
+    check = config.healthcheck
+    if check is msgspec.UNSET or not check.test:
+        return None
+    kind, *words = check.test
+    if kind == "CMD-SHELL":
+        shell = strings(config.shell) if config.shell is not msgspec.UNSET else None
+        command = [*(shell or _DEFAULT_SHELL), *words]
+    elif kind == "CMD":
+        command = words
+    else:
+        return None
+    if not words:
+        return None
+    return Probe(
+        command=tuple(command),
+        interval=check.interval or DEFAULT_INTERVAL,
+        timeout=check.timeout or DEFAULT_TIMEOUT,
+        start_period=check.start_period,
+        retries=check.retries or DEFAULT_RETRIES,
+    )
+
+
+def following(health: Health, probe: Probe, result: HealthResult, started_at: int) -> Health:
+    """The health after one more result. Pure."""
+    log = (*health.log, result)[-KEPT_RESULTS:]
+    if result.exit_code == 0:
+        return Health(status=HEALTHY, failing_streak=0, log=log)
+    if health.status == STARTING and result.start - started_at < probe.start_period:
+        return Health(status=STARTING, failing_streak=health.failing_streak, log=log)
+    streak = health.failing_streak + 1
+    return Health(status=UNHEALTHY if streak >= probe.retries else health.status, failing_streak=streak, log=log)
+
+
+def shown_output(outcome: Outcome, probe: Probe) -> str:
+    """The `Output` of a log entry: what the probe wrote, or why there is nothing of it."""
+    if outcome.timed_out:
+        return f"Health check exceeded timeout ({_duration(probe.timeout)})"
+    text = outcome.output[:OUTPUT_LIMIT].decode(errors="replace")
+    return text + "..." if len(outcome.output) > OUTPUT_LIMIT else text
+
+
+def _duration(nanoseconds: int) -> str:
+    seconds = nanoseconds / SECOND
+    if seconds >= 1:
+        return f"{seconds:g}s"
+    return f"{nanoseconds / 1e6:g}ms"
+
+
+class HealthChecks:
+    """The health checks of all running containers."""
+
+    def __init__(self, execs: Execs) -> None:
+        self._execs = execs
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._probing: dict[str, asyncio.Task[None]] = {}
+
+    def resume(self, containers: Iterable[Container]) -> None:
+        """At the daemon's start: go on where the last one was; what it left of probes is ended by `Execs.open`."""
+        for container in containers:
+            if container.record.status.state == State.RUNNING:
+                self._begin(container, random.random())
+
+    def changed(self, container: Container, runs: bool) -> None:
+        """Its processes run from now on (start, unpause), or do not (exit, pause)."""
+        if runs:
+            self._begin(container, 1 - SPREAD * random.random())
+            return
+        timer = self._timers.pop(container.id, None)
+        if timer is not None:
+            timer.cancel()
+        task = self._probing.pop(container.id, None)
+        if task is not None:
+            task.cancel()
+        health = container.record.status.health
+        if health is not None and not container.running:
+            # As Docker: what does not run is not healthy.
+            container.set_health(msgspec.structs.replace(health, status=UNHEALTHY))
+
+    async def close(self) -> None:
+        """End every probe that is under way."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        tasks, self._probing = [*self._probing.values()], {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, container: Container, intervals: float) -> None:
+        probe = probe_of(container.record.config)
+        if probe is None:
+            return
+        if container.record.status.health is None:
+            container.set_health(Health(status=STARTING))
+        self._schedule(container, probe, probe.interval * intervals)
+
+    def _schedule(self, container: Container, probe: Probe, delay: float) -> None:
+        old = self._timers.pop(container.id, None)
+        if old is not None:
+            old.cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[container.id] = loop.call_later(delay / SECOND, self._due, container, probe)
+
+    def _due(self, container: Container, probe: Probe) -> None:
+        self._timers.pop(container.id, None)
+        if container.id not in self._probing:
+            self._probing[container.id] = asyncio.ensure_future(self._probe(container, probe))
+
+    async def _probe(self, container: Container, probe: Probe) -> None:
+        run = container.record.status.started_at
+        try:
+            outcome = await self._execs.probe(container, probe.command, probe.timeout / SECOND, OUTPUT_LIMIT + 1)
+        except EngineError as error:
+            _log.debug("health check of container %s: %s", container.id, error)
+            outcome = Outcome(exit_code=-1, output=error.message.encode())
+        if self._probing.get(container.id) is not asyncio.current_task():
+            return  # it ended or was paused meanwhile
+        del self._probing[container.id]
+        status = container.record.status
+        if status.state != State.RUNNING or status.started_at != run or status.health is None:
+            return
+        result = HealthResult(
+            start=outcome.started_at,
+            end=outcome.ended_at,
+            exit_code=-1 if outcome.timed_out else outcome.exit_code,
+            output=shown_output(outcome, probe),
+        )
+        self._schedule(container, probe, probe.interval)
+        health = following(status.health, probe, result, run)
+        container.set_health(health)
+        if health.status != status.health.status:
+            container.publish(f"health_status: {health.status}")
+            try:
+                await container.save()
+            except EngineError as error:
+                _log.error("health of container %s: %s", container.id, error)
