@@ -6,6 +6,7 @@ asks for what clients are used to, or for what this engine happens to do.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness import TempEngine
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class OtherEngine(TempEngine):
@@ -59,6 +62,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 _BEGINS: pytest.StashKey[dict[str, int]] = pytest.StashKey()
+
+
+@pytest.fixture(autouse=True)
+def _orphans_are_not_ours() -> Iterator[None]:
+    """A monitor's client makes its process a subreaper (prctl(2)); tests that use one here must not leave pytest so.
+
+    Else every orphan of later tests falls to pytest and stays a zombie, where on a host init collects it.
+    """
+    yield
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 @pytest.fixture(scope="session")

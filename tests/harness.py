@@ -413,7 +413,7 @@ class TempEngine:
         for pid in _pids():
             with contextlib.suppress(OSError):
                 group = Path(f"/proc/{pid}/cgroup").read_text()
-                if self._names_container(group):
+                if self._names_container(group) and alive(pid):  # a zombie is its parent's
                     found.append((pid, Path(f"/proc/{pid}/comm").read_text().strip(), ""))
         return found
 
