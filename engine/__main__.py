@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import re
 import select
 import signal
 import sys
@@ -18,6 +19,7 @@ import msgspec
 from engine import __version__
 from engine.config import (
     DEFAULT_BRIDGE,
+    DEFAULT_CERTIFICATES,
     DEFAULT_ROOT,
     DEFAULT_RUN,
     DEFAULT_SOCKET,
@@ -75,6 +77,26 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--attach-stall", type=int, metavar="SECONDS", help="disconnect a client that takes nothing [300]"
     )
+    serve.add_argument(
+        "--insecure-registry",
+        action="append",
+        metavar="HOST[:PORT]|CIDR",
+        dest="insecure_registries",
+        help="may be spoken to without TLS, repeatable [loopback]",
+    )
+    serve.add_argument(
+        "--registry-mirror",
+        action="append",
+        metavar="URL",
+        dest="registry_mirrors",
+        help="asked before Docker Hub, repeatable",
+    )
+    serve.add_argument(
+        "--registry-certificates", metavar="DIR", help=f"HOST:PORT/*.crt, *.cert, *.key [{DEFAULT_CERTIFICATES}]"
+    )
+    serve.add_argument(
+        "--registry-timeout", type=int, metavar="SECONDS", help="give up a registry that sends nothing [30]"
+    )
     serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="[info]")
     stop = commands.add_parser("stop", help="stop containers, monitor and daemon, and leave nothing behind")
     stop.add_argument("--run", default=DEFAULT_RUN, metavar="DIR", help=f"the engine's run directory [{DEFAULT_RUN}]")
@@ -103,6 +125,11 @@ def _config(arguments: argparse.Namespace) -> Config:
         )
     if not 0 < len(config.bridge.encode()) <= 15:
         raise ValueError(f"--bridge {config.bridge!r}: an interface name has 1 to 15 bytes")
+    for mirror in config.registry_mirrors:
+        if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", mirror):
+            raise ValueError(f"--registry-mirror {mirror!r}: an http or https URL is expected")
+    if config.registry_timeout < 1:
+        raise ValueError(f"--registry-timeout {config.registry_timeout}: at least 1 second")
     return config
 
 

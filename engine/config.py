@@ -13,6 +13,7 @@ DEFAULT_SOCKET = "/run/engined.sock"
 DEFAULT_ROOT = "/var/lib/engined"
 DEFAULT_RUN = "/run/engined"
 DEFAULT_BRIDGE = "engined0"
+DEFAULT_CERTIFICATES = "/etc/docker/certs.d"
 
 MAX_RUN_PATH = 60
 """Bytes of the run directory's path: a socket below it must fit into the 108 of unix(7)'s `sun_path`."""
@@ -40,3 +41,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log_level: str = "info"
     attach_stall: int = 300
     """Seconds after which an attached client that took nothing is disconnected (design §7)."""
+    insecure_registries: tuple[str, ...] = ()
+    """HOST, HOST:PORT or CIDR of registries that may be spoken to without TLS, or without a certificate that holds; loopback always may."""
+    registry_mirrors: tuple[str, ...] = ()
+    """URLs that are asked before Docker Hub."""
+    registry_certificates: Path = Path(DEFAULT_CERTIFICATES)
+    """HOST:PORT/*.crt, *.cert and *.key in it, as Docker reads them."""
+    registry_timeout: int = 30
+    """Seconds without a byte after which a registry's connection is given up."""

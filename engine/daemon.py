@@ -32,6 +32,7 @@ from engine.containers.store import ContainerStore
 from engine.errors import EngineError, NotFound
 from engine.events import EventLog
 from engine.http.server import Server
+from engine.images.remote import Remote
 from engine.images.store import ImageStore, ImageUser
 from engine.monitor.client import Exit, Monitor
 from engine.networks.bridge import BridgeNetwork
@@ -127,6 +128,8 @@ class Daemon:
         images = ImageStore(records, content, snapshots, events, users=self._users_of)
         await images.open()
         stack.push_async_callback(images.close)
+        remote = Remote(config, images, events)
+        stack.push_async_callback(remote.close)
         statistics = Statistics(self.cgroups)
         stack.push_async_callback(statistics.close)
         self.containers = Containers(
@@ -179,6 +182,7 @@ class Daemon:
             containers=self.containers,
             execs=self.execs,
             images=images,
+            remote=remote,
             monitor=monitor,
         )
         server = Server(application.Application(engine))

@@ -1,5 +1,4 @@
 from array import array
-
 from typing import Any, Protocol
 
 from engine._fast.tar import Digest, Source

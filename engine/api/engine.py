@@ -9,6 +9,7 @@ from engine.config import Config
 from engine.containers.container import Containers
 from engine.containers.exec import Execs
 from engine.events import EventLog
+from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.monitor.client import Monitor
 from engine.wire.system import Counts, Host
@@ -27,4 +28,5 @@ class Engine:
     containers: Containers
     execs: Execs
     images: ImageStore
+    remote: Remote
     monitor: Monitor

@@ -5,7 +5,9 @@ from __future__ import annotations
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply
+from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
+from engine.images.credentials import registry_auth
 from engine.images.store import FILTERS
 from engine.wire.images import Deletion, HistoryItem, ImageSummary
 
@@ -19,6 +21,16 @@ def list_all(engine: Engine, request: Request) -> Reply:
         digests=parameters.boolean(query, "digests"), name=query.get("filter", ""), filters=filters
     )
     return json_reply(request, found, ImageSummary)
+
+
+async def create(engine: Engine, request: Request) -> StreamReply:
+    query = request.query
+    image = query.get("fromImage", "")
+    if not image:
+        raise InvalidParameter("missing parameter: fromImage or fromSrc")
+    credentials = registry_auth(request.headers.get("x-registry-auth"))
+    pulling = await engine.remote.pull(image, query.get("tag", ""), credentials)
+    return stream_reply(request, json_lines(pulling.run(), request))
 
 
 def inspect(engine: Engine, request: Request) -> Reply:

@@ -101,6 +101,7 @@ ROUTES: tuple[Route, ...] = (
     GET("/exec/{id}/json", exec.inspect),
     # Images
     GET("/images/json", images.list_all),
+    POST("/images/create", images.create, mode=STREAM),
     GET("/images/{name:path}/json", images.inspect),
     GET("/images/{name:path}/history", images.history),
     POST("/images/{name:path}/tag", images.tag, 201),

@@ -198,6 +198,11 @@ def _without_nulls(value: Any, key: str = "") -> Any:
     return value
 
 
+def is_digest(text: str) -> bool:
+    """Whether it is a sha256 digest, the only kind that is used here."""
+    return text.startswith("sha256:") and len(text) == 71 and set(text[7:]) <= set("0123456789abcdef")
+
+
 def image_config(raw: bytes, name: str) -> ImageConfig:
     """The configuration of an image that this host can run. Raises InvalidParameter."""
     config = decode(raw, ImageConfig, name)
@@ -206,7 +211,7 @@ def image_config(raw: bytes, name: str) -> ImageConfig:
     if len(config.rootfs.diff_ids) > MAX_LAYERS:
         raise InvalidParameter(f"max depth exceeded: {name} has more than {MAX_LAYERS} layers")
     for diff_id in config.rootfs.diff_ids:
-        if not diff_id.startswith("sha256:") or len(diff_id) != 71 or not set(diff_id[7:]) <= set("0123456789abcdef"):
+        if not is_digest(diff_id):
             raise InvalidParameter(f"invalid archive: {name}: invalid diff_id {diff_id!r}")
     if config.os not in ("", "linux"):
         raise InvalidParameter(f'image operating system "{config.os}" cannot be used on this platform')

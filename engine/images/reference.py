@@ -51,7 +51,7 @@ class Reference(NamedTuple):
             return self.repository
         below = self.path.removeprefix("library/")
         # A name such as `localhost/x` or `a.b/x` would be read back as a registry's.
-        return below if "/" not in below or _split(below)[0] == DEFAULT_DOMAIN else self.repository
+        return below if "/" not in below or split(below)[0] == DEFAULT_DOMAIN else self.repository
 
     def _with(self, repository: str) -> str:
         return repository + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
@@ -69,7 +69,7 @@ class Reference(NamedTuple):
         return self if self.tag or self.digest else self._replace(tag=DEFAULT_TAG)
 
 
-def _split(text: str) -> tuple[str, str]:
+def split(text: str) -> tuple[str, str]:
     """Domain and rest, by Docker's rule: the first part is a domain when it looks like a host."""
     first, slash, rest = text.partition("/")
     if not slash or not ("." in first or ":" in first or first == "localhost" or first.lower() != first):
@@ -85,7 +85,7 @@ def parse(text: str) -> Reference:
     """What `text` means, short forms made whole. Raises InvalidParameter with Docker's words."""
     if _IDENTIFIER.fullmatch(text):
         raise InvalidParameter(f"invalid repository name ({text}), cannot specify 64-byte hexadecimal strings")
-    domain, rest = _split(text)
+    domain, rest = split(text)
     name = rest.partition("@")[0].partition(":")[0]
     if name.lower() != name:
         raise InvalidParameter(f"{MALFORMED}: repository name must be lowercase")

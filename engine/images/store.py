@@ -17,6 +17,7 @@ import fnmatch
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -34,6 +35,7 @@ from engine.wire import times
 from engine.wire.containers import Config
 from engine.wire.images import (
     Deletion,
+    Descriptor,
     GraphDriver,
     HistoryItem,
     ImageConfig,
@@ -74,6 +76,10 @@ class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     digests: tuple[str, ...] = ()
     pending: str = ""
     """As in `storage.snapshots.Layer`."""
+    blobs: tuple[Descriptor, ...] = ()
+    """One per layer, when it was pulled or pushed: what registries know them as."""
+    oci: bool = False
+    """It came with an OCI manifest, and goes with one."""
 
     @property
     def familiar_tags(self) -> list[str]:
@@ -481,6 +487,74 @@ class ImageStore:
                 self._publish(image.id, "tag", name.familiar)
         return said
 
+    # --- for those that bring images from elsewhere (pull, import, commit) --------------------------------------------
+
+    @property
+    def layers(self) -> Layers:
+        return self._layers
+
+    @property
+    def snapshots(self) -> OverlaySnapshots:
+        return self._snapshots
+
+    @property
+    def temporary(self) -> Path:
+        """Where a body may be received."""
+        return self._content.temporary
+
+    @contextlib.asynccontextmanager
+    async def claimed(self) -> AsyncIterator[Callable[[str], None]]:
+        """A function that claims a layer, which need not be there yet; those that no image took over go when the context ends."""
+        claims = _Claims(self._snapshots, self._loading)
+        try:
+            yield claims.claim
+        finally:
+            await uninterrupted(claims.release())
+
+    def configuration(self, record: ImageRecord) -> bytes:
+        """The document that gave the image its id. Blocking."""
+        return self._content.read(record.id)
+
+    async def adopt(
+        self,
+        raw: bytes,
+        config: ImageConfig,
+        *,
+        tags: Sequence[Reference] = (),
+        digest: Reference | None = None,
+        blobs: Sequence[Descriptor] = (),
+        oci: bool = False,
+    ) -> bool:
+        """Make an image of a configuration whose layers are all there and claimed, or name the one there is. False when nothing changed."""
+        image_id = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+        async with self._changing:
+            await asyncio.to_thread(self._content.ingest, raw)
+            known = self._images.get(image_id)
+            record = known or self._record(image_id, config)
+            changed: dict[str, ImageRecord] = {}
+            if blobs:
+                record = msgspec.structs.replace(record, blobs=tuple(blobs), oci=oci)
+            if digest is not None and digest.canonical not in record.digests:
+                former = self._images.get(self._by_name.get(digest.canonical, ""))
+                if former is not None:
+                    rest = tuple(name for name in former.digests if name != digest.canonical)
+                    changed[former.id] = msgspec.structs.replace(former, digests=rest)
+                record = msgspec.structs.replace(record, digests=(*record.digests, digest.canonical))
+            changed = self._renamed({**changed, image_id: record}, {image_id: tags})
+            names_changed = known is None or (known.tags, known.digests) != (
+                changed[image_id].tags,
+                changed[image_id].digests,
+            )
+            if changed != {image_id: known}:
+                try:
+                    await uninterrupted(self._commit(changed))
+                except BaseException:
+                    if image_id not in self._images:
+                        self._content.delete(image_id)
+                    raise
+        self._settle_soon()
+        return names_changed
+
     def _record(self, image_id: str, config: ImageConfig) -> ImageRecord:
         chains = chain_ids(config.rootfs.diff_ids)
         layers = [layer for chain_id in chains if (layer := self._snapshots.layer(chain_id))]
@@ -528,8 +602,7 @@ class _Load:
         self._snapshots = snapshots
         self._layers = layers
         self._found = found
-        self._loading = loading
-        self._claimed: list[str] = []
+        self._claims = _Claims(snapshots, loading)
         self._reports: asyncio.Queue[Progress | None] = asyncio.Queue()
 
     async def run(self) -> AsyncGenerator[Progress, None]:
@@ -541,7 +614,7 @@ class _Load:
             diff_ids = image.config.rootfs.diff_ids
             for diff_id, chain_id, span in zip(diff_ids, chain_ids(diff_ids), image.layers, strict=True):
                 if chain_id not in tasks:
-                    self._claim(chain_id)
+                    self._claims.claim(chain_id)
                     report = self._reporter(diff_id, span.size)
                     work = self._layers.ensure(chain_id, diff_id, parent, span, below, report)
                     tasks[chain_id] = asyncio.create_task(self._reported(work, report, span.size))
@@ -586,7 +659,19 @@ class _Load:
 
         return report
 
-    def _claim(self, chain_id: str) -> None:
+    async def release(self) -> None:
+        await self._claims.release()
+
+
+class _Claims:
+    """The layers that one operation needs until its images are recorded."""
+
+    def __init__(self, snapshots: OverlaySnapshots, loading: dict[str, int]) -> None:
+        self._snapshots = snapshots
+        self._loading = loading
+        self._claimed: list[str] = []
+
+    def claim(self, chain_id: str) -> None:
         self._snapshots.retain(chain_id)
         self._claimed.append(chain_id)
         self._loading[chain_id] = self._loading.get(chain_id, 0) + 1

@@ -168,6 +168,31 @@ class ProgressDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     total: int = 0
 
 
+class PushResult(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """What a push made: `size` is the manifest's."""
+
+    tag: str
+    digest: str
+    size: int
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /images/search."""
+
+    star_count: int = 0
+    is_official: bool = False
+    name: str = ""
+    is_automated: bool = False
+    description: str = ""
+
+
+class LoggedIn(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """POST /auth."""
+
+    status: str
+    identity_token: str
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """One object of a stream: a step of work, or a line of text in `stream`."""
 
@@ -176,3 +201,4 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, re
     progress: str = ""
     id: str = ""
     stream: str = ""
+    aux: PushResult | None = None

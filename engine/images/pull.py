@@ -1,0 +1,397 @@
+"""Images from registries: what a name leads to, and its layers, each downloaded once and laid out while others are still on their way.
+
+A pull has two parts. `Pulls.resolve` finds the manifest, so that what does not exist is an error before the stream begins; `Pulls.run` brings
+the image, or nothing: its layers are claimed by the pull alone until the image is recorded. Whoever leaves cancels what nobody else wants.
+
+Owns: the table of downloads. Not here: requests (registry.py), extraction (layers.py), records (store.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
+from engine.images import archive
+from engine.images.archive import ARCHITECTURE, MAX_DOCUMENT, MAX_LAYERS
+from engine.images.layers import Span
+from engine.images.reference import Reference
+from engine.images.store import ImageStore, bar, chain_ids
+from engine.system import files
+from engine.wire.images import Descriptor, ImageConfig, Manifest, Progress, ProgressDetail
+
+if TYPE_CHECKING:
+    from engine.images.registry import Fetched, Repository
+
+PARALLEL = 6
+"""Downloads from one registry at a time, whoever wants them."""
+MAX_BLOB = 1 << 43
+"""Bytes of a layer that are believed: 8 TiB."""
+
+_POLL = 0.1
+"""Seconds between two reports of progress."""
+
+_CONFIG_TYPES = (
+    "",
+    "application/octet-stream",  # what Docker 1.10 wrote
+    "application/vnd.docker.container.image.v1+json",
+    "application/vnd.oci.image.config.v1+json",
+)
+_LAYER_PREFIXES = ("application/vnd.docker.image.rootfs.", "application/vnd.oci.image.layer.")
+_INDEX_TYPES = (
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.index.v1+json",
+)
+_OCI_TYPE = "application/vnd.oci.image.manifest.v1+json"
+_SCHEMA_1 = (
+    "application/vnd.docker.distribution.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v1+prettyjws",
+)
+
+
+class Resolved(NamedTuple):
+    """A name, and the manifest it leads to for this host."""
+
+    name: Reference
+    digest: str
+    """Of what the name itself leads to: the index, when there is one."""
+    manifest: Manifest
+    oci: bool
+
+
+class Downloads:
+    """Blobs on their way in, each once however many pulls want it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._running: dict[tuple[str, int], _Download] = {}
+        self._slots: dict[str, asyncio.Semaphore] = {}
+
+    @contextlib.asynccontextmanager
+    async def use(self, repository: Repository, blob: Descriptor) -> AsyncIterator[_Download]:
+        """The download of a blob, begun if it was not; its file lives as long as somebody uses it."""
+        key = (blob.digest, blob.size)
+        download = self._running.get(key)
+        if download is None:
+            download = self._running[key] = _Download(blob)
+            slots = self._slots.setdefault(repository.domain, asyncio.Semaphore(PARALLEL))
+            download.task = asyncio.create_task(self._run(download, repository, slots))
+        download.users += 1
+        try:
+            yield download
+        finally:
+            download.users -= 1
+            if not download.users:
+                self._forget(download)
+                await _ended(download.task)
+                if download.file >= 0:
+                    os.close(download.file)
+                    download.file = -1
+
+    def _forget(self, download: _Download) -> None:
+        key = (download.blob.digest, download.blob.size)
+        if self._running.get(key) is download:
+            del self._running[key]
+
+    async def _run(self, download: _Download, repository: Repository, slots: asyncio.Semaphore) -> None:
+        try:
+            async with slots:
+                download.begun = True
+                download.file = await asyncio.to_thread(files.temporary_file, self._directory)
+                blob = download.blob
+                await repository.fetch(blob.digest, blob.size, download.file, download.report)
+        except OSError as error:
+            raise ServerError(f"receiving a blob into {self._directory}: {error.strerror}") from error
+        except BaseException:
+            # Who comes now begins again, with credentials of its own.
+            self._forget(download)
+            raise
+
+
+class _Download:
+    def __init__(self, blob: Descriptor) -> None:
+        self.blob = blob
+        self.users = 0
+        self.file = -1
+        self.begun = False
+        self.received = 0
+        self.task: asyncio.Task[None]
+
+    def report(self, received: int) -> None:
+        self.received = received
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel, and wait even when cancelled: the task's threads write into a file that is about to be closed."""
+    task.cancel()
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if not task.cancelled():
+        task.exception()  # seen
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+# --- what a name leads to -------------------------------------------------------------------------------------------
+
+
+def parsed(fetched: Fetched) -> tuple[Manifest, str]:
+    """A manifest or index, and its media type. Raises InvalidParameter for what is neither."""
+    kind = fetched.media_type
+    if kind in _SCHEMA_1:
+        raise InvalidParameter(_schema_1_text())
+    try:
+        manifest = archive.decode(fetched.raw, Manifest, fetched.digest)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"invalid manifest: {_own_words(error)}") from error
+    if manifest.schema_version == 1:
+        raise InvalidParameter(_schema_1_text())
+    if manifest.schema_version != 2:
+        raise InvalidParameter(f"invalid manifest {fetched.digest}: schemaVersion {manifest.schema_version}")
+    if manifest.manifests and (manifest.layers or manifest.config):
+        # Two clients would see two images in it (CVE-2021-41190)
+        raise InvalidParameter(f"invalid manifest {fetched.digest}: both an image and an index")
+    known = (*_INDEX_TYPES, _OCI_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
+    if manifest.media_type and kind in known and manifest.media_type != kind:
+        raise InvalidParameter(f"invalid manifest {fetched.digest}: mediaType {manifest.media_type} came as {kind}")
+    return manifest, manifest.media_type or kind
+
+
+def _schema_1_text() -> str:
+    return (
+        "manifests of schema 1 are not read any more: suggest the author of the image to upgrade it to the OCI format or "
+        "Docker Image manifest v2, schema 2"
+    )
+
+
+def _own_words(error: EngineError) -> str:
+    return error.message.removeprefix("invalid archive: ")
+
+
+def _checked(manifest: Manifest, digest: str) -> Manifest:
+    """An image's manifest whose descriptors can be worked with. Raises InvalidParameter."""
+    config = manifest.config
+    if config is None:
+        raise InvalidParameter(f"invalid manifest {digest}: no config")
+    if config.media_type not in _CONFIG_TYPES:
+        raise InvalidParameter(f"{digest} is no image: its config is of type {config.media_type!r}")
+    if config.size > MAX_DOCUMENT:
+        raise InvalidParameter(f"invalid manifest {digest}: a config of {config.size} bytes")
+    if len(manifest.layers) > MAX_LAYERS:
+        raise InvalidParameter(f"max depth exceeded: {digest} has more than {MAX_LAYERS} layers")
+    for blob in (config, *manifest.layers):
+        if not archive.is_digest(blob.digest):
+            raise InvalidParameter(f"invalid manifest {digest}: invalid digest {blob.digest!r}"[:300])
+    for layer in manifest.layers:
+        if not layer.media_type.startswith(_LAYER_PREFIXES):
+            raise InvalidParameter(f"invalid manifest {digest}: a layer of type {layer.media_type!r}"[:300])
+        if not 0 < layer.size <= MAX_BLOB:
+            raise InvalidParameter(f"invalid manifest {digest}: a layer of {layer.size} bytes")
+    return manifest
+
+
+async def resolve(repository: Repository, name: Reference) -> Resolved:
+    """Follow a tag or digest to this host's manifest. Raises NotFound, InvalidParameter, ServerError."""
+    fetched = await repository.manifest(name.digest or name.tag)
+    manifest, kind = parsed(fetched)
+    digest = fetched.digest
+    if manifest.manifests or kind in _INDEX_TYPES:
+        fetched = await repository.manifest(_for_this_host(manifest, name).digest)
+        manifest, kind = parsed(fetched)
+        if manifest.manifests:
+            raise InvalidParameter(f"invalid manifest {digest}: indexes within indexes")
+    return Resolved(name, digest, _checked(manifest, fetched.digest), kind == _OCI_TYPE)
+
+
+def _for_this_host(index: Manifest, name: Reference) -> Descriptor:
+    for descriptor in index.manifests:
+        platform = descriptor.platform
+        if platform is not None and (platform.os, platform.architecture) == ("linux", ARCHITECTURE):
+            if not archive.is_digest(descriptor.digest):
+                raise InvalidParameter(f"invalid manifest: invalid digest {descriptor.digest!r}"[:300])
+            return descriptor
+    raise NotFound(f"no matching manifest for linux/{ARCHITECTURE} in the manifest list entries of {name.familiar}")
+
+
+# --- bringing it ----------------------------------------------------------------------------------------------------
+
+
+async def bring(
+    store: ImageStore, downloads: Downloads, repository: Repository, resolved: Resolved
+) -> AsyncGenerator[Progress, None]:
+    """Have the image of a resolved name, and what Docker's clients draw meanwhile. Raises EngineError; nothing is left behind then."""
+    name, manifest = resolved.name, resolved.manifest
+    assert manifest.config is not None
+    yield Progress(status=f"Pulling from {name.path}", id=name.tag or name.digest)
+    raw = await repository.blob(manifest.config.digest, MAX_DOCUMENT)
+    config = _configuration(raw, manifest)
+    async with store.claimed() as claim:
+        work = _Bringing(store, downloads, repository, manifest.layers, config)
+        async with contextlib.aclosing(work.run(claim)) as steps:
+            async for progress in steps:
+                yield progress
+        changed = await store.adopt(
+            raw,
+            config,
+            tags=(name._replace(digest=""),) if name.tag and not name.digest else (),
+            digest=name._replace(tag="", digest=resolved.digest),
+            blobs=[msgspec.structs.replace(blob, annotations={}, platform=None) for blob in manifest.layers],
+            oci=resolved.oci,
+        )
+    yield Progress(status=f"Digest: {resolved.digest}")
+    shown = name._replace(tag="").familiar if name.digest else name.familiar
+    what = "Downloaded newer image for" if changed else "Image is up to date for"
+    yield Progress(status=f"Status: {what} {shown}")
+
+
+def _configuration(raw: bytes, manifest: Manifest) -> ImageConfig:
+    assert manifest.config is not None
+    try:
+        config = archive.image_config(raw, manifest.config.digest)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"invalid image: {_own_words(error)}") from error
+    if len(config.rootfs.diff_ids) != len(manifest.layers):
+        raise InvalidParameter(
+            f"invalid image: {len(manifest.layers)} layers in its manifest, {len(config.rootfs.diff_ids)} in its configuration"
+        )
+    return config
+
+
+class _Bringing:
+    """The layers of one pull."""
+
+    def __init__(
+        self,
+        store: ImageStore,
+        downloads: Downloads,
+        repository: Repository,
+        blobs: Sequence[Descriptor],
+        config: ImageConfig,
+    ) -> None:
+        self._store = store
+        self._downloads = downloads
+        self._repository = repository
+        self._blobs = blobs
+        self._diff_ids = config.rootfs.diff_ids
+        self._reports: asyncio.Queue[Progress | None] = asyncio.Queue()
+
+    async def run(self, claim: Callable[[str], None]) -> AsyncGenerator[Progress, None]:
+        """Raises the first error, when nothing is at work any more."""
+        tasks: list[asyncio.Task[bool]] = []
+        chains = chain_ids(self._diff_ids)
+        for chain_id in chains:
+            claim(chain_id)
+        for at, (blob, diff_id, chain_id) in enumerate(zip(self._blobs, self._diff_ids, chains, strict=True)):
+            below = tasks[-1] if tasks else None
+            parent = chains[at - 1] if at else ""
+            tasks.append(asyncio.create_task(self._layer(blob, diff_id, chain_id, parent, below)))
+        ending = asyncio.create_task(self._end(tasks))
+        try:
+            while (progress := await self._reports.get()) is not None:
+                yield progress
+            await ending
+        finally:
+            ending.cancel()
+            for task in tasks:
+                task.cancel()
+            await _all_ended([*tasks, ending])
+
+    async def _end(self, tasks: list[asyncio.Task[bool]]) -> None:
+        try:
+            if tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                # Of those that failed in one instant the lowest tells why: the others miss what is below them.
+                for task in tasks:
+                    if task in done and (task.cancelled() or task.exception() is not None):
+                        task.result()
+        finally:
+            self._reports.put_nowait(None)
+
+    def _say(self, blob: Descriptor, status: str, current: int = 0, total: int = 0) -> None:
+        self._reports.put_nowait(
+            Progress(
+                status=status,
+                progress_detail=ProgressDetail(current, total),
+                progress=bar(current, total) if total else "",
+                id=blob.digest[7:19],
+            )
+        )
+
+    async def _layer(
+        self, blob: Descriptor, diff_id: str, chain_id: str, parent: str, below: asyncio.Task[bool] | None
+    ) -> bool:
+        """Have one layer; whether it was not there before."""
+        if self._store.snapshots.layer(chain_id) is not None:
+            self._say(blob, "Already exists")
+            return False
+        self._say(blob, "Pulling fs layer")
+        while True:
+            async with self._downloads.use(self._repository, blob) as download:
+                ours = download.users == 1
+                try:
+                    await self._received(blob, download)
+                except EngineError:
+                    if ours:
+                        raise
+                    # Somebody else's registry or credentials failed: ours may do.
+                    continue
+                self._say(blob, "Verifying Checksum")
+                self._say(blob, "Download complete")
+                told = -1
+
+                def report(current: int) -> None:
+                    nonlocal told
+                    current = min(current, blob.size)
+                    if current != told:
+                        told = current
+                        self._say(blob, "Extracting", current, blob.size)
+
+                span = Span(download.file, 0, blob.size)
+                made = await self._store.layers.ensure(chain_id, diff_id, parent, span, below, report)
+            self._say(blob, "Pull complete")
+            return made
+
+    async def _received(self, blob: Descriptor, download: _Download) -> None:
+        """Raises what the download raised."""
+        told = 0
+        waiting = False
+        while not download.task.done():
+            await asyncio.wait([download.task], timeout=_POLL)
+            if not download.begun and not waiting:
+                waiting = True
+                self._say(blob, "Waiting")
+            if download.received != told:
+                told = download.received
+                self._say(blob, "Downloading", told, blob.size)
+        if download.task.cancelled():
+            raise ServerError(f"the download of {blob.digest} was cancelled")
+        error = download.task.exception()
+        if error is not None:
+            raise error
+
+
+async def _all_ended(tasks: Sequence[asyncio.Task[bool] | asyncio.Task[None]]) -> None:
+    cancelled = False
+    while any(not task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            cancelled = True
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+__all__ = ["Downloads", "Resolved", "bring", "resolve"]

@@ -1,0 +1,127 @@
+"""What an engine does with registries: pull, push, log in, search. Everything here takes the client's own credentials.
+
+registry.py, and aiohttp with it, is loaded in a thread when it is first needed: it takes 15 MB and a fifth of a second.
+Owns: the registries' client. Not here: the protocol (registry.py), the work (pull.py, push.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from engine.config import Config
+from engine.errors import InvalidParameter, NotFound
+from engine.events import EventLog
+from engine.images import pull, reference
+from engine.images.archive import is_digest
+from engine.images.credentials import Credentials
+from engine.images.pull import Downloads, Resolved
+from engine.images.reference import Reference
+from engine.images.store import ImageStore
+from engine.wire.images import Progress, SearchResult
+
+if TYPE_CHECKING:
+    from engine.images.registry import Registries, Repository
+
+SEARCH_LIMIT = 25
+MAX_SEARCH_LIMIT = 100
+
+
+class Pulling:
+    """A pull whose name was found; `run` does the work."""
+
+    def __init__(
+        self, remote: Remote, repository: Repository, name: Reference, found: list[Resolved | Reference]
+    ) -> None:
+        self._remote = remote
+        self._repository = repository
+        self._name = name
+        self._found = found
+
+    async def run(self) -> AsyncGenerator[Progress, None]:
+        """Have every image that was found. Raises EngineError of the first that fails; those before it stay."""
+        for found in self._found:
+            resolved = found if isinstance(found, Resolved) else await pull.resolve(self._repository, found)
+            store, downloads = self._remote.store, self._remote.downloads
+            async with contextlib.aclosing(pull.bring(store, downloads, self._repository, resolved)) as steps:
+                async for progress in steps:
+                    yield progress
+            self._remote.pulled(resolved.name)
+
+
+class Remote:
+    """The registries, as one engine uses them."""
+
+    def __init__(self, config: Config, store: ImageStore, events: EventLog) -> None:
+        self._config = config
+        self._events = events
+        self._registries: Registries | None = None
+        self._loading = asyncio.Lock()
+        self.store = store
+        self.downloads = Downloads(store.temporary)
+
+    async def close(self) -> None:
+        if self._registries is not None:
+            await self._registries.close()
+
+    async def _client(self) -> Registries:
+        async with self._loading:
+            if self._registries is None:
+                module = await asyncio.to_thread(importlib.import_module, "engine.images.registry")
+                self._registries = module.Registries(self._config)
+            return self._registries
+
+    # --- pull -------------------------------------------------------------------------------------------------------
+
+    async def pull(self, image: str, tag: str, credentials: Credentials) -> Pulling:
+        """Find what a name means in its registry; without tag and digest every tag of the repository.
+
+        Raises InvalidParameter for what is no name, NotFound for what is not there or not for this client.
+        """
+        name = _pulled_name(image, tag)
+        repository = (await self._client()).repository(name.domain, name.path, credentials)
+        if name.tag or name.digest:
+            return Pulling(self, repository, name, [await pull.resolve(repository, name)])
+        tags = await repository.tags()
+        if not tags:
+            raise NotFound(f"repository {name.familiar} has no tags")
+        return Pulling(self, repository, name, [reference.with_tag(name.repository, tag) for tag in tags])
+
+    def pulled(self, name: Reference) -> None:
+        record = self.store.get(name._replace(tag="").canonical if name.digest else name.canonical)
+        attributes = {**record.labels, "name": name.familiar_repository}
+        self._events.publish("image", "pull", name.familiar, attributes)
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    async def log_in(self, credentials: Credentials) -> str:
+        """The identity token that a registry gives for credentials, or "" when it takes them as they are. Raises ServerError."""
+        return await (await self._client()).log_in(credentials)
+
+    async def search(self, term: str, limit: int, credentials: Credentials) -> list[SearchResult]:
+        """What a registry has by a name, the most starred first. `term` may begin with the registry's host. Raises ServerError."""
+        if not term:
+            raise InvalidParameter("missing parameter: term")
+        domain, rest = reference.split(term)
+        if domain == reference.DEFAULT_DOMAIN:
+            rest = rest.removeprefix("library/")
+        found = await (await self._client()).search(domain, rest, limit, credentials)
+        return sorted(found, key=lambda result: -result.star_count)[:limit]
+
+
+def _pulled_name(image: str, tag: str) -> Reference:
+    """`fromImage` with `tag`, which may be a digest, and takes the place of what `fromImage` itself says."""
+    name = reference.parse(image.removesuffix(":"))
+    if not tag:
+        return name
+    if ":" in tag:
+        if not is_digest(tag):
+            raise InvalidParameter(f"invalid digest: {tag}"[:300])
+        return name._replace(tag="", digest=tag)
+    return reference.with_tag(name._replace(tag="", digest="").canonical, tag)
+
+
+__all__ = ["Pulling", "Remote"]
