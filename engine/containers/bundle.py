@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.containers import spec
+from engine.containers.joins import Joined
 from engine.containers.store import ContainerRecord
-from engine.runtime import users
+from engine.runtime import program, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.wire import oci
@@ -43,24 +44,43 @@ def write(
     networks: dict[str, EndpointSettings],
     runtime: Runtime,
     cgroups: Cgroups,
+    joined: Joined,
 ) -> None:
     """Everything for one start; the root is mounted. Raises InvalidParameter or NotFound for what the record asks and this host can't give."""
     rootfs = directory / "rootfs"
     identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
     place = spec.Place(
-        rootfs=str(rootfs), directory=directory, identity=identity, network=network, runtime=runtime, cgroups=cgroups
+        rootfs=str(rootfs),
+        directory=directory,
+        identity=identity,
+        network=network,
+        runtime=runtime,
+        cgroups=cgroups,
+        pid_namespace=joined.pid,
+        ipc_namespace=joined.ipc,
+        shm=joined.shm,
+        files=joined.peer.directory if joined.peer is not None else None,
     )
     document = oci.encode(spec.build(record, place))
+    _check_program(record, rootfs)
     write_network_files(record, directory, networks)
     (directory / "config.json").write_bytes(document)
     (directory / "runtime.log").unlink(missing_ok=True)
+
+
+def _check_program(record: ContainerRecord, rootfs: Path) -> None:
+    mounted = [(mount.destination, mount.source) for mount in record.mounts]
+    mounted += [(path, "") for path in ("/proc", "/dev", "/sys", *(record.host.tmpfs or {}))]
+    variables = spec.environment(record.config.env or (), "", tty=False, home="")
+    search = next((entry.partition("=")[2] for entry in variables if entry.startswith("PATH=")), "")
+    program.check(rootfs, record.path, search, record.config.working_dir or "/", mounted)
 
 
 def write_network_files(record: ContainerRecord, directory: Path, networks: dict[str, EndpointSettings]) -> None:
     """hostname, hosts and resolv.conf as Docker writes them (clients.md; resolv.conf(5), hosts(5))."""
     hostname = record.config.hostname or os.uname().nodename
     full_name = f"{hostname}.{record.config.domainname}" if record.config.domainname else hostname
-    _write(directory / "hostname", full_name + "\n")
+    _write(directory / "hostname", hostname + "\n")
     host_network = record.host.network_mode == "host"
     hosts = Path("/etc/hosts").read_text() if host_network else _HOSTS
     if hosts and not hosts.endswith("\n"):
@@ -68,6 +88,7 @@ def write_network_files(record: ContainerRecord, directory: Path, networks: dict
     for extra in record.host.extra_hosts or ():
         name, _, address = extra.partition(":")
         hosts += f"{address}\t{name}\n"
+    hosts += "".join(f"{line}\n" for line in record.link_hosts)
     for endpoint in networks.values():
         if endpoint.ip_address:
             names = full_name if full_name == hostname else f"{full_name} {hostname}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import time
@@ -22,7 +23,8 @@ from typing import Any
 import msgspec
 
 from engine.config import Config as EngineConfig
-from engine.containers import bundle, create, lifecycle, logs, restart, top
+from engine.containers import bundle, create, joins, lifecycle, limits, logs, restart, top
+from engine.containers.create import Link
 from engine.containers.lifecycle import State, Verb
 from engine.containers.names import Names, checked_name
 from engine.containers.signals import signal_number
@@ -40,7 +42,7 @@ from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
 from engine.volumes.store import VolumeStore
-from engine.wire.containers import Config, CreateBody, Created, EndpointSettings
+from engine.wire.containers import Config, CreateBody, Created, EndpointSettings, HostConfig, MountPoint
 from engine.wire.stats import ProcessList
 
 _log = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ class Container:
         "_ended",
         "_launching",
         "_parts",
+        "_peers",
         "_restart",
         "_restart_delay",
         "_sandbox",
@@ -92,8 +95,9 @@ class Container:
         "removed",
     )
 
-    def __init__(self, parts: Parts, record: ContainerRecord) -> None:
+    def __init__(self, parts: Parts, record: ContainerRecord, peers: Containers) -> None:
         self._parts = parts
+        self._peers = peers
         self.record = record
         self.lock = asyncio.Lock()
         self.removed = False
@@ -243,6 +247,7 @@ class Container:
                 self._restart_delay = 0.0
                 self._replace(restart_count=0)
             self.publish("start", self.record.status.started_at)
+            await self._peers.relink(self.id)
             early, self._early_exit = self._early_exit, None
             self._launching = False
             if early is not None:
@@ -254,25 +259,30 @@ class Container:
             return oci.start_failure(error.reason, self.record.path)
         if isinstance(error, OSError):
             error = ServerError(f"Cannot start container {self.id}: {error}")
-        return oci.Failure(error, oci.NOT_STARTED)
+        return oci.Failure(error, oci.failure_code(error.message))
 
     async def _launch(self) -> None:
         parts, record = self._parts, self.record
-        async with contextlib.AsyncExitStack() as undo:
+        async with contextlib.AsyncExitStack() as borrowed, contextlib.AsyncExitStack() as undo:
+            shm = parts.config.run / "shm" / self.id
+            joined = await joins.join(record, self._peers.get, parts.monitor.processes, shm, borrowed)
+            record = self._taken_from_peers(joined)
             directory, rootfs = self.directory, self.directory / "rootfs"
             await parts.volumes.ensure(record.mounts)
             await asyncio.to_thread(bundle.make_directory, directory)
             await parts.snapshots.mount(record.id, rootfs)
             undo.push_async_callback(parts.snapshots.unmount, record.id, rootfs)
-            network_path, networks = await self._join_network(undo)
+            network_path, networks = await self._join_network(undo, joined)
             await asyncio.to_thread(
-                bundle.write, record, directory, network_path, networks, parts.runtime, parts.cgroups
+                bundle.write, record, directory, network_path, networks, parts.runtime, parts.cgroups, joined
             )
             log = drivers.log_file(record.host.log_config, self.log_path, record.config)
             rows, columns = record.size if any(record.size) else tuple(record.host.console_size)
             self._launching = True
             undo.callback(self._launch_failed)
+            undo.callback(self._replace, networks=record.networks)
             saved = asyncio.ensure_future(parts.store.save(self._replace(networks=networks)))
+            undo.push_async_callback(self._remove_cgroup)
             undo.push_async_callback(parts.runtime.delete, record.id)
             try:
                 process = await parts.monitor.run(
@@ -303,13 +313,44 @@ class Container:
         parts.running_changed(self, True)
         await parts.store.save(self.record)
 
+    def _taken_from_peers(self, joined: joins.Joined) -> ContainerRecord:
+        """The record with what links and a shared network bring: names and addresses of others as they are now."""
+        changes: dict[str, object] = {}
+        if self.record.links:
+            changes["link_hosts"], changes["link_environment"] = joins.links(self.record, self._peers.get)
+        if joined.peer is not None:
+            of = joined.peer.record.config
+            changes["config"] = msgspec.structs.replace(
+                self.record.config, hostname=of.hostname, domainname=of.domainname
+            )
+        return self._replace(**changes) if changes else self.record
+
+    async def relink(self) -> None:
+        """A container that this one is linked to has started, perhaps with another address: its hosts file follows."""
+        if self.running:
+            with contextlib.suppress(EngineError):
+                hosts, _ = joins.links(self.record, self._peers.get)
+                record = self._replace(link_hosts=hosts)
+                await asyncio.to_thread(bundle.write_network_files, record, self.directory, record.networks)
+
+    async def _remove_cgroup(self) -> None:
+        # crun leaves it behind when a limit can't be set, and has then no state left to delete it by.
+        try:
+            await asyncio.to_thread(self._parts.cgroups.remove, self.cgroup)
+        except OSError as error:
+            _log.warning("container %s: its cgroup stays: %s", self.id, error)
+
     def _launch_failed(self) -> None:
         self._launching = False
         self._early_exit = None
 
-    async def _join_network(self, undo: contextlib.AsyncExitStack) -> tuple[str | None, dict[str, EndpointSettings]]:
+    async def _join_network(
+        self, undo: contextlib.AsyncExitStack, joined: joins.Joined
+    ) -> tuple[str | None, dict[str, EndpointSettings]]:
         """The network namespace's path (empty: a fresh one; None: the host's) and the endpoints to show."""
         mode = self.record.host.network_mode
+        if joined.network:
+            return joined.network, {}
         # Not at create: a 404 there means to clients that the image is missing, and they would pull it.
         self._parts.network.check_mode(mode)
         if mode == "host":
@@ -606,13 +647,27 @@ class Containers:
         self._names = Names()
         self._all: dict[str, Container] = {}
         self._creating: dict[str, str] = {}
+        self._linked: dict[str, set[str]] = {}
+        """Id of a container to those that are linked to it."""
+        self._support = parts.cgroups.support()
 
     async def open(self) -> None:
         """Load the records and correct them by the monitor's truth."""
+        await asyncio.to_thread(joins.sweep, self._parts.config.run / "shm")
         for record in sorted(self._parts.store.load().values(), key=lambda each: each.created):
             self._names.add(record.id, record.name)
-            self._all[record.id] = Container(self._parts, record)
+            self._add(Container(self._parts, record, self))
         await asyncio.gather(*(container.restore() for container in self._all.values()))
+
+    def _add(self, container: Container) -> None:
+        self._all[container.id] = container
+        for child in container.record.links.values():
+            self._linked.setdefault(child, set()).add(container.id)
+
+    async def relink(self, child: str) -> None:
+        """That container has started: those linked to it shall know its address."""
+        for parent in self._linked.get(child, ()):
+            await self._all[parent].relink()
 
     def __contains__(self, key: object) -> bool:
         return key in self._all
@@ -635,6 +690,9 @@ class Containers:
         """A new container. Raises InvalidParameter, NotFound (image), Conflict (name); nothing is kept then."""
         parts = self._parts
         config, host = create.checked(body)
+        host, warnings = limits.adapted(host, self._support)
+        if isinstance(host.runtime, str) and host.runtime not in ("", "runc", parts.runtime.name):
+            raise InvalidParameter(f"Unknown runtime specified {host.runtime}")
         chosen = checked_name(name) if name else ""
         drivers.validate(host.log_config)
         if not config.image:
@@ -643,9 +701,13 @@ class Containers:
         config = create.merged(config, image.config.config or Config())
         path, args = create.command(config)
         container_id = secrets.token_hex(32)
-        if not config.hostname and host.network_mode != "host":
-            config = msgspec.structs.replace(config, hostname=container_id[:12])
-        networks = {parts.network.name_of(host.network_mode): EndpointSettings()}
+        shares_network = bool(create.joined(host.network_mode))
+        if not config.hostname and not shares_network:
+            on_host = "host" in (host.network_mode, host.uts_mode)
+            config = msgspec.structs.replace(config, hostname=os.uname().nodename if on_host else container_id[:12])
+        if host.network_mode == "host" and host.port_bindings:
+            warnings.append("Published ports are discarded when using host network mode")
+        networks = {} if shares_network else {parts.network.name_of(host.network_mode): EndpointSettings()}
         asked = body.networking_config.endpoints_config
         for network, wanted in asked.items():
             if wanted is not None and parts.network.name_of(network) in networks:
@@ -661,7 +723,8 @@ class Containers:
             config=config,
             host=host,
             networks=networks,
-            mounts=create.mount_points(host, str(parts.config.root / "volumes")),
+            mounts=create.mount_points(host, str(parts.config.root / "volumes"), self._volumes_from(host)),
+            links={link.alias: self._child(link).id for link in map(create.parse_link, host.links or ())},
         )
         self._names.add(record.id, record.name)
         self._creating[record.id] = image.id
@@ -677,9 +740,34 @@ class Containers:
             raise
         finally:
             del self._creating[record.id]
-        container = self._all[record.id] = Container(parts, record)
+        container = Container(parts, record, self)
+        self._add(container)
         container.publish("create", record.created)
-        return Created(record.id, [])
+        return Created(record.id, warnings)
+
+    def _child(self, link: Link) -> Container:
+        """What the link names. 400, not 404, when it is missing: clients take 404 of a create for a missing image and pull."""
+        try:
+            child = self.get(link.name)
+        except NotFound as error:
+            raise InvalidParameter(f"Links: could not get container for {link.name}: {error.message}") from error
+        if child.record.host.network_mode == "host":
+            raise InvalidParameter(
+                "conflicting options: host type networking can't be used with links. This would result in undefined behavior"
+            )
+        return child
+
+    def _volumes_from(self, host: HostConfig) -> list[MountPoint]:
+        """Mounts of the containers that VolumesFrom names, read-only where it or their own says so."""
+        inherited: list[MountPoint] = []
+        for text in host.volumes_from or ():
+            name, writable = create.parse_volumes_from(text)
+            try:
+                source = self.get(name)
+            except NotFound as error:
+                raise InvalidParameter(f"VolumesFrom: {error.message}") from error
+            inherited += [msgspec.structs.replace(each, rw=each.rw and writable) for each in source.record.mounts]
+        return inherited
 
     async def rename(self, container: Container, name: str) -> None:
         """Raises Conflict when the name is taken, InvalidParameter when it breaks the pattern."""
@@ -705,6 +793,9 @@ class Containers:
 
     def _forget(self, container: Container) -> None:
         self._all.pop(container.id, None)
+        for child in container.record.links.values():
+            self._linked.get(child, set()).discard(container.id)
+        self._linked.pop(container.id, None)
         self._names.discard(container.id, container.record.name)
         self._parts.gone(container.id)
 

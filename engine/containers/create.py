@@ -12,11 +12,14 @@ from collections.abc import Iterable
 
 import msgspec
 
+from engine.containers import limits, security
 from engine.containers.signals import signal_number
 from engine.errors import InvalidParameter
+from engine.runtime import capabilities
 from engine.wire.containers import (
     Config,
     CreateBody,
+    DeviceMapping,
     HostConfig,
     LogConfig,
     MountPoint,
@@ -25,7 +28,6 @@ from engine.wire.containers import (
 )
 
 DEFAULT_SHM_SIZE = 64 << 20
-MIN_MEMORY = 4 << 20
 MIN_HEALTH_DURATION = 1_000_000
 
 _HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
@@ -33,6 +35,9 @@ _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _PORT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECASE)
 _MODES = {"ro", "rw", "z", "Z", "nocopy", "shared", "rshared", "slave", "rslave", "private", "rprivate"}
 _PROPAGATIONS = {"shared", "rshared", "slave", "rslave", "private", "rprivate"}
+_WORD = re.compile(r"[^\s\0]+")
+"""What goes into hosts and resolv.conf: one word, no line of its own."""
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _RESTART_NAMES = {"", "no", "always", "unless-stopped", "on-failure"}
 
 
@@ -46,6 +51,13 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
     host = _checked_host(body.host_config)
     if body.hostname:
         _check_hostname(body.hostname)
+    if body.domainname and (len(body.domainname) > 64 or not _WORD.fullmatch(body.domainname)):
+        raise InvalidParameter(
+            f"invalid domainname format: {body.domainname[:100]!r}: at most 64 characters, no blanks"
+        )
+    if isinstance(body.mac_address, str) and body.mac_address:
+        _check_mac(body.mac_address)
+    _check_together(body, host)
     for entry in body.env or ():
         if not entry or entry.startswith("="):
             raise InvalidParameter(f"invalid environment variable: {entry}")
@@ -87,43 +99,44 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
 def _checked_host(host: HostConfig) -> HostConfig:
     for bind in host.binds or ():
         parse_bind(bind)
-    if host.memory < 0 or 0 < host.memory < MIN_MEMORY:
-        raise InvalidParameter(f"Memory: the minimum memory limit allowed is 4MB, got {host.memory}")
-    if host.memory_swap > 0:
-        if not host.memory:
-            raise InvalidParameter("MemorySwap: you should always set the Memory limit when using MemorySwap")
-        if host.memory_swap < host.memory:
-            raise InvalidParameter("MemorySwap: minimum memoryswap limit should be larger than memory limit")
-    if host.memory_swap < -1:
-        raise InvalidParameter(f"MemorySwap must be -1, 0 or a number of bytes: {host.memory_swap}")
-    if host.memory_reservation < 0 or host.kernel_memory < 0:
-        raise InvalidParameter("MemoryReservation and KernelMemory must not be negative")
-    if host.memory and host.memory_reservation > host.memory:
-        raise InvalidParameter("MemoryReservation: it should be smaller than the memory limit")
-    if not -1 <= host.memory_swappiness <= 100:
-        raise InvalidParameter(f"MemorySwappiness: {host.memory_swappiness}, valid memory swappiness range is 0-100")
-    if host.blkio_weight and not 10 <= host.blkio_weight <= 1000:
-        raise InvalidParameter(f"BlkioWeight: {host.blkio_weight}, range of blkio weight is from 10 to 1000")
-    for device in host.blkio_weight_device or ():
-        if not 10 <= device.weight <= 1000:
-            raise InvalidParameter(f"BlkioWeightDevice: {device.path}: range of blkio weight is from 10 to 1000")
-    if host.cpu_shares < 0:
-        raise InvalidParameter(f"CpuShares must not be negative: {host.cpu_shares}")
-    if host.cpu_period and not 1000 <= host.cpu_period <= 1_000_000:
-        raise InvalidParameter(f"CpuPeriod: {host.cpu_period}, CPU cfs period can not be less than 1ms or more than 1s")
-    if host.cpu_quota > 0 and host.cpu_quota < 1000:
-        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}, CPU cfs quota can not be less than 1ms")
-    if host.pids_limit < -1:
-        raise InvalidParameter(f"PidsLimit must be -1 (unlimited), 0 or positive: {host.pids_limit}")
+    limits.check(host)
     if host.shm_size < 0:
         raise InvalidParameter(f"ShmSize: {host.shm_size}, SHM size must be greater than 0")
-    if not -1000 <= host.oom_score_adj <= 1000:
-        raise InvalidParameter(f"OomScoreAdj: {host.oom_score_adj}, range for oom score adj is [-1000, 1000]")
     if host.isolation not in ("", "default"):
         raise InvalidParameter(f"Isolation: {host.isolation}: this platform has only 'default'")
-    for field in ("cpu_count", "cpu_percent", "io_maximum_iops", "io_maximum_bandwidth"):
-        if getattr(host, field):
+    for field, given in (
+        ("CpuCount", host.cpu_count),
+        ("CpuPercent", host.cpu_percent),
+        ("IOMaximumIOps", host.io_maximum_iops),
+        ("IOMaximumBandwidth", host.io_maximum_bandwidth),
+        ("DiskQuota", host.disk_quota),
+    ):
+        if given:
             raise InvalidParameter(f"{field}: only the Windows daemon has it")
+    _check_modes(host)
+    _check_storage(host.storage_opt)
+    if ".." in host.cgroup_parent.split("/") or "\0" in host.cgroup_parent:
+        raise InvalidParameter(f"CgroupParent: {host.cgroup_parent!r}: it must not lead out of where it begins")
+    for text in host.links or ():
+        parse_link(text)
+    for text in host.volumes_from or ():
+        parse_volumes_from(text)
+    for path, options in (host.tmpfs or {}).items():
+        normal_path(path, f"Tmpfs {path}")
+        tmpfs_options(options)
+    for name in host.sysctls or {}:
+        _check_sysctl(name, host)
+    for device in host.devices or ():
+        _check_device(device)
+    capabilities.check(strings(host.cap_add) or (), strings(host.cap_drop) or ())
+    security.parse(host.security_opt or ())
+    for group in host.group_add or ():
+        if not group or ":" in group or "\0" in group:
+            raise InvalidParameter(f"GroupAdd: invalid group {group!r}")
+    for field, words in (("DnsSearch", host.dns_search), ("DnsOptions", host.dns_options)):
+        for word in words:
+            if not _WORD.fullmatch(word):
+                raise InvalidParameter(f"{field}: invalid entry {word[:100]!r}")
     if host.userns_mode not in ("", "host"):
         raise InvalidParameter(f"UsernsMode: invalid user namespace mode: {host.userns_mode}")
     for port, bindings in (host.port_bindings or {}).items():
@@ -135,7 +148,7 @@ def _checked_host(host: HostConfig) -> HostConfig:
                 check_address(binding.host_ip, "PortBindings HostIp")
     for extra in host.extra_hosts or ():
         name, _, address = extra.partition(":")
-        if not name or not address:
+        if not _WORD.fullmatch(name) or not address:
             raise InvalidParameter(f"ExtraHosts: bad format for add-host: {extra!r}")
         check_address(address, "ExtraHosts")
     for server in host.dns:
@@ -159,6 +172,191 @@ def _checked_host(host: HostConfig) -> HostConfig:
         shm_size=host.shm_size or DEFAULT_SHM_SIZE,
         port_bindings=host.port_bindings or {},
     )
+
+
+# --- modes: whose namespaces -----------------------------------------------------------------------------------------
+
+
+def joined(mode: str) -> str:
+    """The name or id in `container:<name|id>`; empty for another mode."""
+    return mode.removeprefix("container:") if mode.startswith("container:") else ""
+
+
+def _check_modes(host: HostConfig) -> None:
+    for field, mode, known in (
+        ("NetworkMode", host.network_mode, None),
+        ("PidMode", host.pid_mode, ("", "host", "private")),
+        ("IpcMode", host.ipc_mode, ("", "host", "private", "shareable", "none")),
+        ("UTSMode", host.uts_mode, ("", "host", "private")),
+    ):
+        if mode.startswith("container:") and field != "UTSMode":
+            if not joined(mode):
+                raise InvalidParameter(f"{field}: invalid container format container:<name|id>: {mode!r}")
+        elif known is not None and mode not in known:
+            raise InvalidParameter(f"{field}: invalid mode: {mode!r}")
+
+
+def _check_together(config: Config, host: HostConfig) -> None:
+    """What contradicts what, in Docker's words (its runconfig)."""
+    on_host = host.network_mode == "host"
+    conflicts: list[tuple[object, str]] = [
+        (host.uts_mode == "host" and config.hostname, "hostname and the UTS mode"),
+        (
+            on_host and host.links,
+            "host type networking can't be used with links. This would result in undefined behavior",
+        ),
+    ]
+    if joined(host.network_mode):
+        conflicts += [
+            (config.hostname, "hostname and the network mode"),
+            (host.links, "container type network can't be used with links. This would result in undefined behavior"),
+            (host.dns, "dns and the network mode"),
+            (host.extra_hosts, "custom host-to-IP mapping and the network mode"),
+            (host.port_bindings or host.publish_all_ports, "port publishing and the container type network mode"),
+            (config.exposed_ports, "port exposing and the container type network mode"),
+        ]
+    if on_host or joined(host.network_mode):
+        conflicts.append((config.mac_address, "mac-address and the network mode"))
+    for given, what in conflicts:
+        if given:
+            raise InvalidParameter(f"conflicting options: {what}")
+
+
+_IPC_SYSCTLS = frozenset(
+    f"kernel.{name}"
+    for name in ("msgmax", "msgmnb", "msgmni", "sem", "shmall", "shmmax", "shmmni", "shm_rmid_forced", "msg_next_id")
+)
+
+
+def _check_sysctl(name: str, host: HostConfig) -> None:
+    """Only those that the kernel keeps for each namespace, and only where the container has that namespace to itself (sysctl(2), namespaces(7))."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)+", name, re.ASCII):
+        raise InvalidParameter(f"Sysctls: invalid name {name[:100]!r}")
+    dotted = name.replace("/", ".")
+    if dotted.startswith("net."):
+        if host.network_mode == "host" or joined(host.network_mode):
+            raise InvalidParameter(
+                f'Sysctls: sysctl "{name}" is not allowed in a network namespace that is not its own'
+            )
+    elif dotted in _IPC_SYSCTLS or dotted.startswith("fs.mqueue."):
+        if host.ipc_mode == "host" or joined(host.ipc_mode):
+            raise InvalidParameter(f'Sysctls: sysctl "{name}" is not allowed in an ipc namespace that is not its own')
+    elif dotted == "kernel.domainname":
+        if host.uts_mode == "host":
+            raise InvalidParameter(f'Sysctls: sysctl "{name}" is not allowed in the hosts UTS namespace')
+    else:
+        raise InvalidParameter(f'Sysctls: sysctl "{name}" is not in a separate kernel namespace')
+
+
+# --- single values ---------------------------------------------------------------------------------------------------
+
+
+def _check_mac(text: str) -> None:
+    mac = text.lower().replace("-", ":")
+    if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
+        raise InvalidParameter(
+            f"invalid MacAddress {text[:100]!r}: not a unicast MAC address such as 02:42:ac:11:00:02"
+        )
+
+
+def _check_storage(options: dict[str, str] | msgspec.UnsetType) -> None:
+    for name in options or {}:
+        if name == "size":
+            raise InvalidParameter(
+                "StorageOpt: size: --storage-opt is supported only for overlay over xfs with 'pquota' mount option, "
+                "and this engine sets no project quotas"
+            )
+        raise InvalidParameter(f"StorageOpt: unknown option {name!r}")
+
+
+def _check_device(device: DeviceMapping) -> None:
+    if not device.path_on_host.startswith("/") or "\0" in device.path_on_host:
+        raise InvalidParameter(f"Devices: PathOnHost {device.path_on_host!r} is not an absolute path")
+    target = device.path_in_container
+    if target and (not target.startswith("/") or ".." in target.split("/") or "\0" in target):
+        raise InvalidParameter(f"Devices: PathInContainer {target!r} is not a plain absolute path")
+    access = device.cgroup_permissions
+    if not set(access) <= set("rwm") or len(set(access)) != len(access):
+        raise InvalidParameter(
+            f"Devices: {device.path_on_host}: invalid CgroupPermissions {access!r}: letters of 'rwm'"
+        )
+
+
+class Link(msgspec.Struct, frozen=True):
+    """One entry of Links."""
+
+    name: str
+    alias: str
+
+
+def parse_link(text: str) -> Link:
+    """`name:alias` or `name`, and `/name:/own/alias` as inspect shows it. Raises InvalidParameter with the entry in it."""
+    name, colon, alias = text.partition(":")
+    if name.startswith("/"):
+        name, alias = name[1:], alias.rpartition("/")[2]
+    alias = alias if colon else name
+    if not _NAME.fullmatch(name) or not _NAME.fullmatch(alias):
+        raise InvalidParameter(f"Links: bad format for links: {text!r}")
+    return Link(name, alias)
+
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
+
+
+def parse_volumes_from(text: str) -> tuple[str, bool]:
+    """`container[:ro|rw]` as the container and whether it may write. Raises InvalidParameter with the entry in it."""
+    name, _, mode = text.partition(":")
+    if not name:
+        raise InvalidParameter(f"VolumesFrom: malformed volumes-from specification: {text!r}")
+    options = mode.split(",") if mode else []
+    if not set(options) <= {"ro", "rw", "z", "Z"} or len(set(options)) != len(options) or {"ro", "rw"} <= set(options):
+        raise InvalidParameter(f"VolumesFrom: invalid mode for volumes-from: {text!r}")
+    return name, "ro" not in options
+
+
+_TMPFS_DEFAULTS = ("noexec", "nosuid", "nodev")
+_TMPFS_OPPOSITES = {
+    first: {second}
+    for pair in (
+        ("exec", "noexec"),
+        ("suid", "nosuid"),
+        ("dev", "nodev"),
+        ("rw", "ro"),
+        ("sync", "async"),
+        ("mand", "nomand"),
+        ("atime", "noatime"),
+        ("diratime", "nodiratime"),
+        ("relatime", "norelatime"),
+        ("strictatime", "nostrictatime"),
+    )
+    for first, second in (pair, pair[::-1])
+}
+_TMPFS_VALUES = {
+    "size": re.compile(r"\d{1,19}[kKmMgGtTpPeE%]?"),
+    "nr_blocks": re.compile(r"\d{1,19}[kKmMgGtTpPeE]?"),
+    "nr_inodes": re.compile(r"\d{1,19}[kKmMgGtTpPeE]?"),
+    "mode": re.compile(r"[0-7]{1,4}"),
+    "uid": re.compile(r"\d{1,10}"),
+    "gid": re.compile(r"\d{1,10}"),
+    "mpol": re.compile(r"[a-z]+([=:][a-z0-9:-]+)*"),
+}
+
+
+def tmpfs_options(text: str) -> tuple[str, ...]:
+    """The mount options of a Tmpfs entry: Docker's own, each replaced by its opposite when that is given. Raises InvalidParameter."""
+    chosen = dict.fromkeys(_TMPFS_DEFAULTS)
+    values: dict[str, str] = {}
+    for option in text.split(",") if text else ():
+        name, equals, value = option.partition("=")
+        if equals and name in _TMPFS_VALUES and _TMPFS_VALUES[name].fullmatch(value):
+            values[name] = option
+        elif not equals and option in _TMPFS_OPPOSITES:
+            for other in _TMPFS_OPPOSITES[option]:
+                chosen.pop(other, None)
+            chosen[option] = None
+        elif option != "defaults":
+            raise InvalidParameter(f'Tmpfs: Invalid tmpfs option "{option[:100]}"')
+    return (*chosen, *values.values())
 
 
 def _restart_policy(policy: RestartPolicy) -> RestartPolicy:
@@ -253,13 +451,20 @@ def normal_path(path: str, of: str) -> str:
     return "/" + "/".join(parts)
 
 
-def mount_points(host: HostConfig, volume_directory: str) -> tuple[MountPoint, ...]:
-    """What inspect shows in Mounts for the container's binds. Raises InvalidParameter when two share a destination."""
-    mounts: dict[str, MountPoint] = {}
+def mount_points(
+    host: HostConfig, volume_directory: str, inherited: Iterable[MountPoint] = ()
+) -> tuple[MountPoint, ...]:
+    """What inspect shows in Mounts for the container's binds, and `inherited` ones of VolumesFrom where no bind takes their place.
+
+    Raises InvalidParameter when two binds, or a bind and a Tmpfs, share a destination.
+    """
+    mounts = {each.destination: each for each in inherited}
+    taken = {normal_path(path, path) for path in host.tmpfs or {}}
     for text in host.binds or ():
         bind = parse_bind(text)
-        if bind.destination in mounts:
+        if bind.destination in taken:
             raise InvalidParameter(f"Duplicate mount point: {bind.destination}")
+        taken.add(bind.destination)
         if bind.named:
             mounts[bind.destination] = MountPoint(
                 name=bind.source,
@@ -307,7 +512,9 @@ def merged(config: Config, image: Config) -> Config:
         exposed_ports=_union(config.exposed_ports, image.exposed_ports) or msgspec.UNSET,
         env=env,
         cmd=cmd,
-        entrypoint=entrypoint or None,
+        entrypoint=entrypoint
+        if entrypoint and entrypoint != [""]
+        else None,  # `--entrypoint ''` takes the image's away
         healthcheck=healthcheck,
         volumes=_union(config.volumes, image.volumes) or None,
         working_dir=config.working_dir or image.working_dir,

@@ -10,14 +10,15 @@ Raises InvalidParameter or NotFound with the field's name for what this host can
 from __future__ import annotations
 
 import os
-import resource
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from engine.containers.create import strings
+from engine.containers import security
+from engine.containers.create import strings, tmpfs_options
+from engine.containers.limits import rlimit
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.runtime import capabilities, cgroups, seccomp
@@ -25,7 +26,7 @@ from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
 from engine.wire import oci
-from engine.wire.containers import HostConfig, MountPoint, Ulimit
+from engine.wire.containers import HostConfig, MountPoint
 from engine.wire.exec import ExecCreate
 
 DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -80,14 +81,6 @@ DEFAULT_SHM_SIZE = 64 << 20
 _NETWORK_SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0 2147483647"}
 """Docker's: inside its own network a container needs no privilege for low ports and ping."""
 
-RLIMITS = {
-    name: f"RLIMIT_{name.upper()}"
-    for name in (
-        *("as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue"),
-        *("nice", "nofile", "nproc", "rss", "rtprio", "rttime", "sigpending", "stack"),
-    )
-}
-
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """What the record does not say: where on this host the container runs, and as whom."""
@@ -103,16 +96,22 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     pid_namespace: str = ""
     """Path for PidMode container:<id>; likewise `ipc_namespace`."""
     ipc_namespace: str = ""
+    shm: str = ""
+    """Where that container's /dev/shm is to be had."""
+    files: Path | None = None
+    """The directory of the container whose network it joins, for its hosts, hostname and resolv.conf."""
 
 
 def build(record: ContainerRecord, place: Place) -> oci.Spec:
     """The whole document. `oci.encode` makes the bytes of config.json."""
     config, host = record.config, record.host
     granted = capabilities.granted(host.cap_add or (), host.cap_drop or (), privileged=host.privileged)
-    no_new_privileges, confined = _security_options(host)
+    wanted = security.parse(host.security_opt or ())
     filter_: msgspec.Raw | None = None
     annotations: dict[str, str] = {}
-    if confined and not host.privileged:
+    if wanted.profile is not None and not host.privileged:
+        filter_ = seccomp.section(wanted.profile, granted)
+    elif wanted.confined and not host.privileged:
         filter_, annotations = place.runtime.seccomp(seccomp.profile(granted))
     bounding = capabilities.bounding()
     devices = list(_devices(host))
@@ -120,13 +119,20 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         oci_version=oci.VERSION,
         process=oci.Process(
             terminal=config.tty,
+            console_size=_console_size(record),
             user=oci.User(uid=place.identity.uid, gid=place.identity.gid, additional_gids=place.identity.groups),
             args=[record.path, *record.args],
-            env=environment(config.env or (), config.hostname, tty=config.tty, home=place.identity.home),
+            env=environment(
+                (*record.link_environment, *(config.env or ())),
+                config.hostname,
+                tty=config.tty,
+                home=place.identity.home,
+            ),
             cwd=config.working_dir or "/",
             capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
             rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in bounding) for each in host.ulimits or ()],
-            no_new_privileges=no_new_privileges,
+            no_new_privileges=wanted.no_new_privileges,
+            apparmor_profile="" if host.privileged else wanted.apparmor,
             oom_score_adj=host.oom_score_adj or None,
         ),
         root=oci.Root(path=place.rootfs, readonly=host.readonly_rootfs),
@@ -150,6 +156,12 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
+def _console_size(record: ContainerRecord) -> oci.Box | None:
+    """What the terminal measures from the first instruction on: the size that a resize left, else the one of the create."""
+    rows, columns = record.size if any(record.size) else record.host.console_size
+    return oci.Box(height=rows, width=columns) if record.config.tty and rows and columns else None
+
+
 def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity) -> oci.Process:
     """A further process of the container: its own command and user, the container's environment, limits and confinement.
 
@@ -159,13 +171,13 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
     granted = capabilities.granted(
         host.cap_add or (), host.cap_drop or (), privileged=host.privileged or config.privileged
     )
-    no_new_privileges, _ = _security_options(host)
+    wanted = security.parse(host.security_opt or ())
     return oci.Process(
         terminal=config.tty,
         user=oci.User(uid=identity.uid, gid=identity.gid, additional_gids=identity.groups),
         args=strings(config.cmd) or [],
         env=environment(
-            [*(record.config.env or ()), *(config.env or ())],
+            [*record.link_environment, *(record.config.env or ()), *(config.env or ())],
             record.config.hostname,
             tty=config.tty,
             home=identity.home,
@@ -173,7 +185,8 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
         cwd=config.working_dir or record.config.working_dir or "/",
         capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
         rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in capabilities.bounding()) for each in host.ulimits or ()],
-        no_new_privileges=no_new_privileges and not config.privileged,
+        no_new_privileges=wanted.no_new_privileges and not config.privileged,
+        apparmor_profile="" if host.privileged or config.privileged else wanted.apparmor,
         oom_score_adj=host.oom_score_adj or None,
     )
 
@@ -195,48 +208,6 @@ def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) ->
     return list(variables.values())
 
 
-def rlimit(ulimit: Ulimit, *, raisable: bool) -> oci.Rlimit:
-    """One ulimit; -1 is unlimited. Raises InvalidParameter for an unknown name, or above what the engine itself may set.
-
-    `raisable`: the engine has CAP_SYS_RESOURCE and so no bound of its own.
-    """
-    kind = RLIMITS.get(ulimit.name)
-    if kind is None:
-        raise InvalidParameter(f"Ulimits: invalid ulimit type: {ulimit.name}")
-    own = resource.getrlimit(getattr(resource, kind, _UNNAMED_RLIMITS.get(kind, 0)))[1]
-    if not raisable and own != resource.RLIM_INFINITY and (ulimit.hard == -1 or ulimit.hard > own):
-        wanted = "unlimited" if ulimit.hard == -1 else ulimit.hard
-        raise InvalidParameter(
-            f"Ulimits: {ulimit.name}: the hard limit {wanted} is above this engine's own of {own}, "
-            "and it lacks CAP_SYS_RESOURCE to raise it"
-        )
-    return oci.Rlimit(type=kind, hard=_unsigned(ulimit.hard), soft=_unsigned(ulimit.soft))
-
-
-_UNNAMED_RLIMITS = {"RLIMIT_LOCKS": 10}
-"""resource(3) of Python has no name for it."""
-
-
-def _unsigned(limit: int) -> int:
-    return 2**64 - 1 if limit < 0 else limit
-
-
-def _security_options(host: HostConfig) -> tuple[bool, bool]:
-    """(no-new-privileges, under a seccomp profile) from SecurityOpt; both `=` and the old `:` separate a value."""
-    no_new_privileges, confined = False, True
-    for option in host.security_opt or ():
-        name, _, value = option.replace(":", "=", 1).partition("=") if "=" not in option else option.partition("=")
-        if name == "no-new-privileges":
-            if value not in ("", "true", "false"):
-                raise InvalidParameter(f"SecurityOpt: invalid value of no-new-privileges: {option!r}")
-            no_new_privileges = value != "false"
-        elif name == "seccomp":
-            if value not in ("unconfined", "builtin"):
-                raise InvalidParameter("SecurityOpt: seccomp: only 'unconfined' and 'builtin' are known to this engine")
-            confined = value == "builtin"
-    return no_new_privileges, confined
-
-
 # --- what it sees ----------------------------------------------------------------------------------------------------
 
 
@@ -247,8 +218,9 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     """
     host = record.host
     access = "rw" if host.privileged else "ro"
-    if host.ipc_mode == "host":
-        shm = oci.Mount(destination="/dev/shm", type="bind", source="/dev/shm", options=("rbind", "rprivate"))
+    shared = "/dev/shm" if host.ipc_mode == "host" else place.shm
+    if shared:
+        shm = oci.Mount(destination="/dev/shm", type="bind", source=shared, options=("rbind", "rprivate"))
     else:
         size = host.shm_size or DEFAULT_SHM_SIZE
         shm = oci.Mount(
@@ -261,10 +233,12 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
         oci.Mount(destination="/sys", type="sysfs", source="sysfs", options=(*_SYSTEM, access)),
         oci.Mount(destination="/sys/fs/cgroup", type="cgroup", source="cgroup", options=(*_SYSTEM, "relatime", access)),
         _MQUEUE,
-        shm,
+        *(() if host.ipc_mode == "none" else (shm,)),
     ]
     own = {
-        f"/etc/{name}": _bind(str(place.directory / name), f"/etc/{name}", not host.readonly_rootfs, "rprivate")
+        f"/etc/{name}": _bind(
+            str((place.files or place.directory) / name), f"/etc/{name}", not host.readonly_rootfs, "rprivate"
+        )
         for name in ("resolv.conf", "hostname", "hosts")
     }
     if host.tmpfs is not msgspec.UNSET:
@@ -284,10 +258,7 @@ def _bind(source: str, destination: str, writable: bool, propagation: str) -> oc
 
 
 def _tmpfs(destination: str, options: str) -> oci.Mount:
-    given = tuple(option for option in options.split(",") if option)
-    return oci.Mount(
-        destination=destination, type="tmpfs", source="tmpfs", options=("noexec", "nosuid", "nodev", *given)
-    )
+    return oci.Mount(destination=destination, type="tmpfs", source="tmpfs", options=tmpfs_options(options))
 
 
 def _rootfs_propagation(points: Iterable[MountPoint]) -> str:
@@ -328,7 +299,7 @@ def _sysctls(record: ContainerRecord, place: Place) -> dict[str, str]:
 
 def _resources(host: HostConfig, hierarchies: Cgroups, devices: Iterable[oci.DeviceRule]) -> oci.Resources:
     rules = PRIVILEGED_DEVICE_RULES if host.privileged else (*DEVICE_RULES, *devices)
-    swap = host.memory_swap
+    swap = host.memory_swap if hierarchies.swap_accounting else 0
     if host.memory and not swap and hierarchies.swap_accounting:
         swap = 2 * host.memory  # Docker's default: as much swap as memory
     memory = oci.Memory(
@@ -371,7 +342,7 @@ def _resources(host: HostConfig, hierarchies: Cgroups, devices: Iterable[oci.Dev
         devices=rules,
         memory=memory if memory != oci.Memory() else None,
         cpu=cpu if cpu != oci.Cpu() else None,
-        pids=oci.Pids(limit=host.pids_limit) if host.pids_limit else None,
+        pids=oci.Pids(limit=host.pids_limit) if host.pids_limit > 0 else None,  # a new cgroup has no limit
         block_io=block if block != oci.BlockIO() else None,
     )
 

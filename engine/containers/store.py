@@ -59,6 +59,11 @@ class ContainerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     networks: dict[str, EndpointSettings] = msgspec.field(default_factory=dict)
     """By network name: what was asked for and, while the container runs, what it got."""
     mounts: tuple[MountPoint, ...] = ()
+    links: dict[str, str] = {}
+    """Alias to id of each container that it is linked to on the default bridge."""
+    link_hosts: tuple[str, ...] = ()
+    """Lines of its hosts file for those, as of its last start; `link_environment` likewise."""
+    link_environment: tuple[str, ...] = ()
     status: Status = Status()
     restart_count: int = 0
     stopped_by_user: bool = False

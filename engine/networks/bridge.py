@@ -115,9 +115,7 @@ class BridgeNetwork:
             return mode
 
     def check_mode(self, mode: str) -> None:
-        """Raises NotFound for a network that does not exist, InvalidParameter for a mode that this engine does not have."""
-        if mode.startswith("container:"):
-            raise InvalidParameter(f"NetworkMode {mode}: joining another container's network is not supported yet")
+        """Raises NotFound for a network that does not exist."""
         self.networks.get(self.name_of(mode))
 
     # --- endpoints ----------------------------------------------------------------------------------------------------

@@ -74,6 +74,18 @@ def granted(
     return tuple(name for name in NAMES if name in wanted)
 
 
+def check(add: Iterable[str], drop: Iterable[str], limit: frozenset[str] | None = None) -> None:
+    """Raises InvalidParameter for a name that is no capability, and for one to add that this engine has not to give."""
+    available = bounding() if limit is None else limit
+    for name in add:
+        if (full := _normal(name, "CapAdd")) not in (ALL, *available):
+            raise InvalidParameter(
+                f'CapAdd: capability not supported by your kernel or not available in the current environment: "{full}"'
+            )
+    for name in drop:
+        _normal(name, "CapDrop")
+
+
 def _normal(name: str, field: str) -> str:
     upper = name.upper()
     if upper == ALL:

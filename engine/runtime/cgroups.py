@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -20,6 +22,55 @@ PARENT = "/engined"
 """Cgroup under which containers without CgroupParent live, in every hierarchy."""
 
 Mode = Literal["v1", "v2", "hybrid", "none"]
+
+
+MOST_CPUS = 8192
+"""CONFIG_NR_CPUS goes no higher; memory nodes have a lower bound."""
+
+_KMEM_LIMIT_GONE = (5, 16)
+"""From this kernel on memory.kmem.limit_in_bytes is a file that takes a number and limits nothing."""
+
+
+class Support(msgspec.Struct, frozen=True, kw_only=True):
+    """Which limits the kernel of this host enforces, and the processors and memory nodes that it has to give."""
+
+    memory: bool = True
+    swap: bool = True
+    reservation: bool = True
+    kernel_memory: bool = True
+    swappiness: bool = True
+    oom_kill_disable: bool = True
+    shares: bool = True
+    quota: bool = True
+    cpuset: bool = True
+    pids: bool = True
+    weight: bool = True
+    weight_device: bool = True
+    throttle: bool = True
+    cpus: str = ""
+    """As the kernel writes lists: `0-3,5`."""
+    mems: str = ""
+
+
+def numbers(text: str, most: int = MOST_CPUS) -> frozenset[int]:
+    """The members of a list such as `0-3,5`. ValueError for another form, and for a number of `most` or beyond: the work is bounded by that."""
+    found: set[int] = set()
+    words = text.strip().split(",") if text.strip() else []
+    if len(words) > _MOST_RANGES:
+        raise ValueError(f"more than {_MOST_RANGES} entries")
+    for word in words:
+        match = _RANGE.fullmatch(word)
+        if match is None:
+            raise ValueError(f"{word[:32]!r} is neither a number nor a range")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last >= most:
+            raise ValueError(f"{word!r} is not within 0-{most - 1}")
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+_MOST_RANGES = 1024
+_RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
 
 class Cgroups(msgspec.Struct, frozen=True):
@@ -83,6 +134,43 @@ class Cgroups(msgspec.Struct, frozen=True):
             return Path(self.controllers["memory"], "memory.memsw.limit_in_bytes").exists()
         return "memory" in self.unified_controllers
 
+    def support(self) -> Support:
+        """What the hierarchies offer: each file of v1 looked for, since kernels are built without some; v2 has what its controllers stand for."""
+
+        def offers(controller: str, file: str = "", *, unified: bool = True) -> bool:
+            if controller in self.controllers:
+                return not file or Path(self.controllers[controller], file).exists()
+            return unified and {"blkio": "io"}.get(controller, controller) in self.unified_controllers
+
+        return Support(
+            memory=offers("memory"),
+            swap=self.swap_accounting,
+            reservation=offers("memory", "memory.soft_limit_in_bytes"),
+            kernel_memory=offers("memory", "memory.kmem.limit_in_bytes", unified=False)
+            and _kernel(platform.release()) < _KMEM_LIMIT_GONE,
+            swappiness=offers("memory", "memory.swappiness", unified=False),
+            oom_kill_disable=offers("memory", "memory.oom_control", unified=False),
+            shares=offers("cpu", "cpu.shares"),
+            quota=offers("cpu", "cpu.cfs_quota_us"),
+            cpuset=offers("cpuset"),
+            pids=offers("pids"),
+            weight=offers("blkio", "blkio.weight"),
+            weight_device=offers("blkio", "blkio.weight_device"),
+            throttle=offers("blkio", "blkio.throttle.read_bps_device"),
+            cpus=self._given("cpus", "/sys/devices/system/cpu/online"),
+            mems=self._given("mems", "/sys/devices/system/node/online"),
+        )
+
+    def _given(self, what: str, online: str) -> str:
+        """The list of processors or memory nodes that containers may be given."""
+        root = self.controllers.get("cpuset", "")
+        for path in (f"{root}/cpuset.effective_{what}", f"{self.unified}/cpuset.{what}.effective", online):
+            try:
+                return Path(path).read_text().strip()
+            except OSError:
+                continue
+        return "0"
+
     def oom_killed(self, container_id: str, cgroup_parent: str = "") -> bool:
         """Whether the kernel killed a process of this container for its memory limit. False once the cgroup is gone."""
         directory = self.directory("memory", path(container_id, cgroup_parent))
@@ -124,6 +212,12 @@ class Cgroups(msgspec.Struct, frozen=True):
             except FileNotFoundError:
                 continue
         return frozenset(names)
+
+
+def _kernel(release: str) -> tuple[int, int]:
+    """`6.1.0-13-amd64` as (6, 1)."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def path(container_id: str, cgroup_parent: str = "") -> str:

@@ -256,7 +256,7 @@ def failure_code(message: str) -> int:
     """The exit code of a container whose start failed with this message, by the words that the docker CLI goes by as well."""
     if "executable file not found" in message or "no such file or directory" in message:
         return COMMAND_NOT_FOUND
-    if "permission denied" in message or "is a directory" in message or "not a directory" in message:
+    if re.search(r"permission denied|is a directory|not a directory|exec format error", message):
         return COMMAND_NOT_INVOKED
     return NOT_STARTED
 

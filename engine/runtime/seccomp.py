@@ -5,19 +5,24 @@ The names are those that Docker's documentation ("Seccomp security profiles for 
 25 on (io_uring is not among them any more). libseccomp skips names that it or the architecture does not know, so a list newer than the host's
 library is harmless (tested with crun 1.8.1 and runc 1.1.5 over libseccomp 2.5.4).
 
-Owns: a cache of encoded profiles, one per set of those capabilities that matter here. Not here: profiles that a client brings (SecurityOpt).
+A profile that a client brings (`custom`) is in Docker's format: rules may depend on capabilities, architecture and kernel, which
+is resolved here; what is left is the OCI section, and compiling it is the runtime's.
+
+Owns: a cache of encoded profiles, one per set of those capabilities that matter here.
 """
 
 from __future__ import annotations
 
 import base64
 import platform
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
+from engine.errors import InvalidParameter
 from engine.system import seccomp
 from engine.system.seccomp import Condition, Rule
 
@@ -156,3 +161,153 @@ def _oci(rule: Rule) -> dict[str, object]:
             for test in rule.conditions
         ]
     return section
+
+
+# --- a client's own profile ------------------------------------------------------------------------------------------
+
+_ACTIONS = frozenset(
+    f"SCMP_ACT_{name}" for name in ("KILL", "KILL_PROCESS", "KILL_THREAD", "TRAP", "ERRNO", "TRACE", "ALLOW", "LOG")
+)
+_OPERATORS = frozenset(f"SCMP_CMP_{name}" for name in ("NE", "LT", "LE", "EQ", "GE", "GT", "MASKED_EQ"))
+_FLAGS = frozenset(f"SECCOMP_FILTER_FLAG_{name}" for name in ("TSYNC", "LOG", "SPEC_ALLOW"))
+_DOCKER_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "x86"}
+"""uname(2) to the names in `includes` and `excludes`; others are the same."""
+
+
+class _Struct(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True, kw_only=True):
+    pass
+
+
+class _Argument(_Struct, frozen=True, kw_only=True):
+    index: int
+    value: int = 0
+    value_two: int = 0
+    op: str
+
+
+class _Condition(_Struct, frozen=True, kw_only=True):
+    """`arches` as Go names them, `min_kernel` as `4.8`; all that is given must hold."""
+
+    caps: list[str] | None = None
+    arches: list[str] | None = None
+    min_kernel: str = ""
+
+
+class _Syscall(_Struct, frozen=True, kw_only=True):
+    name: str = ""
+    names: list[str] | None = None
+    action: str
+    errno_ret: int | None = None
+    args: list[_Argument] | None = None
+    includes: _Condition = _Condition()
+    excludes: _Condition = _Condition()
+
+
+class _ArchitectureMap(_Struct, frozen=True, kw_only=True):
+    architecture: str
+    sub_architectures: list[str] | None = None
+
+
+class Custom(_Struct, frozen=True, kw_only=True):
+    """A profile in Docker's format."""
+
+    default_action: str
+    default_errno_ret: int | None = None
+    architectures: list[str] | None = None
+    arch_map: list[_ArchitectureMap] | None = None
+    flags: list[str] | None = None
+    listener_path: str = ""
+    syscalls: list[_Syscall] | None = None
+
+
+_decode = msgspec.json.Decoder(Custom).decode
+
+
+def custom(text: str) -> Custom:
+    """A client's profile, read and checked. Raises InvalidParameter that says what is wrong with it."""
+    try:
+        found = _decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidParameter(f"SecurityOpt: Decoding seccomp profile failed: {error}") from error
+    if found.architectures and found.arch_map:
+        raise _wrong("use either 'architectures' or 'archMap'")
+    if found.listener_path:
+        raise _wrong("'listenerPath' is not supported by this engine")
+    for flag in found.flags or ():
+        if flag not in _FLAGS:
+            raise _wrong(f"unknown flag {flag!r}")
+    for call in found.syscalls or ():
+        if call.name and call.names:
+            raise _wrong("use either 'name' or 'names'")
+        if not (call.name or call.names):
+            raise _wrong("a rule without 'names'")
+        for argument in call.args or ():
+            if argument.op not in _OPERATORS or not 0 <= argument.index <= 5:
+                raise _wrong(f"rule for {call.name or call.names}: bad argument {argument.index} {argument.op!r}")
+    for action in (found.default_action, *(call.action for call in found.syscalls or ())):
+        if action not in _ACTIONS:
+            raise _wrong(f"unknown or unsupported action {action!r}")
+    return found
+
+
+def _wrong(reason: str) -> InvalidParameter:
+    return InvalidParameter(f"SecurityOpt: invalid seccomp profile: {reason}")
+
+
+def section(profile: Custom, capabilities: Iterable[str], machine: str = "", release: str = "") -> msgspec.Raw:
+    """The JSON of `linux.seccomp` for a container with these capabilities, on this host or one of that machine and kernel."""
+    machine, release = machine or platform.machine(), release or platform.release()
+    granted = frozenset(capabilities)
+    native = f"SCMP_ARCH_{machine.upper()}"
+    architectures = profile.architectures or [
+        name
+        for each in profile.arch_map or ()
+        if each.architecture == native
+        for name in (each.architecture, *(each.sub_architectures or ()))
+    ]
+    document: dict[str, object] = {"defaultAction": profile.default_action}
+    if profile.default_errno_ret is not None:
+        document["defaultErrnoRet"] = profile.default_errno_ret
+    if architectures:
+        document["architectures"] = architectures
+    if profile.flags:
+        document["flags"] = profile.flags
+    document["syscalls"] = [
+        _rule(call)
+        for call in profile.syscalls or ()
+        if _included(call.includes, granted, machine, release)
+        and not _excluded(call.excludes, granted, machine, release)
+    ]
+    return msgspec.Raw(msgspec.json.encode(document))
+
+
+def _rule(call: _Syscall) -> dict[str, object]:
+    rule: dict[str, object] = {"names": call.names or [call.name], "action": call.action}
+    if call.errno_ret is not None:
+        rule["errnoRet"] = call.errno_ret
+    if call.args:
+        rule["args"] = [
+            {"index": each.index, "value": each.value, "valueTwo": each.value_two, "op": each.op} for each in call.args
+        ]
+    return rule
+
+
+def _included(wanted: _Condition, granted: frozenset[str], machine: str, release: str) -> bool:
+    return (
+        (not wanted.arches or _DOCKER_ARCHITECTURES.get(machine, machine) in wanted.arches)
+        and granted.issuperset(wanted.caps or ())
+        and (not wanted.min_kernel or _version(release) >= _version(wanted.min_kernel))
+    )
+
+
+def _excluded(unwanted: _Condition, granted: frozenset[str], machine: str, release: str) -> bool:
+    return bool(
+        (unwanted.arches and _DOCKER_ARCHITECTURES.get(machine, machine) in unwanted.arches)
+        or granted.intersection(unwanted.caps or ())
+        or (unwanted.min_kernel and _version(release) >= _version(unwanted.min_kernel))
+    )
+
+
+def _version(text: str) -> tuple[int, int]:
+    match = re.match(r"(\d{1,6})\.(\d{1,6})", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

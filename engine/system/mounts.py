@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,12 @@ PAGE = 4096
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 _CLONE_FS = 0x200
+_CLONE_NEWNS = 0x20000
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT = 428, 429
+"""The same numbers on every architecture."""
+_OPEN_TREE_CLONE = 1
+_AT_SYMLINK_NOFOLLOW = 0x100
+_MOVE_MOUNT_F_EMPTY_PATH = 4
 _BUSY_WAIT = 0.02
 """Seconds between the two plain attempts: a process that was just killed may still be dying in the mount."""
 
@@ -34,6 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.unshare.argtypes = (ctypes.c_int,)
+_libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
 
 
 class Mount(NamedTuple):
@@ -79,6 +87,44 @@ def unmount(target: Path | str) -> bool:
         attempts += 1
         if attempts == 1:
             time.sleep(_BUSY_WAIT)
+
+
+def copy_from(namespace: int, path: str, target: Path) -> None:
+    """Attach what is at `path` in the mount namespace of that descriptor to `target` here as well (open_tree(2), move_mount(2), Linux 5.2).
+
+    `path` is resolved with that namespace's own root; a link at its end is not followed. Blocks for a thread of its own: setns(2) moves one.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="mount") as thread:
+        thread.submit(_copy_from, namespace, path, target).result()
+
+
+def _copy_from(namespace: int, path: str, target: Path) -> None:
+    own_directory()  # setns refuses a thread that shares its directory with others
+    home = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.setns(namespace, _CLONE_NEWNS) < 0:
+            raise _error(f"mount namespace with {path}") from _cause(path)
+        try:
+            tree: int = _libc.syscall(
+                *(ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(-1), path.encode()),
+                ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_SYMLINK_NOFOLLOW),
+            )
+            if tree < 0:
+                raise _error(f"copy of the mount {path}") from _cause(path)
+        finally:
+            if _libc.setns(home, _CLONE_NEWNS) < 0:
+                raise _error("return to the own mount namespace") from _cause(path)
+    finally:
+        os.close(home)
+    try:
+        moved: int = _libc.syscall(
+            *(ctypes.c_long(_SYS_MOVE_MOUNT), ctypes.c_int(tree), b"", ctypes.c_int(-1), os.fsencode(target)),
+            ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+        )
+        if moved < 0:
+            raise _error(f"mount of {path} on {target}") from _cause(target)
+    finally:
+        os.close(tree)
 
 
 def own_directory() -> None:

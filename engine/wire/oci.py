@@ -62,6 +62,7 @@ class Process(Object, kw_only=True, frozen=True):
     capabilities: Capabilities
     rlimits: list[Rlimit] = []
     no_new_privileges: bool = False
+    apparmor_profile: str = ""
     oom_score_adj: int | None = None
 
 

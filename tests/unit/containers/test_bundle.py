@@ -71,7 +71,7 @@ def test_hosts_and_hostname(tmp_path: Path) -> None:
     host = HostConfig(extra_hosts=["db:10.1.1.1", "v6:::1"])
     networks = {"bridge": EndpointSettings(ip_address="172.17.0.9")}
     bundle.write_network_files(record(Config(hostname="web", domainname="example"), host), tmp_path, networks)
-    assert (tmp_path / "hostname").read_text() == "web.example\n"
+    assert (tmp_path / "hostname").read_text() == "web\n"
     hosts = (tmp_path / "hosts").read_text().splitlines()
     assert hosts[0] == "127.0.0.1\tlocalhost"
     assert hosts[-3:] == ["10.1.1.1\tdb", "::1\tv6", "172.17.0.9\tweb.example web"]

@@ -160,6 +160,7 @@ IMAGE = Config(
         ({"entrypoint": ["/own"], "cmd": ["x"]}, ("/own", ("x",))),
         ({"entrypoint": []}, ("sh", ())),
         ({"entrypoint": [], "cmd": ["x"]}, ("x", ())),
+        ({"entrypoint": [""], "cmd": ["x", "y"]}, ("x", ("y",))),
     ],
 )
 def test_entrypoint_and_command_follow_dockers_rules(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.containers import spec
+from engine.containers import limits, spec
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.runtime import capabilities, seccomp
@@ -182,7 +182,7 @@ def test_given_mounts_by_depth_and_in_place_of_the_standard_ones() -> None:
     mounts = mounts_of(document)
     assert mounts["/a"]["options"] == ["rbind", "rslave", "rw"]
     assert mounts["/a/b/c"]["options"] == ["rbind", "rprivate", "ro"]
-    assert mounts["/a/b"]["options"] == ["noexec", "nosuid", "nodev", "size=1k", "exec"]
+    assert mounts["/a/b"]["options"] == ["nosuid", "nodev", "exec", "size=1k"]
     assert mounts["/etc/hosts"]["source"] == "/s"
     assert document["linux"]["rootfsPropagation"] == "rslave"
     whole = built(mounts=(point("/dev"), point("/sys/fs/cgroup"), point("/x", propagation="shared")))
@@ -235,7 +235,7 @@ def test_resources() -> None:
         cpu_period=3000,
         cpuset_cpus="0-1",
         cpuset_mems="0",
-        pids_limit=-1,
+        pids_limit=9,
         blkio_weight=300,
     )["linux"]["resources"]
     assert found["memory"] == {
@@ -247,9 +247,9 @@ def test_resources() -> None:
         "disableOOMKiller": True,
     }
     assert found["cpu"] == {"shares": 2, "quota": -1, "period": 3000, "cpus": "0-1", "mems": "0"}
-    assert found["pids"] == {"limit": -1}
+    assert found["pids"] == {"limit": 9}
     assert found["blockIO"] == {"weight": 300}
-    assert set(built()["linux"]["resources"]) == {"devices"}
+    assert set(built(pids_limit=-1)["linux"]["resources"]) == {"devices"}
 
 
 def test_swap() -> None:
@@ -257,24 +257,24 @@ def test_swap() -> None:
         return built(place(cgroups=at), **fields)["linux"]["resources"]["memory"].get("swap")
 
     assert swap(V1, memory=10) is None, "no swap accounting: nothing is asked of it"
-    assert swap(V1, memory=10, memory_swap=10) == 10, "asked for: the runtime says what is wrong"
+    assert swap(V1, memory=10, memory_swap=10) is None, "nor when it was asked for: the create has warned"
     assert swap(V2, memory=10, memory_swap=-1) == -1
 
 
 def test_ulimits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 1000))
-    assert spec.rlimit(Ulimit(name="nofile", soft=5, hard=1000), raisable=False) == oci.Rlimit(
+    assert limits.rlimit(Ulimit(name="nofile", soft=5, hard=1000), raisable=False) == oci.Rlimit(
         type="RLIMIT_NOFILE", hard=1000, soft=5
     )
     for hard in (1001, -1):
         with pytest.raises(InvalidParameter, match=r"nofile.*above this engine's own of 1000.*CAP_SYS_RESOURCE"):
-            spec.rlimit(Ulimit(name="nofile", soft=5, hard=hard), raisable=False)
-    assert spec.rlimit(Ulimit(name="memlock", soft=-1, hard=-1), raisable=True).hard == 2**64 - 1
+            limits.rlimit(Ulimit(name="nofile", soft=5, hard=hard), raisable=False)
+    assert limits.rlimit(Ulimit(name="memlock", soft=-1, hard=-1), raisable=True).hard == 2**64 - 1
     with pytest.raises(InvalidParameter, match="invalid ulimit type: files"):
-        spec.rlimit(Ulimit(name="files"), raisable=True)
+        limits.rlimit(Ulimit(name="files"), raisable=True)
     monkeypatch.undo()
-    for name in spec.RLIMITS:
-        spec.rlimit(Ulimit(name=name, soft=0, hard=0), raisable=False)
+    for name in limits.RLIMITS:
+        limits.rlimit(Ulimit(name=name, soft=0, hard=0), raisable=False)
     rlimits = built(ulimits=[Ulimit(name="core")])["process"]["rlimits"]
     assert rlimits == [{"type": "RLIMIT_CORE", "hard": 0, "soft": 0}]
 

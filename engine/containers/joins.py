@@ -1,0 +1,195 @@
+"""What a container takes from other containers when it starts: their namespaces (`container:` modes) and its links on the default bridge.
+
+A namespace is opened while its owner is known to live, and given to the runtime as a path of this process's own descriptor: a pid alone may
+belong to somebody else by the time the runtime looks. For IpcMode the owner's /dev/shm comes along: copied as a detached mount out of its
+mount namespace (open_tree(2)), attached below RUN for as long as the runtime needs to bind it.
+
+Rules: Docker's for `--network`, `--pid` and `--ipc container:`, and for `--link` (hosts entries and the environment of linked containers).
+Owns: the descriptors and that mount, until the caller's exit stack closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from engine.containers.create import joined
+from engine.containers.lifecycle import State
+from engine.containers.store import ContainerRecord
+from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
+from engine.monitor.client import Process
+from engine.system import mounts
+
+BRIDGE = "bridge"
+
+
+class Peer(Protocol):
+    """Another container, as far as it matters here."""
+
+    record: ContainerRecord
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def directory(self) -> Path: ...
+
+
+Find = Callable[[str], Peer]
+"""By id, name or prefix; raises NotFound."""
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths for the runtime, empty where the container has its own; `peer` is whose network it joins."""
+
+    network: str = ""
+    pid: str = ""
+    ipc: str = ""
+    shm: str = ""
+    peer: Peer | None = None
+
+
+async def join(
+    record: ContainerRecord,
+    find: Find,
+    processes: Mapping[str, Process],
+    shm: Path,
+    stack: contextlib.AsyncExitStack,
+) -> Joined:
+    """Open what the record's modes name; `stack` closes it. `shm` is a directory to be made for the other's /dev/shm, when it is needed.
+
+    Raises NotFound, Conflict (it does not run) or InvalidParameter (itself).
+    """
+    host = record.host
+    network = pid = ipc = tree = ""
+    peer: Peer | None = None
+    if name := joined(host.network_mode):
+        peer = _running(name, "network", record, find)
+        network = _path(_open(peer, "net", "network", processes, stack))
+    if name := joined(host.pid_mode):
+        pid = _path(_open(_running(name, "PID namespace", record, find), "pid", "PID namespace", processes, stack))
+    if name := joined(host.ipc_mode):
+        other = _running(name, "IPC", record, find)
+        ipc = _path(_open(other, "ipc", "IPC", processes, stack))
+        if other.record.host.ipc_mode == "host":
+            tree = "/dev/shm"
+        else:
+            namespace = _open(other, "mnt", "IPC", processes, stack)
+            await asyncio.to_thread(_bring, namespace, shm)
+            stack.push_async_callback(asyncio.to_thread, _discard, shm)
+            tree = str(shm)
+    return Joined(network=network, pid=pid, ipc=ipc, shm=tree, peer=peer)
+
+
+def _running(name: str, what: str, record: ContainerRecord, find: Find) -> Peer:
+    peer = find(name)
+    if peer.record.id == record.id:
+        raise InvalidParameter(f"cannot join own {what}: container {record.id}")
+    if peer.record.status.state == State.RESTARTING:
+        raise Conflict(f"Container {peer.record.id} is restarting, wait until the container is running")
+    if not peer.running:
+        raise Conflict(f"cannot join {what} of a non running container: {peer.record.id}")
+    return peer
+
+
+def _open(peer: Peer, kind: str, what: str, processes: Mapping[str, Process], stack: contextlib.AsyncExitStack) -> int:
+    process = processes.get(peer.record.id)
+    try:
+        if process is None:
+            raise FileNotFoundError
+        namespace = os.open(f"/proc/{process.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Conflict(f"cannot join {what} of a non running container: {peer.record.id}") from error
+    stack.callback(os.close, namespace)
+    poll = select.poll()
+    poll.register(process.pidfd, select.POLLIN)
+    if poll.poll(0):  # it has ended: the number may have been another process's when it was looked up
+        raise Conflict(f"cannot join {what} of a non running container: {peer.record.id}")
+    return namespace
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def _bring(namespace: int, shm: Path) -> None:
+    shm.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mounts.unmount(shm)  # of a start that this daemon's predecessor did not finish
+    mounts.copy_from(namespace, "/dev/shm", shm)
+
+
+def _discard(shm: Path) -> None:
+    mounts.unmount(shm)
+    with contextlib.suppress(FileNotFoundError):
+        shm.rmdir()
+
+
+def sweep(directory: Path) -> None:
+    """What a daemon that was killed in the middle of a start left mounted."""
+    with contextlib.suppress(FileNotFoundError):
+        for each in directory.iterdir():
+            _discard(each)
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def links(record: ContainerRecord, find: Find) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Lines for its hosts file and variables for its environment, from the linked containers as they are now.
+
+    Raises ServerError in Docker's words when one does not run, or is not on the default bridge.
+    """
+    hosts: list[str] = []
+    environment: list[str] = []
+    for alias, container_id in record.links.items():
+        try:
+            child = find(container_id)
+        except NotFound as error:
+            raise ServerError(
+                f"Cannot link to a removed container: {container_id} AS /{record.name}/{alias}"
+            ) from error
+        if not child.running:
+            raise ServerError(f"Cannot link to a non running container: /{child.record.name} AS /{record.name}/{alias}")
+        endpoint = child.record.networks.get(BRIDGE)
+        if endpoint is None or not endpoint.ip_address:
+            raise ServerError(f"Cannot link to /{child.record.name}, as it does not belong to the default network")
+        names = dict.fromkeys((alias, child.record.config.hostname, child.record.name))
+        hosts.append(f"{endpoint.ip_address}\t{' '.join(name for name in names if name)}")
+        environment += link_environment(f"/{record.name}/{alias}", endpoint.ip_address, child.record)
+    return tuple(hosts), tuple(environment)
+
+
+def link_environment(name: str, address: str, child: ContainerRecord) -> Iterator[str]:
+    """The variables that a link brings, as Docker's documentation of legacy links lists them. `name` is `/parent/alias`."""
+    prefix = name.rpartition("/")[2].upper().replace("-", "_")
+    exposed = child.config.exposed_ports
+    ports = sorted(_ports(exposed if isinstance(exposed, dict) else ()), key=lambda port: (port[1] != "tcp", port[0]))
+    if ports:
+        number, protocol = ports[0]
+        yield f"{prefix}_PORT={protocol}://{address}:{number}"
+    for number, protocol in ports:
+        variable = f"{prefix}_PORT_{number}_{protocol.upper()}"
+        yield f"{variable}={protocol}://{address}:{number}"
+        yield f"{variable}_ADDR={address}"
+        yield f"{variable}_PORT={number}"
+        yield f"{variable}_PROTO={protocol}"
+    yield f"{prefix}_NAME={name}"
+    for entry in child.config.env or ():
+        variable, equals, value = entry.partition("=")
+        if equals and variable not in ("HOME", "PATH"):
+            yield f"{prefix}_ENV_{variable}={value}"
+
+
+def _ports(exposed: Iterable[str]) -> Iterator[tuple[int, str]]:
+    for text in exposed:
+        numbers, _, protocol = text.partition("/")
+        first, _, last = numbers.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield number, protocol or "tcp"

@@ -1,0 +1,231 @@
+"""Limits of a HostConfig: the rules of the tables, and what this host's kernel makes of them.
+
+`check` knows the rules alone; `adapted` knows the host: what the kernel does not have is taken away with Docker's own words as a warning,
+where Docker warns, or refused. Shared by create and update. Pure but for this process's own resource limits.
+
+Rules: specification, "Create body" and "Limits"; the warnings are Docker's, letter by letter, since scripts look for them.
+Not here: which files of a cgroup they end up in (the runtime), the OCI document (`spec.py`).
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import InvalidParameter
+from engine.runtime import capabilities
+from engine.runtime.cgroups import Support, numbers
+from engine.wire import oci
+from engine.wire.containers import HostConfig, Ulimit
+
+MIN_MEMORY = 4 << 20
+
+_UNSUPPORTED = "Your kernel does not support {} or the cgroup is not mounted. {}"
+
+
+def check(host: HostConfig) -> None:
+    """The rules that hold on any host. Raises InvalidParameter that names the field and the rule."""
+    _check_memory(host)
+    if host.blkio_weight and not 10 <= host.blkio_weight <= 1000:
+        raise InvalidParameter(f"BlkioWeight: {host.blkio_weight}, range of blkio weight is from 10 to 1000")
+    for weighted in host.blkio_weight_device or ():
+        _check_device(weighted.path, "BlkioWeightDevice")
+        if not 10 <= weighted.weight <= 1000:
+            raise InvalidParameter(f"BlkioWeightDevice: {weighted.path}: range of blkio weight is from 10 to 1000")
+    for field, throttled in (
+        ("BlkioDeviceReadBps", host.blkio_device_read_bps),
+        ("BlkioDeviceWriteBps", host.blkio_device_write_bps),
+        ("BlkioDeviceReadIOps", host.blkio_device_read_iops),
+        ("BlkioDeviceWriteIOps", host.blkio_device_write_iops),
+    ):
+        for each in throttled or ():
+            _check_device(each.path, field)
+            if each.rate < 0:
+                raise InvalidParameter(f"{field}: {each.path}: the rate must not be negative: {each.rate}")
+    if host.cpu_shares < 0:
+        raise InvalidParameter(f"CpuShares must not be negative: {host.cpu_shares}")
+    if host.cpu_period and not 1000 <= host.cpu_period <= 1_000_000:
+        raise InvalidParameter(f"CpuPeriod: {host.cpu_period}, CPU cfs period can not be less than 1ms or more than 1s")
+    if 0 < host.cpu_quota < 1000:
+        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}, CPU cfs quota can not be less than 1ms")
+    if host.cpu_quota < -1:
+        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}, it must be -1 (no quota), 0 or a number of microseconds")
+    for field, text in (("cpus", host.cpuset_cpus), ("mems", host.cpuset_mems)):
+        _members(text, field)
+    if host.pids_limit < -1:
+        raise InvalidParameter(f"PidsLimit must be -1 (unlimited), 0 or positive: {host.pids_limit}")
+    if not -1000 <= host.oom_score_adj <= 1000:
+        raise InvalidParameter(
+            f"OomScoreAdj: Invalid value {host.oom_score_adj}, range for oom score adj is [-1000, 1000]"
+        )
+
+
+def _check_memory(host: HostConfig) -> None:
+    if host.memory < 0 or 0 < host.memory < MIN_MEMORY:
+        raise InvalidParameter(f"Memory: Minimum memory limit allowed is 4MB, got {host.memory}")
+    if host.memory_swap > 0:
+        if not host.memory:
+            raise InvalidParameter("MemorySwap: You should always set the Memory limit when using Memoryswap limit")
+        if host.memory_swap < host.memory:
+            raise InvalidParameter("MemorySwap: Minimum memoryswap limit should be larger than memory limit")
+    if host.memory_swap < -1:
+        raise InvalidParameter(f"MemorySwap must be -1, 0 or a number of bytes: {host.memory_swap}")
+    if host.memory_reservation < 0 or 0 < host.memory_reservation < MIN_MEMORY:
+        raise InvalidParameter(
+            f"MemoryReservation: Minimum memory reservation allowed is 4MB, got {host.memory_reservation}"
+        )
+    if host.memory and host.memory_reservation > host.memory:
+        raise InvalidParameter(
+            "MemoryReservation: Minimum memory limit can not be less than memory reservation limit: it should be smaller"
+        )
+    if host.kernel_memory < 0 or 0 < host.kernel_memory < MIN_MEMORY:
+        raise InvalidParameter(f"KernelMemory: Minimum kernel memory limit allowed is 4MB, got {host.kernel_memory}")
+    if not -1 <= host.memory_swappiness <= 100:
+        raise InvalidParameter(
+            f"MemorySwappiness: Invalid value: {host.memory_swappiness}, valid memory swappiness range is 0-100"
+        )
+
+
+def _check_device(path: str, field: str) -> None:
+    if not path.startswith("/") or "\0" in path:
+        raise InvalidParameter(f"{field}: {path!r} is not an absolute path of a device")
+
+
+def _members(text: str, field: str) -> frozenset[int]:
+    """The numbers of a cpuset; the field is `cpus` or `mems`."""
+    try:
+        return numbers(text)
+    except ValueError as error:
+        raise InvalidParameter(
+            f"Cpuset{field.title()}: Invalid value {text[:64]} for cpuset {field}: {error}"
+        ) from error
+
+
+def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
+    """What this host makes of the limits, and the warnings to tell. Raises InvalidParameter for processors, memory nodes, ulimits and
+    scores that it can't give."""
+    changes: dict[str, object] = {}
+    warnings: list[str] = []
+
+    def discard(field: str, given: object, supported: bool, what: str, consequence: str, unset: object) -> None:
+        if given and not supported:
+            warnings.append(_UNSUPPORTED.format(what, consequence))
+            changes[field] = unset
+
+    if host.memory and not support.memory:
+        warnings.append(_UNSUPPORTED.format("memory limit capabilities", "Limitation discarded."))
+        changes |= {"memory": 0, "memory_swap": 0}
+    elif host.memory and not support.swap and host.memory_swap != -1:
+        warnings.append(_UNSUPPORTED.format("swap limit capabilities", "Memory limited without swap."))
+        changes["memory_swap"] = -1
+    elif host.memory and not host.memory_swap:
+        changes["memory_swap"] = 2 * host.memory  # Docker's default: as much swap as memory
+    discard(
+        *("memory_swappiness", host.memory_swappiness >= 0, support.swappiness, "memory swappiness capabilities"),
+        *("Memory swappiness discarded.", -1),
+    )
+    discard(
+        *("memory_reservation", host.memory_reservation, support.reservation, "memory soft limit capabilities"),
+        *("Limitation discarded.", 0),
+    )
+    discard(
+        *("kernel_memory", host.kernel_memory, support.kernel_memory, "kernel memory limit capabilities"),
+        *("Limitation discarded.", 0),
+    )
+    if host.oom_kill_disable and not support.oom_kill_disable:
+        warnings.append("Your kernel does not support OomKillDisable. OomKillDisable discarded.")
+        changes["oom_kill_disable"] = False
+    elif host.oom_kill_disable and not host.memory:
+        warnings.append(
+            "OOM killer is disabled for the container, but no memory limit is set, "
+            "this can result in the system running out of resources."
+        )
+    discard("pids_limit", host.pids_limit, support.pids, "pids limit capabilities", "PIDs limit discarded.", 0)
+    discard("cpu_shares", host.cpu_shares, support.shares, "CPU shares", "Shares discarded.", 0)
+    discard("cpu_period", host.cpu_period, support.quota, "CPU cfs period", "Period discarded.", 0)
+    discard("cpu_quota", host.cpu_quota, support.quota, "CPU cfs quota", "Quota discarded.", 0)
+    if (host.cpuset_cpus or host.cpuset_mems) and not support.cpuset:
+        warnings.append(_UNSUPPORTED.format("cpuset", "Cpuset discarded."))
+        changes |= {"cpuset_cpus": "", "cpuset_mems": ""}
+    else:
+        _check_available(host.cpuset_cpus, support.cpus, "cpus", "CPUs")
+        _check_available(host.cpuset_mems, support.mems, "mems", "memory nodes")
+    discard("blkio_weight", host.blkio_weight, support.weight, "Block I/O weight", "Weight discarded.", 0)
+    discard(
+        *("blkio_weight_device", host.blkio_weight_device, support.weight_device, "Block I/O weight_device"),
+        *("Weight-device discarded.", None),
+    )
+    for field, given, what, consequence in (
+        ("read_bps", host.blkio_device_read_bps, "BPS Block I/O read limit", "Block I/O BPS read limit discarded."),
+        ("write_bps", host.blkio_device_write_bps, "BPS Block I/O write limit", "Block I/O BPS write limit discarded."),
+        ("read_iops", host.blkio_device_read_iops, "IOPS Block read limit", "Block I/O IOPS read limit discarded."),
+        ("write_iops", host.blkio_device_write_iops, "IOPS Block write limit", "Block I/O IOPS write limit discarded."),
+    ):
+        discard(f"blkio_device_{field}", given, support.throttle, what, consequence, None)
+    _check_own_limits(host)
+    return msgspec.structs.replace(host, **changes), warnings
+
+
+def _check_available(text: str, available: str, field: str, what: str) -> None:
+    if text and not _members(text, field) <= numbers(available):
+        raise InvalidParameter(
+            f"Cpuset{field.title()}: Requested {what} are not available - requested {text}, available: {available}"
+        )
+
+
+# --- what depends on the engine's own limits -------------------------------------------------------------------------
+
+RLIMITS = {
+    name: f"RLIMIT_{name.upper()}"
+    for name in (
+        *("as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue"),
+        *("nice", "nofile", "nproc", "rss", "rtprio", "rttime", "sigpending", "stack"),
+    )
+}
+_UNNAMED_RLIMITS = {"RLIMIT_LOCKS": 10}
+"""resource(3) of Python has no name for it."""
+
+_OWN_SCORE = Path("/proc/self/oom_score_adj")
+_MOST_FILES = Path("/proc/sys/fs/nr_open")
+
+
+def _check_own_limits(host: HostConfig) -> None:
+    raisable = "CAP_SYS_RESOURCE" in capabilities.bounding()
+    for ulimit in host.ulimits or ():
+        rlimit(ulimit, raisable=raisable)
+    if host.oom_score_adj < 0 and not raisable and host.oom_score_adj < (own := int(_OWN_SCORE.read_text())):
+        raise InvalidParameter(
+            f"OomScoreAdj: {host.oom_score_adj} is below this engine's own of {own}, and it lacks CAP_SYS_RESOURCE to lower it"
+        )
+
+
+def rlimit(ulimit: Ulimit, *, raisable: bool) -> oci.Rlimit:
+    """One ulimit; -1 is unlimited. Raises InvalidParameter for an unknown name, or above what the engine itself may set.
+
+    `raisable`: the engine has CAP_SYS_RESOURCE and so no bound of its own.
+    """
+    kind = RLIMITS.get(ulimit.name)
+    if kind is None:
+        raise InvalidParameter(f"Ulimits: invalid ulimit type: {ulimit.name}")
+    if min(ulimit.hard, ulimit.soft) < -1:
+        raise InvalidParameter(f"Ulimits: {ulimit.name}: limits must be -1 (unlimited), 0 or positive")
+    wanted = "unlimited" if ulimit.hard == -1 else ulimit.hard
+    own = resource.getrlimit(getattr(resource, kind, _UNNAMED_RLIMITS.get(kind, 0)))[1]
+    if not raisable and own != resource.RLIM_INFINITY and (ulimit.hard == -1 or ulimit.hard > own):
+        raise InvalidParameter(
+            f"Ulimits: {ulimit.name}: the hard limit {wanted} is above this engine's own of {own}, "
+            "and it lacks CAP_SYS_RESOURCE to raise it"
+        )
+    if ulimit.name == "nofile" and (ulimit.hard == -1 or ulimit.hard > own):
+        most = int(_MOST_FILES.read_text())
+        if ulimit.hard == -1 or ulimit.hard > most:
+            raise InvalidParameter(
+                f"Ulimits: nofile: the hard limit {wanted} is above this kernel's fs.nr_open of {most}"
+            )
+    return oci.Rlimit(type=kind, hard=_unsigned(ulimit.hard), soft=_unsigned(ulimit.soft))
+
+
+def _unsigned(limit: int) -> int:
+    return 2**64 - 1 if limit < 0 else limit

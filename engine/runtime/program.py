@@ -1,0 +1,217 @@
+"""Will the kernel execute this file? Asked before a start, since crun learns the answer after it has reported the container as running:
+a program for another machine, a script whose interpreter is missing or that ends its first line as Windows does, a program whose loader is not
+in the image. Without this they would be a container that ran and exited with 1.
+
+What is not found, or can't be read, is left to the runtime, which has words for that. A kernel with binfmt_misc entries may run more
+than is known here; it is believed to run any format.
+
+Rules: execve(2), elf(5). The root is hostile: everything is opened below it (`system/files.py`), read with bounds, nothing is run.
+Raises: InvalidParameter (exec format error) and NotFound (no such file or directory) in the words of `runtime/oci.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from engine.errors import InvalidParameter, NotFound
+from engine.system.files import open_directory, open_in_root
+
+MACHINES = {
+    "x86_64": {(2, 62): "x86_64", (1, 3): "i386", (1, 62): "x32"},
+    "aarch64": {(2, 183): "aarch64", (1, 40): "arm"},
+    "riscv64": {(2, 243): "riscv64"},
+    "ppc64le": {(2, 21): "ppc64"},
+    "s390x": {(2, 22): "s390x"},
+}
+"""uname(2)'s machine → (ELF class, e_machine) that its kernel runs."""
+_NAMES = {3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+
+_MISC = Path("/proc/sys/fs/binfmt_misc")
+_HEAD = 256
+"""BINPRM_BUF_SIZE: what the kernel looks at."""
+_MOST_HEADERS = 128
+_PT_INTERP = 3
+
+
+def check(
+    rootfs: Path | str,
+    program: str,
+    search: str,
+    directory: str,
+    mounted: Sequence[tuple[str, str]] = (),
+    *,
+    machine: str = "",
+) -> None:
+    """Look at `program`, found by `search` (a PATH) when it has no slash, else from `directory`.
+
+    `mounted`: destination and source of binds, where the program may be; an empty source stands for a mount that can't be looked into.
+    """
+    places = _Places(rootfs, mounted)
+    try:
+        for path in _candidates(program, search, directory):
+            descriptor = places.open(path)
+            if descriptor is None:
+                continue
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not os.fstat(descriptor).st_mode & 0o111:
+                    continue
+                _check(descriptor, program, places, machine or platform.machine())
+            finally:
+                os.close(descriptor)
+            return
+    finally:
+        places.close()
+
+
+def _candidates(program: str, search: str, directory: str) -> Iterable[str]:
+    if "/" in program:
+        return (os.path.join(directory, program),)
+    return (os.path.join(directory, each or ".", program) for each in search.split(":")[:64])
+
+
+def _check(descriptor: int, program: str, places: _Places, machine: str) -> None:
+    head = os.pread(descriptor, _HEAD, 0)
+    if head.startswith(b"#!"):
+        line = head[2:].split(b"\n", 1)[0].strip(b" \t")
+        words = line.split(None, 1) if b"\r" not in line else line.split(b" ", 1)
+        interpreter = os.fsdecode(words[0]) if words else ""
+        if not interpreter:
+            raise _format_error(program, "a script without an interpreter")
+        if interpreter.startswith("/") and places.missing(interpreter):
+            raise NotFound(_words(program, f"{interpreter!r}, its interpreter: no such file or directory"))
+    elif head.startswith(b"\x7fELF") and len(head) >= 52:
+        kinds = MACHINES.get(machine)
+        order = "<" if head[5] == 1 else ">"
+        kind = head[4], struct.unpack_from(f"{order}H", head, 18)[0]
+        if kinds is not None and kind not in kinds and not _misc_entries():
+            raise _format_error(
+                program, f"a program for {_NAMES.get(kind[1], f'machine {kind[1]}')} on a {machine} host"
+            )
+        loader = _loader(descriptor, head, order)
+        if loader.startswith("/") and places.missing(loader):
+            raise NotFound(_words(program, f"{loader!r}, its dynamic loader: no such file or directory"))
+    elif not _misc_entries():
+        raise _format_error(program, "neither a program nor a script that begins with #!")
+
+
+def _loader(descriptor: int, head: bytes, order: str) -> str:
+    """The path in PT_INTERP; empty for a static program, or one that is too odd to say."""
+    wide = head[4] == 2
+    try:
+        offset = struct.unpack_from(f"{order}Q" if wide else f"{order}I", head, 32 if wide else 28)[0]
+        size, count = struct.unpack_from(f"{order}HH", head, 54 if wide else 42)
+        if count > _MOST_HEADERS or size < (56 if wide else 32):
+            return ""
+        table = os.pread(descriptor, size * count, offset)
+        for at in range(0, len(table) - size + 1, size):
+            if struct.unpack_from(f"{order}I", table, at)[0] == _PT_INTERP:
+                where, length = (
+                    (
+                        struct.unpack_from(f"{order}Q", table, at + 8)[0],
+                        struct.unpack_from(f"{order}Q", table, at + 32)[0],
+                    )
+                    if wide
+                    else (
+                        struct.unpack_from(f"{order}I", table, at + 4)[0],
+                        struct.unpack_from(f"{order}I", table, at + 16)[0],
+                    )
+                )
+                return os.fsdecode(os.pread(descriptor, min(length, 4096), where).rstrip(b"\0"))
+    except (struct.error, OSError, OverflowError):
+        pass
+    return ""
+
+
+def _misc_entries() -> bool:
+    try:
+        return any(name not in ("register", "status") for name in os.listdir(_MISC))
+    except OSError:
+        return False
+
+
+def _format_error(program: str, what: str) -> InvalidParameter:
+    # The docker CLI exits with 126, its documented code for a command that can't be invoked, only where it reads "permission denied".
+    return InvalidParameter(_words(program, f'exec format error: {what} (not a matter of "permission denied")'))
+
+
+def _words(program: str, cause: str) -> str:
+    return f'OCI runtime create failed: exec: "{program}": {cause}'
+
+
+class _Places:
+    """The container's root and the binds in it, as far as a path can be followed without entering its namespace."""
+
+    def __init__(self, rootfs: Path | str, mounted: Sequence[tuple[str, str]]) -> None:
+        self._root = open_directory(rootfs)
+        self._mounted = sorted(mounted, key=lambda each: len(each[0]), reverse=True)
+
+    def close(self) -> None:
+        os.close(self._root)
+
+    def open(self, path: str) -> int | None:
+        """A descriptor of the file, or None when it is not there or not to be seen from here."""
+        try:
+            return self._open(os.path.normpath(path))
+        except OSError:
+            return None
+
+    def missing(self, path: str) -> bool:
+        """Whether it is certain that the path leads nowhere."""
+        try:
+            descriptor = self._open(os.path.normpath(path), os.O_PATH)
+        except FileNotFoundError:
+            return self._leads_nowhere(os.path.normpath(path))
+        except OSError:
+            return False
+        if descriptor is not None:
+            os.close(descriptor)
+        return False
+
+    def _leads_nowhere(self, path: str) -> bool:
+        """Whether a missing path is missing in the root itself: not behind a link or below a directory that a mount is to cover."""
+        directory, name = os.path.split(path)
+        if any(path.startswith(destination.rstrip("/") + "/") for destination, _ in self._mounted):
+            return True  # looked for in the mount's own source
+        while True:
+            try:
+                parent = open_in_root(self._root, directory.lstrip("/"), os.O_PATH)
+                break
+            except FileNotFoundError:
+                directory, name = os.path.split(directory)
+            except OSError:
+                return False
+        try:
+            real = os.readlink(f"/proc/self/fd/{parent}").removeprefix(os.readlink(f"/proc/self/fd/{self._root}"))
+            if any(f"{real}/".startswith(destination.rstrip("/") + "/") for destination, _ in self._mounted):
+                return False
+            os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(parent)
+        return False
+
+    def _open(self, path: str, flags: int = os.O_RDONLY) -> int | None:
+        if not flags & os.O_PATH:
+            flags |= os.O_NONBLOCK | os.O_NOCTTY
+        for destination, source in self._mounted:
+            if path != destination and not path.startswith(destination.rstrip("/") + "/"):
+                continue
+            if not source:
+                return None
+            rest = path[len(destination) :].strip("/")
+            if not rest:
+                return os.open(source, flags | os.O_CLOEXEC)
+            below = open_directory(source)
+            try:
+                return open_in_root(below, rest, flags)
+            finally:
+                os.close(below)
+        return open_in_root(self._root, path.lstrip("/"), flags)
