@@ -80,8 +80,9 @@ class Container:
 
     __slots__ = (
         "_early_exit",
-        "_ended",
+        "_killed_by",
         "_launching",
+        "_leaving",
         "_parts",
         "_peers",
         "_restart",
@@ -108,6 +109,10 @@ class Container:
         self._sandbox: Sandbox | None = None
         self._launching = False
         self._early_exit: Exit | None = None
+        self._leaving = False
+        """The engine stops: no restart here, though the next daemon may think otherwise."""
+        self._killed_by = 0
+        """The last signal that a user's kill sent to this run."""
         self._restart: asyncio.Task[None] | None = None
         self._restart_delay = 0.0
 
@@ -231,7 +236,12 @@ class Container:
             self._check_present()
             before = self.record.status.state
             lifecycle.following(before, Verb.START, self.id)
+            if not by_user and (before != State.RESTARTING or self._leaving):
+                raise NotModified(f"Container {self.id} was stopped before its restart")
             self._cancel_restart()
+            if by_user:
+                self._restart_delay = 0.0
+                self._replace(restart_count=0)
             await self._settled()
             try:
                 await self._launch()
@@ -239,13 +249,11 @@ class Container:
                 failure, exit_code = self._failure(error)
                 state = State.EXITED if before == State.RESTARTING else before
                 await self._parts.store.save(self._move(state=state, error=failure.message, exit_code=exit_code))
+                self._answer_waiters(exit_code)
                 # As Docker: who attached before the start sees the end, and `docker run --rm` waits for this event.
                 self._parts.monitor.drop(self.id)
                 self.publish("die", exitCode=str(exit_code))
                 raise failure from error
-            if by_user:
-                self._restart_delay = 0.0
-                self._replace(restart_count=0)
             self.publish("start", self.record.status.started_at)
             await self._peers.relink(self.id)
             early, self._early_exit = self._early_exit, None
@@ -306,6 +314,7 @@ class Container:
             finally:
                 await saved
             undo.pop_all()
+        self._killed_by = 0
         self._replace(
             status=Status(state=State.RUNNING, pid=process.pid, started_at=time.time_ns(), exit_code=0),
             stopped_by_user=False,
@@ -377,14 +386,15 @@ class Container:
         if not self.running:
             self._parts.monitor.forget(self.id)
             return
-        if exit_record.status == 137 and self.record.host.memory:
+        if self.record.host.memory:
             self._teardown = asyncio.ensure_future(self._exit_after_oom_check(exit_record))
         else:
             self._record_exit(exit_record, False)
             self._teardown = asyncio.ensure_future(self._tear_down())
 
     async def _exit_after_oom_check(self, exit_record: Exit) -> None:
-        killed = await asyncio.to_thread(self._parts.cgroups.oom_killed, self.cgroup)
+        host = self.record.host
+        killed = await asyncio.to_thread(self._parts.cgroups.oom_killed, self.id, host.cgroup_parent)
         if killed:
             self.publish("oom")
         self._record_exit(exit_record, killed)
@@ -392,12 +402,14 @@ class Container:
 
     def _record_exit(self, exit_record: Exit, oom_killed: bool) -> None:
         record = self.record
-        again = restart.wanted(
-            record.host.restart_policy, exit_record.status, record.restart_count, record.stopped_by_user
+        ended_by_user = record.stopped_by_user or (self._killed_by and exit_record.status == 128 + self._killed_by)
+        again = not self._leaving and restart.wanted(
+            record.host.restart_policy, exit_record.status, record.restart_count, bool(ended_by_user)
         )
         ran = (exit_record.at - record.status.started_at) / 1e9
         self._replace(
             restart_count=record.restart_count + again,
+            stopped_by_user=bool(ended_by_user),
             status=msgspec.structs.replace(
                 record.status,
                 state=State.RESTARTING if again else lifecycle.following(record.status.state, Verb.EXIT, self.id),
@@ -414,10 +426,13 @@ class Container:
         self._parts.running_changed(self, False)
         self.publish("die", exit_record.at, exitCode=str(exit_record.status))
         self._parts.statistics.ended(self.id)
+        self._answer_waiters(exit_record.status)
+
+    def _answer_waiters(self, exit_code: int) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
-                waiter.set_result(exit_record.status)
+                waiter.set_result(exit_code)
 
     async def _start_again(self, delay: float) -> None:
         """What a restart policy asks for, after its delay. A user's start, stop or remove cancels it."""
@@ -465,8 +480,8 @@ class Container:
             self._teardown = None
 
     async def wait(self) -> int:
-        """The exit code, at once when it does not run, else when it has ended."""
-        if not self.running and not self._launching:
+        """The exit code, at once when it does not run, else when it has ended; one that waits for its restart counts as running, as in Docker."""
+        if not self.running and not self._launching and self.record.status.state != State.RESTARTING:
             return self.record.status.exit_code
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -479,21 +494,45 @@ class Container:
     # --- stop, kill, restart ----------------------------------------------------------------------------------------
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Its stop signal, and SIGKILL after `timeout` seconds (negative: never). Raises NotModified when it does not run."""
+        """Its stop signal, and SIGKILL after `timeout` seconds (negative: never). Raises NotModified when it does not run.
+
+        The lock is not held while it ends: another stop, a kill or a removal may have less patience.
+        """
         async with self.lock:
             self._check_present()
             lifecycle.following(self.record.status.state, Verb.STOP, self.id)
-            self._replace(stopped_by_user=True)
-            if self.running:
-                await self._end(self._stop_signal, DEFAULT_STOP_TIMEOUT if timeout is None else timeout)
+            running = self.running
+            if running:
+                await self._mark_stopped()
             else:
                 await self._stay_down()
+        if running:
+            await self._end(self._stop_signal, DEFAULT_STOP_TIMEOUT if timeout is None else timeout)
+        self.publish("stop")
+
+    async def stop_with_engine(self, timeout: float) -> None:
+        """End it, with all that it was about to do; what its restart policy means is for the next daemon to see."""
+        self._leaving = True
+        async with self.lock:
+            self._cancel_restart()
+        if self.running:
+            await self._end(self._stop_signal, timeout)
             self.publish("stop")
+        await self._settled()
+
+    async def _mark_stopped(self) -> None:
+        """The user wants it down: also for a daemon that only comes when it is."""
+        record = self._replace(stopped_by_user=True)
+        if record.host.restart_policy.name not in ("", "no"):
+            await self._parts.store.save(record)
 
     async def _stay_down(self) -> None:
         """From waiting for a restart to exited."""
         self._cancel_restart()
-        await self._parts.store.save(self._move(state=State.EXITED))
+        self._replace(stopped_by_user=True)
+        record = self._move(state=State.EXITED)
+        self._answer_waiters(record.status.exit_code)
+        await self._parts.store.save(record)
 
     @property
     def _stop_signal(self) -> int:
@@ -519,28 +558,38 @@ class Container:
         self.publish("kill", signal=str(number))
         with contextlib.suppress(NotFound):  # it ended by itself: the exit is on its way
             self._parts.monitor.signal(self.id, number)
-        if self.record.status.state == State.PAUSED and number in (9, 15):
-            await self._parts.runtime.resume(self.id)
+        if self.record.status.state == State.PAUSED and number in (9, self._stop_signal):
+            # A frozen process takes no signal.
+            with contextlib.suppress(NotFound):
+                await self._parts.runtime.resume(self.id)
+            if self.record.status.state == State.PAUSED:
+                self._move(state=State.RUNNING)
+                self._parts.running_changed(self, True)
+                self.publish("unpause")
 
     async def kill(self, number: int) -> None:
         """Send the signal; SIGKILL returns when the container has ended. Raises ServerError when it does not run."""
         self._check_present()
         lifecycle.following(self.record.status.state, Verb.KILL, self.id)
-        if number == 9:
-            self._replace(stopped_by_user=True)
         if not self.running:
             await self._stay_down()
-        elif number == 9:
+            return
+        self._killed_by = number
+        if number in (9, self._stop_signal):
+            await self._mark_stopped()
+        if number == 9:
             await self._end(9, _KILL_GRACE)
         else:
             await self._send(number)
 
     async def restart(self, timeout: float | None = None) -> None:
         """Stop when it runs, then start."""
+        self._check_present()
         if self.running:
             with contextlib.suppress(NotModified):
                 await self.stop(timeout)
-        await self.start()
+        with contextlib.suppress(NotModified):  # another was faster
+            await self.start()
         self.publish("restart")
 
     async def pause(self) -> None:
@@ -548,7 +597,10 @@ class Container:
         async with self.lock:
             self._check_present()
             state = lifecycle.following(self.record.status.state, Verb.PAUSE, self.id)
-            await self._parts.runtime.pause(self.id)
+            try:
+                await self._parts.runtime.pause(self.id)
+            except NotFound as error:
+                raise ServerError(f"Container {self.id} is not running") from error
             if self.running:  # it may have ended by itself meanwhile
                 record = self._move(state=state)
                 self._parts.running_changed(self, False)
@@ -559,7 +611,10 @@ class Container:
         async with self.lock:
             self._check_present()
             state = lifecycle.following(self.record.status.state, Verb.UNPAUSE, self.id)
-            await self._parts.runtime.resume(self.id)
+            try:
+                await self._parts.runtime.resume(self.id)
+            except NotFound as error:
+                raise ServerError(f"Container {self.id} is not running") from error
             if self.running:
                 record = self._move(state=state)
                 self._parts.running_changed(self, True)
@@ -591,6 +646,7 @@ class Container:
             await self._parts.store.delete(self.id)
             self.removed = True
             forget(self)
+            self._answer_waiters(self.record.status.exit_code)
             self._parts.monitor.drop(self.id)
             await self._parts.snapshots.remove(self.id)
             await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
@@ -775,6 +831,7 @@ class Containers:
             raise InvalidParameter("Neither old nor new names may be empty")
         new = checked_name(name)
         async with container.lock:
+            container._check_present()
             old = container.record.name
             if new == old:
                 raise InvalidParameter("Renaming a container with the same name as its current name")
@@ -819,14 +876,15 @@ class Containers:
         return counts
 
     async def stop_all(self, timeout: float) -> None:
-        """For `engined stop`: every running container, at once."""
+        """For `engined stop`: every container, at once."""
 
         async def stop(container: Container) -> None:
-            with contextlib.suppress(EngineError):
-                await container.stop(timeout)
-            await container._settled()
+            try:
+                await container.stop_with_engine(timeout)
+            except EngineError as error:
+                _log.error("container %s: %s", container.id, error.message)
 
-        await asyncio.gather(*(stop(container) for container in self._all.values() if container.running))
+        await asyncio.gather(*(stop(container) for container in self._all.values()))
 
     async def settled(self) -> None:
         """Until every teardown that is under way has ended."""

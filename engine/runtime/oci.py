@@ -180,9 +180,13 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         if done.returncode == 0:
             return done.stdout
         reason = failure_reason(done.stderr.decode(errors="replace"))
-        if "does not exist" in reason or "No such file or directory" in reason or "not found" in reason:
+        if any(words in reason for words in _GONE):
             raise NotFound(f"No such container: {key}")
         raise ServerError(f"{self.name} {verb} {key}: {reason}")
+
+
+_GONE = ("does not exist", "No such file or directory", "not found", "is not running", "No such process")
+"""Words of crun and runc for a container that is not there, or whose process has just ended."""
 
 
 def _spawn(argv: tuple[str, ...], stdin: bytes, seconds: int = COMMAND_SECONDS) -> subprocess.CompletedProcess[bytes]:
