@@ -195,13 +195,16 @@ def requests_a_second(target: Callable[[Engine], str]) -> Callable[[Engine], flo
         data = wire.request("GET", target(engine))
         count = 0
         begin = time.perf_counter()
+        for connection in connections:
+            connection.send(data)
         while (elapsed := time.perf_counter() - begin) < 1:
             for connection in connections:
-                connection.send(data)
-            for connection in connections:
                 status, _ = connection.answer()
+                connection.send(data)
                 assert status == 200, (engine.name, status)
             count += len(connections)
+        for connection in connections:
+            connection.answer()
         for connection in connections:
             connection.close()
         return count / elapsed

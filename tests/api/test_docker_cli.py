@@ -58,7 +58,14 @@ def test_exit_code_of_the_program(engine: TempEngine, code: int) -> None:
 def test_127_when_the_program_is_missing(engine: TempEngine, remove: list[str]) -> None:
     result = engine.docker("run", *remove, "--network", "none", "busybox", "no-such-program", status=127, timeout=30)
     assert "executable file not found" in result.err or "no such file or directory" in result.err
-    assert len(engine.containers()) == (0 if remove else 1)
+    if (
+        not remove or _cli_major(engine) >= 23
+    ):  # an older CLI leaves without waiting for the removal that it has asked for
+        assert len(engine.containers()) == (0 if remove else 1)
+
+
+def _cli_major(engine: TempEngine) -> int:
+    return int(engine.docker("version", "--format", "{{.Client.Version}}").out.split(".")[0])
 
 
 @pytest.mark.own
