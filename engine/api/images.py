@@ -7,9 +7,10 @@ from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply
 from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
-from engine.images.credentials import registry_auth
+from engine.images.credentials import Credentials, registry_auth
+from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_LIMIT
 from engine.images.store import FILTERS
-from engine.wire.images import Deletion, HistoryItem, ImageSummary
+from engine.wire.images import Deletion, HistoryItem, ImageSummary, LoggedIn, SearchResult
 
 
 def list_all(engine: Engine, request: Request) -> Reply:
@@ -39,6 +40,26 @@ def inspect(engine: Engine, request: Request) -> Reply:
 
 def history(engine: Engine, request: Request) -> Reply:
     return json_reply(request, engine.images.history(request.parameters["name"]), HistoryItem)
+
+
+async def push(engine: Engine, request: Request) -> StreamReply:
+    credentials = registry_auth(request.headers.get("x-registry-auth"))
+    sending = await engine.remote.push(request.parameters["name"], request.query.get("tag", ""), credentials)
+    return stream_reply(request, json_lines(sending.run(), request))
+
+
+async def log_in(engine: Engine, request: Request) -> Reply:
+    credentials = (await parameters.json_body(request, Credentials)).opened()
+    token = await engine.remote.log_in(credentials)
+    return json_reply(request, LoggedIn(status="Login Succeeded", identity_token=token))
+
+
+async def search(engine: Engine, request: Request) -> Reply:
+    query = request.query
+    limit = parameters.integer(query, "limit", SEARCH_LIMIT, minimum=0, maximum=MAX_SEARCH_LIMIT) or SEARCH_LIMIT
+    credentials = registry_auth(request.headers.get("x-registry-auth"))
+    found = await engine.remote.search(query.get("term", ""), limit, credentials)
+    return json_reply(request, found, SearchResult)
 
 
 async def tag(engine: Engine, request: Request) -> Reply:

@@ -104,10 +104,13 @@ ROUTES: tuple[Route, ...] = (
     POST("/images/create", images.create, mode=STREAM),
     GET("/images/{name:path}/json", images.inspect),
     GET("/images/{name:path}/history", images.history),
+    POST("/images/{name:path}/push", images.push, mode=STREAM),
     POST("/images/{name:path}/tag", images.tag, 201),
     DELETE("/images/{name:path}", images.delete),
     POST("/images/load", images.load, mode=STREAM),
     # System information: not shown in the specification, as Docker documents it (design §6)
+    POST("/auth", images.log_in, mode=STREAM),
+    GET("/images/search", images.search, mode=STREAM),
     GET("/_ping", system.ping),
     HEAD("/_ping", system.ping),
     GET("/info", system.info),

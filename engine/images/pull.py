@@ -62,6 +62,8 @@ class Resolved(NamedTuple):
     digest: str
     """Of what the name itself leads to: the index, when there is one."""
     manifest: Manifest
+    raw: bytes
+    """The manifest's bytes."""
     oci: bool
 
 
@@ -210,7 +212,7 @@ async def resolve(repository: Repository, name: Reference) -> Resolved:
         manifest, kind = parsed(fetched)
         if manifest.manifests:
             raise InvalidParameter(f"invalid manifest {digest}: indexes within indexes")
-    return Resolved(name, digest, _checked(manifest, fetched.digest), kind == _OCI_TYPE)
+    return Resolved(name, digest, _checked(manifest, fetched.digest), fetched.raw, kind == _OCI_TYPE)
 
 
 def _for_this_host(index: Manifest, name: Reference) -> Descriptor:
@@ -247,6 +249,7 @@ async def bring(
             digest=name._replace(tag="", digest=resolved.digest),
             blobs=[msgspec.structs.replace(blob, annotations={}, platform=None) for blob in manifest.layers],
             oci=resolved.oci,
+            manifest=resolved.raw,
         )
     yield Progress(status=f"Digest: {resolved.digest}")
     shown = name._replace(tag="").familiar if name.digest else name.familiar

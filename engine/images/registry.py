@@ -22,9 +22,9 @@ import re
 import ssl
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import aiohttp
 import msgspec
@@ -38,6 +38,17 @@ from engine.images.reference import DEFAULT_DOMAIN
 from engine.wire.images import SearchResult
 
 T = TypeVar("T")
+
+
+class Outgoing(Protocol):
+    """A blob to be stored; `digest` is right when `chunks` has ended."""
+
+    @property
+    def digest(self) -> str: ...
+    def chunks(self) -> AsyncGenerator[bytes, None]: ...
+
+
+S = TypeVar("S", bound=Outgoing)
 
 HUB = "registry-1.docker.io"
 """Where `docker.io` is."""
@@ -812,8 +823,18 @@ class Repository:
             async with site.exchange("DELETE", url, total=self._registries.stall):
                 pass
 
-    async def upload(self, chunks: AsyncIterator[bytes], digest: Callable[[], str]) -> None:
-        """One try to store a blob; `digest` is asked when `chunks` has ended. Raises Failure."""
+    async def upload(self, source: Callable[[], S]) -> S:
+        """Store a blob; what was sent. `source` is called anew for each try. Raises ServerError."""
+
+        async def attempt() -> S:
+            sent = source()
+            async with contextlib.aclosing(sent.chunks()) as chunks:
+                await self._upload(chunks, lambda: sent.digest)
+            return sent
+
+        return await persist(attempt, self._registries.delays)
+
+    async def _upload(self, chunks: AsyncIterator[bytes], digest: Callable[[], str]) -> None:
         site = self._site
         stall = self._registries.stall
         url = await self._url(site, "blobs", "uploads/")

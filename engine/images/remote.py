@@ -10,17 +10,19 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from engine.config import Config
 from engine.errors import InvalidParameter, NotFound
 from engine.events import EventLog
-from engine.images import pull, reference
+from engine.images import pull, push, reference
 from engine.images.archive import is_digest
 from engine.images.credentials import Credentials
 from engine.images.pull import Downloads, Resolved
+from engine.images.push import Pushing
 from engine.images.reference import Reference
-from engine.images.store import ImageStore
+from engine.images.store import ImageRecord, ImageStore
 from engine.wire.images import Progress, SearchResult
 
 if TYPE_CHECKING:
@@ -52,6 +54,23 @@ class Pulling:
             self._remote.pulled(resolved.name)
 
 
+class Sending:
+    """A push whose images were found; `run` does the work."""
+
+    def __init__(self, remote: Remote, pushing: Pushing, images: list[tuple[Reference, ImageRecord]]) -> None:
+        self._remote = remote
+        self._pushing = pushing
+        self._images = images
+
+    async def run(self) -> AsyncGenerator[Progress, None]:
+        """Raises EngineError."""
+        async with contextlib.aclosing(self._pushing.run(self._images)) as steps:
+            async for progress in steps:
+                yield progress
+        for name, record in self._images:
+            self._remote.pushed(name, record)
+
+
 class Remote:
     """The registries, as one engine uses them."""
 
@@ -59,6 +78,7 @@ class Remote:
         self._config = config
         self._events = events
         self._registries: Registries | None = None
+        self._packing: ThreadPoolExecutor | None = None
         self._loading = asyncio.Lock()
         self.store = store
         self.downloads = Downloads(store.temporary)
@@ -66,6 +86,8 @@ class Remote:
     async def close(self) -> None:
         if self._registries is not None:
             await self._registries.close()
+        if self._packing is not None:
+            self._packing.shutdown(wait=False)
 
     async def _client(self) -> Registries:
         async with self._loading:
@@ -94,6 +116,25 @@ class Remote:
         record = self.store.get(name._replace(tag="").canonical if name.digest else name.canonical)
         attributes = {**record.labels, "name": name.familiar_repository}
         self._events.publish("image", "pull", name.familiar, attributes)
+
+    # --- push -------------------------------------------------------------------------------------------------------
+
+    async def push(self, image: str, tag: str, credentials: Credentials) -> Sending:
+        """What is to be pushed where. Raises InvalidParameter for what is no name of a repository, NotFound for an unknown image."""
+        name = reference.parse(image)
+        if name.digest:
+            raise InvalidParameter("cannot push a digest reference")
+        if tag:
+            name = reference.with_tag(name._replace(tag="").canonical, tag)
+        images = push.chosen(self.store, name)
+        repository = (await self._client()).repository(name.domain, name.path, credentials, "pull,push")
+        if self._packing is None:
+            self._packing = push.packing_threads()
+        return Sending(self, Pushing(self.store, repository, self._packing), images)
+
+    def pushed(self, name: Reference, record: ImageRecord) -> None:
+        attributes = {**record.labels, "name": name.familiar_repository}
+        self._events.publish("image", "push", name.familiar, attributes)
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ from engine.wire.images import (
     ImageInspect,
     ImageSummary,
     InspectRootFS,
+    Manifest,
     Progress,
     ProgressDetail,
 )
@@ -80,6 +81,8 @@ class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """One per layer, when it was pulled or pushed: what registries know them as."""
     oci: bool = False
     """It came with an OCI manifest, and goes with one."""
+    manifest: str = ""
+    """Digest of the manifest that it was pulled with; a blob of the content store."""
 
     @property
     def familiar_tags(self) -> list[str]:
@@ -135,7 +138,8 @@ class ImageStore:
             else:
                 self._put(record)
         await self._records.commit(*changes)
-        for digest in blobs - self._images.keys():
+        named = self._images.keys() | {record.manifest for record in self._images.values()}
+        for digest in blobs - named:
             self._content.delete(digest)
         if any(record.pending for record in self._images.values()):
             self._settle_soon()
@@ -384,6 +388,7 @@ class ImageStore:
             image_id = record.id
             await self._commit({image_id: None})
             await asyncio.to_thread(self._content.delete, image_id)
+            await self._drop_manifest(record.manifest)
         for gone in names:
             done.append(Deletion(untagged=reference.read(gone).familiar))
             self._events.publish("image", "untag", image_id, {**record.labels, "name": image_id})
@@ -524,6 +529,7 @@ class ImageStore:
         digest: Reference | None = None,
         blobs: Sequence[Descriptor] = (),
         oci: bool = False,
+        manifest: bytes = b"",
     ) -> bool:
         """Make an image of a configuration whose layers are all there and claimed, or name the one there is. False when nothing changed."""
         image_id = f"sha256:{hashlib.sha256(raw).hexdigest()}"
@@ -532,8 +538,9 @@ class ImageStore:
             known = self._images.get(image_id)
             record = known or self._record(image_id, config)
             changed: dict[str, ImageRecord] = {}
-            if blobs:
-                record = msgspec.structs.replace(record, blobs=tuple(blobs), oci=oci)
+            if manifest:
+                kept = await asyncio.to_thread(self._content.ingest, manifest)
+                record = msgspec.structs.replace(record, blobs=tuple(blobs), oci=oci, manifest=kept)
             if digest is not None and digest.canonical not in record.digests:
                 former = self._images.get(self._by_name.get(digest.canonical, ""))
                 if former is not None:
@@ -552,8 +559,39 @@ class ImageStore:
                     if image_id not in self._images:
                         self._content.delete(image_id)
                     raise
+                finally:
+                    await self._drop_manifest(record.manifest)
+                    if known is not None:
+                        await self._drop_manifest(known.manifest)
         self._settle_soon()
         return names_changed
+
+    async def _drop_manifest(self, digest: str) -> None:
+        """Remove the blob unless an image names it."""
+        if digest and all(digest not in (record.manifest, record.id) for record in self._images.values()):
+            await asyncio.to_thread(self._content.delete, digest)
+
+    def manifest(self, record: ImageRecord) -> tuple[bytes, Manifest]:
+        """What the image was pulled with. Blocking."""
+        raw = self._content.read(record.manifest)
+        return raw, archive.decode(raw, Manifest, record.manifest)
+
+    async def pushed(self, image_id: str, digest: Reference, blobs: Sequence[Descriptor]) -> None:
+        """Keep what a registry knows an image as. Nothing when it was deleted meanwhile."""
+        async with self._changing:
+            record = self._images.get(image_id)
+            if record is None:
+                return
+            changed: dict[str, ImageRecord] = {}
+            former = self._images.get(self._by_name.get(digest.canonical, image_id))
+            if former is not None and former.id != image_id:
+                rest = tuple(name for name in former.digests if name != digest.canonical)
+                changed[former.id] = msgspec.structs.replace(former, digests=rest)
+            digests = tuple(dict.fromkeys((*record.digests, digest.canonical)))
+            # What it was pulled with stays: a registry that has those blobs gets that manifest again.
+            kept = record.blobs if record.manifest else tuple(blobs)
+            changed[image_id] = msgspec.structs.replace(record, digests=digests, blobs=kept)
+            await uninterrupted(self._commit(changed))
 
     def _record(self, image_id: str, config: ImageConfig) -> ImageRecord:
         chains = chain_ids(config.rootfs.diff_ids)
