@@ -52,6 +52,7 @@ DEFAULT_STOP_TIMEOUT = 10
 
 _RUNNING = (State.RUNNING, State.PAUSED)
 _KILL_GRACE = 10.0
+_PEERS_WAIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,8 @@ class Container:
 
     async def _launch(self) -> None:
         parts, record = self._parts, self.record
+        if record.status.state == State.RESTARTING:
+            await self._peers_started()
         async with contextlib.AsyncExitStack() as borrowed, contextlib.AsyncExitStack() as undo:
             shm = parts.config.run / "shm" / self.id
             joined = await joins.join(record, self._peers.get, parts.monitor.processes, shm, borrowed)
@@ -333,6 +336,17 @@ class Container:
                 self.record.config, hostname=of.hostname, domainname=of.domainname
             )
         return self._replace(**changes) if changes else self.record
+
+    async def _peers_started(self) -> None:
+        """At boot all start at once; one that builds on others waits while they do, for some seconds: two may wait for each other."""
+        host = self.record.host
+        names = [create.joined(mode) for mode in (host.network_mode, host.pid_mode, host.ipc_mode)]
+        for name in (*filter(None, names), *self.record.links.values()):
+            with contextlib.suppress(EngineError, TimeoutError):
+                peer = self._peers.get(name)
+                if peer is not self and peer.record.status.state == State.RESTARTING:
+                    async with asyncio.timeout(_PEERS_WAIT), peer.lock:
+                        pass
 
     async def relink(self) -> None:
         """A container that this one is linked to has started, perhaps with another address: its hosts file follows."""

@@ -613,3 +613,23 @@ def test_failed_starts_give_everything_back(engine: TempEngine) -> None:
     )
     running = engine.docker("run", "-d", "busybox", "sleep", "600").line
     assert engine.inspect(running)["NetworkSettings"]["IPAddress"]
+
+
+@pytest.mark.own
+def test_what_builds_on_others_comes_up_after_them_at_boot(own_engine: TempEngine) -> None:
+    """Links and shared namespaces with a restart policy: the engine starts everything at once, and they wait for each other."""
+    again = {"RestartPolicy": {"Name": "always"}}
+    own_engine.started("sleep", "600", name="base", network="bridge", host=again)
+    made = [
+        own_engine.started("sleep", "600", network="bridge", host=again | {"Links": ["base:db"]}),
+        own_engine.started("sleep", "600", network="container:base", host=again),
+        own_engine.started("sleep", "600", host=again | {"PidMode": "container:base", "IpcMode": "container:base"}),
+    ]
+    own_engine.reboot()
+    until("all run", lambda: all(own_engine.inspect(each)["State"]["Status"] == "running" for each in made))
+    base = own_engine.inspect("base")
+    pids = [own_engine.inspect(each)["State"]["Pid"] for each in made]
+    assert os.readlink(f"/proc/{pids[1]}/ns/net") == os.readlink(f"/proc/{base['State']['Pid']}/ns/net")
+    assert os.readlink(f"/proc/{pids[2]}/ns/ipc") == os.readlink(f"/proc/{base['State']['Pid']}/ns/ipc")
+    hosts = own_engine.docker("exec", made[0], "cat", "/etc/hosts").out
+    assert f"{base['NetworkSettings']['IPAddress']}\tdb" in hosts
