@@ -16,12 +16,13 @@ from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
 from engine.errors import InvalidParameter
 from engine.http.messages import HijackReply, Reply, Request, StreamReply
-from engine.wire.containers import CreateBody, Waited
+from engine.wire.containers import CreateBody, UpdateBody, Updated, Waited
 from engine.wire.stats import Stats
 
 RAW_STREAM = "application/vnd.engine.raw-stream"
 CREATE_LIMIT = 4 << 20
 """Bytes of a create body; Docker has no limit, and no honest body comes near."""
+UPDATE_LIMIT = 1 << 20
 
 
 def list_all(engine: Engine, request: Request) -> Reply:
@@ -162,6 +163,12 @@ async def kill(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
     await container.kill(signal_number(request.query.get("signal", "") or "SIGKILL"))
     return empty_reply(request)
+
+
+async def update(engine: Engine, request: Request) -> Reply:
+    container = engine.containers.get(request.parameters["id"])
+    body = await parameters.json_body(request, UpdateBody, UPDATE_LIMIT)
+    return json_reply(request, Updated(await engine.containers.update(container, body)))
 
 
 async def rename(engine: Engine, request: Request) -> Reply:

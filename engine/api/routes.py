@@ -88,6 +88,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/containers/{id}/stop", containers.stop, 204),
     POST("/containers/{id}/restart", containers.restart, 204),
     POST("/containers/{id}/kill", containers.kill, 204),
+    POST("/containers/{id}/update", containers.update, since="1.22"),
     POST("/containers/{id}/rename", containers.rename, 204),
     POST("/containers/{id}/pause", containers.pause, 204),
     POST("/containers/{id}/unpause", containers.unpause, 204),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine.errors import InvalidParameter
-from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody
+from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, UpdateBody
 from engine.wire.events import Message
 from engine.wire.images import HistoryItem, ImageSummary
 from engine.wire.stats import Stats, empty_throttling_data, networks_to_network, without_pids, without_previous_cpu
@@ -164,6 +164,7 @@ CHANGES: tuple[Change, ...] = (
         "HostConfig.StorageOpt",
     ),
     Change("1.24", "inspect shows State.Health", of=ContainerInspect, down=without("State.Health")),
+    Change("1.24", "update takes RestartPolicy", of=UpdateBody, up=without("RestartPolicy")),
     Change("1.24", "stats tell pids_stats", of=Stats, down=without_pids),
     Change("1.24", "the list shows State and Mounts", of=ContainerSummary, down=without("State", "Mounts")),
     *_created_with(

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from engine.config import Config as EngineConfig
-from engine.containers import bundle, create, joins, lifecycle, limits, logs, restart, top
+from engine.containers import bundle, create, joins, lifecycle, limits, logs, restart, top, update
 from engine.containers.create import Link
 from engine.containers.lifecycle import State, Verb
 from engine.containers.names import Names, checked_name
@@ -38,11 +38,11 @@ from engine.monitor.client import Exit, LaunchFailed, Monitor
 from engine.monitor.messages import LogFile
 from engine.networks.bridge import BridgeNetwork, Sandbox
 from engine.runtime import cgroups, oci
-from engine.runtime.cgroups import Cgroups
+from engine.runtime.cgroups import Cgroups, Support
 from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
 from engine.volumes.store import VolumeStore
-from engine.wire.containers import Config, CreateBody, Created, EndpointSettings, HostConfig, MountPoint
+from engine.wire.containers import Config, CreateBody, Created, EndpointSettings, HostConfig, MountPoint, UpdateBody
 from engine.wire.stats import ProcessList
 
 _log = logging.getLogger(__name__)
@@ -635,6 +635,29 @@ class Container:
                 await self._parts.store.save(record)
             self.publish("unpause")
 
+    async def update(self, change: UpdateBody, support: Support) -> list[str]:
+        """New limits, at once when it runs, and a new restart policy; the warnings. On failure everything is as before."""
+        async with self.lock:
+            self._check_present()
+            lifecycle.following(self.record.status.state, Verb.UPDATE, self.id)
+            before = self.record.host
+            after, warnings = update.merged(before, change, support)
+            changed = update.resources(before, after, support) if self.running else None
+            if changed is not None:
+                try:
+                    await self._parts.runtime.update(self.id, changed)
+                except NotFound:
+                    pass  # it has just ended: the next start takes the new limits
+                except ServerError as error:
+                    back = update.resources(after, before, support)
+                    with contextlib.suppress(EngineError):
+                        if back is not None:
+                            await self._parts.runtime.update(self.id, back)
+                    raise ServerError(f"Cannot update container {self.id}: {error.message}") from error
+            await self._parts.store.save(self._replace(host=after))
+            self.publish("update")
+            return warnings
+
     async def resize(self, rows: int, columns: int) -> None:
         """Terminal size, now when it runs and for the next start."""
         self._check_present()
@@ -838,6 +861,10 @@ class Containers:
                 raise InvalidParameter(f"VolumesFrom: {error.message}") from error
             inherited += [msgspec.structs.replace(each, rw=each.rw and writable) for each in source.record.mounts]
         return inherited
+
+    async def update(self, container: Container, change: UpdateBody) -> list[str]:
+        """As `Container.update`, on this host."""
+        return await container.update(change, self._support)
 
     async def rename(self, container: Container, name: str) -> None:
         """Raises Conflict when the name is taken, InvalidParameter when it breaks the pattern."""

@@ -158,7 +158,7 @@ def _checked_host(host: HostConfig) -> HostConfig:
             raise InvalidParameter(
                 f"Ulimits: ulimit soft limit must be less than or equal to hard limit: {ulimit.soft} > {ulimit.hard}"
             )
-    policy = _restart_policy(host.restart_policy)
+    policy = checked_restart_policy(host.restart_policy)
     log = LogConfig(type=host.log_config.type or "json-file", config=host.log_config.config)
     if len(host.console_size) != 2 or min(host.console_size) < 0:
         raise InvalidParameter("ConsoleSize must be [height, width]")
@@ -359,7 +359,8 @@ def tmpfs_options(text: str) -> tuple[str, ...]:
     return (*chosen, *values.values())
 
 
-def _restart_policy(policy: RestartPolicy) -> RestartPolicy:
+def checked_restart_policy(policy: RestartPolicy) -> RestartPolicy:
+    """Normalised; raises InvalidParameter. Shared with update."""
     if policy.name not in _RESTART_NAMES:
         raise InvalidParameter(f"RestartPolicy: invalid restart policy '{policy.name}'")
     if policy.maximum_retry_count < 0:

@@ -32,6 +32,7 @@ class Verb(StrEnum):
     UNPAUSE = "unpause"
     ATTACH = "attach"
     RESIZE = "resize"
+    UPDATE = "update"
     REMOVE = "remove"
     REMOVE_BY_FORCE = "remove by force"
     EXIT = "exit"
@@ -58,6 +59,7 @@ _PAUSED_RESTARTING = Refusal(ServerError, "Container {id} is restarting, wait un
 _ALREADY_PAUSED = Refusal(ServerError, "Container {id} is already paused")
 _NOT_PAUSED = Refusal(ServerError, "Container {id} is not paused")
 _ATTACH_PAUSED = Refusal(Conflict, "Container {id} is paused. Unpause the container before attach")
+_UPDATE_DEAD = Refusal(Conflict, "Container {id} is marked for removal and cannot be updated.")
 _REMOVE_RUNNING = Refusal(
     Conflict,
     "You cannot remove a running container {id}. Stop the container before attempting removal or use -f",
@@ -106,6 +108,12 @@ TABLE: dict[tuple[State, Verb], State | Refusal] = {
     (_T, Verb.RESIZE): _T,
     (_E, Verb.RESIZE): _NOT_RUNNING,
     (_D, Verb.RESIZE): _NOT_RUNNING,
+    (_C, Verb.UPDATE): _C,
+    (_R, Verb.UPDATE): _R,
+    (_P, Verb.UPDATE): _P,
+    (_T, Verb.UPDATE): _T,
+    (_E, Verb.UPDATE): _E,
+    (_D, Verb.UPDATE): _UPDATE_DEAD,
     (_C, Verb.REMOVE): _D,
     (_R, Verb.REMOVE): _REMOVE_RUNNING,
     (_P, Verb.REMOVE): _REMOVE_RUNNING,

@@ -204,6 +204,26 @@ class Created(msgspec.Struct, rename="pascal", frozen=True):
     warnings: list[str]
 
 
+class UpdateBody(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """POST /containers/{id}/update; zero and empty leave a limit as it is."""
+
+    blkio_weight: int = 0
+    cpu_shares: int = 0
+    cpu_period: int = 0
+    cpu_quota: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    memory: int = 0
+    memory_swap: int = 0
+    memory_reservation: int = 0
+    kernel_memory: int = 0
+    restart_policy: RestartPolicy = RestartPolicy()
+
+
+class Updated(msgspec.Struct, rename="pascal", frozen=True):
+    warnings: list[str]
+
+
 class Waited(msgspec.Struct, rename="pascal", frozen=True):
     status_code: int
 

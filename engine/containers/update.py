@@ -1,0 +1,72 @@
+"""A change of a container's limits and restart policy: the merge, its rules, and what the runtime is told. Pure.
+
+Zero and empty mean 'as it is' (Docker). The rules are those of create, on the merged whole; the runtime writes memory and swap limits in the
+order that the kernel wants. Not here: doing it, and undoing what a failure left half done (`container.py`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.containers import limits
+from engine.containers.create import checked_restart_policy
+from engine.errors import InvalidParameter
+from engine.runtime.cgroups import Support
+from engine.wire import oci
+from engine.wire.containers import HostConfig, UpdateBody
+
+_LIMITS = tuple(name for name in UpdateBody.__struct_fields__ if name != "restart_policy")
+
+_UNSET = {"memory": -1, "memory_swap": -1, "memory_reservation": -1, "cpu_shares": 1024, "cpu_period": 100_000}
+_UNSET |= {"cpu_quota": -1, "blkio_weight": 500}
+"""What a fresh cgroup has where a limit was never set."""
+
+
+def merged(host: HostConfig, change: UpdateBody, support: Support) -> tuple[HostConfig, list[str]]:
+    """The new whole, and warnings. Raises InvalidParameter as create does."""
+    given: dict[str, object] = {name: value for name in _LIMITS if (value := getattr(change, name))}
+    if 0 < host.memory_swap < change.memory and not change.memory_swap:
+        raise InvalidParameter(
+            "Memory: Memory limit should be smaller than already set memoryswap limit, update the memoryswap at the same time"
+        )
+    if change.restart_policy.name:
+        given["restart_policy"] = checked_restart_policy(change.restart_policy)
+    host = msgspec.structs.replace(host, **given)
+    limits.check(host)
+    return limits.adapted(host, support)
+
+
+def resources(before: HostConfig, after: HostConfig, support: Support) -> oci.Resources | None:
+    """What takes a running container from one to the other; None when that is nothing."""
+
+    def value(name: str) -> int:
+        return int(getattr(after, name) or _UNSET.get(name, 0))
+
+    changed = {name for name in _LIMITS if getattr(before, name) != getattr(after, name)}
+
+    def one(name: str) -> int | None:
+        return value(name) if name in changed else None
+
+    memory, cpu, block = None, None, None
+    if changed & {"memory", "memory_swap", "memory_reservation", "kernel_memory"}:
+        both = bool(changed & {"memory", "memory_swap"})
+        memory = oci.Memory(
+            limit=value("memory") if both else None,
+            swap=value("memory_swap") if both and support.swap else None,
+            reservation=one("memory_reservation"),
+            kernel=one("kernel_memory"),
+        )
+    if changed & {"cpu_shares", "cpu_period", "cpu_quota", "cpuset_cpus", "cpuset_mems"}:
+        both = bool(changed & {"cpu_period", "cpu_quota"})
+        cpu = oci.Cpu(
+            shares=one("cpu_shares"),
+            period=value("cpu_period") if both else None,
+            quota=value("cpu_quota") if both else None,
+            cpus=(after.cpuset_cpus or support.cpus) if "cpuset_cpus" in changed else "",
+            mems=(after.cpuset_mems or support.mems) if "cpuset_mems" in changed else "",
+        )
+    if "blkio_weight" in changed:
+        block = oci.BlockIO(weight=value("blkio_weight"))
+    if memory is None and cpu is None and block is None:
+        return None
+    return oci.Resources(memory=memory, cpu=cpu, block_io=block)

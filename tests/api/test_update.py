@@ -1,0 +1,221 @@
+"""Update of limits and restart policy: looked for in the cgroup files, in inspect, after a restart, and after a refusal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import TempEngine, until
+
+MB = 1 << 20
+V1 = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists()
+
+FILES = {
+    "memory": ("memory", "memory.limit_in_bytes", "memory.max"),
+    "swap": ("memory", "memory.memsw.limit_in_bytes", "memory.swap.max"),
+    "reservation": ("memory", "memory.soft_limit_in_bytes", "memory.low"),
+    "shares": ("cpu", "cpu.shares", "cpu.weight"),
+    "quota": ("cpu", "cpu.cfs_quota_us", "cpu.max"),
+    "period": ("cpu", "cpu.cfs_period_us", "cpu.max"),
+    "cpus": ("cpuset", "cpuset.cpus", "cpuset.cpus"),
+}
+
+
+def limit(engine: TempEngine, identifier: str, name: str) -> str:
+    """The content of a limit's file of the container's own cgroup."""
+    controller, v1, v2 = FILES[name]
+    pid = engine.inspect(identifier)["State"]["Pid"]
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if V1 and controller in names.split(","):
+            return Path(f"/sys/fs/cgroup/{controller}{path}/{v1}").read_text().strip()
+        if not V1 and not names:
+            return Path(f"/sys/fs/cgroup{path}/{v2}").read_text().strip()
+    raise AssertionError(f"no cgroup of {controller}")
+
+
+def update(engine: TempEngine, identifier: str, status: int = 200, **body: Any) -> Any:
+    answer = engine.request("POST", f"/v1.24/containers/{identifier}/update", body)
+    assert answer.status == status, answer
+    return answer.json()
+
+
+def swap_of(memory: int, total: int) -> str:
+    return str(total) if V1 else str(total - memory)
+
+
+def test_memory_up_and_down_while_it_runs(engine: TempEngine) -> None:
+    """The kernel wants the swap limit never below the memory limit, whichever way both go."""
+    identifier = engine.started("sleep", "600", host={"Memory": 32 * MB, "MemorySwap": 64 * MB})
+    for memory, swap in ((256, 512), (16, 16), (64, 512), (32, 48), (128, -1), (16, 32)):
+        assert update(engine, identifier, Memory=memory * MB, MemorySwap=swap * MB if swap > 0 else -1) == {
+            "Warnings": []
+        }
+        assert limit(engine, identifier, "memory") == str(memory * MB)
+        if swap > 0:
+            assert limit(engine, identifier, "swap") == swap_of(memory * MB, swap * MB)
+        host = engine.inspect(identifier)["HostConfig"]
+        assert (host["Memory"], host["MemorySwap"]) == (memory * MB, swap * MB if swap > 0 else -1)
+    update(engine, identifier, Memory=20 * MB)
+    assert limit(engine, identifier, "memory") == str(20 * MB)
+    assert limit(engine, identifier, "swap") == swap_of(20 * MB, 32 * MB)
+
+
+def test_every_limit(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600")
+    update(
+        engine,
+        identifier,
+        CpuShares=512,
+        CpuPeriod=50_000,
+        CpuQuota=25_000,
+        CpusetCpus="0",
+        CpusetMems="0",
+        Memory=64 * MB,
+        MemoryReservation=32 * MB,
+    )
+    assert limit(engine, identifier, "memory") == str(64 * MB)
+    assert limit(engine, identifier, "reservation") == str(32 * MB)
+    assert limit(engine, identifier, "cpus") == "0"
+    if V1:
+        assert limit(engine, identifier, "shares") == "512"
+        assert limit(engine, identifier, "quota") == "25000"
+        assert limit(engine, identifier, "period") == "50000"
+    else:
+        assert limit(engine, identifier, "quota") == "25000 50000"
+    host = engine.inspect(identifier)["HostConfig"]
+    assert (host["CpuShares"], host["CpuPeriod"], host["CpuQuota"]) == (512, 50_000, 25_000)
+    assert (host["CpusetCpus"], host["CpusetMems"]) == ("0", "0")
+    assert (host["Memory"], host["MemorySwap"], host["MemoryReservation"]) == (64 * MB, 128 * MB, 32 * MB)
+    engine.post(f"/containers/{identifier}/restart?t=0")
+    assert limit(engine, identifier, "memory") == str(64 * MB)
+    assert limit(engine, identifier, "cpus") == "0"
+
+
+def test_what_is_not_given_stays(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600", host={"Memory": 64 * MB, "CpuShares": 256})
+    update(engine, identifier, CpuQuota=50_000)
+    assert limit(engine, identifier, "memory") == str(64 * MB)
+    if V1:
+        assert limit(engine, identifier, "shares") == "256"
+    assert engine.inspect(identifier)["HostConfig"]["CpuShares"] == 256
+
+
+def test_it_really_limits(engine: TempEngine) -> None:
+    identifier = engine.started("sh", "-c", "read x; x=a; while :; do x=$x$x; done", OpenStdin=True)
+    update(engine, identifier, Memory=16 * MB, MemorySwap=16 * MB)
+    engine.docker("attach", "--no-stdin=false", identifier, input="go\n", status=None)
+    assert engine.wait(identifier) == 137
+    assert engine.inspect(identifier)["State"]["OOMKilled"] is True
+
+
+def test_of_what_does_not_run(engine: TempEngine) -> None:
+    identifier = engine.create("sleep", "600")
+    update(engine, identifier, Memory=48 * MB)
+    engine.post(f"/containers/{identifier}/start")
+    assert limit(engine, identifier, "memory") == str(48 * MB)
+    engine.post(f"/containers/{identifier}/pause")
+    update(engine, identifier, Memory=24 * MB)
+    assert limit(engine, identifier, "memory") == str(24 * MB)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"Memory": MB}, "Memory"),
+        ({"Memory": -5}, "Memory"),
+        ({"Memory": 100 * MB}, "memoryswap"),
+        ({"MemorySwap": 16 * MB}, "MemorySwap"),
+        ({"MemoryReservation": 60 * MB}, "MemoryReservation"),
+        ({"BlkioWeight": 5}, "BlkioWeight"),
+        ({"CpuPeriod": 5}, "CpuPeriod"),
+        ({"CpuQuota": 5}, "CpuQuota"),
+        ({"CpusetCpus": "0-2147483647"}, "Cpuset"),
+        ({"CpusetCpus": "4095"}, "CPUs"),
+        ({"CpusetMems": "x"}, "Cpuset"),
+        ({"RestartPolicy": {"Name": "sometimes"}}, "restart policy"),
+        ({"RestartPolicy": {"Name": "always", "MaximumRetryCount": 3}}, "retry count"),
+        ({"Memory": "much"}, "Memory"),
+    ],
+)
+def test_refused_and_nothing_changed(engine: TempEngine, body: dict[str, Any], words: str) -> None:
+    identifier = engine.started("sleep", "600", host={"Memory": 32 * MB, "MemorySwap": 64 * MB})
+    before = engine.inspect(identifier)
+    answer = engine.request("POST", f"/v1.24/containers/{identifier}/update", {"CpuShares": 300, **body})
+    assert answer.status == 400, answer
+    assert words in answer.message
+    assert engine.inspect(identifier) == before
+    assert limit(engine, identifier, "memory") == str(32 * MB)
+
+
+@pytest.mark.skipif(not V1, reason="v2 reclaims, and kills if it must, instead of refusing")
+def test_a_kernel_that_refuses_leaves_all_as_it_was(engine: TempEngine) -> None:
+    """The memory in use does not fit into the new limit, and there is no swap to put it in."""
+    identifier = engine.started(
+        "sh",
+        "-c",
+        "dd if=/dev/zero of=/dev/shm/ballast bs=1M count=48; echo ready; sleep 600",
+        host={"Memory": 128 * MB, "MemorySwap": 128 * MB},
+    )
+    until("it is full", lambda: b"ready" in engine.logs(identifier))
+    before = engine.inspect(identifier)["HostConfig"]
+    answer = engine.request(
+        "POST",
+        f"/v1.24/containers/{identifier}/update",
+        {"CpuShares": 300, "CpuQuota": 50_000, "Memory": 16 * MB, "MemorySwap": 16 * MB},
+    )
+    assert answer.status == 500, answer
+    assert identifier in answer.message
+    assert engine.inspect(identifier)["HostConfig"] == before
+    assert limit(engine, identifier, "memory") == str(128 * MB)
+    assert limit(engine, identifier, "swap") == str(128 * MB)
+    assert limit(engine, identifier, "shares") == "1024"
+    assert limit(engine, identifier, "quota") == "-1"
+
+
+def test_restart_policy(engine: TempEngine) -> None:
+    identifier = engine.started("sh", "-c", "sleep 0.3; exit 1", host={"RestartPolicy": {"Name": "always"}})
+    until("it restarts", lambda: engine.inspect(identifier)["RestartCount"] >= 1)
+    update(engine, identifier, RestartPolicy={"Name": "no"})
+    until("it stays down", lambda: engine.inspect(identifier)["State"]["Status"] == "exited")
+    count = engine.inspect(identifier)["RestartCount"]
+    time.sleep(0.5)
+    assert engine.inspect(identifier)["RestartCount"] == count
+    assert engine.inspect(identifier)["HostConfig"]["RestartPolicy"]["Name"] == "no"
+
+
+def test_versions(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600")
+    body = {"CpuShares": 100, "RestartPolicy": {"Name": "always"}}
+    assert engine.request("POST", f"/v1.21/containers/{identifier}/update", body).status == 404
+    assert engine.request("POST", f"/v1.22/containers/{identifier}/update", body).status == 200
+    host = engine.inspect(identifier)["HostConfig"]
+    assert (host["CpuShares"], host["RestartPolicy"]["Name"]) == (100, "no")
+    assert engine.request("POST", "/v1.24/containers/nobody/update", body).status == 404
+
+
+@pytest.mark.own
+def test_it_lasts(own_engine: TempEngine) -> None:
+    identifier = own_engine.started("sleep", "600")
+    update(own_engine, identifier, Memory=40 * MB, RestartPolicy={"Name": "unless-stopped"})
+    own_engine.restart()
+    assert own_engine.inspect(identifier)["HostConfig"]["Memory"] == 40 * MB
+    own_engine.reboot()
+    until("its policy starts it", lambda: own_engine.inspect(identifier)["State"]["Status"] == "running")
+    assert limit(own_engine, identifier, "memory") == str(40 * MB)
+
+
+def test_docker_update(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600", name="updated")
+    assert engine.docker("update", "--memory", "32m", "--memory-swap", "64m", "--cpu-shares", "77", "updated").line == (
+        "updated"
+    )
+    assert limit(engine, identifier, "memory") == str(32 * MB)
+    engine.docker("update", "--restart", "on-failure:4", "updated")
+    assert engine.inspect(identifier)["HostConfig"]["RestartPolicy"] == {
+        "Name": "on-failure",
+        "MaximumRetryCount": 4,
+    }
