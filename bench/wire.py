@@ -20,6 +20,8 @@ class Connection:
         self._socket.settimeout(timeout)
         self._socket.connect(path)
         self._received = b""
+        self._known_head = b"-"
+        self._known = (0, 0)
 
     def close(self) -> None:
         self._socket.close()
@@ -29,7 +31,12 @@ class Connection:
 
     def answer(self) -> tuple[int, bytes]:
         """Status and body (chunks still in their framing) of the next answer."""
-        received = self._received
+        received = self._received or self._more(b"")
+        if received.startswith(self._known_head):  # the same head as the last one's: nothing to parse
+            status, end = self._known
+            if len(received) >= end:
+                self._received = received[end:]
+                return status, received[len(self._known_head) : end]
         while (end := received.find(b"\r\n\r\n")) < 0:
             received += self._more(received)
         head = received[:end].lower()
@@ -40,6 +47,8 @@ class Connection:
             size = int(head[at + 15 : at + 35].split(b"\r\n", 1)[0])
             while len(received) < end + size:
                 received += self._more(received)
+            self._known_head = received[:end]
+            self._known = status, end + size
             self._received = received[end + size :]
             return status, received[end : end + size]
         if status in (204, 304):
