@@ -85,6 +85,38 @@ REFUSED = [
     (host(RestartPolicy={"Name": "always", "MaximumRetryCount": 3}), "maximum retry count"),
     (host(RestartPolicy={"Name": "on-failure", "MaximumRetryCount": -3}), "negative"),
     (host(ConsoleSize=[1]), "ConsoleSize"),
+    (body(Domainname="a\nb"), "domainname"),
+    (body(MacAddress="03:00:00:00:00:01"), "MacAddress"),
+    (host(MemoryReservation=1), "MemoryReservation"),
+    (host(KernelMemory=1), "KernelMemory"),
+    (host(CpuQuota=-2), "CpuQuota"),
+    (host(BlkioDeviceReadBps=[{"Path": "x", "Rate": 1}]), "BlkioDeviceReadBps"),
+    (host(BlkioDeviceWriteIOps=[{"Path": "/x", "Rate": -1}]), "BlkioDeviceWriteIOps"),
+    (host(DiskQuota=1), "DiskQuota"),
+    (host(CgroupParent="a/../../b"), "CgroupParent"),
+    (host(Links=["a:b:c"]), "bad format for links"),
+    (host(Links=[""]), "bad format for links"),
+    (host(VolumesFrom=[":ro"]), "malformed volumes-from"),
+    (host(VolumesFrom=["a:nocopy"]), "invalid mode for volumes-from"),
+    (host(Tmpfs={"/t": "size=1m,bind"}), 'Invalid tmpfs option "bind"'),
+    (host(Tmpfs={"/": ""}), "destination can't be '/'"),
+    (host(Sysctls={"net.": "1"}), "Sysctls"),
+    (host(Sysctls={"net..x": "1"}), "Sysctls"),
+    (host(Sysctls={"fs.file-max": "1"}), "not in a separate kernel namespace"),
+    (host(Sysctls={"fs.mqueue.msg_max": "1"}, IpcMode="container:x"), "ipc namespace"),
+    (host(Sysctls={"net.core.somaxconn": "1"}, NetworkMode="container:x"), "network namespace"),
+    (host(Sysctls={"kernel.domainname": "x"}, UTSMode="host"), "UTS namespace"),
+    (host(Devices=[{"PathOnHost": "/dev/x", "PathInContainer": "/dev/../x"}]), "PathInContainer"),
+    (host(Devices=[{"PathOnHost": "/dev/x", "CgroupPermissions": "rr"}]), "CgroupPermissions"),
+    (host(StorageOpt={"size": "1G"}), "pquota"),
+    (host(GroupAdd=["a:b"]), "GroupAdd"),
+    (host(DnsOptions=["a b"]), "DnsOptions"),
+    (host(PidMode="shareable"), "PidMode"),
+    (host(IpcMode="container:"), "container:<name|id>"),
+    (host(UTSMode="container:x"), "UTSMode"),
+    (host(NetworkMode="host", Links=["a"]), "conflicting options"),
+    (body(ExposedPorts={"80": {}}, HostConfig={"NetworkMode": "container:x"}), "port exposing"),
+    (body(MacAddress="02:00:00:00:00:01", HostConfig={"NetworkMode": "host"}), "mac-address and the network mode"),
 ]
 
 
@@ -118,6 +150,9 @@ def test_a_broken_rule_is_refused_by_name(refused: CreateBody, words: str) -> No
         host(Memory=1 << 30, MemorySwap=-1),
         host(Binds=["/a:/b", "/a:/c:ro", "vol:/d:rw,nocopy", "/a:/e:ro,z,rshared"]),
         host(PortBindings={"80/tcp": [{"HostPort": ""}, {"HostIp": "::1", "HostPort": "8000-8010"}], "81": None}),
+        host(Links=["a", "b:c", "/b:/me/c"], VolumesFrom=["a", "b:ro", "c:rw,z"], UsernsMode="host", StorageOpt={}),
+        host(PidMode="container:a", IpcMode="container:b", UTSMode="host", NetworkMode="container:c"),
+        host(Sysctls={"net.ipv4.conf.eth0/1.forwarding": "1", "kernel.shmmax": "1", "fs.mqueue.msg_max": "5"}),
         host(PidsLimit=-1, Ulimits=[{"Name": "nofile", "Soft": 4, "Hard": 4}]),
     ],
 )
@@ -202,3 +237,35 @@ def test_binds_are_shown_as_mounts() -> None:
 def test_two_mounts_on_one_destination_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="Duplicate mount point: /x"):
         create.mount_points(HostConfig(binds=["/a:/x", "/b:/x/"]), "/v")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", ("noexec", "nosuid", "nodev")),
+        ("defaults", ("noexec", "nosuid", "nodev")),
+        ("exec,size=64m", ("nosuid", "nodev", "exec", "size=64m")),
+        ("rw,ro,mode=1777", ("noexec", "nosuid", "nodev", "ro", "mode=1777")),
+        ("size=1m,size=2m,dev,suid", ("noexec", "dev", "suid", "size=2m")),
+        ("size=50%,nr_inodes=1k,uid=3,gid=4,mpol=bind:0-1", None),
+    ],
+)
+def test_tmpfs_options(given: str, expected: tuple[str, ...] | None) -> None:
+    found = create.tmpfs_options(given)
+    assert found == (expected or ("noexec", "nosuid", "nodev", *given.split(",")))
+
+
+def test_links_and_volumes_from() -> None:
+    assert create.parse_link("web:db") == create.Link("web", "db")
+    assert create.parse_link("web") == create.Link("web", "web")
+    assert create.parse_link("/web:/me/db") == create.Link("web", "db")
+    assert create.parse_volumes_from("a") == ("a", True)
+    assert create.parse_volumes_from("a:ro,z") == ("a", False)
+
+
+def test_binds_take_the_place_of_inherited_mounts() -> None:
+    inherited = create.mount_points(HostConfig(binds=["/a:/x", "/b:/y"]), "/v")
+    found = create.mount_points(HostConfig(binds=["/c:/x"]), "/v", inherited)
+    assert {each.destination: each.source for each in found} == {"/x": "/c", "/y": "/b"}
+    with pytest.raises(InvalidParameter, match="Duplicate mount point: /t"):
+        create.mount_points(HostConfig(binds=["/c:/t"], tmpfs={"/t/": ""}), "/v")

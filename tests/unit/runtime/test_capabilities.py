@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import InvalidParameter
-from engine.runtime.capabilities import DEFAULT, NAMES, from_mask, granted
+from engine.runtime.capabilities import DEFAULT, NAMES, check, from_mask, granted
 
 EVERY = frozenset(NAMES)
 
@@ -43,3 +43,11 @@ def test_unknown_names(name: str) -> None:
         granted([name])
     with pytest.raises(InvalidParameter, match="CapDrop: unknown capability"):
         granted([], [name])
+
+
+def test_what_a_create_may_name() -> None:
+    check(["ALL", "cap_chown"], ["ALL", "SYS_RESOURCE"], limit=EVERY - {"CAP_SYS_RESOURCE"})
+    with pytest.raises(InvalidParameter, match='not available in the current environment: "CAP_SYS_RESOURCE"'):
+        check(["sys_resource"], [], limit=EVERY - {"CAP_SYS_RESOURCE"})
+    with pytest.raises(InvalidParameter, match='CapDrop: unknown capability "X"'):
+        check([], ["X"], limit=EVERY)

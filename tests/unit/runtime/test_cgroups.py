@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.runtime import cgroups
-from engine.runtime.cgroups import Cgroups
+from engine.runtime.cgroups import Cgroups, numbers
 
 
 def host(directory: Path, *mounts: tuple[str, str, str], kept: str | None = None) -> Cgroups:
@@ -83,3 +83,47 @@ def test_remove_goes_down_and_tolerates_absence(tmp_path: Path) -> None:
     (tmp_path / "cpu/engined/def/file").write_text("busy")
     with pytest.raises(OSError, match="not empty"):
         hierarchies.remove("/engined/def")
+
+
+def test_lists_of_numbers() -> None:
+    assert numbers("0-3,5\n") == {0, 1, 2, 3, 5}
+    assert numbers("") == frozenset()
+    for wrong in ("0-", "a", "3-1", "0-8192", "0-99999999999", "1,,2", "0-3:1/2"):
+        with pytest.raises(ValueError, match=r".+"):
+            numbers(wrong)
+
+
+def test_what_v1_offers_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = (*V1, ("cpuset", "cgroup", "cpuset"), ("blkio", "cgroup", "blkio"), ("pids", "cgroup", "pids"))
+    found = host(tmp_path, *mounts)
+    bare = found.support()
+    assert (bare.memory, bare.pids, bare.cpuset) == (True, True, True)
+    assert not (bare.swap or bare.reservation or bare.kernel_memory or bare.swappiness or bare.oom_kill_disable)
+    assert not (bare.shares or bare.quota or bare.weight or bare.weight_device or bare.throttle)
+    for path in (
+        *("memory/memory.memsw.limit_in_bytes", "memory/memory.soft_limit_in_bytes", "memory/memory.swappiness"),
+        *("memory/memory.kmem.limit_in_bytes", "memory/memory.oom_control", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us"),
+        *("blkio/blkio.weight", "blkio/blkio.weight_device", "blkio/blkio.throttle.read_bps_device"),
+    ):
+        (tmp_path / path).touch()
+    (tmp_path / "cpuset" / "cpuset.effective_cpus").write_text("0-5\n")
+    (tmp_path / "cpuset" / "cpuset.effective_mems").write_text("0\n")
+    monkeypatch.setattr("platform.release", lambda: "5.10.0-1")
+    full = found.support()
+    assert full.swap and full.reservation and full.kernel_memory and full.swappiness and full.oom_kill_disable
+    assert full.shares and full.quota and full.weight and full.weight_device and full.throttle
+    assert (full.cpus, full.mems) == ("0-5", "0")
+    monkeypatch.setattr("platform.release", lambda: "6.1.0-1")
+    assert not found.support().kernel_memory, "the file is there, but limits nothing any more"
+
+
+def test_what_v2_offers(tmp_path: Path) -> None:
+    found = host(tmp_path, V2, kept="cpuset cpu io memory pids")
+    (tmp_path / "unified" / "cpuset.cpus.effective").write_text("0-1\n")
+    support = found.support()
+    assert support.memory and support.swap and support.reservation and support.shares and support.quota
+    assert support.cpuset and support.pids and support.weight and support.throttle
+    assert not (support.kernel_memory or support.swappiness or support.oom_kill_disable), "v2 has none of these"
+    assert support.cpus == "0-1"
+    bare = host(tmp_path, V2, kept="cpu").support()
+    assert bare.quota and not (bare.memory or bare.swap or bare.pids or bare.weight or bare.cpuset)
