@@ -130,16 +130,16 @@ class Dockerd(_Peer):
 
     def close(self) -> None:
         super().close()
-        for directory in Path("/sys/fs/cgroup").glob(f"**/{self.base.name}"):
-            with contextlib.suppress(OSError):
-                directory.rmdir()
+        _remove_groups(self.base.name)
 
 
 class Podman(_Peer):
     name = "podman"
     program = "podman"
+    _groups_were_there = False
 
     def start(self) -> None:
+        self._groups_were_there = bool([*Path("/sys/fs/cgroup").glob("**/libpod_parent")])
         base = self.base
         (base / "storage.conf").write_text(
             f'[storage]\ndriver = "overlay"\ngraphroot = "{base}/root"\nrunroot = "{base}/run"\n'
@@ -150,6 +150,11 @@ class Podman(_Peer):
             '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
         )
         super().start()
+
+    def close(self) -> None:
+        super().close()
+        if not self._groups_were_there:
+            _remove_groups("libpod_parent")
 
     def command(self) -> list[str]:
         paths = ["--root", f"{self.base}/root", "--runroot", f"{self.base}/run", "--tmpdir", f"{self.base}/tmp"]
@@ -164,6 +169,14 @@ class Podman(_Peer):
 
 Engine = Engined | Dockerd | Podman
 KINDS: tuple[type[Engined] | type[Dockerd] | type[Podman], ...] = (Engined, Dockerd, Podman)
+
+
+def _remove_groups(name: str) -> None:
+    """The empty control groups that a peer leaves in each hierarchy."""
+    for top in Path("/sys/fs/cgroup").glob(f"**/{name}"):
+        for directory, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
 
 
 def pids(base: Path) -> list[int]:
