@@ -11,7 +11,9 @@ import fcntl
 import gc
 import logging
 import os
+import shutil
 import signal
+import socket
 import ssl
 import sys
 from pathlib import Path
@@ -83,8 +85,6 @@ async def _serve(config: Config, stop_after: float | None) -> None:
 
 def _notify_ready() -> None:
     """sd_notify(3): the one datagram that systemd waits for with Type=notify."""
-    import socket
-
     address = os.environ.pop("NOTIFY_SOCKET", "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier, contextlib.suppress(OSError):
@@ -99,13 +99,15 @@ class Daemon:
         self.listening: list[str] = []
         self._told = asyncio.Event()
         self._stop_everything = False
+        self._took_over = False
         self.health: HealthChecks | None = None
 
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
         """Build and restore everything; `stack` takes it down again in reverse."""
         config = self.config
         _make_directories(config)
-        stack.callback(os.close, _claim(config.run))
+        stack.callback(self._leave_run, _claim(config.run))
+        stack.enter_context(_claim_bridge(config.bridge))
         _keep_config(config)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -150,6 +152,7 @@ class Daemon:
             )
         )
         await monitor.open()
+        self._took_over = bool(monitor.processes or monitor.exits)
         stack.push_async_callback(self._close_monitor, monitor)
         await self.containers.open()
         self.execs = Execs(config.run, self.containers, monitor, runtime)
@@ -199,6 +202,22 @@ class Daemon:
         # What start-up made lives as long as the daemon: full collections need not walk it again.
         gc.collect()
         gc.freeze()
+
+    def _leave_run(self, claim: int) -> None:
+        """Give up the claim; after `engined stop` nothing of ours is left in RUN."""
+        if self._stop_everything:
+            for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "engined.pid"):
+                path = self.config.run / name
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        os.close(claim)
+
+    @property
+    def _leaves_nothing(self) -> bool:
+        """Monitor and bridge go too: after `engined stop`, or when a start-up failed that had nothing to take over."""
+        return self._stop_everything or not (self.listening or self._took_over)
 
     def _users_of(self, image_id: str) -> list[ImageUser]:
         return self.containers.using_image(image_id)
@@ -260,14 +279,14 @@ class Daemon:
         await self.containers.stop_all(seconds)
 
     async def _close_monitor(self, monitor: Monitor) -> None:
-        if self._stop_everything:
+        if self._leaves_nothing:
             await monitor.shutdown()
             await asyncio.to_thread(self.cgroups.discard, cgroups.PARENT)
         else:
             await monitor.close()
 
     async def _close_network(self, network: BridgeNetwork) -> None:
-        await network.close(remove=self._stop_everything)
+        await network.close(remove=self._leaves_nothing)
 
 
 def _make_directories(config: Config) -> None:
@@ -286,6 +305,17 @@ def _claim(run: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
+
+
+def _claim_bridge(name: str) -> socket.socket:
+    """The claim to be the only engine on a bridge: an abstract Unix socket, which lives in the bridge's own network namespace (unix(7))."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0engined/bridge/{name}")
+    except OSError as error:
+        claim.close()
+        raise OSError(f"another engine already runs on the bridge {name}: choose another with --bridge") from error
+    return claim
 
 
 def _keep_config(config: Config) -> None:

@@ -97,7 +97,8 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
     if not (stdout or stderr):
         raise InvalidParameter("Bad parameters: you must choose at least one stream")
     tail = query.get("tail", "all")
-    lines = int(tail) if tail.isascii() and tail.isdigit() else None  # Docker: anything but a number means all
+    # Docker: anything but a number means all; so does a number that no log reaches.
+    lines = int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 16 else None
     chunks = container.read_logs(
         stdout=stdout,
         stderr=stderr,
