@@ -108,15 +108,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_SINGULAR = {"socket": "sockets", "insecure_registry": "insecure_registries", "registry_mirror": "registry_mirrors"}
+"""Options that may be given again, and the field that collects them; a file may use either name."""
+
+
 def _config(arguments: argparse.Namespace) -> Config:
+    """Arguments over the file over the defaults. Raises ValueError naming the option (and the file) that breaks a rule."""
     values: dict[str, Any] = {}
     if arguments.config:
         with open(arguments.config, "rb") as file:
-            values = tomllib.load(file)
+            try:
+                values = {_SINGULAR.get(name, name): value for name, value in tomllib.load(file).items()}
+                _converted(values)
+            except ValueError as error:
+                raise ValueError(f"--config {arguments.config}: {error}") from error
     for field in Config.__struct_fields__:
         chosen = getattr(arguments, field, None)
         if chosen is not None:
             values[field] = chosen
+    return _converted(values)
+
+
+def _converted(values: dict[str, Any]) -> Config:
     config = msgspec.convert(values, Config, dec_hook=_from_text)
     config = msgspec.structs.replace(config, root=config.root.absolute(), run=config.run.absolute())
     if len(os.fsencode(config.run)) > MAX_RUN_PATH:
@@ -125,6 +138,19 @@ def _config(arguments: argparse.Namespace) -> Config:
         )
     if not 0 < len(config.bridge.encode()) <= 15:
         raise ValueError(f"--bridge {config.bridge!r}: an interface name has 1 to 15 bytes")
+    if config.attach_stall < 1:
+        raise ValueError(f"--attach-stall {config.attach_stall}: at least 1 second")
+    for address in config.tcp:
+        host, _, port = address.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+            raise ValueError(f"--tcp {address}: HOST:PORT is expected, with a port of 0 to 65535")
+    files = {"--tls-ca": config.tls_ca, "--tls-cert": config.tls_cert, "--tls-key": config.tls_key}
+    if config.tcp and not (config.insecure and not any(files.values())):
+        for option, path in files.items():
+            if not path:
+                raise ValueError(f"--tcp needs {option} (or --insecure, on loopback)")
+            if not os.access(path, os.R_OK):
+                raise ValueError(f"{option} {path}: it cannot be read")
     for mirror in config.registry_mirrors:
         if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", mirror):
             raise ValueError(f"--registry-mirror {mirror!r}: an http or https URL is expected")

@@ -325,13 +325,14 @@ def _keep_config(config: Config) -> None:
 
 def _tls(config: Config) -> ssl.SSLContext | None:
     """The context that asks every client for a certificate of `tls_ca`; None for plain TCP, which `Server` allows on loopback alone."""
-    if config.insecure and not config.tls_cert:
+    if not config.tls_cert:
         return None
-    if not (config.tls_ca and config.tls_cert and config.tls_key):
-        raise OSError("--tcp needs --tls-ca, --tls-cert and --tls-key (or --insecure on loopback)")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.tls_ca)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(config.tls_cert, config.tls_key)
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.tls_ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except ssl.SSLError as error:
+        raise OSError(f"{config.tls_ca}, {config.tls_cert}, {config.tls_key}: {error.reason or error}") from error
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 
