@@ -59,7 +59,7 @@ def write(
         pid_namespace=joined.pid,
         ipc_namespace=joined.ipc,
         shm=joined.shm,
-        files=joined.peer.directory if joined.peer is not None else None,
+        files=joined.files,
     )
     document = oci.encode(spec.build(record, place))
     _check_program(record, rootfs)

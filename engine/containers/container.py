@@ -351,7 +351,7 @@ class Container:
     async def relink(self) -> None:
         """A container that this one is linked to has started, perhaps with another address: its hosts file follows."""
         if self.running:
-            with contextlib.suppress(EngineError):
+            with contextlib.suppress(EngineError, OSError):
                 hosts, _ = joins.links(self.record, self._peers.get)
                 record = self._replace(link_hosts=hosts)
                 await asyncio.to_thread(bundle.write_network_files, record, self.directory, record.networks)
@@ -759,8 +759,9 @@ class Containers:
 
     async def relink(self, child: str) -> None:
         """That container has started: those linked to it shall know its address."""
-        for parent in self._linked.get(child, ()):
-            await self._all[parent].relink()
+        for parent in tuple(self._linked.get(child, ())):
+            if (container := self._all.get(parent)) is not None:
+                await container.relink()
 
     def __contains__(self, key: object) -> bool:
         return key in self._all

@@ -28,6 +28,8 @@ from engine.monitor.client import Process
 from engine.system import mounts
 
 BRIDGE = "bridge"
+_LONGEST_CHAIN = 16
+"""Two containers that were restarted in turn may each name the other."""
 
 
 class Peer(Protocol):
@@ -54,6 +56,8 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     ipc: str = ""
     shm: str = ""
     peer: Peer | None = None
+    files: Path | None = None
+    """Where hosts, hostname and resolv.conf of that network are: the peer's, or of the one that it joins in turn."""
 
 
 async def join(
@@ -85,7 +89,20 @@ async def join(
             await asyncio.to_thread(_bring, namespace, shm)
             stack.push_async_callback(asyncio.to_thread, _discard, shm)
             tree = str(shm)
-    return Joined(network=network, pid=pid, ipc=ipc, shm=tree, peer=peer)
+    files = _network_owner(peer, find).directory if peer is not None else None
+    return Joined(network=network, pid=pid, ipc=ipc, shm=tree, peer=peer, files=files)
+
+
+def _network_owner(peer: Peer, find: Find) -> Peer:
+    for _ in range(_LONGEST_CHAIN):
+        name = joined(peer.record.host.network_mode)
+        if not name:
+            break
+        try:
+            peer = find(name)
+        except NotFound:
+            break
+    return peer
 
 
 def _running(name: str, what: str, record: ContainerRecord, find: Find) -> Peer:

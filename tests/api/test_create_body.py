@@ -451,6 +451,9 @@ def test_network_of_another_container(engine: TempEngine) -> None:
         assert result.out.startswith("ownername\n") and f"inet {address}/" in result.out
         assert f"{address}\townername" in result.out
         assert result.out.endswith(os.readlink(f"/proc/{pid}/ns/net") + "\n")
+    middle = engine.started("sleep", "600", network="container:owner")
+    chained = engine.docker("run", "--rm", "--network", f"container:{middle}", "busybox", "sh", "-c", script)
+    assert chained.out.startswith("ownername\n") and f"{address}\townername" in chained.out
     engine.docker("kill", "owner")
     late = engine.docker("run", "--network", "container:owner", "busybox", "true", status=125)
     assert "non running container" in late.err
@@ -633,3 +636,66 @@ def test_what_builds_on_others_comes_up_after_them_at_boot(own_engine: TempEngin
     assert os.readlink(f"/proc/{pids[2]}/ns/ipc") == os.readlink(f"/proc/{base['State']['Pid']}/ns/ipc")
     hosts = own_engine.docker("exec", made[0], "cat", "/etc/hosts").out
     assert f"{base['NetworkSettings']['IPAddress']}\tdb" in hosts
+
+
+@pytest.mark.usefixtures("v1")
+def test_docker_py_sets_many_at_once(engine: TempEngine) -> None:
+    """The Python client's own names for the fields, all in one container."""
+    import docker
+
+    connection = engine.client()
+    try:
+        container = connection.containers.run(
+            "busybox",
+            ["sleep", "600"],
+            detach=True,
+            network_mode="none",
+            mem_limit="64m",
+            memswap_limit=-1,
+            mem_reservation="32m",
+            mem_swappiness=11,
+            cpu_shares=77,
+            cpuset_cpus="0",
+            pids_limit=33,
+            oom_score_adj=99,
+            shm_size="2m",
+            tmpfs={"/t": "size=1m"},
+            cap_drop=["ALL"],
+            cap_add=["KILL"],
+            security_opt=["no-new-privileges"],
+            sysctls={"net.core.somaxconn": "100"},
+            ulimits=[docker.types.Ulimit(name="nofile", soft=50, hard=60)],
+            group_add=["77"],
+            extra_hosts={"x": "1.2.3.4"},
+            dns=["9.9.9.9"],
+            read_only=True,
+            hostname="pybox",
+            domainname="py.test",
+            environment={"A": "b"},
+            devices=["/dev/null:/dev/mine:r"],
+            stop_signal="SIGINT",
+        )
+        identifier = container.id
+        for controller, name, value in (
+            ("memory", "memory.limit_in_bytes", str(64 << 20)),
+            ("memory", "memory.soft_limit_in_bytes", str(32 << 20)),
+            ("memory", "memory.swappiness", "11"),
+            ("cpu", "cpu.shares", "77"),
+            ("cpuset", "cpuset.cpus", "0"),
+            ("pids", "pids.max", "33"),
+        ):
+            assert cgroup_file(engine, identifier, controller, name) == value
+        pid = engine.inspect(identifier)["State"]["Pid"]
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "99\n"
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert _effective(status) == 1 << 5 and "NoNewPrivs:\t1" in status
+        assert re.search(r"Max open files\s+50\s+60\s", Path(f"/proc/{pid}/limits").read_text())
+        script = (
+            "hostname; cat /proc/sys/kernel/domainname /proc/sys/net/core/somaxconn; echo $A; id -G; ls /dev/mine;"
+            "df -k /dev/shm /t | awk 'NR>1{print $2}'; grep -c 1.2.3.4 /etc/hosts; touch /x 2>/dev/null || echo ro"
+        )
+        written = container.exec_run(["sh", "-c", script]).output.decode().split()
+        assert written[:4] == ["pybox", "py.test", "100", "b"] and "77" in written
+        assert written[-5:] == ["/dev/mine", "2048", "1024", "1", "ro"]
+    finally:
+        connection.close()
