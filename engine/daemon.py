@@ -45,7 +45,7 @@ from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.system import host
-from engine.system.files import write_atomically
+from engine.system.files import remove_tree, write_atomically
 from engine.volumes.store import VolumeStore
 from engine.wire.system import Counts
 
@@ -162,6 +162,7 @@ class Daemon:
         stack.push_async_callback(self.health.close)
         await self._end_strays(runtime)
         await snapshots.sweep({container.id for container in self.containers}, images.chain_ids())
+        await asyncio.to_thread(_sweep_directories, config.root / "containers", {each.id for each in self.containers})
         stack.push_async_callback(self.containers.settled)
 
         def counts() -> Counts:
@@ -292,6 +293,14 @@ class Daemon:
 def _make_directories(config: Config) -> None:
     for directory in (config.root, config.run, config.root / "containers", config.root / "volumes"):
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+
+
+def _sweep_directories(containers: Path, live: set[str]) -> None:
+    """Remove the directories of containers that a crash kept from being recorded, or from being removed whole."""
+    for directory in containers.iterdir():
+        if directory.name not in live:
+            _log.info("removing %s: no container has it", directory)
+            remove_tree(directory)
 
 
 def _claim(run: Path) -> int:

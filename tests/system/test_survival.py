@@ -265,6 +265,17 @@ def test_reboot(own_engine: TempEngine) -> None:
     engine.assert_settles(before)
 
 
+def test_a_directory_that_no_container_has_is_swept(own_engine: TempEngine) -> None:
+    engine = own_engine
+    kept = engine.started("sleep", "3600")
+    engine.kill9()
+    stray = engine.root / "containers" / ("f" * 64)
+    (stray / "rootfs").mkdir(parents=True)
+    engine.start()
+    assert not stray.exists()
+    assert [path.name for path in (engine.root / "containers").iterdir()] == [kept]
+
+
 def test_stop_leaves_nothing_and_keeps_containers(own_engine: TempEngine) -> None:
     engine = own_engine
     polite = engine.started("sh", "-c", "trap 'echo bye; exit 3' TERM; echo on; while :; do usleep 20000; done")
