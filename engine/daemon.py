@@ -190,6 +190,7 @@ class Daemon:
             monitor=monitor,
         )
         server = Server(application.Application(engine))
+        stack.push_async_callback(engine.websockets.close)
         stack.push_async_callback(server.close)
         for path in config.sockets:
             await server.listen_unix(path, config.group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 from engine.api import parameters
@@ -16,6 +17,7 @@ from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
 from engine.errors import InvalidParameter
 from engine.http.messages import HijackReply, Reply, Request, StreamReply
+from engine.http.websocket import Upgrade
 from engine.wire.containers import CreateBody, UpdateBody, Updated, Waited
 from engine.wire.stats import Stats
 
@@ -70,10 +72,9 @@ def inspect(engine: Engine, request: Request) -> Reply:
     return encoded_reply(request, kept[0])
 
 
-async def attach(engine: Engine, request: Request) -> HijackReply:
+def _attach_query(request: Request) -> Wanted:
     query = request.query
-    container = engine.containers.get(request.parameters["id"])
-    wanted = Wanted(
+    return Wanted(
         logs=parameters.boolean(query, "logs"),
         stream=parameters.boolean(query, "stream"),
         stdin=parameters.boolean(query, "stdin"),
@@ -81,12 +82,33 @@ async def attach(engine: Engine, request: Request) -> HijackReply:
         stderr=parameters.boolean(query, "stderr"),
         detach_keys=parse_detach_keys(query.get("detachKeys", None)),
     )
+
+
+async def attach(engine: Engine, request: Request) -> HijackReply:
+    container = engine.containers.get(request.parameters["id"])
+    wanted = _attach_query(request)
     hijack = request.hijack(RAW_STREAM)
     descriptor = hijack.descriptor()
     try:
         await attach_client(container, engine.monitor, descriptor, wanted, head=hijack.head, early=hijack.early)
     finally:
         os.close(descriptor)
+    return hijack.release()
+
+
+def attach_websocket(engine: Engine, request: Request) -> HijackReply:
+    container = engine.containers.get(request.parameters["id"])
+    wanted = _attach_query(request)
+    container.check_attach()
+    upgrade = Upgrade(request)
+    hijack = request.hijack(RAW_STREAM)
+
+    async def join(stream: socket.socket) -> None:
+        descriptor = stream.fileno()
+        await attach_client(container, engine.monitor, descriptor, wanted, head=b"", early=b"", framed=False)
+
+    descriptor = hijack.descriptor()
+    engine.websockets.start(upgrade, descriptor, hijack.head, hijack.early, join, takes=wanted.stream and wanted.stdin)
     return hijack.release()
 
 

@@ -9,6 +9,7 @@ from engine.config import Config
 from engine.containers.container import Containers
 from engine.containers.exec import Execs
 from engine.events import EventLog
+from engine.http.websocket import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.monitor.client import Monitor
@@ -30,3 +31,4 @@ class Engine:
     images: ImageStore
     remote: Remote
     monitor: Monitor
+    websockets: Relays = dataclasses.field(default_factory=Relays)

@@ -93,6 +93,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/containers/{id}/pause", containers.pause, 204),
     POST("/containers/{id}/unpause", containers.unpause, 204),
     POST("/containers/{id}/attach", containers.attach, mode=HIJACK),
+    GET("/containers/{id}/attach/ws", containers.attach_websocket, mode=HIJACK),
     POST("/containers/{id}/wait", containers.wait, mode=STREAM),
     DELETE("/containers/{id}", containers.remove, 204),
     # Exec

@@ -493,6 +493,10 @@ class Container:
             await asyncio.shield(self._teardown)
             self._teardown = None
 
+    def check_attach(self) -> None:
+        """Raises the lifecycle table's Conflict when nobody can attach to it now."""
+        lifecycle.following(self.record.status.state, Verb.ATTACH, self.id)
+
     async def wait(self) -> int:
         """The exit code, at once when it does not run, else when it has ended; one that waits for its restart counts as running, as in Docker."""
         if not self.running and not self._launching and self.record.status.state != State.RESTARTING:

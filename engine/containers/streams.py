@@ -13,9 +13,8 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from engine.containers import lifecycle, logs
+from engine.containers import logs
 from engine.containers.container import Container
-from engine.containers.lifecycle import Verb
 from engine.errors import InvalidParameter
 from engine.monitor.client import Monitor
 
@@ -85,7 +84,7 @@ async def attach(
     Raises the lifecycle table's Conflict when the container is paused; nothing has been written then. `framed` overrides what the tty decides.
     """
     record = container.record
-    lifecycle.following(record.status.state, Verb.ATTACH, container.id)
+    container.check_attach()
     raw = record.config.tty if framed is None else not framed
     history = wanted.logs and container.log_path is not None
     position: tuple[int, int] | None = None
@@ -100,7 +99,7 @@ async def attach(
             raw=raw,
             head=b"" if history else head,
             early=early,
-            detach_keys=wanted.detach_keys,
+            detach_keys=wanted.detach_keys if record.config.tty else b"",
             hold=history,
         )
         client, position = attached.client, (attached.log_inode, attached.log_offset)

@@ -94,6 +94,10 @@ class Headers:
         wanted = name.lower().encode("latin-1")
         return [value.decode("latin-1").strip() for key, value in self._fields if key.lower() == wanted]
 
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every field as it was sent."""
+        return iter(self._fields)
+
     def __contains__(self, name: str) -> bool:
         wanted = name.lower().encode("latin-1")
         return any(key.lower() == wanted for key, _ in self._fields)

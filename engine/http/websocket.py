@@ -1,0 +1,171 @@
+"""Websocket clients (RFC 6455) of a byte stream: the upgrade, and a relay between the client's messages and a plain socket.
+
+What the client sends, in messages of any kind and length, goes to the socket as it comes; what the socket gives becomes messages: text as far as
+it is UTF-8, else binary, so that nothing is lost and no client is given invalid text. Neither side is read faster than the other takes it, and
+no message is ever held whole.
+
+Owns: the tasks and sockets of relays under way. Not here: frames and the handshake's rules (wsproto), what the stream is of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, TextMessage
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
+
+from engine.errors import EngineError, InvalidParameter
+from engine.http.messages import Request
+
+log = logging.getLogger(__name__)
+
+READ_SIZE = 64 * 1024
+CLOSE_SECONDS = 5.0
+"""How long the client may take to answer a Close."""
+REASON_LIMIT = 123
+"""Bytes of a Close's reason (RFC 6455, 5.5)."""
+
+_NOT_COPIED = (b"connection", b"upgrade", b"content-type")
+
+Join = Callable[[socket.socket], Awaitable[None]]
+"""Gives one end of a socket pair to whatever makes the stream; the end stays the relay's to close."""
+
+
+class Upgrade:
+    """A request that asks for a websocket. Raises InvalidParameter when it does not, or not properly."""
+
+    def __init__(self, request: Request) -> None:
+        self.protocol = WSConnection(ConnectionType.SERVER)
+        if request.headers.get("upgrade").lower() != "websocket":
+            raise InvalidParameter("not a websocket handshake: the header Upgrade: websocket is missing")
+        try:
+            self.protocol.initiate_upgrade_connection([*request.headers], request.path)
+        except RemoteProtocolError as error:
+            raise InvalidParameter(f"not a websocket handshake: {error}") from None
+
+    def accept(self, head: bytes) -> bytes:
+        """The 101; `head`: an answer's head whose other fields it is to have."""
+        fields = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
+        extra = [(name, value.strip()) for name, _, value in fields if name and name.lower() not in _NOT_COPIED]
+        return self.protocol.send(AcceptConnection(extra_headers=extra))
+
+
+class Relays:
+    """All websocket relays of a server."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], _Relay] = {}
+
+    def start(self, upgrade: Upgrade, descriptor: int, head: bytes, early: bytes, join: Join, *, takes: bool) -> None:
+        """Relay between the client behind `descriptor` (owned from now on) and the stream that `join` makes.
+
+        `early`: bytes that came behind the request. `takes`: what the client sends goes to the stream, else it is thrown away.
+        """
+        relay = _Relay(upgrade, socket.socket(fileno=descriptor), takes)
+        task = asyncio.get_running_loop().create_task(relay.run(upgrade.accept(head), early, join))
+        self._tasks[task] = relay
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+
+    async def close(self) -> None:
+        """The server goes away, and says so."""
+        relays = dict(self._tasks)
+        for task, relay in relays.items():
+            with suppress(OSError, TimeoutError):
+                await asyncio.wait_for(relay.send(CloseConnection(CloseReason.GOING_AWAY)), 1)
+            task.cancel()
+        await asyncio.gather(*relays, return_exceptions=True)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+
+class _Relay:
+    """One client."""
+
+    def __init__(self, upgrade: Upgrade, client: socket.socket, takes: bool) -> None:
+        self._protocol = upgrade.protocol
+        self._client = client
+        self._takes = takes
+        self._loop = asyncio.get_running_loop()
+        self._sending = asyncio.Lock()
+
+    async def run(self, accept: bytes, early: bytes, join: Join) -> None:
+        near, far = socket.socketpair()
+        tasks: list[asyncio.Task[None]] = []
+        with self._client, near, far:
+            self._client.setblocking(False)
+            near.setblocking(False)
+            try:
+                await self._loop.sock_sendall(self._client, accept)
+                tasks.append(self._loop.create_task(self._output(near)))  # first: what is joined may begin with much
+                await join(far)
+                far.close()
+                received = self._loop.create_task(self._input(near, early))
+                tasks.append(received)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if not received.done():  # the stream has ended: all of it is sent, and the Close
+                    near.shutdown(socket.SHUT_RDWR)
+                    await asyncio.wait((received,), timeout=CLOSE_SECONDS)
+            except EngineError as error:
+                with suppress(OSError):
+                    await self.send(CloseConnection(CloseReason.INTERNAL_ERROR, _shortened(error.message)))
+            except OSError as error:
+                log.debug("a websocket client left: %s", error)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                for result in await asyncio.gather(*tasks, return_exceptions=True):
+                    if isinstance(result, Exception) and not isinstance(result, OSError):
+                        log.error("a websocket relay failed", exc_info=result)
+
+    async def send(self, event: Event) -> None:
+        """Nothing when the connection is closing: the client has been told then, or has told us."""
+        async with self._sending:
+            try:
+                data = self._protocol.send(event)
+            except LocalProtocolError:
+                return
+            await self._loop.sock_sendall(self._client, data)
+
+    async def _output(self, near: socket.socket) -> None:
+        while chunk := await self._loop.sock_recv(near, READ_SIZE):
+            message: Event
+            try:
+                message = TextMessage(data=chunk.decode())
+            except UnicodeDecodeError:
+                message = BytesMessage(data=chunk)
+            await self.send(message)
+        await self.send(CloseConnection(CloseReason.NORMAL_CLOSURE))
+
+    async def _input(self, near: socket.socket, data: bytes) -> None:
+        if not data:
+            data = await self._loop.sock_recv(self._client, READ_SIZE)
+        while data:
+            self._protocol.receive_data(data)
+            for event in self._protocol.events():
+                if isinstance(event, (TextMessage, BytesMessage)):
+                    await self._take(near, event.data)
+                elif isinstance(event, Ping):
+                    await self.send(event.response())
+                elif isinstance(event, CloseConnection):
+                    if self._protocol.state is not ConnectionState.CLOSED:
+                        await self.send(event.response())
+                    return
+            data = await self._loop.sock_recv(self._client, READ_SIZE)
+
+    async def _take(self, near: socket.socket, data: str | bytes | bytearray) -> None:
+        payload = data.encode() if isinstance(data, str) else bytes(data)
+        if payload and self._takes:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `_output` says so
+                await self._loop.sock_sendall(near, payload)
+
+
+def _shortened(text: str) -> str:
+    return text.encode()[:REASON_LIMIT].decode(errors="ignore")
