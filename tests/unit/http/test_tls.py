@@ -100,6 +100,7 @@ class Client:
         self.raw = socket.create_connection(("127.0.0.1", port), timeout=10)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
+        self._kept = bytearray()
         self._until(self.tls.do_handshake)
 
     def _until(self, act: Callable[[], object]) -> object:
@@ -125,6 +126,9 @@ class Client:
         self._flush()
 
     def receive(self) -> bytes:
+        if self._kept:
+            kept, self._kept = bytes(self._kept), bytearray()
+            return kept
         try:
             data = self._until(lambda: self.tls.read(65536))
         except ssl.SSLZeroReturnError:
@@ -147,6 +151,10 @@ class Client:
         return received
 
     def close_write(self) -> None:
+        # SSL_shutdown(3) takes data that is there already for an error: it is read first.
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while data := self.tls.read(65536):
+                self._kept += data
         with contextlib.suppress(ssl.SSLWantReadError):
             self.tls.unwrap()
         self._flush()
