@@ -188,7 +188,7 @@ class Registry:
         tag: str,
         image: Image,
         *,
-        compress: Callable[[bytes], bytes] = gzip.compress,
+        compress: Callable[[bytes], bytes] = lambda data: gzip.compress(data, 6, mtime=0),
         kind: str = "tar+gzip",
         media_type: str = OCI_MANIFEST,
         change: Callable[[dict[str, Any]], None] = lambda _: None,

@@ -423,6 +423,8 @@ async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # the cancellation hides it: nobody else will ask
         raise cancelled
     return task.result()
 

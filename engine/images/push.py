@@ -136,7 +136,9 @@ class Pushing:
         for diff_id, chain_id in zip(record.config.rootfs.diff_ids, record.chain_ids, strict=True):
             layer = self._store.snapshots.layer(chain_id)
             paths = [path for path in neighbours[diff_id] if path != self._repository.path]
-            sources.append(Source(diff_id, chain_id, layer.size if layer else 0, tuple(known[diff_id].values()), tuple(paths)))
+            sources.append(
+                Source(diff_id, chain_id, layer.size if layer else 0, tuple(known[diff_id].values()), tuple(paths))
+            )
         return sources
 
     def _say(self, source: Source, status: str, current: int = 0, total: int = 0) -> None:

@@ -292,19 +292,15 @@ class Site:
         async with self._connecting:
             if self._connected:
                 return
-            first: Failure | None = None
             for base in self._origin:
                 self.base = base
                 try:
                     # Nobody waits for what does not answer at all: it is the address that is wrong, as a rule.
                     await persist(self._ping, self._registries.delays, unreachable=False)
                 except Failure as error:
-                    # No HTTPS there: the other way, if there is one. The first failure tells more than that of a guess.
-                    if error.status:
+                    # No HTTPS there: the other way, if there is one.
+                    if error.status or base is self._origin[-1]:
                         raise
-                    first = first or error
-                    if base is self._origin[-1]:
-                        raise (error if error.message.endswith("refused") else first) from None
                     continue
                 self._connected = True
                 return
@@ -547,7 +543,9 @@ def _unreachable(method: str, url: URL, error: BaseException, stall: float) -> F
         return Failure(f"{where}: TLS: {error.os_error}")
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
-        return Failure(f"{where}: connect: {os.strerror(number).lower() if number else error.os_error}")
+        return Failure(
+            f"{where}: connect: {os.strerror(number).lower() if number else str(error.os_error) or 'closed'}"
+        )
     # Disconnected, reset, cut short, or no HTTP: it may be well the next time.
     return Failure(f"{where}: {str(error) or type(error).__name__}", transient=True)
 
@@ -581,7 +579,8 @@ async def _failure(answer: aiohttp.ClientResponse) -> Failure:
                 text = f"{code.lower()}: {found[0].message}"[:500]
     if not text:
         if status == 401:
-            text = "no basic auth credentials"
+            given = "Authorization" in answer.request_info.headers
+            text = "unauthorized: authentication required" if given else "no basic auth credentials"
         elif status == 403:
             text = "denied: requested access to the resource is denied"
         elif status == 429:

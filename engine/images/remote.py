@@ -89,7 +89,8 @@ class Remote:
         if self._packing is not None:
             self._packing.shutdown(wait=False)
 
-    async def _client(self) -> Registries:
+    async def client(self) -> Registries:
+        """The client of all registries, loaded when it is first asked for."""
         async with self._loading:
             if self._registries is None:
                 module = await asyncio.to_thread(importlib.import_module, "engine.images.registry")
@@ -104,7 +105,7 @@ class Remote:
         Raises InvalidParameter for what is no name, NotFound for what is not there or not for this client.
         """
         name = _pulled_name(image, tag)
-        repository = (await self._client()).repository(name.domain, name.path, credentials)
+        repository = (await self.client()).repository(name.domain, name.path, credentials)
         if name.tag or name.digest:
             return Pulling(self, repository, name, [await pull.resolve(repository, name)])
         tags = await repository.tags()
@@ -127,7 +128,7 @@ class Remote:
         if tag:
             name = reference.with_tag(name._replace(tag="").canonical, tag)
         images = push.chosen(self.store, name)
-        repository = (await self._client()).repository(name.domain, name.path, credentials, "pull,push")
+        repository = (await self.client()).repository(name.domain, name.path, credentials, "pull,push")
         if self._packing is None:
             self._packing = push.packing_threads()
         return Sending(self, Pushing(self.store, repository, self._packing), images)
@@ -140,7 +141,7 @@ class Remote:
 
     async def log_in(self, credentials: Credentials) -> str:
         """The identity token that a registry gives for credentials, or "" when it takes them as they are. Raises ServerError."""
-        return await (await self._client()).log_in(credentials)
+        return await (await self.client()).log_in(credentials)
 
     async def search(self, term: str, limit: int, credentials: Credentials) -> list[SearchResult]:
         """What a registry has by a name, the most starred first. `term` may begin with the registry's host. Raises ServerError."""
@@ -149,7 +150,7 @@ class Remote:
         domain, rest = reference.split(term)
         if domain == reference.DEFAULT_DOMAIN:
             rest = rest.removeprefix("library/")
-        found = await (await self._client()).search(domain, rest, limit, credentials)
+        found = await (await self.client()).search(domain, rest, limit, credentials)
         return sorted(found, key=lambda result: -result.star_count)[:limit]
 
 
