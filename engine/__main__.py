@@ -131,7 +131,7 @@ def _config(arguments: argparse.Namespace) -> Config:
 
 def _converted(values: dict[str, Any]) -> Config:
     config = msgspec.convert(values, Config, dec_hook=_from_text)
-    config = msgspec.structs.replace(config, root=config.root.absolute(), run=config.run.absolute())
+    config = msgspec.structs.replace(config, root=config.root.resolve(), run=config.run.resolve())
     if len(os.fsencode(config.run)) > MAX_RUN_PATH:
         raise ValueError(
             f"--run {config.run}: longer than {MAX_RUN_PATH} bytes, the sockets below it would not fit unix(7)"

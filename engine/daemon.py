@@ -292,8 +292,11 @@ class Daemon:
 
 
 def _make_directories(config: Config) -> None:
-    for directory in (config.root, config.run, config.root / "containers", config.root / "volumes"):
-        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+    """ROOT holds environments and files of containers: nobody but root looks into it. The sockets of RUN have modes of their own."""
+    for directory in (config.root, config.root / "containers", config.root / "volumes"):
+        directory.mkdir(mode=0o710, parents=True, exist_ok=True)
+        directory.chmod(0o710)
+    config.run.mkdir(mode=0o711, parents=True, exist_ok=True)
 
 
 def _sweep_directories(containers: Path, live: set[str]) -> None:

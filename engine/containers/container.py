@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,8 @@ from engine.runtime import cgroups, oci
 from engine.runtime.cgroups import Cgroups, Support
 from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
+from engine.system import mounts
+from engine.system.files import remove_tree
 from engine.volumes.store import VolumeStore
 from engine.wire.containers import Config, CreateBody, Created, EndpointSettings, HostConfig, MountPoint, UpdateBody
 from engine.wire.stats import ProcessList
@@ -690,7 +691,7 @@ class Container:
             self._answer_waiters(self.record.status.exit_code)
             self._parts.monitor.drop(self.id)
             await self._parts.snapshots.remove(self.id)
-            await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, self.directory)
             self.publish("destroy")
 
     def _check_present(self) -> None:
@@ -699,8 +700,11 @@ class Container:
 
     # --- boot -----------------------------------------------------------------------------------------------------------
 
-    async def restore(self) -> None:
-        """Correct the record by what the monitor says: running, ended meanwhile, or gone with a reboot."""
+    async def restore(self, mounted: bool) -> None:
+        """Correct the record by what the monitor says: running, ended meanwhile, or gone with a reboot.
+
+        `mounted`: its root is. Where nothing runs that means a start or a teardown that the daemon did not live to finish.
+        """
         parts, status = self._parts, self.record.status
         process = parts.monitor.processes.get(self.id)
         ended = parts.monitor.exits.get(self.id)
@@ -719,10 +723,8 @@ class Container:
             _log.warning("container %s was running when the host or the monitor went away", self.id)
             self.exited(Exit(status=255, at=time.time_ns()))
         else:
-            if any(endpoint.ip_address for endpoint in self.record.networks.values()):
-                self._teardown = asyncio.ensure_future(
-                    self._tear_down()
-                )  # a start that the daemon did not live to finish
+            if mounted or any(endpoint.ip_address for endpoint in self.record.networks.values()):
+                self._teardown = asyncio.ensure_future(self._tear_down())
             if status.state == State.RESTARTING:
                 self._move(state=State.EXITED)
 
@@ -754,7 +756,9 @@ class Containers:
         for record in sorted(self._parts.store.load().values(), key=lambda each: each.created):
             self._names.add(record.id, record.name)
             self._add(Container(self._parts, record, self))
-        await asyncio.gather(*(container.restore() for container in self._all.values()))
+        directory = self._parts.config.root / "containers"
+        targets = {mount.target for mount in await asyncio.to_thread(mounts.mounts, directory)}
+        await asyncio.gather(*(each.restore(str(each.directory / "rootfs") in targets) for each in self._all.values()))
 
     def _add(self, container: Container) -> None:
         self._all[container.id] = container

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable
@@ -93,9 +94,12 @@ class Records:
         self._queue: SimpleQueue[_Request | None] = SimpleQueue()
         self._closed = False
         try:
+            # Environments of containers are in it: root's alone, and SQLite gives its side files the same mode.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.chmod(path, 0o600)
             self._connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
             self._prepare()
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise ServerError(f"records in {path}: {error}") from error
         # One connection serves both: rows() runs before the first commit or under this lock.
         self._lock = threading.Lock()

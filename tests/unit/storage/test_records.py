@@ -101,3 +101,12 @@ def test_a_newer_or_damaged_file_is_refused(path: Path, tmp_path: Path) -> None:
     garbage.write_bytes(b"not a database" * 1000)
     with pytest.raises(ServerError, match=r"garbage\.db"):
         Records(garbage)
+
+
+def test_nobody_but_the_owner_reads_the_files(path: Path) -> None:
+    path.touch(0o644)
+    records = Records(path)
+    asyncio.run(records.commit(records.table("thing", Thing).put("a", Thing("secret"))))
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.glob("state.db*")}
+    assert len(modes) > 1 and set(modes.values()) == {0o600}, modes
+    records.close()
