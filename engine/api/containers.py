@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
+from collections.abc import Awaitable
+
+import msgspec
 
 from engine.api import parameters
 from engine.api.engine import Engine
@@ -15,10 +19,10 @@ from engine.containers.container import Container
 from engine.containers.signals import signal_number
 from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
-from engine.errors import InvalidParameter
+from engine.errors import Conflict, InvalidParameter, NotFound
 from engine.http.messages import HijackReply, Reply, Request, StreamReply
 from engine.http.websocket import Upgrade
-from engine.wire.containers import CreateBody, UpdateBody, Updated, Waited
+from engine.wire.containers import ContainerSummary, CreateBody, UpdateBody, Updated, Waited
 from engine.wire.stats import Stats
 
 RAW_STREAM = "application/vnd.engine.raw-stream"
@@ -27,7 +31,7 @@ CREATE_LIMIT = 4 << 20
 UPDATE_LIMIT = 1 << 20
 
 
-def list_all(engine: Engine, request: Request) -> Reply:
+def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     query = request.query
     selection = listing.Selection(
         all=parameters.boolean(query, "all"),
@@ -37,8 +41,25 @@ def list_all(engine: Engine, request: Request) -> Reply:
         filters=parameters.filters(query, listing.FILTERS),
     )
     found = listing.select(engine.containers, engine.images, selection)
+    if parameters.boolean(query, "size"):
+        return _list_with_sizes(found, request)
     now = time.time_ns()
     return encoded_reply(request, b"[" + b",".join([_summary(container, request, now) for container in found]) + b"]\n")
+
+
+async def _list_with_sizes(found: list[Container], request: Request) -> Reply:
+    sizes = await asyncio.gather(*(container.sizes() for container in found))
+    now = time.time_ns()
+    shown = [
+        msgspec.structs.replace(
+            views.summary(container.record, container.names, views.status_text(container.record.status, now)[0]),
+            size_rw=own,
+            size_root_fs=whole,
+        )
+        for container, (own, whole) in zip(found, sizes, strict=True)
+        if not container.removed
+    ]
+    return json_reply(request, shown, ContainerSummary)
 
 
 def _summary(container: Container, request: Request, now: int) -> bytes:
@@ -48,7 +69,7 @@ def _summary(container: Container, request: Request, now: int) -> bytes:
     if kept is not None and kept[1] > now:
         return kept[0]
     text, until = views.status_text(container.record.status, now)
-    encoded = encode(views.summary(container.record, text), request)
+    encoded = encode(views.summary(container.record, container.names, text), request)
     container.encoded[key] = (encoded, until)
     return encoded
 
@@ -58,8 +79,10 @@ async def create(engine: Engine, request: Request) -> Reply:
     return json_reply(request, await engine.containers.create(body, request.query.get("name", "")))
 
 
-def inspect(engine: Engine, request: Request) -> Reply:
+def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     container = engine.containers.get(request.parameters["id"])
+    if parameters.boolean(request.query, "size") and request.version.has(Flag.INSPECT_SIZE):
+        return _inspect_with_size(engine, container, request)
     key = ("inspect", request.version)
     exec_ids = engine.execs.of(container.id)
     kept = None if exec_ids else container.encoded.get(key)
@@ -82,6 +105,12 @@ def _attach_query(request: Request) -> Wanted:
         stderr=parameters.boolean(query, "stderr"),
         detach_keys=parse_detach_keys(query.get("detachKeys", None)),
     )
+
+
+async def _inspect_with_size(engine: Engine, container: Container, request: Request) -> Reply:
+    own, whole = await container.sizes()
+    shown = views.inspect(container.record, container.directory, container.graph, engine.execs.of(container.id))
+    return json_reply(request, msgspec.structs.replace(shown, size_rw=own, size_root_fs=whole))
 
 
 async def attach(engine: Engine, request: Request) -> HijackReply:
@@ -220,6 +249,14 @@ async def remove(engine: Engine, request: Request) -> Reply:
     force = parameters.boolean(query, "force")
     parameters.boolean(query, "v")
     if parameters.boolean(query, "link"):
-        raise InvalidParameter("link: legacy links are not kept by this engine, there is none to remove")
+        raise Conflict(f"Conflict, cannot remove the default link name of the container: {request.parameters['id']}")
     await engine.containers.remove(engine.containers.get(request.parameters["id"]), force=force)
+    return empty_reply(request)
+
+
+async def remove_link(engine: Engine, request: Request) -> Reply:
+    parent, alias = request.parameters["id"], request.parameters["alias"]
+    if not parameters.boolean(request.query, "link"):
+        raise NotFound(f"No such container: {parent}/{alias}")
+    await engine.containers.unlink(engine.containers.get(parent), alias)
     return empty_reply(request)

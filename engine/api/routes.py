@@ -96,6 +96,7 @@ ROUTES: tuple[Route, ...] = (
     GET("/containers/{id}/attach/ws", containers.attach_websocket, mode=HIJACK),
     POST("/containers/{id}/wait", containers.wait, mode=STREAM),
     DELETE("/containers/{id}", containers.remove, 204),
+    DELETE("/containers/{id}/{alias}", containers.remove_link, 204),
     # Exec
     POST("/containers/{id}/exec", exec.create, 201),
     POST("/exec/{id}/start", exec.start, mode=HIJACK),

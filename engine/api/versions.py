@@ -34,6 +34,7 @@ class Flag(enum.Enum):
     """
 
     LOGS_SINCE = "logs take since"
+    INSPECT_SIZE = "inspect takes size"
 
 
 class Change:
@@ -199,6 +200,7 @@ CHANGES: tuple[Change, ...] = (
     ),
     Change("1.21", "stats tell every network", of=Stats, down=networks_to_network),
     Change("1.21", "the list shows ImageID", of=ContainerSummary, down=without("ImageID")),
+    Change("1.21", "inspect takes size", flag=Flag.INSPECT_SIZE),
     Change("1.21", "inspect shows State.Status", of=ContainerInspect, down=without("State.Status")),
     Change("1.21", "inspect shows every network", of=ContainerInspect, down=without("NetworkSettings.Networks")),
     *_created_with(

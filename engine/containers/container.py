@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,6 +175,20 @@ class Container:
     def cgroup(self) -> str:
         """Its control group, from the root of each hierarchy."""
         return cgroups.path(self.id, self.record.host.cgroup_parent)
+
+    @property
+    def names(self) -> list[str]:
+        """Its own name, then those that links of other containers give it: `/name`, `/parent/alias`."""
+        return ["/" + self.record.name, *self._peers.names_by_link(self.id)]
+
+    async def sizes(self) -> tuple[int, int]:
+        """Bytes that its own layer holds, and those of its whole root. The files are counted in a thread."""
+        snapshots = self._parts.snapshots
+        try:
+            own = (await snapshots.usage(self.id)).size
+        except (NotFound, FileNotFoundError):
+            return 0, 0  # it is being removed
+        return own, own + sum(layer.size for layer in snapshots.line(self.record.parent))
 
     def statistics(self, downs: Sequence[Down]) -> Stream:
         """Encoded statistics, one a second, for a client whose version asks for `downs`; empty ones when it does not run."""
@@ -764,6 +778,36 @@ class Containers:
         self._all[container.id] = container
         for child in container.record.links.values():
             self._linked.setdefault(child, set()).add(container.id)
+        self._links_changed(container.record.links.values())
+
+    def _links_changed(self, children: Iterable[str]) -> None:
+        """What is shown of the children holds the names that links give them."""
+        for child in children:
+            if (container := self._all.get(child)) is not None:
+                container.encoded.clear()
+
+    def names_by_link(self, child: str) -> list[str]:
+        """`/parent/alias` for every link to the child."""
+        parents = [self._all[each].record for each in self._linked.get(child, ()) if each in self._all]
+        return sorted(
+            f"/{parent.name}/{alias}" for parent in parents for alias, to in parent.links.items() if to == child
+        )
+
+    async def unlink(self, parent: Container, alias: str) -> None:
+        """Take away a link. Raises NotFound when there is none of that alias."""
+        async with parent.lock:
+            parent._check_present()
+            child = parent.record.links.get(alias)
+            if child is None:
+                raise NotFound(f"Cannot get child {alias} of /{parent.record.name}: no such link")
+            links = {name: to for name, to in parent.record.links.items() if name != alias}
+            kept = [text for text in parent.record.host.links or () if create.parse_link(text).alias != alias]
+            host = msgspec.structs.replace(parent.record.host, links=kept or None)
+            await self._parts.store.save(parent._replace(links=links, host=host))
+            if child not in links.values():
+                self._linked.get(child, set()).discard(parent.id)
+            self._links_changed([child])
+            await parent.relink()
 
     async def relink(self, child: str) -> None:
         """That container has started: those linked to it shall know its address."""
@@ -893,6 +937,7 @@ class Containers:
                 self._names.release(new)
                 raise
             self._names.release(old)
+            self._links_changed(container.record.links.values())
             container.publish("rename", oldName="/" + old)
 
     async def remove(self, container: Container, *, force: bool) -> None:
@@ -903,6 +948,7 @@ class Containers:
         for child in container.record.links.values():
             self._linked.get(child, set()).discard(container.id)
         self._linked.pop(container.id, None)
+        self._links_changed(container.record.links.values())
         self._names.discard(container.id, container.record.name)
         self._parts.gone(container.id)
 

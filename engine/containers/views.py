@@ -87,11 +87,11 @@ def command_line(record: ContainerRecord) -> str:
     return " ".join(f"'{word}'" if " " in word else word for word in (record.path, *record.args))
 
 
-def summary(record: ContainerRecord, status: str) -> ContainerSummary:
+def summary(record: ContainerRecord, names: list[str], status: str) -> ContainerSummary:
     """One element of the list, with `status` as its Status text."""
     return ContainerSummary(
         id=record.id,
-        names=["/" + record.name],
+        names=names,
         image=record.config.image,
         image_id=record.image_id,
         command=command_line(record),

@@ -84,7 +84,7 @@ RECORD = ContainerRecord(
 
 
 def test_summary_has_what_the_specification_lists() -> None:
-    shown = msgspec.to_builtins(views.summary(RECORD, "Up 1 second"))
+    shown = msgspec.to_builtins(views.summary(RECORD, ["/" + RECORD.name], "Up 1 second"))
     assert shown["Names"] == ["/web"] and shown["Image"] == "busybox" and shown["Created"] == 1_700_000_000
     assert shown["Command"] == "sh -c 'echo hi'" and shown["State"] == "running"
     assert shown["Ports"] == [{"PrivatePort": 80, "Type": "tcp"}]

@@ -1,0 +1,215 @@
+"""The list of containers: sizes, names, every filter and several at once, limits, and the words of Status."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.harness import TempEngine, until
+
+MB = 1 << 20
+
+
+def listed(engine: TempEngine, query: str = "all=1", **filters: list[str]) -> list[Any]:
+    wanted = f"&filters={quote(json.dumps(filters))}" if filters else ""
+    answer = engine.request("GET", f"/v1.24/containers/json?{query}{wanted}")
+    assert answer.status == 200, answer
+    return list(answer.json())
+
+
+def names(engine: TempEngine, query: str = "all=1", **filters: list[str]) -> list[str]:
+    return [entry["Names"][0].removeprefix("/") for entry in listed(engine, query, **filters)]
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+
+
+def test_size_grows_with_what_is_written(engine: TempEngine) -> None:
+    identifier = engine.started("sh", "-c", "dd if=/dev/zero of=/blob bs=1M count=5; echo ready; sleep 600")
+    until("written", lambda: b"ready" in engine.logs(identifier))
+    fresh = engine.create("true")
+    [image] = engine.request("GET", "/v1.24/images/json").json()
+    by_id = {entry["Id"]: entry for entry in listed(engine, "all=1&size=1")}
+    assert 5 * MB <= by_id[identifier]["SizeRw"] < 5 * MB + 100_000
+    assert by_id[identifier]["SizeRootFs"] == by_id[identifier]["SizeRw"] + image["Size"]
+    assert by_id[fresh]["SizeRw"] < 100_000
+    assert by_id[fresh]["SizeRootFs"] >= image["Size"]
+    assert "SizeRw" not in listed(engine)[0]
+    assert "SizeRw" not in listed(engine, "all=1&size=0")[0]
+
+    shown = engine.request("GET", f"/v1.24/containers/{identifier}/json?size=1").json()
+    assert shown["SizeRw"] == by_id[identifier]["SizeRw"]
+    assert shown["SizeRootFs"] == by_id[identifier]["SizeRootFs"]
+    assert "SizeRw" not in engine.inspect(identifier)
+    assert "SizeRw" not in engine.request("GET", f"/v1.20/containers/{identifier}/json?size=1").json()
+    assert "5.24MB (virtual " in engine.docker("ps", "-s", "--format", "{{.Size}}").line
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(engine: TempEngine) -> TempEngine:
+    """one: exited 0; two: exited 3; three: running; four: paused; five: created."""
+    one = engine.started("true", name="one", Labels={"tier": "front", "x": ""})
+    two = engine.started("sh", "-c", "exit 3", name="two", Labels={"tier": "back"})
+    for identifier in (one, two):
+        engine.wait(identifier)
+        until("exited", lambda identifier=identifier: not engine.inspect(identifier)["State"]["Running"])
+    engine.started("sleep", "600", name="three", Labels={"tier": "front"}, host={"Binds": ["stuff:/data"]})
+    four = engine.started("sleep", "600", name="four", network="bridge")
+    engine.post(f"/containers/{four}/pause")
+    engine.create("sleep", "600", name="five", Labels={"tier": "back"})
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"status": ["exited"]}, "two one"),
+        ({"status": ["running"]}, "three"),
+        ({"status": ["paused"]}, "four"),
+        ({"status": ["created"]}, "five"),
+        ({"status": ["created", "paused"]}, "five four"),
+        ({"status": ["dead"]}, ""),
+        ({"exited": ["3"]}, "two"),
+        ({"exited": ["0", "3"]}, "two one"),
+        ({"exited": ["7"]}, ""),
+        ({"label": ["tier"]}, "five three two one"),
+        ({"label": ["tier=front"]}, "three one"),
+        ({"label": ["tier=front", "x"]}, "one"),
+        ({"label": ["tier=front"], "status": ["exited"]}, "one"),
+        ({"label": ["tier=back"], "exited": ["3"]}, "two"),
+        ({"ancestor": ["busybox"]}, "five four three two one"),
+        ({"ancestor": ["busybox:latest"], "status": ["running"]}, "three"),
+        ({"ancestor": ["nothing"]}, ""),
+        ({"before": ["three"]}, "two one"),
+        ({"since": ["three"]}, "five four"),
+        ({"since": ["one"], "before": ["five"]}, "four three two"),
+        ({"since": ["one"], "before": ["five"], "label": ["tier=front"]}, "three"),
+        ({"volume": ["stuff"]}, "three"),
+        ({"volume": ["/data"]}, "three"),
+        ({"volume": ["/other"]}, ""),
+        ({"network": ["bridge"]}, "four"),
+        ({"network": ["none"], "status": ["running"]}, "three"),
+        ({"name": ["t"]}, "three two"),
+        ({"name": ["^/one$"]}, "one"),
+        ({"name": ["^o", "e$"]}, "five three one"),
+        ({"isolation": ["default"], "name": ["four"]}, "four"),
+        ({"isolation": ["hyperv"]}, ""),
+    ],
+)
+def test_filters(fleet: TempEngine, filters: dict[str, list[str]], expected: str) -> None:
+    assert names(fleet, **filters) == expected.split()
+    as_sets = {name: dict.fromkeys(values, True) for name, values in filters.items()}
+    assert names(fleet, **as_sets) == expected.split()  # type: ignore[arg-type]
+
+
+def test_without_all(fleet: TempEngine) -> None:
+    assert names(fleet, "") == ["four", "three"]
+    assert names(fleet, "", label=["tier"]) == ["three"]
+    assert names(fleet, "", status=["exited"]) == ["two", "one"]
+    assert names(fleet, "", exited=["3"]) == ["two"]
+
+
+def test_limit_since_before(fleet: TempEngine) -> None:
+    assert names(fleet, "limit=2") == ["five", "four"]
+    assert names(fleet, "limit=-1") == ["four", "three"]
+    assert names(fleet, "limit=0") == ["four", "three"]
+    assert names(fleet, "limit=100") == ["five", "four", "three", "two", "one"]
+    assert names(fleet, "since=three") == ["five", "four"]
+    assert names(fleet, "before=three") == ["two", "one"]
+    assert names(fleet, "before=five&since=one&limit=2") == ["four", "three"]
+    assert names(fleet, "limit=1", label=["tier=front"]) == ["three"]
+    identifier = fleet.inspect("three")["Id"]
+    assert names(fleet, f"since={identifier[:12]}") == ["five", "four"]
+
+
+def test_docker_ps(fleet: TempEngine) -> None:
+    def ps(*arguments: str) -> list[str]:
+        return fleet.docker("ps", "--format", "{{.Names}}", *arguments).out.split()
+
+    assert ps() == ["four", "three"]
+    assert ps("-a") == ["five", "four", "three", "two", "one"]
+    assert ps("-l") == ["five"]
+    assert ps("-n", "2") == ["five", "four"]
+    assert ps("-a", "--filter", "status=exited", "--filter", "label=tier=back") == ["two"]
+    assert ps("-a", "--filter", "since=two", "--filter", "before=five") == ["four", "three"]
+    assert len(fleet.docker("ps", "-aq", "--no-trunc").out.split()) == 5
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ('filters={"status":["lost"]}', "status"),
+        ('filters={"exited":["x"]}', "exited"),
+        ('filters={"nonsense":["x"]}', "nonsense"),
+        ("filters={", "filters"),
+        ("limit=x", "limit"),
+        ("size=maybe", "size"),
+        ("all=2", "all"),
+    ],
+)
+def test_bad_queries(engine: TempEngine, query: str, words: str) -> None:
+    answer = engine.request("GET", f"/v1.24/containers/json?{quote(query, safe='=&')}")
+    assert answer.status == 400
+    assert words in answer.message
+
+
+# --- status, names ---------------------------------------------------------------------------------------------------
+
+
+def test_words_of_status(fleet: TempEngine) -> None:
+    texts = {entry["Names"][0]: entry["Status"] for entry in listed(fleet)}
+    assert texts["/five"] == "Created"
+    assert texts["/four"].startswith("Up ")
+    assert texts["/four"].endswith(" (Paused)")
+    assert texts["/three"].startswith("Up ")
+    assert texts["/two"].startswith("Exited (3) ")
+    assert texts["/two"].endswith(" ago")
+    before = texts["/three"]
+    until("time passes", lambda: listed(fleet, "", name=["three"])[0]["Status"] != before)
+
+
+def test_names_that_links_give(engine: TempEngine) -> None:
+    engine.started("sleep", "600", name="db", network="bridge")
+    web = engine.started("sleep", "600", name="web", network="bridge", host={"Links": ["db:store", "db:cache"]})
+    assert listed(engine, name=["db"])[0]["Names"] == ["/db", "/web/cache", "/web/store"]
+    engine.post("/containers/web/rename?name=site")
+    assert listed(engine, name=["db"])[0]["Names"] == ["/db", "/site/cache", "/site/store"]
+    assert engine.docker("rm", "--link", "site/cache").line == "site/cache"
+    assert listed(engine, name=["db"])[0]["Names"] == ["/db", "/site/store"]
+    assert "cache" not in str(engine.inspect(web)["HostConfig"]["Links"])
+    hosts = engine.docker("exec", "site", "cat", "/etc/hosts").out
+    assert "store" in hosts
+    assert "cache" not in hosts
+    assert engine.request("DELETE", "/v1.24/containers/site/cache?link=1").status == 404
+    assert engine.request("DELETE", "/v1.24/containers/site?link=1").status == 409
+    assert engine.inspect("site")["State"]["Running"]
+    engine.request("DELETE", f"/v1.24/containers/{web}?force=1")
+    assert listed(engine, name=["db"])[0]["Names"] == ["/db"]
+
+
+@pytest.mark.own
+def test_a_long_list_does_not_wait_for_one_that_is_stuck(engine: TempEngine) -> None:
+    import threading
+
+    stuck = engine.started("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done", name="stuck")
+    until("ready", lambda: b"ready" in engine.logs(stuck))
+    stopping = threading.Thread(target=lambda: engine.request("POST", f"/v1.24/containers/{stuck}/stop?t=5"))
+    stopping.start()
+    for number in range(50):
+        engine.create("true", name=f"many{number}")
+    slowest = 0.0
+    for _ in range(20):
+        begin = time.monotonic()
+        assert len(listed(engine, "all=1&size=1")) == 51
+        slowest = max(slowest, time.monotonic() - begin)
+    assert slowest < 3
+    assert stopping.is_alive() or engine.inspect(stuck)["State"]["ExitCode"] == 137
+    engine.post(f"/containers/{stuck}/kill", 204)
+    stopping.join()
