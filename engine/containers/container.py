@@ -479,8 +479,11 @@ class Container:
             self._restart.cancel()
             self._restart = None
 
-    async def _tear_down(self) -> None:
-        """Give back what the run took, and make the exit durable before the monitor forgets it."""
+    async def _tear_down(self, *, abandoned: bool = False) -> None:
+        """Give back what the run took, and make the exit durable before the monitor forgets it.
+
+        `abandoned`: nobody saw it end, so its processes may live: the runtime kills them.
+        """
         parts = self._parts
         networks = {
             name: EndpointSettings(
@@ -491,7 +494,7 @@ class Container:
         record = self._replace(networks=networks)
         outcomes = await asyncio.gather(
             parts.store.save(record),
-            parts.runtime.delete(self.id),
+            parts.runtime.delete(self.id) if abandoned else parts.runtime.discard(self.id, self.cgroup, parts.cgroups),
             parts.snapshots.unmount(self.id, self.directory / "rootfs"),
             self._leave_network(),
             return_exceptions=True,
@@ -735,10 +738,11 @@ class Container:
                 self.exited(ended)
         elif status.state in _RUNNING:
             _log.warning("container %s was running when the host or the monitor went away", self.id)
-            self.exited(Exit(status=255, at=time.time_ns()))
+            self._record_exit(Exit(status=255, at=time.time_ns()), False)
+            self._teardown = asyncio.ensure_future(self._tear_down(abandoned=True))
         else:
             if mounted or any(endpoint.ip_address for endpoint in self.record.networks.values()):
-                self._teardown = asyncio.ensure_future(self._tear_down())
+                self._teardown = asyncio.ensure_future(self._tear_down(abandoned=True))
             if status.state == State.RESTARTING:
                 self._move(state=State.EXITED)
 
