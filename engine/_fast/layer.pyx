@@ -815,8 +815,8 @@ def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=No
     the whole stream (its diff_id). `progress`: an array of one 64-bit integer, to which the bytes read are added as they come. Answer: bytes of the regular files, number of entries, the directories that were made without an
     entry of their own (paths, b"" for the root), and how many extended attributes were not kept.
 
-    `recipe`: an object with `write`, which is given what `recipe.Stream` makes the same stream from again, and `finish(whole)`: not whole is
-    what cannot be made again, because the archive holds a file that a later entry replaced.
+    `recipe`: an object with `write`, which is given what `recipe.Stream` makes the same stream from again, and `finish(whole, size)`, `size` being that of the stream: not
+    whole is what cannot be made again, because the archive holds a file that a later entry replaced.
     """
     cdef Reader reader = Reader(source, offset=offset, size=size, digest=digest, recipe=recipe)
     cdef _Layout layout = _Layout(directory, reader)
@@ -829,7 +829,7 @@ def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=No
     if status < 0:
         reader.raise_failure()
     if recipe is not None:
-        recipe.finish(not layout.replaced)
+        recipe.finish(not layout.replaced, reader.position)
     implied = {}
     if not layout.root_met:
         implied[b""] = None

@@ -9,6 +9,7 @@ from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
 from engine.images.credentials import Credentials, registry_auth
 from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_LIMIT
+from engine.images.save import save
 from engine.images.store import FILTERS
 from engine.wire.images import Deletion, HistoryItem, ImageSummary, LoggedIn, SearchResult
 
@@ -74,6 +75,16 @@ async def delete(engine: Engine, request: Request) -> Reply:
     parameters.boolean(query, "noprune")  # there are no untagged parents that could be kept
     done = await engine.images.delete(request.parameters["name"], force=parameters.boolean(query, "force"))
     return json_reply(request, done, Deletion)
+
+
+def save_one(engine: Engine, request: Request) -> StreamReply:
+    archive = save(engine.images, engine.events, [request.parameters["name"]])
+    return stream_reply(request, archive, "application/x-tar")
+
+
+def save_many(engine: Engine, request: Request) -> StreamReply:
+    archive = save(engine.images, engine.events, request.query.get_all("names"))
+    return stream_reply(request, archive, "application/x-tar")
 
 
 def load(engine: Engine, request: Request) -> StreamReply:

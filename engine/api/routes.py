@@ -111,6 +111,8 @@ ROUTES: tuple[Route, ...] = (
     POST("/images/{name:path}/tag", images.tag, 201),
     DELETE("/images/{name:path}", images.delete),
     POST("/images/load", images.load, mode=STREAM),
+    GET("/images/get", images.save_many, mode=STREAM),
+    GET("/images/{name:path}/get", images.save_one, mode=STREAM),
     # System information: not shown in the specification, as Docker documents it (design §6)
     POST("/auth", images.log_in, mode=STREAM),
     GET("/images/search", images.search, mode=STREAM),

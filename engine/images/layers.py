@@ -40,6 +40,7 @@ ZSTD_WINDOW = 128 << 20
 RECIPE = "recipe"
 """The file beside a layer's `diff` that makes its stream again."""
 
+_SIZE = struct.Struct("<Q")
 _CHUNK = 256 * 1024
 _HASH_CHUNK = 4 << 20
 _POLL = 0.1
@@ -241,12 +242,15 @@ def inflate(span: Span, kind: str, target: int) -> int:
 class _Recipe:
     """What makes the layer's stream again from its files (`_fast/recipe.pyx`), written beside them: push and save need the very bytes that the
     diff_id stands for, and keeping those would take the space twice.
+
+    The file: the stream's size as 8 bytes little-endian, and the recipe packed with zstd.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._packer = zstandard.ZstdCompressor(level=1).compressobj()
         self.whole = True
+        os.write(self._file, bytes(_SIZE.size))
 
     def write(self, data: bytes) -> None:
         self._put(self._packer.compress(data))
@@ -256,9 +260,10 @@ class _Recipe:
         while view:
             view = view[os.write(self._file, view) :]
 
-    def finish(self, whole: bool) -> None:
+    def finish(self, whole: bool, size: int) -> None:
         self.whole = whole
         self._put(self._packer.flush())
+        os.pwrite(self._file, _SIZE.pack(size), 0)
 
     def close(self) -> None:
         os.close(self._file)
@@ -271,11 +276,22 @@ def _write_whole_recipe(path: Path, span: Span, kind: str) -> None:
         source = Inflated(span, kind, array("q", [0])) if kind else None
         plain = _Compressed(span, array("q", [0]))
         buffer = memoryview(bytearray(_CHUNK))
+        size = 0
         while data := bytes(buffer[: source.readinto(buffer)]) if source is not None else plain.read(_CHUNK):
             recipe.write(struct.pack("<QQI", len(data), 0, 0) + data)
-        recipe.finish(True)
+            size += len(data)
+        recipe.finish(True, size)
     finally:
         recipe.close()
+
+
+def stream_size(diff: Path) -> int:
+    """Bytes of a committed layer's tar stream. Raises ServerError."""
+    try:
+        with open(diff.parent / RECIPE, "rb", buffering=0) as file:
+            return int(_SIZE.unpack(file.read(_SIZE.size))[0])
+    except (OSError, struct.error) as error:
+        raise ServerError(f"layer in {diff.parent}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -284,6 +300,7 @@ def stream(diff: Path) -> Iterator[_recipe.Stream]:
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(open(diff.parent / RECIPE, "rb", buffering=0))
+            file.seek(_SIZE.size)
             directory = files.open_directory(diff)
             stack.callback(os.close, directory)
         except OSError as error:
@@ -441,4 +458,5 @@ __all__ = [
     "inflate",
     "read",
     "stream",
+    "stream_size",
 ]

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import threading
 import time
@@ -368,7 +369,11 @@ def _layers(engine: TempEngine, name: str) -> list[Any]:
     found = [data["UpperDir"], *data.get("LowerDir", "").split(":")]
     snapshots = [trees.snapshot(path) for path in reversed(found) if path]
     for tree in snapshots:
-        del tree["."]  # which the layers have no entry for: its time is that of the extraction
+        # Times of the extraction: of the root, which the layers have no entry for, and of whiteouts.
+        del tree["."]
+        tree.update(
+            {name: (*entry[:3], 0, *entry[4:]) for name, entry in tree.items() if entry[0] == oct(stat.S_IFCHR)}
+        )
     return snapshots
 
 

@@ -25,12 +25,13 @@ class Kept:
     def __init__(self) -> None:
         self.data = b""
         self.whole: bool | None = None
+        self.size = -1
 
     def write(self, data: bytes) -> None:
         self.data += data
 
-    def finish(self, whole: bool) -> None:
-        self.whole = whole
+    def finish(self, whole: bool, size: int) -> None:
+        self.whole, self.size = whole, size
 
 
 class Drip:
@@ -91,6 +92,7 @@ def test_the_same_bytes(root: int, drip: int, tail: bytes) -> None:
     kept = laid_out(ARCHIVE + tail, root, drip)
     assert kept.whole
     assert made_again(kept, root) == ARCHIVE + tail
+    assert kept.size == len(ARCHIVE + tail)
     assert len(kept.data) < 64 * 1024  # the files' content is not in it
 
 

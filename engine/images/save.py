@@ -1,0 +1,235 @@
+"""Images as one archive that everybody reads: an OCI image layout that is a Docker archive too, and holds the API document's layout by links.
+
+- `oci-layout`, `index.json`, `blobs/sha256/…`: OCI image layout 1.0, as skopeo, podman and Docker since 25 read it.
+- `manifest.json`, `repositories`: for `docker load` of any age, and for skopeo's and podman's docker-archive.
+- ID/VERSION, ID/json, ID/layer.tar for each layer (API document, "Image tarball format"); layer.tar is a link to the blob.
+
+Layers go out as the streams that their diff_ids stand for, made again from their files a megabyte at a time; each is there once.
+Not here: loading (archive.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import tarfile
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engine.errors import InvalidParameter, ServerError
+from engine.events import EventLog
+from engine.images import layers, reference
+from engine.images.archive import NAME_ANNOTATION, REF_NAME_ANNOTATION
+from engine.images.layers import uninterrupted
+from engine.images.reference import Reference
+from engine.images.store import ImageRecord, ImageStore
+from engine.wire import times
+
+_CHUNK = 1 << 20
+
+
+class Saved(NamedTuple):
+    """An image that goes into an archive, with the names it gets there."""
+
+    record: ImageRecord
+    names: tuple[Reference, ...]
+
+
+def _chosen(store: ImageStore, names: Sequence[str]) -> list[Saved]:
+    """What to save: an id without a name, `name:tag` with that one, a repository with all its tags. Raises NotFound."""
+    if not names:
+        raise InvalidParameter("missing parameter: names")
+    found: dict[str, Saved] = {}
+    for name in names:
+        for record, tags in _meant(store, name):
+            before = found.get(record.id, Saved(record, ()))
+            found[record.id] = Saved(record, tuple(dict.fromkeys((*before.names, *tags))))
+    return list(found.values())
+
+
+def _meant(store: ImageStore, name: str) -> list[tuple[ImageRecord, list[Reference]]]:
+    try:
+        wanted = reference.parse(name)
+    except InvalidParameter:
+        return [(store.get(name), [])]
+    if not (wanted.tag or wanted.digest):
+        found = []
+        for record in store:
+            tags = [tag for tag in map(reference.read, record.tags) if tag.repository == wanted.repository]
+            if tags:
+                found.append((record, sorted(tags)))
+        if found:
+            return found
+    record = store.get(name)
+    return [(record, [wanted] if wanted.canonical in record.tags else [])]
+
+
+def save(store: ImageStore, events: EventLog, names: Sequence[str]) -> AsyncGenerator[bytes, None]:
+    """The archive of what `names` mean. Raises NotFound before it begins, ServerError in it when a layer's files are not what they were."""
+    return _stream(store, events, _chosen(store, names))
+
+
+async def _stream(store: ImageStore, events: EventLog, images: Sequence[Saved]) -> AsyncGenerator[bytes, None]:
+    async with store.claimed() as claim:
+        for image in images:
+            store.get(image.record.id)
+            for chain_id in image.record.chain_ids:
+                claim(chain_id)
+        out = _Archive(store)
+        yield out.head("blobs/", b"") + out.head("blobs/sha256/", b"")
+        for image in images:
+            for diff_id, chain_id in zip(image.record.config.rootfs.diff_ids, image.record.chain_ids, strict=True):
+                async with contextlib.aclosing(out.layer(diff_id, chain_id)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            raw = await asyncio.to_thread(store.configuration, image.record)
+            yield await asyncio.to_thread(out.documents, image, raw)
+        yield out.end(images)
+    for image in images:
+        for name in [tag.familiar for tag in image.names] or [image.record.id]:
+            events.publish("image", "save", image.record.id, {**image.record.labels, "name": name})
+
+
+class _Archive:
+    """One archive in the making: what is in it already."""
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+        self._there: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        self._manifests: dict[str, dict[str, Any]] = {}
+        self._tops: dict[str, str] = {}
+
+    def head(self, name: str, data: bytes, *, size: int = -1, link: str = "") -> bytes:
+        """A member, whole unless `size` says that its content follows."""
+        info = tarfile.TarInfo(name.rstrip("/"))
+        info.mode, info.mtime = 0o644, 0
+        info.size = len(data) if size < 0 else size
+        if name.endswith("/"):
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+        elif link:
+            info.type, info.linkname, info.mode = tarfile.SYMTYPE, link, 0o777
+        self._there.add(name)
+        # GNU's form has sizes beyond 8 GiB without an extra header.
+        return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+    async def layer(self, diff_id: str, chain_id: str) -> AsyncGenerator[bytes, None]:
+        """A layer's blob, unless it is there."""
+        name = f"blobs/sha256/{diff_id[7:]}"
+        if name in self._there:
+            return
+        diff = self._store.snapshots.layer_path(chain_id)
+        self._sizes[diff_id] = size = await asyncio.to_thread(layers.stream_size, diff)
+        yield self.head(name, b"", size=size)
+        with contextlib.ExitStack() as stack:
+            source = await uninterrupted(asyncio.to_thread(stack.enter_context, layers.stream(diff)))
+            left = size
+
+            def piece() -> bytes:
+                nonlocal left
+                data = bytearray(min(left, _CHUNK))
+                got = layers.read(source, memoryview(data))
+                left -= got
+                return bytes(data) if got == len(data) else bytes(data[:got])
+
+            done = 0
+            reading = asyncio.ensure_future(asyncio.to_thread(piece))
+            try:
+                while data := await reading:
+                    done += len(data)
+                    reading = asyncio.ensure_future(asyncio.to_thread(piece))
+                    yield data
+            finally:
+                await uninterrupted(asyncio.wait([reading]))
+        if done != size:
+            raise ServerError(f"layer {diff_id} has other content than it was made of")
+        yield bytes(-size % tarfile.BLOCKSIZE)
+
+    def documents(self, image: Saved, raw: bytes) -> bytes:
+        """Configuration, manifest and legacy directories of an image. Blocking."""
+        record = image.record
+        diff_ids = record.config.rootfs.diff_ids
+        manifest = _json(
+            {
+                "schemaVersion": 2,
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "config": _described("config.v1+json", record.id, len(raw)),
+                "layers": [_described("layer.v1.tar", diff_id, self._sizes[diff_id]) for diff_id in diff_ids],
+            }
+        )
+        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+        self._manifests[record.id] = _described("manifest.v1+json", digest, len(manifest))
+        out = io.BytesIO()
+        for name, data in ((record.id, raw), (digest, manifest)):
+            if f"blobs/sha256/{name[7:]}" not in self._there:
+                out.write(self.head(f"blobs/sha256/{name[7:]}", data))
+        self._legacy(record, raw, out)
+        return out.getvalue()
+
+    def _legacy(self, record: ImageRecord, raw: bytes, out: io.BytesIO) -> None:
+        parent = ""
+        last = len(record.chain_ids) - 1
+        for at, (diff_id, chain_id) in enumerate(zip(record.config.rootfs.diff_ids, record.chain_ids, strict=True)):
+            # The topmost one carries the configuration, so it is the image's own.
+            document: dict[str, Any] = {"created": times.rfc3339(record.created), "os": "linux"}
+            if at == last:
+                document = msgspec.json.decode(raw)
+                for name in ("rootfs", "history"):
+                    document.pop(name, None)
+            layer_id = hashlib.sha256(f"{parent} {chain_id} {record.id if at == last else ''}".encode()).hexdigest()
+            document["id"] = layer_id
+            if parent:
+                document["parent"] = parent
+            if f"{layer_id}/" not in self._there:
+                out.write(self.head(f"{layer_id}/", b""))
+                out.write(self.head(f"{layer_id}/VERSION", b"1.0"))
+                out.write(self.head(f"{layer_id}/json", _json(document)))
+                out.write(self.head(f"{layer_id}/layer.tar", b"", link=f"../blobs/sha256/{diff_id[7:]}"))
+            parent = layer_id
+        self._tops[record.id] = parent
+
+    def end(self, images: Sequence[Saved]) -> bytes:
+        """The documents that lead to all the others, and the end mark."""
+        entries, items = [], []
+        repositories: dict[str, dict[str, str]] = {}
+        for image in images:
+            described = self._manifests[image.record.id]
+            for name in image.names:
+                annotations = {NAME_ANNOTATION: name.canonical, REF_NAME_ANNOTATION: name.tag}
+                entries.append({**described, "annotations": annotations})
+                if image.record.chain_ids:
+                    repositories.setdefault(name.familiar_repository, {})[name.tag] = self._tops[image.record.id]
+            if not image.names:
+                entries.append(described)
+            items.append(
+                {
+                    "Config": f"blobs/sha256/{image.record.id[7:]}",
+                    "RepoTags": [name.familiar for name in image.names] or None,
+                    "Layers": [f"blobs/sha256/{diff_id[7:]}" for diff_id in image.record.config.rootfs.diff_ids],
+                }
+            )
+        index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": entries}
+        return b"".join(
+            (
+                self.head("index.json", _json(index)),
+                self.head("manifest.json", _json(items)),
+                self.head("oci-layout", b'{"imageLayoutVersion":"1.0.0"}'),
+                self.head("repositories", _json(repositories)) if repositories else b"",
+                bytes(2 * tarfile.BLOCKSIZE),
+            )
+        )
+
+
+def _described(kind: str, digest: str, size: int) -> dict[str, Any]:
+    return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": digest, "size": size}
+
+
+def _json(document: Any) -> bytes:
+    return msgspec.json.encode(document)
+
+
+__all__ = ["save"]
