@@ -104,10 +104,14 @@ class Execs:
             except (OSError, msgspec.MsgspecError):
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
+            process = self._monitor.processes.get(record.id)
+            if process is not None:
+                record = msgspec.structs.replace(record, pid=process.pid)
             self._keep(record)
             if record.id in self._monitor.exits:
                 self.exited(record.id, self._monitor.exits[record.id])
-            elif record.running and record.id not in self._monitor.processes:
+            elif record.running and process is None:
+                self._monitor.drop(record.id)
                 self.exited(record.id, Exit(status=255, at=time.time_ns()))
             elif record.probe:
                 self._kill(record.id)  # whoever waited for it is gone
@@ -231,6 +235,12 @@ class Execs:
         config = record.config
         container.publish(f"exec_start: {_event_words(strings(config.cmd) or [''])}", execID=exec_id)
         attached = descriptor >= 0 and not detach
+        # First the files: were the daemon to die now, the next one knows whose client waits at the monitor.
+        refusal: EngineError | None = None
+        try:
+            await asyncio.to_thread(self._write, record, container)
+        except EngineError as error:
+            refusal = error
         try:
             if attached:
                 await self._monitor.attach(
@@ -246,8 +256,11 @@ class Execs:
                 )
         except BaseException:
             self._all[exec_id] = msgspec.structs.replace(record, started=False)
+            await asyncio.to_thread(shutil.rmtree, self._directory / exec_id, True)
             raise
         try:
+            if refusal is not None:
+                raise refusal
             await self._launch(record, container, attached)
         except EngineError as error:
             failure = oci.Failure(error, oci.COMMAND_NOT_INVOKED)
@@ -265,7 +278,6 @@ class Execs:
     async def _launch(self, record: ExecRecord, container: Container, attached: bool) -> None:
         directory = self._directory / record.id
         config = record.config
-        await asyncio.to_thread(self._write, record, container)
         process = await self._monitor.run(
             record.id,
             self._runtime.exec_argv(
@@ -297,6 +309,9 @@ class Execs:
         user = record.config.user or container.record.config.user
         identity = users.lookup(container.directory / "rootfs", user, container.record.host.group_add or ())
         process = spec.exec_process(container.record, record.config, identity)
+        if record.config.tty and all(record.size):
+            rows, columns = record.size
+            process = msgspec.structs.replace(process, console_size=oci_wire.Box(height=rows, width=columns))
         (directory / "process.json").write_bytes(oci_wire.encode(process))
 
     async def resize(self, exec_id: str, rows: int, columns: int) -> None:

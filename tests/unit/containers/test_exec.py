@@ -1,0 +1,135 @@
+"""The book-keeping of exec instances: what is kept, for how long, and how many. No process is run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.containers import exec as exec_module
+from engine.containers.exec import Execs
+from engine.containers.lifecycle import State
+from engine.errors import Conflict, InvalidParameter, NotFound
+from engine.monitor.client import Exit
+from engine.wire.exec import ExecCreate
+
+
+class FakeContainer:
+    def __init__(self, identifier: str) -> None:
+        self.id = identifier
+        self.record = SimpleNamespace(status=SimpleNamespace(state=State.RUNNING, pid=1))
+        self.said: list[tuple[str, dict[str, str]]] = []
+
+    def publish(self, action: str, **attributes: str) -> None:
+        self.said.append((action, attributes))
+
+
+class FakeMonitor:
+    def __init__(self) -> None:
+        self.processes: dict[str, Any] = {}
+        self.exits: dict[str, Exit] = {}
+        self.forgotten: list[str] = []
+
+    def forget(self, key: str) -> None:
+        self.forgotten.append(key)
+
+
+class Bench:
+    def __init__(self, run: Path) -> None:
+        self.container = FakeContainer("c")
+        self.monitor = FakeMonitor()
+        self.execs = Execs(run, SimpleNamespace(find=self._find), self.monitor, SimpleNamespace())  # type: ignore[arg-type]
+        self.execs.open()
+
+    def _find(self, identifier: str) -> FakeContainer | None:
+        return self.container if identifier == "c" else None
+
+    async def created(self, *command: str) -> str:
+        return await self.execs.create(self.container, ExecCreate(cmd=list(command or ("true",))))  # type: ignore[arg-type]
+
+    async def finished(self, at: int) -> str:
+        exec_id = await self.created()
+        self.execs.exited(exec_id, Exit(status=3, at=at))
+        return exec_id
+
+
+def test_finished_ones_are_kept_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        now = 10**18
+        monkeypatch.setattr(exec_module.time, "time_ns", lambda: now)
+        old = await bench.finished(now)
+        assert bench.execs.get(old).exit_code == 3
+        now += exec_module.KEPT_SECONDS * 10**9 // 2
+        young = await bench.finished(now)
+        assert bench.execs.get(old)
+        now += exec_module.KEPT_SECONDS * 10**9 // 2 + 1
+        await bench.created()
+        with pytest.raises(NotFound):
+            bench.execs.get(old)
+        assert bench.execs.get(young)
+        assert bench.monitor.forgotten == [old, young]
+
+    asyncio.run(scenario())
+
+
+def test_there_is_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        monkeypatch.setattr(exec_module, "MOST_KEPT", 20)
+        ended = [await bench.finished(1 << 62) for _ in range(50)]
+        assert len(bench.execs) <= 20
+        assert bench.execs.get(ended[-1])
+        idle = [await bench.created() for _ in range(60)]
+        assert len(bench.execs) <= 20
+        assert bench.execs.get(idle[-1])
+        assert set(bench.execs.of("c")) <= set(idle)
+
+    asyncio.run(scenario())
+
+
+def test_ids_of_a_container(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        first, second = await bench.created(), await bench.created()
+        assert bench.execs.of("c") == [first, second]
+        bench.execs.exited(first, Exit(status=0, at=1))
+        bench.execs.exited(first, Exit(status=9, at=2))  # a second report changes nothing
+        assert bench.execs.get(first).exit_code == 0
+        assert bench.execs.of("c") == [second]
+        bench.execs.forget_container("c")
+        assert bench.execs.of("c") == []
+        assert bench.execs.of("other") == []
+        actions = [action for action, _ in bench.container.said]
+        assert actions == ["exec_create: true ", "exec_create: true ", "exec_die"]
+
+    asyncio.run(scenario())
+
+
+def test_refusals(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        with pytest.raises(InvalidParameter):
+            await bench.created("")
+        for state in (State.PAUSED, State.EXITED, State.CREATED, State.RESTARTING):
+            bench.container.record.status.state = state
+            with pytest.raises(Conflict):
+                await bench.created()
+        assert len(bench.execs) == 0
+
+    asyncio.run(scenario())
+
+
+def test_broken_records_are_swept(tmp_path: Path) -> None:
+    directory = tmp_path / "exec" / "broken"
+    directory.mkdir(parents=True)
+    (directory / "record").write_bytes(b"\xc1 nonsense")
+
+    async def scenario() -> None:
+        Bench(tmp_path)
+
+    asyncio.run(scenario())
+    assert not directory.exists()
