@@ -95,6 +95,11 @@ def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     return encoded_reply(request, kept[0])
 
 
+def _detach_keys(request: Request) -> bytes:
+    given = request.query.get("detachKeys", None) if request.version.has(Flag.DETACH_KEYS) else None
+    return parse_detach_keys(given)
+
+
 def _attach_query(request: Request) -> Wanted:
     query = request.query
     return Wanted(
@@ -103,7 +108,7 @@ def _attach_query(request: Request) -> Wanted:
         stdin=parameters.boolean(query, "stdin"),
         stdout=parameters.boolean(query, "stdout"),
         stderr=parameters.boolean(query, "stderr"),
-        detach_keys=parse_detach_keys(query.get("detachKeys", None)),
+        detach_keys=_detach_keys(request),
     )
 
 
@@ -192,7 +197,7 @@ async def resize(engine: Engine, request: Request) -> Reply:
 
 
 async def start(engine: Engine, request: Request) -> Reply:
-    parse_detach_keys(request.query.get("detachKeys", None))
+    _detach_keys(request)
     await engine.containers.get(request.parameters["id"]).start()
     return empty_reply(request)
 

@@ -35,6 +35,7 @@ class Flag(enum.Enum):
 
     LOGS_SINCE = "logs take since"
     INSPECT_SIZE = "inspect takes size"
+    DETACH_KEYS = "start and attach take detachKeys"
 
 
 class Change:
@@ -180,6 +181,7 @@ CHANGES: tuple[Change, ...] = (
         "HostConfig.OomScoreAdj",
         "HostConfig.ShmSize",
     ),
+    Change("1.22", "start and attach take detachKeys", flag=Flag.DETACH_KEYS),
     Change("1.22", "create takes NetworkingConfig", of=CreateBody, up=without("NetworkingConfig")),
     Change(
         "1.22",

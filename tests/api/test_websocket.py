@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import json
 import os
 import socket
 import time
@@ -146,6 +147,18 @@ def test_detach_keys(engine: TempEngine) -> None:
         _, code = to_end(connection)
         assert code == 1000
     assert engine.inspect(identifier)["State"]["Running"]
+    events = engine.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body.splitlines()
+    of_it = [event for event in map(json.loads, events) if event.get("id") == identifier]
+    assert [event["status"] for event in of_it][-2:] == ["attach", "detach"]
+
+
+def test_older_versions_know_no_detach_keys(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600")
+    bad = f"/containers/{identifier}/attach/ws?{ALL}&detachKeys=ctrl-"
+    assert engine.send(handshake(f"/v1.22{bad}")).startswith(b"HTTP/1.1 400 ")
+    with client.connect(engine.socket) as connection:
+        connection.sendall(handshake(f"/v1.21{bad}"))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
 
 
 def test_a_terminal(engine: TempEngine) -> None:
