@@ -33,10 +33,6 @@ OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 
 
-def available() -> bool:
-    return shutil.which(PROGRAM) is not None
-
-
 @dataclass(frozen=True)
 class Put:
     """An image as it went into the registry."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply
+from engine.containers.commit import Wish
+from engine.containers.commit import commit as commit_container
 from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
+from engine.images import reference
 from engine.images.credentials import Credentials, registry_auth
 from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_LIMIT
 from engine.images.save import save
 from engine.images.store import FILTERS
-from engine.wire.images import Deletion, HistoryItem, ImageSummary, LoggedIn, SearchResult
+from engine.wire.containers import Config
+from engine.wire.images import Committed, Deletion, HistoryItem, ImageSummary, LoggedIn, SearchResult
 
 
 def list_all(engine: Engine, request: Request) -> Reply:
@@ -27,12 +31,32 @@ def list_all(engine: Engine, request: Request) -> Reply:
 
 async def create(engine: Engine, request: Request) -> StreamReply:
     query = request.query
-    image = query.get("fromImage", "")
-    if not image:
+    image, source = query.get("fromImage", ""), query.get("fromSrc", "")
+    tag = query.get("tag", "")
+    if image:
+        credentials = registry_auth(request.headers.get("x-registry-auth"))
+        pulling = await engine.remote.pull(image, tag, credentials)
+        return stream_reply(request, json_lines(pulling.run(), request))
+    if not source:
         raise InvalidParameter("missing parameter: fromImage or fromSrc")
-    credentials = registry_auth(request.headers.get("x-registry-auth"))
-    pulling = await engine.remote.pull(image, query.get("tag", ""), credentials)
-    return stream_reply(request, json_lines(pulling.run(), request))
+    changes, message = query.get_all("changes"), query.get("message", "")
+    steps = engine.remote.bring(source, request.body, query.get("repo", ""), tag, changes, message)
+    return stream_reply(request, json_lines(steps, request))
+
+
+async def commit(engine: Engine, request: Request) -> Reply:
+    query = request.query
+    container = engine.containers.get(parameters.required(query, "container"))
+    repository = query.get("repo", "")
+    wish = Wish(
+        tag=reference.with_tag(repository, query.get("tag", "")) if repository else None,
+        author=query.get("author", ""),
+        comment=query.get("comment", ""),
+        pause=parameters.boolean(query, "pause", default=True),
+        changes=query.get_all("changes"),
+        config=await parameters.json_body(request, Config, optional=True),
+    )
+    return json_reply(request, Committed(id=await commit_container(container, engine.images, wish)))
 
 
 def inspect(engine: Engine, request: Request) -> Reply:

@@ -114,6 +114,7 @@ ROUTES: tuple[Route, ...] = (
     GET("/images/get", images.save_many, mode=STREAM),
     GET("/images/{name:path}/get", images.save_one, mode=STREAM),
     # System information: not shown in the specification, as Docker documents it (design §6)
+    POST("/commit", images.commit, 201),
     POST("/auth", images.log_in, mode=STREAM),
     GET("/images/search", images.search, mode=STREAM),
     GET("/_ping", system.ping),

@@ -221,6 +221,21 @@ class Registries:
         site = Site(self, origin, credentials, [])
         return await site.log_in()
 
+    async def body(self, address: str) -> AsyncGenerator[bytes, None]:
+        """What is at a URL that the client named; plain HTTP will do, and redirections are followed. Raises ServerError."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(self.stall, 15.0), sock_read=self.stall)
+        try:
+            url = URL(address)
+            async with self.session.get(url, timeout=timeout, max_redirects=_REDIRECTIONS, proxy=_proxy(url)) as answer:
+                if answer.status != 200:
+                    raise ServerError(f'Get "{url.with_query(None)}": {answer.status} {answer.reason or ""}'.rstrip())
+                async for chunk in answer.content.iter_any():
+                    yield chunk
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _unreachable(
+                "GET", URL(address) if not isinstance(error, ValueError) else URL(), error, self.stall
+            ) from error
+
     async def search(self, domain: str, term: str, limit: int, credentials: Credentials) -> list[SearchResult]:
         """By the index API that Docker Hub and few others offer. Raises ServerError that says so when it is not there."""
         origin = (URL(f"https://{HUB_INDEX}"),) if domain == DEFAULT_DOMAIN else self.origins(domain, mirrors=False)[0]

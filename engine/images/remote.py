@@ -1,4 +1,6 @@
-"""What an engine does with registries: pull, push, log in, search. Everything here takes the client's own credentials.
+"""What an engine does with registries, and other hosts that have images: pull, push, import, log in, search.
+
+Everything here takes the client's own credentials.
 
 registry.py, and aiohttp with it, is loaded in a thread when it is first needed: it takes 15 MB and a fifth of a second.
 Owns: the registries' client. Not here: the protocol (registry.py), the work (pull.py, push.py).
@@ -9,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from engine.config import Config
 from engine.errors import InvalidParameter, NotFound
 from engine.events import EventLog
-from engine.images import pull, push, reference
+from engine.images import making, pull, push, reference
 from engine.images.archive import is_digest
 from engine.images.credentials import Credentials
 from engine.images.pull import Downloads, Resolved
@@ -138,6 +140,28 @@ class Remote:
         self._events.publish("image", "push", name.familiar, attributes)
 
     # --- the rest ---------------------------------------------------------------------------------------------------
+
+    def bring(
+        self, source: str, body: AsyncIterator[bytes], repository: str, tag: str, changes: Sequence[str], message: str
+    ) -> AsyncGenerator[Progress, None]:
+        """Import the archive in `body` when `source` is `-`, else at that URL. Raises InvalidParameter before anything is read."""
+        name = reference.with_tag(repository, tag) if repository else None
+        making.check(changes)
+        if source != "-" and "://" not in source:
+            source = f"http://{source}"
+        if not source.startswith(("-", "http://", "https://")):
+            raise InvalidParameter(f"invalid URL of an archive: {source}"[:300])
+
+        async def run() -> AsyncGenerator[Progress, None]:
+            if source == "-":
+                chunks = body
+            else:
+                yield Progress(status=f"Downloading from {source}")
+                chunks = (await self.client()).body(source)
+            image_id = await making.bring(self.store, self._events, chunks, source, name, changes, message)
+            yield Progress(status=image_id)
+
+        return run()
 
     async def log_in(self, credentials: Credentials) -> str:
         """The identity token that a registry gives for credentials, or "" when it takes them as they are. Raises ServerError."""

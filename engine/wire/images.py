@@ -186,6 +186,12 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
 
 
+class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """POST /commit."""
+
+    id: str
+
+
 class LoggedIn(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """POST /auth."""
 

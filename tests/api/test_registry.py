@@ -24,10 +24,7 @@ from tests.archives import Image, Node, busybox_layer, digest, directory, docker
 from tests.harness import TempEngine, until
 from tests.registry import DOCKER_MANIFEST, OCI_INDEX, PASSWORD, USER, Registry
 
-pytestmark = [
-    pytest.mark.own,
-    pytest.mark.skipif(not registry.available(), reason=f"{registry.PROGRAM} is not installed"),
-]
+pytestmark = pytest.mark.own
 
 BASE = busybox_layer()[:-10240].rstrip(b"\0")
 BASE += bytes(-len(BASE) % 512) + tar([Node("etc/mark", b"not the layer that the shared engine has")])
@@ -103,8 +100,6 @@ def load(engine: TempEngine, image: Image, *names: str) -> None:
 
 
 def skopeo(*arguments: str) -> str:
-    if shutil.which("skopeo") is None:
-        pytest.skip("skopeo is not installed")
     done = subprocess.run(["skopeo", *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

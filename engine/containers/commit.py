@@ -1,0 +1,120 @@
+"""Commit: a container's changes, and its configuration, as an image.
+
+What was changed is read while the container stands still, into a file without a name; it goes on while the layer is made of it.
+Not here: the archive of the changes (images/diff.py), the image (images/making.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from engine import __version__
+from engine.containers import create
+from engine.containers.container import Container
+from engine.containers.lifecycle import State
+from engine.errors import Conflict, EngineError, NotFound, ServerError
+from engine.images import changes, diff, making
+from engine.images.archive import ARCHITECTURE
+from engine.images.layers import Span, uninterrupted
+from engine.images.reference import Reference
+from engine.images.store import ImageStore
+from engine.system import files
+from engine.wire import times
+from engine.wire.containers import Config
+from engine.wire.images import History, ImageConfig
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client asks for; `config` overrules the container's own where it says something."""
+
+    tag: Reference | None = None
+    author: str = ""
+    comment: str = ""
+    pause: bool = True
+    changes: Sequence[str] = ()
+    config: Config = Config()
+
+
+async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
+    """The id of the new image. Raises Conflict for a container that is being removed, ServerError when its files cannot be read."""
+    record = container.record
+    changed = changes.apply(wish.config, wish.changes)
+    config = msgspec.structs.replace(create.merged(changed, record.config), on_build=changed.on_build)
+    snapshots = images.snapshots
+    async with contextlib.AsyncExitStack() as stack:
+        spool = await asyncio.to_thread(files.temporary_file, images.temporary)
+        stack.callback(os.close, spool)
+        claim = await stack.enter_async_context(images.claimed())
+        if record.parent:
+            claim(record.parent)
+        async with _still(container, wish.pause):
+            try:
+                upper = snapshots.upper(container.id)
+            except NotFound as error:
+                raise Conflict(f"container {container.id} is being removed") from error
+            written = await uninterrupted(asyncio.to_thread(_read, upper, spool))
+        below = [layer.diff_id for layer in reversed(snapshots.line(record.parent))]
+        base = ImageConfig()
+        with contextlib.suppress(NotFound):  # removed by force since
+            base = images.get(record.image_id).config
+        created = times.rfc3339(time.time_ns())
+        step = History(
+            created=created,
+            created_by=" ".join((record.path, *record.args)),
+            author=wish.author,
+            comment=wish.comment,
+            empty_layer=written.diff_id == making.EMPTY_LAYER,
+        )
+        document = msgspec.structs.replace(
+            base,
+            created=created,
+            author=wish.author,
+            comment=wish.comment,
+            architecture=base.architecture or ARCHITECTURE,
+            os=base.os or "linux",
+            config=config,
+            container=container.id,
+            container_config=record.config,
+            docker_version=__version__,
+            history=(*base.history, step),
+        )
+        span = Span(spool, 0, written.size)
+        image_id = await making.add(images, below, span, written.diff_id, document, wish.tag)
+    container.publish("commit", comment=wish.comment, imageID=image_id, imageRef=wish.tag.familiar if wish.tag else "")
+    return image_id
+
+
+def _read(upper: os.PathLike[str], spool: int) -> diff.Written:
+    try:
+        directory = files.open_directory(os.fspath(upper))
+        try:
+            return diff.write(directory, spool)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise ServerError(f"reading the changes in {upper}: {error.filename}: {error.strerror}") from error
+
+
+@contextlib.asynccontextmanager
+async def _still(container: Container, pause: bool) -> AsyncIterator[None]:
+    """The container stands still, when it runs and that is asked for."""
+    paused = False
+    if pause and container.record.status.state is State.RUNNING:
+        with contextlib.suppress(EngineError):  # it has ended or was paused just now: it stands still
+            await container.pause()
+            paused = True
+    try:
+        yield
+    finally:
+        if paused:
+            with contextlib.suppress(EngineError):
+                await uninterrupted(container.unpause())
+
+
+__all__ = ["Wish", "commit"]

@@ -1,0 +1,87 @@
+"""Images that are made here: of a tar archive of a root file system (import), or of an image and what was changed on it (commit).
+
+Both come down to one more layer: its archive is in a file without a name, its digest becomes the diff_id, and it is laid out like any other.
+Not here: reading a container's changes (diff.py), what commit does to the container (containers/commit.py), `changes` (changes.py).
+Raises: InvalidParameter for a damaged archive, ServerError when the disk does not take it; nothing is left behind then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from engine import __version__
+from engine.events import EventLog
+from engine.images import archive, changes
+from engine.images.archive import ARCHITECTURE
+from engine.images.layers import Span
+from engine.images.reference import Reference
+from engine.images.store import ImageStore, chain_ids
+from engine.wire import times
+from engine.wire.containers import Config
+from engine.wire.images import History, ImageConfig, RootFS
+
+EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
+"""Digest of a tar archive without entries: no layer is made of one."""
+
+
+async def add(
+    store: ImageStore, below: Sequence[str], span: Span, diff_id: str, config: ImageConfig, tag: Reference | None
+) -> str:
+    """Make the image of the layers `below`, lowest first by diff_id, and of one more; its id."""
+    empty = diff_id == EMPTY_LAYER
+    diff_ids = (*below, *(() if empty else (diff_id,)))
+    config = msgspec.structs.replace(config, rootfs=RootFS(diff_ids=diff_ids))
+    raw = _encoded(config)
+    chains = chain_ids(diff_ids)
+    async with store.claimed() as claim:
+        for chain_id in chains:
+            claim(chain_id)
+        if not empty:
+            await store.layers.ensure(chains[-1], diff_id, chains[-2] if len(chains) > 1 else "", span)
+        await store.adopt(raw, config, tags=() if tag is None else (tag,))
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def _encoded(config: ImageConfig) -> bytes:
+    """The document; its `rootfs` is there also when it is that of an image without layers."""
+    return msgspec.json.encode({**msgspec.to_builtins(config), "rootfs": msgspec.to_builtins(config.rootfs)})
+
+
+def check(instructions: Sequence[str]) -> None:
+    """Raises InvalidParameter for instructions that `bring` would refuse."""
+    changes.apply(Config(), instructions)
+
+
+async def bring(
+    store: ImageStore,
+    events: EventLog,
+    body: AsyncIterator[bytes],
+    source: str,
+    tag: Reference | None,
+    instructions: Sequence[str],
+    message: str,
+) -> str:
+    """Import the archive of a root file system, compressed or not; the id. `source`: where it comes from, in words."""
+    config = changes.apply(Config(), instructions)
+    created = times.rfc3339(time.time_ns())
+    comment = message or f"Imported from {source}"
+    async with archive.received(body, store.temporary) as span:
+        document = ImageConfig(
+            created=created,
+            architecture=ARCHITECTURE,
+            os="linux",
+            config=config,
+            history=(History(created=created, comment=comment),),
+            docker_version=__version__,
+            comment=comment,
+        )
+        image_id = await add(store, (), span, await store.layers.digest_of(span), document, tag)
+    events.publish("image", "import", image_id, {"name": tag.familiar if tag else image_id})
+    return image_id
+
+
+__all__ = ["EMPTY_LAYER", "add", "bring", "check"]

@@ -1,0 +1,230 @@
+"""Images made here: commits of containers in every state, imports from a body and a URL, and what `changes` do to both."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import http.server
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from tests.archives import Node, busybox_layer, digest, directory, tar
+from tests.harness import TempEngine, until
+
+pytestmark = pytest.mark.own
+
+
+@pytest.fixture
+def clean(engine: TempEngine) -> Iterator[TempEngine]:
+    """The shared engine; what a test made is gone afterwards, and every byte of it."""
+
+    def state() -> tuple[int, ...]:
+        return tuple(len(os.listdir(engine.root / place)) for place in ("layers", "content/sha256", "tmp"))
+
+    def ids() -> set[str]:
+        return {image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()}
+
+    before, kept = state(), ids()
+    yield engine
+    engine.remove_all()
+    for image in ids() - kept:
+        engine.request("DELETE", f"/v1.24/images/{image}?force=1")
+    until("nothing is left", lambda: state() == before)
+
+
+def commit(engine: TempEngine, container: str, body: Any = None, **query: str) -> str:
+    answer = engine.request("POST", f"/v1.24/commit?{urlencode({'container': container, **query})}", body)
+    assert answer.status == 201, answer
+    return str(answer.json()["Id"])
+
+
+def inspect(engine: TempEngine, image: str) -> Any:
+    answer = engine.request("GET", f"/v1.24/images/{image}/json")
+    assert answer.status == 200, answer
+    return answer.json()
+
+
+CHANGE = """
+echo new > /new; echo changed > /etc/passwd; rm /etc/group; rm -r /home; mkdir /home; echo in > /home/in
+ln /new /hard; ln -s nowhere /soft; mkfifo /pipe; chmod 4711 /new; chown 12:34 /home/in; mknod /tmp/null c 1 3
+"""
+SHOW = "cat /new /etc/passwd; ls /etc/group; ls -ln /home/in /hard | cut -c1-24; readlink /soft; ls /home; ls -l /tmp/null | cut -c1-1"
+
+
+def test_what_was_changed_and_the_rest(clean: TempEngine) -> None:
+    container = clean.started("sh", "-c", CHANGE, Env=["A=1"], WorkingDir="/etc")
+    assert clean.wait(container) == 0, clean.logs(container)
+    image = commit(clean, container, repo="docker.io/library/made", tag="v1", author="me", comment="why")
+    shown = clean.docker("run", "--rm", "--network", "none", "made:v1", "sh", "-c", SHOW, status=0)
+    assert shown.out.splitlines() == [
+        "new",
+        "changed",
+        "-rws--x--x    2 0       ",
+        "-rw-r--r--    1 12      ",
+        "nowhere",
+        "in",
+        "c",
+    ]
+    found = inspect(clean, image)
+    base = inspect(clean, "busybox")
+    assert found["RepoTags"] == ["made:v1"]
+    assert (found["Author"], found["Comment"], found["Container"]) == ("me", "why", container)
+    assert found["Config"]["Cmd"] == ["sh", "-c", CHANGE]
+    assert "A=1" in found["Config"]["Env"] and found["Config"]["WorkingDir"] == "/etc"
+    assert found["RootFS"]["Layers"][:-1] == base["RootFS"]["Layers"]
+    history = clean.request("GET", f"/v1.24/images/{image}/history").json()
+    assert (history[0]["Id"], history[0]["Comment"], history[0]["CreatedBy"]) == (image, "why", f"sh -c {CHANGE}")
+    assert len(history) == len(clean.request("GET", "/v1.24/images/busybox/history").json()) + 1
+
+
+def test_nothing_of_the_runtime_is_in_it(clean: TempEngine) -> None:
+    container = clean.started("true")
+    clean.wait(container)
+    image = commit(clean, container)
+    upper = Path(inspect(clean, image)["GraphDriver"]["Data"]["UpperDir"])
+    assert not (upper / "dev").exists() and not (upper / "etc" / "hosts").exists()
+
+
+def test_running_paused_and_created_containers(clean: TempEngine) -> None:
+    running = clean.started("sh", "-c", "echo data > /data; sleep 1000")
+    until("it has written", lambda: clean.docker("exec", running, "cat", "/data", status=None).out == "data\n")
+    for query in ({}, {"pause": "0"}):
+        image = commit(clean, running, **query)
+        assert clean.inspect(running)["State"]["Status"] == "running"
+        assert clean.docker("run", "--rm", "--network", "none", image, "cat", "/data").out == "data\n"
+    clean.post(f"/containers/{running}/pause")
+    commit(clean, running)
+    assert clean.inspect(running)["State"]["Status"] == "paused"
+    clean.post(f"/containers/{running}/unpause")
+    created = clean.create("true")
+    image = commit(clean, created)
+    assert inspect(clean, image)["RootFS"] == inspect(clean, "busybox")["RootFS"]  # nothing was changed: no layer
+    history = clean.request("GET", f"/v1.24/images/{image}/history").json()
+    assert history[0]["Size"] == 0
+
+
+def test_changes_and_a_body(clean: TempEngine) -> None:
+    container = clean.create("true", Env=["KEEP=1", "OLD=1"], Labels={"a": "1"}, ExposedPorts={"1/tcp": {}})
+    changes = [
+        'CMD ["echo", "hi"]',
+        "ENV OLD=2 NEW='a b'\nenv LAST last one",
+        "LABEL b=2",
+        "EXPOSE 80 90-91/udp",
+        "WORKDIR /a",
+        "WORKDIR b",
+        "USER 1:2",
+        'VOLUME ["/v w"]',
+        "ONBUILD RUN true",
+        "STOPSIGNAL SIGINT",
+        "HEALTHCHECK --interval=1m30s --retries=4 CMD exit 0",
+    ]
+    query = "&".join(f"changes={quote(change)}" for change in changes)
+    answer = clean.request(
+        "POST", f"/v1.24/commit?container={container}&{query}", {"Entrypoint": None, "Env": ["BODY=1"]}
+    )
+    assert answer.status == 201, answer
+    config = inspect(clean, answer.json()["Id"])["Config"]
+    assert config["Cmd"] == ["echo", "hi"]
+    environment = dict(line.split("=", 1) for line in config["Env"])
+    assert {**environment, "PATH": ""} == {
+        "PATH": "",
+        "KEEP": "1",
+        "OLD": "2",
+        "NEW": "a b",
+        "LAST": "last one",
+        "BODY": "1",
+    }
+    assert config["Labels"] == {"a": "1", "b": "2"}
+    assert set(config["ExposedPorts"]) == {"1/tcp", "80/tcp", "90/udp", "91/udp"}
+    assert (config["WorkingDir"], config["User"], config["StopSignal"]) == ("/a/b", "1:2", "SIGINT")
+    assert config["Volumes"] == {"/v w": {}} and config["OnBuild"] == ["RUN true"]
+    assert config["Healthcheck"]["Test"] == ["CMD-SHELL", "exit 0"]
+    assert (config["Healthcheck"]["Interval"], config["Healthcheck"]["Retries"]) == (90 * 10**9, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["RUN true", "FROM x", "CMD", "ENV a", "ENV a='b", "EXPOSE 70000", "HEALTHCHECK --x=1 CMD y", "ONBUILD FROM x"],
+)
+def test_bad_changes(clean: TempEngine, change: str) -> None:
+    container = clean.create("true")
+    for target in (f"commit?container={container}", "images/create?fromSrc=-"):
+        assert clean.request("POST", f"/v1.24/{target}&changes={quote(change)}").status == 400, target
+
+
+def test_refusals(clean: TempEngine) -> None:
+    assert clean.request("POST", "/v1.24/commit?container=nothing").status == 404
+    assert clean.request("POST", "/v1.24/commit").status == 400
+    container = clean.create("true")
+    assert clean.request("POST", f"/v1.24/commit?container={container}&repo=UPPER").status == 400
+    assert clean.request("POST", f"/v1.24/commit?container={container}&repo=x&tag=a/b").status == 400
+
+
+def test_commit_through_the_cli(clean: TempEngine) -> None:
+    container = clean.started("sh", "-c", "echo one > /one")
+    clean.wait(container)
+    out = clean.docker("commit", "-a", "me", "-m", "text", "-c", "CMD cat /one", container, "team/made").out
+    assert out.startswith("sha256:")
+    assert clean.docker("run", "--rm", "--network", "none", "team/made").out == "one\n"
+    saved = clean.request("GET", "/v1.24/images/team/made/get")
+    clean.docker("rmi", "-f", "team/made")
+    assert "Loaded image: team/made:latest" in clean.docker("load", input=saved.body).out
+
+
+# --- import ---------------------------------------------------------------------------------------------------------
+
+ROOT = busybox_layer()[:-1024].rstrip(b"\0")
+ROOT += bytes(-len(ROOT) % 512) + tar([directory("srv/"), Node("srv/file", b"imported")])
+
+
+def bring(engine: TempEngine, body: bytes | None, **query: str) -> list[Any]:
+    answer = engine.request("POST", f"/v1.24/images/create?{urlencode(query)}", body)
+    assert answer.status == 200, answer
+    return [json.loads(line) for line in answer.body.splitlines()]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_import_of_a_body(clean: TempEngine, pack: Any) -> None:
+    said = bring(clean, pack(ROOT), fromSrc="-", repo="imported", tag="v1", message="text", changes="CMD cat /srv/file")
+    found = inspect(clean, "imported:v1")
+    assert said[-1] == {"status": found["Id"]}
+    assert found["Comment"] == "text" and found["RootFS"]["Layers"] == [digest(ROOT)]
+    assert clean.docker("run", "--rm", "--network", "none", "imported:v1").out == "imported"
+
+
+def test_import_through_the_cli_and_without_a_name(clean: TempEngine) -> None:
+    out = clean.docker("import", "-c", "ENV A=b", "-", "cli:import", input=ROOT).out
+    assert out.startswith("sha256:")
+    assert inspect(clean, "cli:import")["Config"]["Env"] == ["A=b"]
+    said = bring(clean, ROOT, fromSrc="-")
+    assert inspect(clean, said[-1]["status"])["RepoTags"] == []
+    assert inspect(clean, said[-1]["status"])["Comment"] == "Imported from -"
+    assert inspect(clean, bring(clean, ROOT, fromSrc="-", repo="with:tag")[-1]["status"])["RepoTags"] == ["with:tag"]
+
+
+def test_import_from_a_url(clean: TempEngine, tmp_path: Path) -> None:
+    (tmp_path / "root.tar.gz").write_bytes(gzip.compress(ROOT))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        said = bring(clean, None, fromSrc=f"{url}/root.tar.gz", repo="fetched")
+        assert said[0]["status"] == f"Downloading from {url}/root.tar.gz"
+        assert inspect(clean, "fetched")["RootFS"]["Layers"] == [digest(ROOT)]
+        assert "404" in bring(clean, None, fromSrc=f"{url}/nothing")[-1]["error"]
+        server.shutdown()
+    assert "refused" in bring(clean, None, fromSrc=f"{url}/root.tar.gz")[-1]["error"]
+    assert clean.request("POST", "/v1.24/images/create?fromSrc=ftp://x/y").status == 400
+
+
+def test_what_is_no_archive_leaves_nothing(clean: TempEngine) -> None:
+    for body in (b"no archive" * 100, gzip.compress(ROOT)[:-100], ROOT[:5000]):
+        assert "error" in bring(clean, body, fromSrc="-", repo="bad")[-1]
+    assert clean.request("GET", "/v1.24/images/bad/json").status == 404
