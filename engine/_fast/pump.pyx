@@ -1029,6 +1029,7 @@ cdef extern from *:
     #include <sys/ioctl.h>
     #include <sys/prctl.h>
     #include <sys/resource.h>
+    #include <sys/syscall.h>
     #include <unistd.h>
 
     /* Start a program as posix_spawn(3) does, which has no resource limits and, before glibc 2.29, no working directory.
@@ -1043,13 +1044,11 @@ cdef extern from *:
         sigprocmask(SIG_SETMASK, &all, &before);
         pid_t pid = vfork();
         if (pid == 0) {
-            struct sigaction plain;
+            unsigned long plain[4] = {(unsigned long)SIG_DFL, 0, 0, 0};     /* the kernel's struct sigaction, not glibc's */
             struct rlimit limit;
             sigset_t none;
-            memset(&plain, 0, sizeof plain);
-            plain.sa_handler = SIG_DFL;
-            for (int number = 1; number < NSIG; number++)
-                sigaction(number, &plain, NULL);
+            for (int number = 1; number < NSIG; number++)       /* 32 and 33 too, which glibc keeps to itself and its posix_spawn ignores */
+                syscall(SYS_rt_sigaction, number, plain, NULL, 8);
             if (files && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
                 limit.rlim_cur = files;
                 setrlimit(RLIMIT_NOFILE, &limit);
