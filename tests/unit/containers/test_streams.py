@@ -33,7 +33,9 @@ def test_sequences(text: str | None, keys: bytes) -> None:
     assert parse_detach_keys(text) == keys
 
 
-@pytest.mark.parametrize("text", ["ab", "ctrl-", "ctrl-1", "ctrl-pq", "a,", "ctrl-p,", "control-p", "a,,b", "é", "ctrl-é", "ctrl-p;q"])
+@pytest.mark.parametrize(
+    "text", ["ab", "ctrl-", "ctrl-1", "ctrl-pq", "a,", "ctrl-p,", "control-p", "a,,b", "é", "ctrl-é", "ctrl-p;q"]
+)
 def test_what_breaks_the_format_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidParameter) as raised:
         parse_detach_keys(text)
