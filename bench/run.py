@@ -187,6 +187,23 @@ def attached_rate(engine: Engine) -> float:
     return total / elapsed / 1e9
 
 
+def exec_echo(engine: Engine) -> float:
+    """Milliseconds of one `echo` in a running container: create, start, its output to the end, and its exit code."""
+    connection = wire.Connection(engine.socket)
+    begin = time.perf_counter()
+    config = {"AttachStdout": True, "Cmd": ["echo", "said"]}
+    made = connection.json("POST", f"/containers/{_idle[engine.name][0]}/exec", config)["Id"]
+    stream, received = wire.hijack(engine.socket, f"/exec/{made}/start", b"{}")
+    with stream:
+        while data := stream.recv(4096):
+            received += data
+    shown = connection.json("GET", f"/exec/{made}/json")
+    elapsed = (time.perf_counter() - begin) * 1000
+    assert received.endswith(b"said\n") and shown["ExitCode"] == 0, (engine.name, received, shown)
+    connection.close()
+    return elapsed
+
+
 def requests_a_second(target: Callable[[Engine], str]) -> Callable[[Engine], float]:
     """GETs a second over 8 keep-alive connections, each with one request under way at a time."""
 
@@ -213,6 +230,10 @@ def requests_a_second(target: Callable[[Engine], str]) -> Callable[[Engine], flo
 
 
 _idle: dict[str, list[str]] = {}
+
+
+def with_one(engine: Engine) -> None:
+    _idle[engine.name] = start_idle(engine, 1)
 
 
 def with_idle(engine: Engine) -> None:
@@ -251,6 +272,15 @@ def rows(quick: bool) -> list[Row]:
             lives_at_once,
             1 if quick else 3,
             less_is_better=False,
+        ),
+        Row(
+            "exec",
+            "exec of echo: create, start, output, exit code",
+            "ms",
+            exec_echo,
+            rounds,
+            prepare=with_one,
+            finish=remove_all,
         ),
         Row(
             "attach",

@@ -103,13 +103,19 @@ def _joined(data: bytes) -> bytes:
 
 
 def attach(path: str, container: str, query: str = "stream=1&stdin=1&stdout=1&stderr=1") -> tuple[socket.socket, bytes]:
-    """A hijacked connection and the bytes of its stream that came with the answer's head."""
+    """A hijacked connection to the container, and the bytes of its stream that came with the answer's head."""
+    return hijack(path, f"/containers/{container}/attach?{query}")
+
+
+def hijack(path: str, target: str, body: bytes = b"") -> tuple[socket.socket, bytes]:
+    """A connection upgraded by POST of a JSON `body`, and the bytes of its stream that came with the answer's head."""
     stream = socket.socket(socket.AF_UNIX)
     stream.settimeout(60)
     stream.connect(path)
     stream.sendall(
-        f"POST /v1.24/containers/{container}/attach?{query} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n"
-        "Content-Length: 0\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode()
+        f"POST /v1.24{target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode()
+        + body
     )
     received = b""
     while b"\r\n\r\n" not in received:
