@@ -371,6 +371,10 @@ class Container:
                 record = self._replace(link_hosts=hosts)
                 await asyncio.to_thread(bundle.write_network_files, record, self.directory, record.networks)
 
+    async def _end_what_is_left(self) -> None:
+        await self._parts.runtime.delete(self.id)
+        await self._remove_cgroup()
+
     async def _remove_cgroup(self) -> None:
         # crun leaves it behind when a limit can't be set, and has then no state left to delete it by.
         try:
@@ -494,7 +498,7 @@ class Container:
         record = self._replace(networks=networks)
         outcomes = await asyncio.gather(
             parts.store.save(record),
-            parts.runtime.delete(self.id) if abandoned else parts.runtime.discard(self.id, self.cgroup, parts.cgroups),
+            self._end_what_is_left() if abandoned else parts.runtime.discard(self.id, self.cgroup, parts.cgroups),
             parts.snapshots.unmount(self.id, self.directory / "rootfs"),
             self._leave_network(),
             return_exceptions=True,
@@ -717,10 +721,10 @@ class Container:
 
     # --- boot -----------------------------------------------------------------------------------------------------------
 
-    async def restore(self, mounted: bool) -> None:
+    async def restore(self, on_host: bool) -> None:
         """Correct the record by what the monitor says: running, ended meanwhile, or gone with a reboot.
 
-        `mounted`: its root is. Where nothing runs that means a start or a teardown that the daemon did not live to finish.
+        `on_host`: its root is mounted or its control group there. Where nothing runs, a start or a teardown was cut short by a crash.
         """
         parts, status = self._parts, self.record.status
         process = parts.monitor.processes.get(self.id)
@@ -741,7 +745,7 @@ class Container:
             self._record_exit(Exit(status=255, at=time.time_ns()), False)
             self._teardown = asyncio.ensure_future(self._tear_down(abandoned=True))
         else:
-            if mounted or any(endpoint.ip_address for endpoint in self.record.networks.values()):
+            if on_host or any(endpoint.ip_address for endpoint in self.record.networks.values()):
                 self._teardown = asyncio.ensure_future(self._tear_down(abandoned=True))
             if status.state == State.RESTARTING:
                 self._move(state=State.EXITED)
@@ -774,9 +778,15 @@ class Containers:
         for record in sorted(self._parts.store.load().values(), key=lambda each: each.created):
             self._names.add(record.id, record.name)
             self._add(Container(self._parts, record, self))
+        left = await asyncio.to_thread(self._left_on_host)
+        await asyncio.gather(*(each.restore(each.id in left) for each in self._all.values()))
+
+    def _left_on_host(self) -> set[str]:
+        """Ids of containers whose root is mounted or that have a control group: those that run, and what a crash left."""
         directory = self._parts.config.root / "containers"
-        targets = {mount.target for mount in await asyncio.to_thread(mounts.mounts, directory)}
-        await asyncio.gather(*(each.restore(str(each.directory / "rootfs") in targets) for each in self._all.values()))
+        found = {Path(mount.target).parent.name for mount in mounts.mounts(directory)}
+        parents = {cgroups.parent(each.record.host.cgroup_parent) for each in self._all.values()}
+        return found.union(*(self._parts.cgroups.children(parent) for parent in parents))
 
     def _add(self, container: Container) -> None:
         self._all[container.id] = container

@@ -222,8 +222,12 @@ def _kernel(release: str) -> tuple[int, int]:
 
 def path(container_id: str, cgroup_parent: str = "") -> str:
     """The cgroup of a container, absolute from the root of each hierarchy, as `linux.cgroupsPath` wants it."""
-    parent = "/" + cgroup_parent.strip("/") if cgroup_parent.strip("/") else PARENT
-    return f"{parent}/{container_id}"
+    return f"{parent(cgroup_parent)}/{container_id}"
+
+
+def parent(cgroup_parent: str) -> str:
+    """The cgroup that a CgroupParent means: absolute, and the engine's own when it is empty."""
+    return "/" + cgroup_parent.strip("/") if cgroup_parent.strip("/") else PARENT
 
 
 def _remove(directory: str) -> None:

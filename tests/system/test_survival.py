@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -263,6 +264,23 @@ def test_reboot(own_engine: TempEngine) -> None:
     until("it runs again on its own files", lambda: engine.logs(ran) == b"1\n2\n")
     engine.remove_all()
     engine.assert_settles(before)
+
+
+def test_a_control_group_that_a_crash_left_is_removed(own_engine: TempEngine) -> None:
+    engine = own_engine
+    before = engine.footprint()
+    ended = engine.started("true")
+    engine.wait(ended)
+    until("its teardown is over", lambda: engine.footprint().cgroups == before.cgroups)
+    engine.kill9()
+    group = (
+        Path("/sys/fs/cgroup/memory" if Path("/sys/fs/cgroup/memory").exists() else "/sys/fs/cgroup")
+        / "engined"
+        / ended
+    )
+    group.mkdir(parents=True)
+    engine.start()
+    until("it is gone", lambda: not group.exists())
 
 
 def test_a_directory_that_no_container_has_is_swept(own_engine: TempEngine) -> None:
