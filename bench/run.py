@@ -1,8 +1,9 @@
 """`make bench`: engined, dockerd and podman through the same API on this host, in one run, a row each job.
 
 Every row first asserts that the engine's answer is right, then takes samples in turns (one of each engine, again and again, another one first
-each time), so that what the host does meanwhile meets all of them. Shown is the median; beside each peer's, how many times better engined's is. The table goes to
-stdout, everything to bench/results/*.json. An engine that is not installed is a line that says so; one that fails fails the run.
+each time), so that what the host does meanwhile meets all of them. Shown is the median; beside each peer's, how many times better engined's
+is. The table goes to stdout, everything to bench/results/*.json. An engine that is not installed is a line that says so; one that fails fails
+the run.
 """
 
 from __future__ import annotations
