@@ -156,7 +156,14 @@ class Monitor:
         become_subreaper()
         self._files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # up to four descriptors of each process are kept here
-        await self._connect()
+        deadline = time.monotonic() + START_LIMIT
+        while not self._connected.is_set():
+            try:
+                await self._connect()
+            except Interrupted:  # a dying one accepted: its socket closes after it is gone from everybody's sight
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.01)
         self._opened = True
 
     async def close(self) -> None:
