@@ -31,7 +31,7 @@ from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint
 
 BUSYBOX = Path("/bin/busybox")
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not BUSYBOX.exists(), reason="needs root and /bin/busybox")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 HIERARCHIES = Cgroups.detect()
 
@@ -39,13 +39,14 @@ HIERARCHIES = Cgroups.detect()
 @pytest.fixture(params=["crun", "runc"])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Runtime:
     """One of the runtimes, probed."""
-    if not shutil.which(request.param, path=oci.SEARCH):
-        pytest.skip(f"{request.param} is not installed")
+    assert shutil.which(request.param, path=oci.SEARCH), f"{request.param} is not installed (.ci/packages)"
     run = tmp_path / "run"
     run.mkdir()
     try:
         return Runtime.probe(request.param, run)
     except ServerError as error:
+        if "hybrid" not in error.message:  # crun's own refusal of such a host; .ci/cgroups cures it where it can
+            raise
         pytest.skip(error.message)
 
 
@@ -488,8 +489,6 @@ def test_probe_falls_back_with_the_reason(tmp_path: Path, monkeypatch: pytest.Mo
     (fake / "crun").chmod(0o755)
     monkeypatch.setenv("PATH", str(fake))
     monkeypatch.setattr(oci, "SEARCH", "/usr/sbin:/usr/bin")
-    if not shutil.which("runc", path=oci.SEARCH):
-        pytest.skip("needs runc")
     found = Runtime.probe("", tmp_path)
     assert found.name == "runc"
     assert "hybrid mode not supported" in found.reason
@@ -502,8 +501,6 @@ def test_probe_falls_back_with_the_reason(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", oci.CANDIDATES)
 def test_probe_works_where_run_is_mounted_noexec(name: str, tmp_path: Path) -> None:
-    if not shutil.which(name, path=oci.SEARCH):
-        pytest.skip(f"{name} is not installed")
     mounts.mount("tmpfs", tmp_path, "tmpfs", mounts.MS_NOEXEC | mounts.MS_NOSUID | mounts.MS_NODEV)
     try:
         trial = oci.attempt(shutil.which(name, path=oci.SEARCH) or name, tmp_path)
