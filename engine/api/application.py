@@ -15,6 +15,9 @@ from engine.errors import InvalidParameter, NotFound
 from engine.http.messages import AnyReply, Reply, Request
 from engine.http.router import Router
 
+REMEMBERED = 1024
+"""Paths whose route is remembered; then all are forgotten."""
+
 
 class Application:
     """One engine's API."""
@@ -29,34 +32,39 @@ class Application:
     def __init__(self, engine: Engine, table: Iterable[routes.Route] = routes.ROUTES) -> None:
         self._engine = engine
         self._router = Router(table)
+        self._found: dict[tuple[str, str], tuple[routes.Route, Version, dict[str, str]]] = {}
+        """What methods and paths meant before; handlers only read the parameters."""
 
     def __call__(self, request: Request) -> AnyReply | Awaitable[AnyReply]:
         """Raises NotFound for a path or method that no route of the version has, InvalidParameter for a version not
         spoken.
         """
-        version, path = split_version(request.path)
-        found = self._router.match(request.method, path)
-        if found is not None:
-            rows, parameters = found
-            for route in rows:
-                if route.since <= version.release < route.until:
-                    request.version = version
-                    request.parameters = parameters
-                    request.status = route.status
-                    request.cancellable = route.mode is routes.STREAM
-                    return route.handler(self._engine, request)
+        key = (request.method, request.path)
+        found = self._found.get(key)
+        if found is None:
+            found = self._find(*key)
+            if len(self._found) >= REMEMBERED:
+                self._found.clear()
+            self._found[key] = found
+        route, request.version, request.parameters = found
+        request.status = route.status
+        request.cancellable = route.mode is routes.STREAM
+        return route.handler(self._engine, request)
+
+    def _find(self, method: str, path: str) -> tuple[routes.Route, Version, dict[str, str]]:
+        version, below = split_version(path)
+        rows, parameters = self._router.match(method, below) or ((), {})
+        for route in rows:
+            if route.since <= version.release < route.until:
+                return route, version, parameters
         raise NotFound("page not found")
 
     def is_hijack(self, method: str, path: str) -> bool:
         """The path may be of a version not spoken: then the answer is an error, and no stream."""
         try:
-            version, path = split_version(path)
-        except InvalidParameter:
+            return self._find(method, path)[0].mode is routes.HIJACK
+        except (InvalidParameter, NotFound):
             return False
-        found = self._router.match(method, path)
-        return found is not None and any(
-            route.mode is routes.HIJACK and route.since <= version.release < route.until for route in found[0]
-        )
 
     def error_reply(self, error: BaseException) -> Reply:
         return replies.error_reply(error)

@@ -126,14 +126,16 @@ class HeadWriter:
         if now >= self._date_until:
             self._date_until = int(now) + 1.0
             self._date = b"Date: " + email.utils.formatdate(int(now), usegmt=True).encode() + b"\r\n"
+            self._starts.clear()
         start = self._starts.get((status, content_type))
         if start is None:
             start = b"HTTP/1.1 %d %b\r\n%b" % (status, _reason(status), self._constant)
             if content_type:
                 start += field_lines((("Content-Type", content_type),))
+            start += self._date
             if len(self._starts) < 256:
                 self._starts[status, content_type] = start
-        return start + self._date
+        return start
 
     def hijacked(self, content_type: str, upgrade: bool, now: float) -> bytes:
         """101 when the client asked to upgrade, else 200 with neither length nor coding: the stream lasts as long as

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from engine.errors import InvalidParameter, ServerError
 
 if TYPE_CHECKING:
     from engine.http.protocol import Connection
+
+T = TypeVar("T")
 
 BODY_WAITING = 256 * 1024
 """Bytes of a request body that wait for the handler before reading from the socket is paused."""
@@ -69,6 +71,16 @@ class Query(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    @overload
+    def get(self, name: str) -> str | None: ...
+    @overload
+    def get(self, name: str, default: T) -> str | T: ...
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Most parameters are absent from most requests; `Mapping.get` raises and catches for each."""
+        values = self._values.get(name)
+        return default if values is None else values[0]
 
     def get_all(self, name: str) -> list[str]:
         return self._values.get(name, [])
@@ -193,6 +205,9 @@ class Body:
 
 _NO_QUERY = Query()
 
+NO_BODY = Body()
+"""Of every request without one: it has ended, and nothing ever comes."""
+
 
 class Request:
     """A request whose head has arrived. `path` is percent-decoded; version prefixes are the application's business."""
@@ -227,7 +242,7 @@ class Request:
         self.path = path
         self.query = query
         self.headers = headers if headers is not None else Headers([])
-        self.body = body if body is not None else Body()
+        self.body = body if body is not None else NO_BODY
         self.keep = keep
         """The connection stays open for another request afterwards, as far as the client is concerned."""
         self.upgrade = False

@@ -32,6 +32,7 @@ from engine.errors import InvalidParameter, ServerError
 from engine.http.framing import BodyReader, ChunkedReader, LengthReader, field_lines
 from engine.http.messages import (
     BODY_WAITING,
+    NO_BODY,
     AnyReply,
     Body,
     Headers,
@@ -60,6 +61,12 @@ closed.
 
 HIJACK_BODY_LIMIT = 128 * 1024
 """Bytes of a body that comes with a request to hijack. Less than `BODY_WAITING`: it waits as a whole."""
+
+KNOWN_HEAD = 1024
+"""Bytes of a head up to which it is known again when the very same bytes come: clients that poll send nothing else."""
+
+KNOWN_HEADS = 1024
+"""How many such heads are remembered; then all are forgotten, and those in use come back at once."""
 
 JOIN_LIMIT = 256 * 1024
 """Bytes up to which a head and its body are joined to go out in one piece."""
@@ -168,6 +175,11 @@ class Connection(asyncio.Protocol):
         if self._input:
             self._input += data
             self._regulate()
+            return
+        fresh = self._state is State.HEAD and not self._head_size and not self._write_blocked
+        known = self._server.known_heads.get(data) if fresh and len(data) <= KNOWN_HEAD else None
+        if known is not None:
+            self._begin_known(known)
         else:
             self._consume(data)
 
@@ -301,10 +313,17 @@ class Connection(asyncio.Protocol):
         if not fresh:
             self._unwatch()
         try:
-            self._begin(reusable)
+            plain = self._begin(reusable)
         except InvalidParameter as error:
             self._refuse(error)
             return len(data)
+        if plain and piece is data and len(data) <= KNOWN_HEAD and self._request is not None:
+            known = self._server.known_heads
+            if len(known) >= KNOWN_HEADS:
+                known.clear()
+            known[data] = Request(
+                self._request.method, self._request.path, self._request.query, self._request.headers, NO_BODY
+            )
         held, complete = self._held, self._reader is None
         if not complete:
             end = self._read_body(data, end)
@@ -323,8 +342,21 @@ class Connection(asyncio.Protocol):
         self._ahead = None
         return end
 
-    def _begin(self, reusable: bool) -> None:
-        """A head is complete: make the request and the reader of its body."""
+    def _begin_known(self, request: Request) -> None:
+        """The very bytes of an earlier request: the same again, but for its answer."""
+        self._request = Request(request.method, request.path, request.query, request.headers, NO_BODY, connection=self)
+        self._body = NO_BODY
+        self._http10 = False
+        self._state = State.ACTIVE
+        if self._transport.get_write_buffer_size():
+            self._held = self._application.is_hijack(request.method, request.path)
+        if self._held:
+            self._release_held()
+        else:
+            self._dispatch()
+
+    def _begin(self, reusable: bool) -> bool:
+        """A head is complete: make the request and the reader of its body. Whether the head is all there is to the request."""
         parser = self._parser
         method, http = parser.get_method().decode("ascii"), parser.get_http_version()
         if http not in ("1.1", "1.0"):
@@ -365,24 +397,20 @@ class Connection(asyncio.Protocol):
         if reader is not None or not reusable:
             # The parser has seen a head and now expects what it will not get.
             self._parser = httptools.HttpRequestParser(self)
-        path, query = _target(url)
-        self._body = body = Body(self) if reader is not None else Body()
-        self._request = Request(
-            method,
-            percent_decode(path, "the path"),
-            Query(query) if query else _NO_QUERY,
-            Headers(fields),
-            body,
-            keep=keep,
-            connection=self,
-        )
-        self._request.upgrade = upgrade
+        raw_path, raw_query = _target(url)
+        path = percent_decode(raw_path, "the path")
+        query = Query(raw_query) if raw_query else _NO_QUERY
+        headers = Headers(fields)
+        self._body = body = Body(self) if reader is not None else NO_BODY
+        self._request = request = Request(method, path, query, headers, body, keep=keep, connection=self)
+        request.upgrade = upgrade
         self._reader = reader
         self._continue_due = expects and reader is not None
         self._state = State.ACTIVE
         # Only these two make it matter, before the handler says so itself, that the request is one to hijack:
         if reader is not None or self._transport.get_write_buffer_size():
-            self._held = self._application.is_hijack(method, self._request.path)
+            self._held = self._application.is_hijack(method, path)
+        return reader is None and reusable and keep and not (http10 or expects or upgrade)
 
     def _read_body(self, data: bytes, start: int) -> int:
         reader, body = self._reader, self._body
@@ -503,23 +531,23 @@ class Connection(asyncio.Protocol):
         if self._hijacked:
             self._cancel_hijack()
         keep = self._may_keep()
-        head = [self._start(reply.status, reply.content_type if reply.body or reply.content_type != JSON else "")]
-        if reply.headers:
-            head.append(field_lines(reply.headers))
-        head.append(self._connection_line(keep))
         body = reply.body
+        head = self._start(reply.status, reply.content_type if body or reply.content_type != JSON else "")
+        if reply.headers:
+            head += field_lines(reply.headers)
+        if not keep or self._http10:
+            head += self._connection_line(keep)
         if reply.status in _NO_BODY:
-            head.append(b"\r\n")
+            head += b"\r\n"
             body = b""
         else:
-            head.append(b"Content-Length: %d\r\n\r\n" % len(body))
+            head += b"Content-Length: %d\r\n\r\n" % len(body)
             if request.method == "HEAD":
                 body = b""
         if len(body) <= JOIN_LIMIT:
-            head.append(body)
-            self._transport.write(b"".join(head))
+            self._transport.write(head + body)
         else:
-            self._transport.writelines((b"".join(head), body))
+            self._transport.writelines((head, body))
         self._answered(keep)
 
     def _start(self, status: int, content_type: str) -> bytes:

@@ -71,6 +71,8 @@ class Server:
         self.limits = limits or Limits()
         self.heads = HeadWriter(application.headers)
         self.connections: set[Connection] = set()
+        self.known_heads: dict[bytes, Request] = {}
+        """Heads of requests without a body, as they came, to what they say; connections fill and bound it."""
         self.timed: set[Connection] = set()
         """Connections with a deadline."""
         self.half_open: set[Connection] = set()

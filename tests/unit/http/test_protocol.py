@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.http.messages import BODY_WAITING, Reply, Request
-from engine.http.protocol import DRAIN_LIMIT, INPUT_WAITING, Connection
+from engine.http.protocol import DRAIN_LIMIT, INPUT_WAITING, KNOWN_HEAD, KNOWN_HEADS, Connection
 from engine.http.server import Limits, Server
 from tests.unit.http.harness import App, FakeTransport, answers, bytewise, feed, settle
 
@@ -266,6 +266,30 @@ def test_many_pipelined_requests_do_not_recurse() -> None:
     assert len(answers(bytes(transport.out))) == 5000
     transport, _ = feed([get("/async") + get() * 5000])
     assert len(answers(bytes(transport.out))) == 5001
+
+
+@pytest.mark.parametrize(("data", "status", "body"), GOOD, ids=[str(at) for at in range(len(GOOD))])
+def test_the_same_bytes_again_get_the_same_answer(data: bytes, status: int, body: bytes) -> None:
+    transport, app = feed([data] * 4)
+    found = answers(bytes(transport.out))
+    assert [(answer.status, answer.body) for answer in found] == [(status, body)] * 4
+    assert len({(request.method, request.path, tuple(request.headers)) for request in app.requests}) == 1
+
+
+def test_known_heads_are_bounded_and_hold_no_long_ones() -> None:
+    async def scenario() -> None:
+        server = Server(App())
+        connection = Connection(server)
+        connection.connection_made(FakeTransport())  # type: ignore[arg-type]
+        known = server.known_heads
+        for number in range(KNOWN_HEADS + 10):
+            connection.data_received(get(f"/sync?{number}"))
+        assert len(known) == 10
+        for data in (get("/sync", "X: " + "y" * KNOWN_HEAD), get("/sync", "Upgrade: tcp"), get("/sync", http="1.0")):
+            connection.data_received(data)
+        assert len(known) == 10
+
+    asyncio.run(scenario())
 
 
 def test_input_beyond_the_bound_pauses_reading() -> None:
