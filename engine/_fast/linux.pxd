@@ -35,6 +35,11 @@ cdef extern from "<sys/ioctl.h>" nogil:
     int ioctl(int fd, unsigned long request, ...)
 
 
+cdef extern from "<linux/sockios.h>" nogil:
+    enum:
+        SIOCOUTQ
+
+
 cdef extern from "<fcntl.h>" nogil:
     enum:
         F_GETFL
@@ -43,7 +48,9 @@ cdef extern from "<fcntl.h>" nogil:
         F_SETPIPE_SZ
         F_DUPFD_CLOEXEC
         O_NONBLOCK
+        SPLICE_F_NONBLOCK
     int fcntl(int fd, int cmd, ...)
+    ssize_t splice(int source, void *source_offset, int target, void *target_offset, size_t size, unsigned int flags)
 
 
 cdef extern from "<sys/socket.h>" nogil:

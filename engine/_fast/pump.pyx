@@ -10,6 +10,8 @@ The rules of the byte path:
 - Output is read into one buffer of the loop, behind 8 spare bytes, so header and payload go to a client in one send(2) without a
   copy or an allocation. What a client does not take is kept for it (`Kept`), up to `BACKLOG`; beyond it the stream is not read any
   more, which stalls its writer as a full pipe does, and nobody else.
+- Where one client at a Unix socket is all there is to feed and much waits in the pipe, the pages go from the pipe to the socket as they are
+  (splice(2)), whole frames at a time: a frame whose pages did not all fit is finished by reading, so that no other code meets half a frame.
 - One event moves at most `READS` times `READ` bytes, so that a busy process leaves the others their turn.
 - A silent descriptor costs no time: nothing here walks all processes. A stream that must not be read is armed with EPOLLONESHOT and no events, because
   a hang-up would otherwise be reported without end.
@@ -38,14 +40,15 @@ from engine._fast.jsonlog cimport LogWriter
 from engine._fast.linux cimport (
     AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
     F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MSG_DONTWAIT,
-    MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SO_DOMAIN, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET, epoll_create1, epoll_ctl, epoll_event,
-    epoll_wait, fcntl, getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t,
+    MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET, SPLICE_F_NONBLOCK,
+    epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl, getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t, splice,
 )
 
 cdef enum:
     HEADER = 8
     READ = 256 << 10            # bytes of one read(2)
     READS = 4                   # reads of one event, while each comes back full
+    SPLICE = 32 << 10           # bytes in a pipe from which moving its pages costs less than copying them
     BACKLOG = 512 << 10         # bytes kept for a client before its process's stream is stalled
     BLOCK = 1 << 20             # room of a backlog: the limit, and the last read that exceeded it
     SPARES = 2                  # blocks that outlive their backlog, to be used by the next one
@@ -350,13 +353,70 @@ cdef class Output(Source):
     cdef Stdio stdio
     cdef int stream
     cdef bint paused
+    cdef bint busy              # the last read or move was a large one
     cdef int64_t size           # of the pipe; 0: not a pipe, or one that may not grow
 
     cdef int ready(self, uint32_t events) except -1:
         cdef int turn
         for turn in range(READS):
-            if self.paused or self.closed or self.pull(READ) < READ:
+            if self.paused or self.closed or (self.move() if self.busy else self.pull(READ)) < READ:
                 break
+        return 0
+
+    cdef ssize_t move(self) except -1:
+        """As `pull`, without a copy where that can be: whole frames, to one client that has room for them."""
+        cdef Client client = self.stdio.only(self.stream)
+        cdef int left = 0, waiting = 0
+        cdef ssize_t moved, size
+        cdef bint gone
+        if client is None or ioctl(self.fd, FIONREAD, &left) < 0 or left < SPLICE:
+            return self.pull(READ)
+        size = min(left, READ, client.room >> 1)    # what the kernel calls writable has room for this
+        if ioctl(client.fd, SIOCOUTQ, &waiting) < 0:
+            return self.pull(READ)
+        if waiting + size > client.room:
+            client.await_room()
+            return 0
+        if not client.raw:
+            put_header(<unsigned char *>self.loop.buffer, self.stream, <uint32_t>size)
+            moved = client.give(self.loop.buffer, HEADER)
+            if moved != HEADER:
+                return self.pull(READ) if moved == 0 else self.broken(client)
+        left = <int>size
+        while left:
+            moved = splice(self.fd, NULL, client.fd, NULL, left, SPLICE_F_NONBLOCK)
+            if moved > 0:
+                left -= <int>moved
+            elif moved == 0 or errno != EINTR:
+                break
+        gone = left and moved < 0 and errno != EAGAIN
+        self.busy = size >= SPLICE
+        self.grow(size)
+        while left:                     # the client is behind, or gone: in either case these bytes are its own
+            moved = read(self.fd, self.loop.buffer, left)
+            if moved > 0:
+                if not gone:
+                    self.loop.keep(&client.kept, self.loop.buffer, moved)
+                left -= <int>moved
+            elif moved == 0 or errno != EINTR:
+                break
+        if gone:
+            return self.broken(client)
+        if client.kept.used:
+            client.progress = self.loop.now
+            client.go_on()
+        return size
+
+    cdef ssize_t broken(self, Client client) except -1:
+        client.lose()
+        return 0
+
+    cdef int grow(self, ssize_t size) except -1:
+        """A pipe that was found full is made larger."""
+        if self.size and size >= self.size:
+            self.size = fcntl(self.fd, F_SETPIPE_SZ, <int>PIPE)
+            if self.size < 0 or self.size >= READ:
+                self.size = 0
         return 0
 
     cdef ssize_t pull(self, size_t limit) except -1:
@@ -372,10 +432,8 @@ cdef class Output(Source):
         if size <= 0:                   # a terminal ends with EIO
             self.stdio.output_ended(self)
             return 0
-        if self.size and size >= self.size:
-            self.size = fcntl(self.fd, F_SETPIPE_SZ, <int>PIPE)
-            if self.size < 0 or self.size >= READ:
-                self.size = 0
+        self.busy = size >= SPLICE
+        self.grow(size)
         self.stdio.spread(self.stream, payload, size)
         return size
 
@@ -492,6 +550,8 @@ cdef class Client(Source):
     cdef bint ending            # no more output comes: closed after what is kept
     cdef bint lingering         # shut down by us, not yet by it
     cdef bint plain             # a Unix socket: close(2) loses nothing that was sent
+    cdef bint behind            # its socket is too full for a frame to be moved into it
+    cdef int room               # of its socket, in the kernel's account
     cdef DetachKeys keys
     cdef bytes early
     cdef Kept kept
@@ -534,7 +594,7 @@ cdef class Client(Source):
         cdef uint32_t events = 0
         if self.closed or self.lingering:
             return 0
-        if self.kept.used and not self.held:
+        if (self.kept.used or self.behind) and not self.held:
             self.loop.blocked.add(self)
             events |= EPOLLOUT
         if self.ending:
@@ -552,10 +612,30 @@ cdef class Client(Source):
             return 0
         if events & (EPOLLERR | EPOLLHUP) and not self.lost:
             self.lose()
-        if events & EPOLLOUT and not self.closed and self.kept.used and not self.held:
-            self.flush()
+        if events & EPOLLOUT and not self.closed and not self.held:
+            if self.behind:
+                self.caught_up()
+            if self.kept.used:
+                self.flush()
         if events & EPOLLIN and not self.closed and self.events & EPOLLIN:
             self.hear()
+        return 0
+
+    cdef int await_room(self) except -1:
+        """Stall the streams until the socket has room again (unix(7): when three quarters of it are free)."""
+        if not self.behind:
+            self.behind = True
+            self.progress = self.loop.now
+            self.go_on()
+            self.stdio.go_on()
+        return 0
+
+    cdef int caught_up(self) except -1:
+        self.behind = False
+        if self.kept.used == 0:
+            self.loop.blocked.discard(self)
+        self.go_on()
+        self.stdio.go_on()
         return 0
 
     cdef int flush(self) except -1:
@@ -632,6 +712,7 @@ cdef class Client(Source):
     cdef int lose(self) except -1:
         """It takes no more output. What it had typed before still counts, so it stays until its input has been read."""
         self.lost = True
+        self.behind = False
         self.streams = 0
         self.loop.drop(&self.kept)
         self.loop.blocked.discard(self)
@@ -647,6 +728,7 @@ cdef class Client(Source):
         cdef bint ending = self.ending
         if self.closed:
             return 0
+        self.behind = False
         self.streams = 0
         self.ending = True
         self.held = False
@@ -670,6 +752,7 @@ cdef class Client(Source):
         """No more output comes."""
         if not self.closed and not self.ending:
             self.ending = True
+            self.behind = False
             if self.lost:
                 self.shut()
             else:
@@ -787,6 +870,9 @@ cdef class Stdio:
             if setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &wanted, sizeof(wanted)) < 0:
                 setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof(wanted))
         self.loop.last_client += 1
+        if client.plain:
+            length = sizeof(int)
+            getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &client.room, &length)
         client.number = self.loop.last_client
         client.stdin = stdin
         client.streams = (stdout << 1) | (stderr << 2)
@@ -942,12 +1028,22 @@ cdef class Stdio:
             self.go_on()
         return 0
 
+    cdef Client only(self, int stream):
+        """The client at a Unix socket that alone gets the stream, has taken all of it so far, and needs no log beside it; else None."""
+        cdef Client client
+        if self.log is not None or self.tty or len(self.clients) != 1:
+            return None
+        client = <Client>self.clients[0]
+        if not client.plain or client.held or client.kept.used or not client.streams & (1 << stream):
+            return None
+        return client
+
     cdef int go_on(self) except -1:
         """Read the streams whose clients have room, stall the others."""
         cdef Client client
         cdef int full = 0
         for client in self.clients:
-            if client.kept.used >= BACKLOG:
+            if client.kept.used >= BACKLOG or client.behind:
                 full |= client.streams
         if self.out is not None:
             self.out.pause((full & 2) != 0)

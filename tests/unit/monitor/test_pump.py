@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -183,6 +184,78 @@ def test_output_that_a_client_takes_late_is_complete(bench: Bench, kind: str) ->
     bench.do(lambda: bench.stdio.finish(9))
     reader.join(20)
     assert payloads(got[0])[1] == BLOCK * 200
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["framed", "raw"])
+@pytest.mark.parametrize("room", [1 << 12, 1 << 16, 1 << 20])
+def test_much_output_to_one_client_then_to_two(bench: Bench, raw: bool, room: int) -> None:
+    """Pages go from pipe to socket while there is one client with room; nothing shows when they do."""
+    stream = random.Random(room)
+    pair = socket.socketpair()
+    pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+    first, _ = bench.attach(raw=raw, pair=pair)
+    bench.start()
+    bench.serve()
+    got: dict[str, bytes] = {}
+
+    def read(client: socket.socket, name: str) -> None:
+        parts = []
+        while part := client.recv(stream.choice((100, 70_000, 1 << 20))):
+            parts.append(part)
+            if stream.random() < 0.02:
+                time.sleep(0.01)
+        got[name] = b"".join(parts)
+
+    def write(letter: str, blocks: int) -> None:
+        for _ in range(blocks):
+            data = BLOCK * 12 if letter == "o" else BLOCK[::-1] * 3
+            while data:
+                data = data[os.write(bench.ends[letter], data[: stream.choice((999, 4096, 300_000, 1 << 20))]) :]
+
+    def write_both(blocks: int) -> None:
+        writers = [threading.Thread(target=write, args=(letter, blocks)) for letter in ("oe" if not raw else "o")]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(20)
+
+    readers = [threading.Thread(target=read, args=(first, "first"))]
+    readers[0].start()
+    write_both(10)
+    until(lambda: bench.stdio.attached)
+    second: list[socket.socket] = []
+    bench.do(lambda: second.append(bench.attach(raw=raw)[0]))
+    readers.append(threading.Thread(target=read, args=(second[0], "second")))
+    readers[1].start()
+    write_both(3)
+    bench.end()
+    bench.do(lambda: bench.stdio.finish(9))
+    for reader in readers:
+        reader.join(20)
+    whole = {1: BLOCK * 12 * 13, 2: b"" if raw else BLOCK[::-1] * 3 * 13}
+    seen = {name: {1: data, 2: b""} if raw else payloads(data) for name, data in got.items()}
+    assert seen["first"] == whole
+    assert all(whole[at].endswith(seen["second"][at]) for at in whole)
+    assert len(seen["second"][1]) >= 3 * 12 * len(BLOCK)
+
+
+def test_a_client_that_leaves_in_the_midst_of_much(bench: Bench) -> None:
+    client, _ = bench.attach()
+    bench.start()
+    bench.serve()
+    wrote = threading.Event()
+
+    def write() -> None:
+        for _ in range(100):
+            os.write(bench.ends["o"], BLOCK)
+        wrote.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    client.recv(1 << 20)
+    client.close()
+    assert wrote.wait(20)
+    assert bench.told == [("detached", 1, False)]
 
 
 def test_a_process_that_ends_does_not_wait_for_a_slow_client(bench: Bench) -> None:
