@@ -97,6 +97,23 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--registry-timeout", type=int, metavar="SECONDS", help="give up a registry that sends nothing [30]"
     )
+    serve.add_argument(
+        "--plugin-socket-directory",
+        action="append",
+        metavar="DIR",
+        dest="plugin_sockets",
+        help="sockets of volume plugins, repeatable [/run/docker/plugins]",
+    )
+    serve.add_argument(
+        "--plugin-spec-directory",
+        action="append",
+        metavar="DIR",
+        dest="plugin_specs",
+        help="their .spec and .json files, repeatable [/etc/docker/plugins, /usr/lib/docker/plugins]",
+    )
+    serve.add_argument(
+        "--plugin-timeout", type=int, metavar="SECONDS", help="give up a plugin that does not answer [60]"
+    )
     serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="[info]")
     stop = commands.add_parser("stop", help="stop containers, monitor and daemon, and leave nothing behind")
     stop.add_argument("--run", default=DEFAULT_RUN, metavar="DIR", help=f"the engine's run directory [{DEFAULT_RUN}]")
@@ -108,7 +125,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_SINGULAR = {"socket": "sockets", "insecure_registry": "insecure_registries", "registry_mirror": "registry_mirrors"}
+_SINGULAR = {
+    "socket": "sockets",
+    "insecure_registry": "insecure_registries",
+    "registry_mirror": "registry_mirrors",
+    "plugin_socket_directory": "plugin_sockets",
+    "plugin_spec_directory": "plugin_specs",
+}
 """Options that may be given again, and the field that collects them; a file may use either name."""
 
 
@@ -154,8 +177,12 @@ def _converted(values: dict[str, Any]) -> Config:
     for mirror in config.registry_mirrors:
         if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", mirror):
             raise ValueError(f"--registry-mirror {mirror!r}: an http or https URL is expected")
-    if config.registry_timeout < 1:
-        raise ValueError(f"--registry-timeout {config.registry_timeout}: at least 1 second")
+    for option, seconds in (
+        ("--registry-timeout", config.registry_timeout),
+        ("--plugin-timeout", config.plugin_timeout),
+    ):
+        if seconds < 1:
+            raise ValueError(f"{option} {seconds}: at least 1 second")
     return config
 
 

@@ -47,5 +47,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """URLs that are asked before Docker Hub."""
     registry_certificates: Path = Path(DEFAULT_CERTIFICATES)
     """HOST:PORT/*.crt, *.cert and *.key in it, as Docker reads them."""
+    plugin_sockets: tuple[Path, ...] = (Path("/run/docker/plugins"),)
+    """Directories with sockets of plugins (NAME.sock), as Docker looks for them; RUN/plugins comes after them."""
+    plugin_specs: tuple[Path, ...] = (Path("/etc/docker/plugins"), Path("/usr/lib/docker/plugins"))
+    """Directories with specifications of plugins (NAME.spec, NAME.json)."""
+    plugin_timeout: int = 60
+    """Seconds that a plugin may take to answer one call."""
     registry_timeout: int = 30
     """Seconds without a byte after which a registry's connection is given up."""

@@ -134,6 +134,8 @@ class Daemon:
         stack.push_async_callback(remote.close)
         statistics = Statistics(self.cgroups)
         stack.push_async_callback(statistics.close)
+        volumes = VolumeStore(config, records, events)
+        stack.push_async_callback(volumes.close)
         self.containers = Containers(
             Parts(
                 config=config,
@@ -141,7 +143,7 @@ class Daemon:
                 images=images,
                 snapshots=snapshots,
                 network=network,
-                volumes=VolumeStore(config.root / "volumes"),
+                volumes=volumes,
                 monitor=monitor,
                 runtime=runtime,
                 cgroups=self.cgroups,
@@ -187,6 +189,7 @@ class Daemon:
             execs=self.execs,
             images=images,
             remote=remote,
+            volumes=volumes,
             monitor=monitor,
         )
         server = Server(application.Application(engine))
@@ -208,7 +211,7 @@ class Daemon:
     def _leave_run(self, claim: int) -> None:
         """Give up the claim; after `engined stop` nothing of ours is left in RUN."""
         if self._stop_everything:
-            for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "engined.pid"):
+            for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "volumes", "engined.pid"):
                 path = self.config.run / name
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)

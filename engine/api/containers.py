@@ -252,10 +252,10 @@ async def wait(engine: Engine, request: Request) -> Reply:
 async def remove(engine: Engine, request: Request) -> Reply:
     query = request.query
     force = parameters.boolean(query, "force")
-    parameters.boolean(query, "v")
+    volumes = parameters.boolean(query, "v")
     if parameters.boolean(query, "link"):
         raise Conflict(f"Conflict, cannot remove the default link name of the container: {request.parameters['id']}")
-    await engine.containers.remove(engine.containers.get(request.parameters["id"]), force=force)
+    await engine.containers.remove(engine.containers.get(request.parameters["id"]), force=force, volumes=volumes)
     return empty_reply(request)
 
 

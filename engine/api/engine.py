@@ -13,6 +13,7 @@ from engine.http.websocket import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.monitor.client import Monitor
+from engine.volumes.store import VolumeStore
 from engine.wire.system import Counts, Host
 
 
@@ -30,5 +31,6 @@ class Engine:
     execs: Execs
     images: ImageStore
     remote: Remote
+    volumes: VolumeStore
     monitor: Monitor
     websockets: Relays = dataclasses.field(default_factory=Relays)

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.api import containers, exec, images, system
+from engine.api import containers, exec, images, system, volumes
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
 from engine.http.messages import AnyReply, Request
@@ -113,6 +113,11 @@ ROUTES: tuple[Route, ...] = (
     POST("/images/load", images.load, mode=STREAM),
     GET("/images/get", images.save_many, mode=STREAM),
     GET("/images/{name:path}/get", images.save_one, mode=STREAM),
+    # Volumes
+    GET("/volumes", volumes.list_all),
+    POST("/volumes/create", volumes.create, 201),
+    GET("/volumes/{name:path}", volumes.inspect),
+    DELETE("/volumes/{name:path}", volumes.remove, 204),
     # System information: not shown in the specification, as Docker documents it (design §6)
     POST("/commit", images.commit, 201),
     POST("/auth", images.log_in, mode=STREAM),

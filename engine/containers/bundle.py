@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from engine.containers import spec
@@ -42,11 +42,15 @@ def write(
     directory: Path,
     network: str | None,
     networks: dict[str, EndpointSettings],
+    sources: Mapping[str, str],
     runtime: Runtime,
     cgroups: Cgroups,
     joined: Joined,
 ) -> None:
-    """Everything for one start; the root is mounted. Raises InvalidParameter or NotFound for what the record asks and this host can't give."""
+    """Everything for one start; the root is mounted. `sources`: where the runtime finds mounts, by destination, when it is not at their Source.
+
+    Raises InvalidParameter or NotFound for what the record asks and this host can't give.
+    """
     rootfs = directory / "rootfs"
     identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
     place = spec.Place(
@@ -59,17 +63,18 @@ def write(
         pid_namespace=joined.pid,
         ipc_namespace=joined.ipc,
         shm=joined.shm,
+        sources=sources,
         files=joined.files,
     )
     document = oci.encode(spec.build(record, place))
-    _check_program(record, rootfs)
+    _check_program(record, rootfs, sources)
     write_network_files(record, directory, networks)
     (directory / "config.json").write_bytes(document)
     (directory / "runtime.log").unlink(missing_ok=True)
 
 
-def _check_program(record: ContainerRecord, rootfs: Path) -> None:
-    mounted = [(mount.destination, mount.source) for mount in record.mounts]
+def _check_program(record: ContainerRecord, rootfs: Path, sources: Mapping[str, str]) -> None:
+    mounted = [(mount.destination, sources.get(mount.destination, mount.source)) for mount in record.mounts]
     mounted += [(path, "") for path in ("/proc", "/dev", "/sys", *(record.host.tmpfs or {}))]
     variables = spec.environment(record.config.env or (), "", tty=False, home="")
     search = next((entry.partition("=")[2] for entry in variables if entry.startswith("PATH=")), "")

@@ -294,13 +294,17 @@ class Container:
             joined = await joins.join(record, self._peers.get, parts.monitor.processes, shm, borrowed)
             record = self._taken_from_peers(joined)
             directory, rootfs = self.directory, self.directory / "rootfs"
-            await parts.volumes.ensure(record.mounts)
             await asyncio.to_thread(bundle.make_directory, directory)
             await parts.snapshots.mount(record.id, rootfs)
             undo.push_async_callback(parts.snapshots.unmount, record.id, rootfs)
+            mounted = await parts.volumes.mount(record.id, record.mounts, borrowed)
+            undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
+            record = self._replace(mounts=mounted.points)
             network_path, networks = await self._join_network(undo, joined)
             await asyncio.to_thread(
-                bundle.write, record, directory, network_path, networks, parts.runtime, parts.cgroups, joined
+                lambda: bundle.write(
+                    record, directory, network_path, networks, mounted.sources, parts.runtime, parts.cgroups, joined
+                )
             )
             log = drivers.log_file(record.host.log_config, self.log_path, record.config)
             rows, columns = record.size if any(record.size) else tuple(record.host.console_size)
@@ -500,6 +504,7 @@ class Container:
             parts.store.save(record),
             self._end_what_is_left() if abandoned else parts.runtime.discard(self.id, self.cgroup, parts.cgroups),
             parts.snapshots.unmount(self.id, self.directory / "rootfs"),
+            parts.volumes.unmount(self.id, record.mounts),
             self._leave_network(),
             return_exceptions=True,
         )
@@ -695,8 +700,11 @@ class Container:
 
     # --- remove -------------------------------------------------------------------------------------------------------
 
-    async def remove(self, force: bool, forget: Callable[[Container], None]) -> None:
-        """Delete it with its files; `forget` takes it out of the collection at the moment the record is gone."""
+    async def remove(self, force: bool, volumes: bool, forget: Callable[[Container], None]) -> None:
+        """Delete it with its files, and with `volumes` those that were made for it and nobody else has.
+
+        `forget` takes it out of the collection at the moment the record is gone.
+        """
         verb = Verb.REMOVE_BY_FORCE if force else Verb.REMOVE
         async with self.lock:
             self._check_present()
@@ -706,9 +714,14 @@ class Container:
             if self.running:
                 await self._end(9, _KILL_GRACE)
             await self._settled()
-            await self._parts.store.delete(self.id)
-            self.removed = True
-            forget(self)
+            record = self.record
+            leaving = self._parts.volumes.leave(
+                self.id, record.mounts, create.named_volumes(record.host), anonymous=volumes
+            )
+            async with leaving as changes:
+                await self._parts.store.delete(self.id, *changes)
+                self.removed = True
+                forget(self)
             self._answer_waiters(self.record.status.exit_code)
             self._parts.monitor.drop(self.id)
             await self._parts.snapshots.remove(self.id)
@@ -738,6 +751,7 @@ class Container:
             endpoint = self.record.networks.get("bridge")
             if endpoint is not None and endpoint.ip_address and process is not None:
                 self._sandbox = await parts.network.restore(self.id, endpoint)
+            parts.volumes.resume(self.id, self.record.mounts)
             if ended is not None:
                 self.exited(ended)
         elif status.state in _RUNNING:
@@ -775,11 +789,14 @@ class Containers:
     async def open(self) -> None:
         """Load the records and correct them by the monitor's truth."""
         await asyncio.to_thread(joins.sweep, self._parts.config.run / "shm")
-        for record in sorted(self._parts.store.load().values(), key=lambda each: each.created):
+        records = self._parts.store.load()
+        await self._parts.volumes.open({record.id: record.mounts for record in records.values()})
+        for record in sorted(records.values(), key=lambda each: each.created):
             self._names.add(record.id, record.name)
             self._add(Container(self._parts, record, self))
         left = await asyncio.to_thread(self._left_on_host)
         await asyncio.gather(*(each.restore(each.id in left) for each in self._all.values()))
+        await self._parts.volumes.sweep()
 
     def _left_on_host(self) -> set[str]:
         """Ids of containers whose root is mounted or that have a control group: those that run, and what a crash left."""
@@ -872,6 +889,7 @@ class Containers:
         for network, wanted in asked.items():
             if wanted is not None and parts.network.name_of(network) in networks:
                 networks[parts.network.name_of(network)] = wanted
+        mounts_wanted = create.mount_points(config, host, self._volumes_from(host))
         record = ContainerRecord(
             id=container_id,
             name=chosen or self._names.random(),
@@ -883,18 +901,21 @@ class Containers:
             config=config,
             host=host,
             networks=networks,
-            mounts=create.mount_points(host, str(parts.config.root / "volumes"), self._volumes_from(host)),
             links={link.alias: self._child(link).id for link in map(create.parse_link, host.links or ())},
         )
         self._names.add(record.id, record.name)
         self._creating[record.id] = image.id
         try:
-            await parts.snapshots.prepare(record.id, record.parent or None)
-            try:
-                await parts.store.save(record)
-            except BaseException:
-                await parts.snapshots.remove(record.id)
-                raise
+            async with parts.volumes.claim(record.id, mounts_wanted.points) as claim:
+                record = msgspec.structs.replace(record, mounts=claim.mounts)
+                if record.parent:
+                    await claim.populate(mounts_wanted.populated, lambda: parts.snapshots.open_content(record.parent))
+                await parts.snapshots.prepare(record.id, record.parent or None)
+                try:
+                    await parts.store.save(record, *claim.changes)
+                except BaseException:
+                    await parts.snapshots.remove(record.id)
+                    raise
         except BaseException:
             self._names.discard(record.id, record.name)
             raise
@@ -954,8 +975,9 @@ class Containers:
             self._links_changed(container.record.links.values())
             container.publish("rename", oldName="/" + old)
 
-    async def remove(self, container: Container, *, force: bool) -> None:
-        await container.remove(force, self._forget)
+    async def remove(self, container: Container, *, force: bool, volumes: bool = False) -> None:
+        """As `Container.remove`."""
+        await container.remove(force, volumes, self._forget)
 
     def _forget(self, container: Container) -> None:
         self._all.pop(container.id, None)

@@ -1,4 +1,5 @@
-"""From the body of a create to a container's record: the rules of the body, the merge with the image's configuration. Pure.
+"""From the body of a create to a container's record: the rules of the body, the merge with the image's configuration. Pure, but for the names
+that volumes without one are given.
 
 Each rule of the specification's tables "Container create body" and "Limits" that does not depend on the host's state is checked here, before
 anything is made. Not here: what depends on other objects (names in use, networks, sources of binds).
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,7 +34,6 @@ DEFAULT_SHM_SIZE = 64 << 20
 MIN_HEALTH_DURATION = 1_000_000
 
 _HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
-_VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _PORT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECASE)
 _MODES = {"ro", "rw", "z", "Z", "nocopy", "shared", "rshared", "slave", "rslave", "private", "rprivate"}
 _PROPAGATIONS = {"shared", "rshared", "slave", "rslave", "private", "rprivate"}
@@ -73,8 +75,8 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
         if "\0" in word:
             raise InvalidParameter("Cmd, Entrypoint, WorkingDir and User must not hold a NUL character")
     for path in body.volumes or ():
-        if not path.startswith("/") or path == "/":
-            raise InvalidParameter(f"invalid volume path '{path}': it must be absolute and not '/'")
+        if not path.startswith("/") or "\0" in path or not path.strip("/"):
+            raise InvalidParameter(f"invalid volume path {path!r}: it must be absolute and not '/'")
     if isinstance(body.stop_signal, int):
         stop_signal: str | msgspec.UnsetType = str(body.stop_signal)
     else:
@@ -417,10 +419,6 @@ def parse_bind(text: str) -> Bind:
     if not source or not destination or "\0" in text:
         raise InvalidParameter(f"Invalid bind mount spec {text!r}: it must be host-src:container-dest[:options]")
     named = not source.startswith("/")
-    if named and not _VOLUME_NAME.fullmatch(source):
-        raise InvalidParameter(
-            f"Invalid bind mount spec {text!r}: {source!r} is neither an absolute path nor a valid volume name"
-        )
     destination = normal_path(destination, text)
     options = mode.split(",") if mode else []
     propagations = [option for option in options if option in _PROPAGATIONS]
@@ -428,6 +426,7 @@ def parse_bind(text: str) -> Bind:
         any(option not in _MODES for option in options)
         or len(options) != len(set(options))
         or {"ro", "rw"} <= set(options)
+        or {"z", "Z"} <= set(options)
         or len(propagations) > 1
         or (named and propagations)
         or (not named and "nocopy" in options)
@@ -452,39 +451,52 @@ def normal_path(path: str, of: str) -> str:
     return "/" + "/".join(parts)
 
 
-def mount_points(
-    host: HostConfig, volume_directory: str, inherited: Iterable[MountPoint] = ()
-) -> tuple[MountPoint, ...]:
-    """What inspect shows in Mounts for the container's binds, and `inherited` ones of VolumesFrom where no bind takes their place.
+class Mounts(NamedTuple):
+    """The mounts that a container asks for; the sources of volumes are for the volume store to fill in."""
 
-    Raises InvalidParameter when two binds, or a bind and a Tmpfs, share a destination.
+    points: tuple[MountPoint, ...]
+    populated: frozenset[str]
+    """Destinations of the volumes that take over what the image has there."""
+
+
+def mount_points(config: Config, host: HostConfig, inherited: Iterable[MountPoint] = ()) -> Mounts:
+    """Binds first, then what VolumesFrom brings, then a volume of its own for each of Volumes: each where nothing has the place yet.
+
+    A Tmpfs has its place before all but a bind. Raises InvalidParameter when two binds, or a bind and a Tmpfs, share a destination.
     """
-    mounts = {each.destination: each for each in inherited}
-    taken = {normal_path(path, path) for path in host.tmpfs or {}}
+    temporary = {normal_path(path, path) for path in host.tmpfs or {}}
+    found = {each.destination: each for each in inherited if each.destination not in temporary}
+    taken = set(temporary)
+    populated: set[str] = set()
     for text in host.binds or ():
         bind = parse_bind(text)
         if bind.destination in taken:
             raise InvalidParameter(f"Duplicate mount point: {bind.destination}")
         taken.add(bind.destination)
-        if bind.named:
-            mounts[bind.destination] = MountPoint(
-                name=bind.source,
-                source=f"{volume_directory}/{bind.source}/_data",
-                destination=bind.destination,
-                driver="local",
-                mode=bind.mode,
-                rw=not bind.read_only,
-                propagation=bind.propagation,
+        if bind.named and "nocopy" not in bind.mode.split(","):
+            populated.add(bind.destination)
+        found[bind.destination] = MountPoint(
+            name=bind.source if bind.named else msgspec.UNSET,
+            source="" if bind.named else bind.source,
+            destination=bind.destination,
+            driver=host.volume_driver if bind.named else msgspec.UNSET,
+            mode=bind.mode,
+            rw=not bind.read_only,
+            propagation=bind.propagation,
+        )
+    for path in config.volumes or ():
+        destination = normal_path(path if path.startswith("/") else f"/{path}", path)
+        if destination not in found and destination not in taken:
+            populated.add(destination)
+            found[destination] = MountPoint(
+                name=secrets.token_hex(32), destination=destination, driver=host.volume_driver
             )
-        else:
-            mounts[bind.destination] = MountPoint(
-                source=bind.source,
-                destination=bind.destination,
-                mode=bind.mode,
-                rw=not bind.read_only,
-                propagation=bind.propagation,
-            )
-    return tuple(mounts.values())
+    return Mounts(tuple(found.values()), frozenset(populated))
+
+
+def named_volumes(host: HostConfig) -> set[str]:
+    """Volumes that the container's binds name: its removal never takes them along."""
+    return {bind.source for bind in map(parse_bind, host.binds or ()) if bind.named}
 
 
 def merged(config: Config, image: Config) -> Config:

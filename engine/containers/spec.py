@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -98,6 +98,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     ipc_namespace: str = ""
     shm: str = ""
     """Where that container's /dev/shm is to be had."""
+    sources: Mapping[str, str] = {}
+    """Where the runtime finds the record's mounts, by destination, when it is not at their Source."""
     files: Path | None = None
     """The directory of the container whose network it joins, for its hosts, hostname and resolv.conf."""
 
@@ -243,7 +245,12 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     }
     if host.tmpfs is not msgspec.UNSET:
         own |= {destination: _tmpfs(destination, options) for destination, options in host.tmpfs.items()}
-    own |= {each.destination: _bind(each.source, each.destination, each.rw, each.propagation) for each in record.mounts}
+    own |= {
+        each.destination: _bind(
+            place.sources.get(each.destination, each.source), each.destination, each.rw, each.propagation
+        )
+        for each in record.mounts
+    }
     kept = [
         mount
         for mount in standard

@@ -82,9 +82,9 @@ class ContainerStore:
         """All of them, by id; at start, before anything else runs."""
         return self._table.load()
 
-    async def save(self, *records: ContainerRecord) -> None:
-        """Make the records durable, in one transaction."""
-        await self._records.commit(*(self._table.put(record.id, record) for record in records))
+    async def save(self, record: ContainerRecord, *more: Change) -> None:
+        """Make the record durable, with `more` in one transaction."""
+        await self._records.commit(self._table.put(record.id, record), *more)
 
     async def delete(self, container_id: str, *more: Change) -> None:
         await self._records.commit(self._table.delete(container_id), *more)

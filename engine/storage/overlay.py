@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,9 @@ _T = TypeVar("_T")
 
 MOUNT_THREADS = 4
 """unmounting writes back the upper file system (ovl_sync_fs), so it can take long; mounting must not wait for one of them."""
+
+COUNT_THREADS = 2
+"""Sizes of a thousand containers may be asked for at once: the threads that starts and removals need are not theirs to take."""
 
 _OPTIONS = "index=off,redirect_dir=nofollow,metacopy=off"
 
@@ -82,6 +86,8 @@ class OverlaySnapshots:
         self._children: Counter[str] = Counter(layer.parent for layer in self._layers.values() if layer.parent)
         self._standing: Counter[str] = Counter(s.parent for s in self._snapshots.values() if s.parent)
         self._mounting = ThreadPoolExecutor(MOUNT_THREADS, "mount", self._enter)
+        self._merging = threading.Lock()
+        self._counting = ThreadPoolExecutor(COUNT_THREADS, "usage")
 
     def _whole_layers(self, numbers: set[int]) -> dict[str, Layer]:
         """The recorded layers whose files, and whose parents, are there."""
@@ -256,6 +262,24 @@ class OverlaySnapshots:
         options = f"lowerdir={directories},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
         await self._in_mount_thread(lambda: mounts.mount("overlay", where, "overlay", options=options))
 
+    async def open_content(self, chain_id: str) -> int:
+        """A descriptor of all that an image's layers show together, to be read only. The caller closes it; no mount point is left for it."""
+        lower = [layer.number for layer in self.line(chain_id)]
+        if len(lower) == 1:
+            return await asyncio.to_thread(files.open_directory, self._path(lower[0]) / "diff")
+        directories = ":".join(f"{below}/diff" for below in lower)
+        return await self._in_mount_thread(lambda: self._open_merged(f"lowerdir={directories},{_OPTIONS}"))
+
+    def _open_merged(self, options: str) -> int:
+        target = self._directory / "merged"
+        with self._merging:
+            target.mkdir(mode=0o700, exist_ok=True)
+            mounts.mount("overlay", target, "overlay", flags=mounts.MS_RDONLY, options=options)
+            try:
+                return files.open_directory(target)
+            finally:
+                mounts.detach(target)
+
     async def unmount(self, key: str, target: Path) -> None:
         where = _absolute(target)
         await self._in_mount_thread(lambda: mounts.unmount(where))
@@ -296,7 +320,7 @@ class OverlaySnapshots:
 
     async def usage(self, key: str) -> Usage:
         path = self.upper(key)
-        return Usage(*await asyncio.to_thread(_usage, path))
+        return Usage(*await asyncio.get_running_loop().run_in_executor(self._counting, _usage, path))
 
     # --- removal and sweep ------------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from engine._fast import layer as _layer
 _SYS_OPENAT2 = 437
 """The same number on every architecture: openat2 came after the tables were unified."""
 _RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
 _RESOLVE_IN_ROOT = 0x10
 _ATTEMPTS = 128
 """openat2(2): EAGAIN means that a rename raced with the resolution, and is to be tried again."""
@@ -35,8 +37,16 @@ def open_in_root(root: int, path: str | bytes, flags: int = os.O_RDONLY, mode: i
 
     No link of any kind leads out. Opening a FIFO or device has its usual effect: say O_NONBLOCK or O_PATH where the path is not trusted.
     """
-    how = _OpenHow(flags | os.O_CLOEXEC, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, 0)
-    how.resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS
+    return _open(root, path, flags, mode, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+
+
+def open_without_links(root: int, path: str | bytes, flags: int = os.O_RDONLY) -> int:
+    """As `open_in_root`, for a path that must be what its names say: a link on the way is ELOOP, a way out is EXDEV."""
+    return _open(root, path, flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
+
+
+def _open(root: int, path: str | bytes, flags: int, mode: int, resolve: int) -> int:
+    how = _OpenHow(flags | os.O_CLOEXEC, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, resolve)
     name = os.fsencode(path) or b"."
     if b"\0" in name:
         raise OSError(errno.EINVAL, "path contains a NUL", os.fsdecode(name))

@@ -18,9 +18,19 @@ from typing import NamedTuple
 
 from engine.errors import ServerError
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
-MS_BIND, MS_MOVE, MS_REC = 4096, 8192, 16384
-MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS, MS_REMOUNT, MS_MANDLOCK, MS_DIRSYNC = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+)
+MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_MOVE, MS_REC = 1024, 2048, 4096, 8192, 16384
+MS_UNBINDABLE, MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 17, 1 << 18, 1 << 19, 1 << 20
+MS_RELATIME, MS_STRICTATIME = 1 << 21, 1 << 24
 
 PAGE = 4096
 """mount(2) copies one page of options, terminating NUL included; what is longer is cut off without an error."""
@@ -33,6 +43,8 @@ _SYS_OPEN_TREE, _SYS_MOVE_MOUNT = 428, 429
 """The same numbers on every architecture."""
 _OPEN_TREE_CLONE = 1
 _AT_SYMLINK_NOFOLLOW = 0x100
+_AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _BUSY_WAIT = 0.02
 """Seconds between the two plain attempts: a process that was just killed may still be dying in the mount."""
@@ -89,6 +101,36 @@ def unmount(target: Path | str) -> bool:
             time.sleep(_BUSY_WAIT)
 
 
+def detach(target: Path | str) -> None:
+    """Take the topmost mount off `target` at once; it lives on for who holds a descriptor in it."""
+    if _libc.umount2(os.fsencode(target), _UMOUNT_NOFOLLOW | _MNT_DETACH) < 0:
+        raise _error(f"unmount of {target}") from _cause(target)
+
+
+def bind(descriptor: int, target: Path | str) -> None:
+    """Attach what a descriptor (O_PATH will do) stands for, with all that is mounted below it, to `target`: no path is walked to it."""
+    tree: int = _libc.syscall(
+        *(ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(descriptor), b""),
+        ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE),
+    )
+    if tree < 0:
+        raise _error(f"copy of the mount for {target}") from _cause(target)
+    try:
+        _attach(tree, target, "")
+    finally:
+        os.close(tree)
+
+
+def mount_id(descriptor: int) -> int:
+    """Which mount a descriptor is in (proc_pid_fdinfo(5))."""
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+        for line in file:
+            name, _, value = line.partition(b":")
+            if name == b"mnt_id":
+                return int(value)
+    raise ServerError("/proc/self/fdinfo has no mnt_id: this kernel is too old")
+
+
 def copy_from(namespace: int, path: str, target: Path) -> None:
     """Attach what is at `path` in the mount namespace of that descriptor to `target` here as well (open_tree(2), move_mount(2), Linux 5.2).
 
@@ -117,14 +159,18 @@ def _copy_from(namespace: int, path: str, target: Path) -> None:
     finally:
         os.close(home)
     try:
-        moved: int = _libc.syscall(
-            *(ctypes.c_long(_SYS_MOVE_MOUNT), ctypes.c_int(tree), b"", ctypes.c_int(-1), os.fsencode(target)),
-            ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
-        )
-        if moved < 0:
-            raise _error(f"mount of {path} on {target}") from _cause(target)
+        _attach(tree, target, path)
     finally:
         os.close(tree)
+
+
+def _attach(tree: int, target: Path | str, path: str) -> None:
+    moved: int = _libc.syscall(
+        *(ctypes.c_long(_SYS_MOVE_MOUNT), ctypes.c_int(tree), b"", ctypes.c_int(-1), os.fsencode(target)),
+        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+    )
+    if moved < 0:
+        raise _error(f"mount of {path or 'a tree'} on {target}") from _cause(target)
 
 
 def own_directory() -> None:
@@ -142,6 +188,14 @@ def mounts(below: Path | str | None = None) -> list[Mount]:
         return found
     top = os.path.realpath(below)
     return [entry for entry in found if entry.target == top or entry.target.startswith(top.rstrip("/") + "/")]
+
+
+def containing(path: str) -> Mount:
+    """The mount that a path without links lies in: the last one at the nearest place above it."""
+    above = [entry for entry in mounts() if path == entry.target or path.startswith(entry.target.rstrip("/") + "/")]
+    if not above:
+        raise ServerError(f"{path}: no mount has it")
+    return max(enumerate(above), key=lambda pair: (len(pair[1].target), pair[0]))[1]
 
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")

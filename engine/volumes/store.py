@@ -1,36 +1,615 @@
-"""Sources of a container's mounts: named volumes of the local driver, and host paths of binds.
+"""Named volumes, whatever driver has them: their records, who uses them, and the volumes of one container from its create to its removal.
 
-Owns: ROOT/volumes/<name>/_data. Not here: the volumes API, drivers and their options.
+A volume lives as long as its record. What a container brings into being comes with the container's own record in one transaction, and
+what `v=1` takes away goes with it in one; where a crash leaves directories that say otherwise, local.py makes them follow the records.
+
+Owns: records of kind `volume`, one lock per volume. Not here: what a driver does (local.py, plugin.py), which mounts a container asks for
+(containers/create.py). Events are Docker's: create, mount, unmount, destroy.
+Raises: InvalidParameter, NotFound, Conflict, ServerError with Docker's messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from pathlib import Path
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from engine.errors import ServerError
+import msgspec
+
+from engine.config import Config
+from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
+from engine.events import EventLog
+from engine.storage.records import Change, Records
+from engine.system import files, mounts
+from engine.volumes import local
+from engine.volumes.local import LocalDriver
+from engine.volumes.plugin import PluginDriver, Plugins
 from engine.wire.containers import MountPoint
+from engine.wire.volumes import PluginVolume, Volume, VolumeCreate
+
+FILTERS = frozenset(("name", "dangling", "driver", "label"))
+
+_log = logging.getLogger(__name__)
+_ANONYMOUS = re.compile(r"[0-9a-f]{64}")
+
+
+class VolumeRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What is kept of one volume; its key is the name."""
+
+    name: str
+    driver: str = local.NAME
+    options: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    created: int = 0
+    anonymous: bool = False
+    """A container's own: its removal with v=1 takes it along."""
+    path: str = ""
+    """Where a plugin last said that it is."""
+
+
+class Driver(Protocol):
+    """What the store asks of a driver. `user` is one mount of one container, by whatever name."""
+
+    name: str
+    scope: str
+
+    def check(self, name: str, options: Mapping[str, str]) -> None:
+        """Raises InvalidParameter."""
+
+    async def create(self, name: str, options: Mapping[str, str]) -> None: ...
+    async def keep(self, name: str) -> None:
+        """Its record is there."""
+
+    async def undo_create(self, name: str) -> None:
+        """Its record will not come."""
+
+    async def hide(self, name: str) -> None:
+        """Its record is about to go."""
+
+    async def restore(self, name: str) -> None:
+        """Its record stays after all."""
+
+    async def discard(self, name: str) -> None:
+        """Its record is gone."""
+
+    async def mount(self, name: str, options: Mapping[str, str], user: str) -> str: ...
+    async def unmount(self, name: str, user: str) -> None: ...
+
+
+class Claim:
+    """The volumes of a container that is being created. `mounts` are complete, `changes` belong into its record's transaction."""
+
+    def __init__(self, store: VolumeStore, container_id: str) -> None:
+        self._store = store
+        self._id = container_id
+        self.mounts: tuple[MountPoint, ...] = ()
+        self.changes: tuple[Change, ...] = ()
+        self.made: dict[str, VolumeRecord] = {}
+
+    async def populate(self, destinations: Collection[str], image: Callable[[], Awaitable[int]]) -> None:
+        """Copy what the image has at these of the mounts into their volumes, where they are empty.
+
+        `image` opens the image's content, when it is needed. Raises InvalidParameter where the image has a file in the place.
+        """
+        wanted = [each for each in self.mounts if each.destination in destinations and isinstance(each.name, str)]
+        if not wanted:
+            return
+        root = await image()
+        try:
+            for point in wanted:
+                source = await asyncio.to_thread(_open_source, root, point.destination)
+                if source is not None:
+                    try:
+                        await self._store.populate(point, source, self._id, self.made)
+                    finally:
+                        os.close(source)
+        finally:
+            os.close(root)
+
+
+def _open_source(root: int, destination: str) -> int | None:
+    """A descriptor of the image's directory there; None when it has nothing."""
+    try:
+        return files.open_in_root(root, destination, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno == errno.ENOTDIR:
+            with contextlib.suppress(OSError):
+                found = files.open_in_root(root, destination, os.O_PATH)
+                try:
+                    exists = not stat.S_ISDIR(os.fstat(found).st_mode)
+                finally:
+                    os.close(found)
+                if exists:
+                    raise InvalidParameter(
+                        f"cannot mount volume over existing file, file exists {destination}"
+                    ) from error
+            return None
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise ServerError(f"the image's {destination}: {error.strerror}") from error
 
 
 class VolumeStore:
-    """Volumes below one directory, made when a container first names them."""
+    """All volumes of one engine."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, config: Config, records: Records, events: EventLog) -> None:
+        self._records = records
+        self._table = records.table("volume", VolumeRecord)
+        self._events = events
+        self._local = LocalDriver(config.root / "volumes", config.run / "volumes")
+        self._plugins = Plugins(
+            (*config.plugin_sockets, config.run / "plugins"), config.plugin_specs, config.plugin_timeout
+        )
+        self._volumes: dict[str, VolumeRecord] = {}
+        self._users: dict[str, dict[str, None]] = {}
+        """Volume → ids of the containers that have it, running or not."""
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    async def ensure(self, mounts: Iterable[MountPoint]) -> None:
-        """Make every source that is missing, as Docker does for Binds: a directory. Raises ServerError naming the path."""
-        sources = [mount.source for mount in mounts]
-        if sources:
-            await asyncio.to_thread(_make_directories, sources)
+    # --- start and end of the engine ------------------------------------------------------------------------------------
 
+    async def open(self, containers: Mapping[str, Sequence[MountPoint]]) -> None:
+        """Load the records; `containers` has the mounts of every container, by id."""
+        self._volumes = self._table.load()
+        missing = {}
+        for container_id, points in containers.items():
+            for point in points:
+                if isinstance(point.name, str):
+                    self._use(point.name, container_id)
+                    if point.name not in self._volumes:
+                        missing[point.name] = VolumeRecord(
+                            name=point.name,
+                            driver=point.driver or local.NAME,
+                            created=time.time_ns(),
+                            anonymous=bool(_ANONYMOUS.fullmatch(point.name)),
+                        )
+        if missing:  # of an engine that kept no records of volumes
+            await self._records.commit(*(self._table.put(name, record) for name, record in missing.items()))
+            self._volumes |= missing
+        await self._local.open(name for name, record in self._volumes.items() if record.driver == local.NAME)
 
-def _make_directories(sources: list[str]) -> None:
-    for source in sources:
-        path = Path(source)
+    def resume(self, container_id: str, points: Sequence[MountPoint]) -> None:
+        """That container outlived the last daemon, and has its volumes mounted."""
+        for point in points:
+            record = self._volumes.get(point.name) if isinstance(point.name, str) else None
+            if record is not None and record.driver == local.NAME and record.options:
+                self._local.resume(record.name, _user(container_id, point))
+
+    async def sweep(self) -> None:
+        """Unmount what no running container has; after every `resume`."""
+        await self._local.sweep()
+
+    async def close(self) -> None:
+        await self._plugins.close()
+        await self._local.close()
+
+    # --- the API -----------------------------------------------------------------------------------------------------------
+
+    async def select(
+        self, filters: Mapping[str, Sequence[str]], dangling: bool | None
+    ) -> tuple[list[Volume], list[str]]:
+        """Volumes by name, and what could not be asked. Within a name of a filter any value may match; labels: all."""
+        found, warnings = await self._from_plugins()
+        for name, record in self._volumes.items():
+            listed = found.get(name)
+            found[name] = Volume(
+                name=name,
+                driver=record.driver,
+                mountpoint=self._mountpoint(record) or (listed.mountpoint if listed is not None else ""),
+                labels=record.labels,
+                scope=listed.scope if listed is not None else "local",
+            )
+        chosen = [each for each in found.values() if self._matches(each, filters, dangling)]
+        return sorted(chosen, key=lambda each: each.name), warnings
+
+    def _matches(self, volume: Volume, filters: Mapping[str, Sequence[str]], dangling: bool | None) -> bool:
+        names, drivers = filters.get("name"), filters.get("driver")
+        return (
+            (not names or any(wanted in volume.name for wanted in names))
+            and (not drivers or any(wanted in volume.driver for wanted in drivers))
+            and (dangling is None or dangling == (volume.name not in self._users))
+            and all(_has_label(volume.labels, wanted) for wanted in filters.get("label", ()))
+        )
+
+    async def _from_plugins(self) -> tuple[dict[str, Volume], list[str]]:
+        """What plugins list, and the reasons of those that don't answer."""
+        names = await self._plugins.names()
+        answers = await asyncio.gather(*(self._listed(name) for name in names), return_exceptions=True)
+        found: dict[str, Volume] = {}
+        warnings: list[str] = []
+        for answer in answers:
+            if isinstance(answer, EngineError):
+                warnings.append(answer.message)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                driver, volumes = answer
+                for each in volumes:
+                    found.setdefault(each.name, _shown(each, driver))
+        return found, warnings
+
+    async def _listed(self, name: str) -> tuple[PluginDriver, Sequence[PluginVolume]]:
+        driver = await self._plugins.get(name)
+        return driver, await driver.list()
+
+    async def get(self, name: str) -> Volume:
+        """One volume. Raises NotFound `get NAME: no such volume`."""
+        record = self._volumes.get(name)
+        if record is None:
+            found = await self._of_plugin(name)
+            if found is None:
+                raise NotFound(f"get {name}: no such volume")
+            driver, volume = found
+            return _shown(volume, driver)
+        if record.driver == local.NAME:
+            return self._view(record)
+        plugin = await self._plugins.get(record.driver)
+        shown = _shown(await plugin.get(name), plugin)
+        return msgspec.structs.replace(
+            shown, name=name, labels=record.labels, mountpoint=shown.mountpoint or record.path
+        )
+
+    async def _of_plugin(self, name: str) -> tuple[PluginDriver, PluginVolume] | None:
+        """A volume that was made elsewhere: the first plugin that knows it."""
+        for each in await self._plugins.names():
+            with contextlib.suppress(EngineError):
+                driver = await self._plugins.get(each)
+                return driver, await driver.get(name)
+        return None
+
+    async def create(self, body: VolumeCreate) -> Volume:
+        """A new volume, or the one that has the name already. Raises Conflict when that has another driver."""
+        name = body.name or secrets.token_hex(32)
+        async with self._lock(name):
+            record = await self._existing(name, body.driver)
+            if record is None:
+                record = await self._make(name, body.driver or local.NAME, body.driver_opts, body.labels)
+                try:
+                    await self._records.commit(self._table.put(name, record))
+                except BaseException:
+                    await self._undo(record)
+                    raise
+                await self._keep(record)
+            self._events.publish("volume", "create", name, {"driver": record.driver})
+            return await self.get(name) if record.driver != local.NAME else self._view(record)
+
+    async def _existing(self, name: str, driver: str) -> VolumeRecord | None:
+        """The volume of that name, if it has that driver; one that only a plugin knows gets its record."""
+        record = self._volumes.get(name)
+        if record is None and driver != local.NAME and (found := await self._of_plugin(name)):
+            plugin, volume = found
+            if driver in ("", plugin.name):
+                record = VolumeRecord(
+                    name=name, driver=plugin.name, created=time.time_ns(), path=volume.mountpoint or ""
+                )
+                await self._records.commit(self._table.put(name, record))
+                self._volumes[name] = record
+        if record is not None and driver and driver != record.driver:
+            raise Conflict(f"A volume named {name} already exists. Choose a different volume name.")
+        return record
+
+    async def remove(self, name: str) -> None:
+        """Raises NotFound, Conflict while containers have it, ServerError when the driver fails."""
+        async with self._lock(name):
+            record = self._volumes.get(name)
+            if record is None and (found := await self._of_plugin(name)):
+                record = VolumeRecord(name=name, driver=found[0].name)
+            if record is None:
+                raise NotFound(f"get {name}: no such volume")
+            self._check_unused(name)
+            driver = await self._driver(record.driver, f"remove {name}")
+            await driver.hide(name)
+            try:
+                self._check_unused(name)
+                await self._records.commit(self._table.delete(name))
+            except BaseException:
+                await driver.restore(name)
+                raise
+            await self._forget(record, driver)
+
+    def _check_unused(self, name: str) -> None:
+        if users := self._users.get(name):
+            raise Conflict(f"unable to remove volume: remove {name}: volume is in use - [{', '.join(users)}]")
+
+    # --- the volumes of a container -----------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def claim(self, container_id: str, points: Sequence[MountPoint]) -> AsyncIterator[Claim]:
+        """Have every volume that the mounts of a new container name, made where it is missing, with the container as its user.
+
+        Within, the container's record and `changes` are committed; whatever is raised there takes all of it back.
+        """
+        claim = Claim(self, container_id)
+        names = sorted({point.name for point in points if isinstance(point.name, str)})
+        async with contextlib.AsyncExitStack() as locks:
+            for name in names:
+                await locks.enter_async_context(self._lock(name))
+            try:
+                claim.mounts = tuple([await self._claimed(claim, container_id, point) for point in points])
+                claim.changes = tuple(self._table.put(name, record) for name, record in claim.made.items())
+                yield claim
+            except BaseException:
+                self._release(container_id, names)
+                for record in reversed(claim.made.values()):
+                    await self._undo(record)
+                raise
+            for record in claim.made.values():
+                await self._keep(record)
+                self._events.publish("volume", "create", record.name, {"driver": record.driver})
+
+    async def _claimed(self, claim: Claim, container_id: str, point: MountPoint) -> MountPoint:
+        if not isinstance(point.name, str):
+            return point
+        name, driver = point.name, point.driver if isinstance(point.driver, str) else ""
+        record = claim.made.get(name) or await self._existing(name, driver)
+        if record is None:
+            anonymous = point.mode == "" and bool(_ANONYMOUS.fullmatch(name))
+            try:
+                record = await self._make(name, driver or local.NAME, {}, {}, anonymous=anonymous)
+            except NotFound as error:
+                # Not 404: of a create that means to clients that the image is missing, and they would pull it.
+                raise InvalidParameter(error.message) from error
+            claim.made[name] = record
+        self._use(name, container_id)
+        return msgspec.structs.replace(point, driver=record.driver, source=self._mountpoint(record))
+
+    async def populate(
+        self, point: MountPoint, source: int, container_id: str, made: Mapping[str, VolumeRecord]
+    ) -> None:
+        """See `Claim.populate`; `source` is the image's directory."""
+        name = str(point.name)
+        record = made.get(name) or self._volumes[name]
+        staged = name in made and record.driver == local.NAME
+        if staged or (record.driver == local.NAME and not record.options):
+            await self._local.populate(name, source, staged=staged)
+            return
+        driver = await self._driver(record.driver, f"mount {name}")
+        user = _user(container_id, point)
+        path = await driver.mount(name, record.options, user)
         try:
-            if not path.exists():
-                path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ServerError(f"error while creating mount source path '{source}': {error.strerror}") from error
+            if record.driver == local.NAME:
+                await self._local.populate(name, source, staged=False)
+            else:
+                await asyncio.to_thread(_populate_path, name, source, path)
+        finally:
+            await driver.unmount(name, user)
+
+    async def mount(
+        self, container_id: str, points: Sequence[MountPoint], borrowed: contextlib.AsyncExitStack
+    ) -> Mounted:
+        """Have the sources of its mounts in place for a start. On failure nothing stays mounted.
+
+        What only the runtime needs for its start is given back when `borrowed` closes; the rest by `unmount`.
+        """
+        changed: list[MountPoint] = []
+        sources: dict[str, str] = {}
+        done: list[MountPoint] = []
+        if any(isinstance(point.name, str) for point in points):
+            borrowed.push_async_callback(self._local.leave_places, container_id)
+        try:
+            for index, point in enumerate(points):
+                if not isinstance(point.name, str):
+                    await asyncio.to_thread(_ensure_source, point)
+                    changed.append(point)
+                    continue
+                record = self._volumes.get(point.name)
+                if record is None:
+                    raise ServerError(f"get {point.name}: no such volume")
+                driver = await self._driver(record.driver, f"mount {record.name}")
+                async with self._lock(record.name):
+                    path = await driver.mount(record.name, record.options, _user(container_id, point))
+                done.append(point)
+                if record.driver == local.NAME:
+                    sources[point.destination] = await self._local.place(container_id, index, record.name)
+                else:
+                    sources[point.destination] = path
+                changed.append(msgspec.structs.replace(point, source=path))
+                self._events.publish(
+                    "volume",
+                    "mount",
+                    record.name,
+                    {
+                        "container": container_id,
+                        "destination": point.destination,
+                        "driver": record.driver,
+                        "propagation": point.propagation,
+                        "read/write": str(point.rw).lower(),
+                    },
+                )
+        except BaseException:
+            await self.unmount(container_id, done)
+            raise
+        return Mounted(tuple(changed), sources)
+
+    async def unmount(self, container_id: str, points: Sequence[MountPoint]) -> None:
+        """Its mounts are gone. What fails is logged: the container has ended whatever a driver says."""
+        for point in points:
+            record = self._volumes.get(point.name) if isinstance(point.name, str) else None
+            if record is None:
+                continue
+            try:
+                driver = await self._driver(record.driver, f"unmount {record.name}")
+                async with self._lock(record.name):
+                    await driver.unmount(record.name, _user(container_id, point))
+            except EngineError as error:
+                _log.warning("container %s: %s", container_id, error.message)
+            self._events.publish("volume", "unmount", record.name, {"container": container_id, "driver": record.driver})
+
+    @contextlib.asynccontextmanager
+    async def leave(
+        self, container_id: str, points: Sequence[MountPoint], named: Collection[str], *, anonymous: bool
+    ) -> AsyncIterator[tuple[Change, ...]]:
+        """A container's removal: within, its record is deleted together with the changes.
+
+        `anonymous`: volumes that were made for a container go along, unless another container has them or this one `named` them itself.
+        """
+        names = sorted({point.name for point in points if isinstance(point.name, str)})
+        async with contextlib.AsyncExitStack() as locks:
+            for name in names:
+                await locks.enter_async_context(self._lock(name))
+            hidden: list[tuple[VolumeRecord, Driver]] = []
+            try:
+                for name in names if anonymous else ():
+                    record = self._volumes.get(name)
+                    alone = self._users.get(name, {}).keys() <= {container_id}
+                    if record is None or not record.anonymous or name in named or not alone:
+                        continue
+                    try:
+                        driver = await self._driver(record.driver, f"remove {name}")
+                        await driver.hide(name)
+                    except EngineError as error:
+                        _log.warning("container %s: its volume stays: %s", container_id, error.message)
+                    else:
+                        hidden.append((record, driver))
+                yield tuple(self._table.delete(record.name) for record, _ in hidden)
+            except BaseException:
+                for record, driver in hidden:
+                    try:
+                        await driver.restore(record.name)
+                    except EngineError as error:
+                        _log.error("volume %s: %s", record.name, error.message)
+                raise
+            self._release(container_id, names)
+            for record, driver in hidden:
+                await self._forget(record, driver)
+
+    # --- parts of the above ------------------------------------------------------------------------------------------------
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
+
+    def _use(self, name: str, container_id: str) -> None:
+        self._users.setdefault(name, {})[container_id] = None
+
+    def _release(self, container_id: str, names: Iterable[str]) -> None:
+        for name in names:
+            users = self._users.get(name, {})
+            users.pop(container_id, None)
+            if not users:
+                self._users.pop(name, None)
+
+    async def _driver(self, name: str, what: str) -> Driver:
+        """Raises NotFound `WHAT: error looking up volume plugin NAME: …`."""
+        if name == local.NAME:
+            return self._local
+        try:
+            return await self._plugins.get(name)
+        except EngineError as error:
+            raise type(error)(f"{what}: {error.message}") from error
+
+    async def _make(
+        self, name: str, driver: str, options: dict[str, str], labels: dict[str, str], *, anonymous: bool = False
+    ) -> VolumeRecord:
+        maker = await self._driver(driver, f"create {name}")
+        await maker.create(name, options)
+        path = ""
+        if isinstance(maker, PluginDriver):
+            with contextlib.suppress(EngineError):  # many plugins know it only while it is mounted
+                path = await maker.path(name)
+        return VolumeRecord(
+            name=name,
+            driver=driver,
+            options=options,
+            labels=labels,
+            created=time.time_ns(),
+            anonymous=anonymous,
+            path=path,
+        )
+
+    async def _keep(self, record: VolumeRecord) -> None:
+        self._volumes[record.name] = record
+        try:
+            await (await self._driver(record.driver, f"create {record.name}")).keep(record.name)
+        except (EngineError, OSError) as error:
+            _log.error("volume %s: %s: the next start will try again", record.name, error)
+
+    async def _undo(self, record: VolumeRecord) -> None:
+        try:
+            await (await self._driver(record.driver, f"remove {record.name}")).undo_create(record.name)
+        except EngineError as error:
+            _log.warning("volume %s stays with its driver: %s", record.name, error.message)
+
+    async def _forget(self, record: VolumeRecord, driver: Driver) -> None:
+        self._volumes.pop(record.name, None)
+        await driver.discard(record.name)
+        self._events.publish("volume", "destroy", record.name, {"driver": record.driver})
+
+    def _mountpoint(self, record: VolumeRecord) -> str:
+        return self._local.mountpoint(record.name) if record.driver == local.NAME else record.path
+
+    def _view(self, record: VolumeRecord) -> Volume:
+        return Volume(name=record.name, driver=record.driver, mountpoint=self._mountpoint(record), labels=record.labels)
+
+
+class Mounted(msgspec.Struct, frozen=True):
+    """A container's mounts as inspect shows them now, and where the runtime finds them when it is not at their Source."""
+
+    points: tuple[MountPoint, ...]
+    sources: dict[str, str]
+
+
+def _user(container_id: str, point: MountPoint) -> str:
+    """One mount of one container. Derived, so that a daemon that comes later gives a plugin the same ID back."""
+    return hashlib.sha256(f"{container_id}:{point.destination}".encode(errors="surrogateescape")).hexdigest()
+
+
+def _shown(volume: PluginVolume, driver: PluginDriver) -> Volume:
+    return Volume(
+        name=volume.name,
+        driver=driver.name,
+        mountpoint=volume.mountpoint or "",
+        status=volume.status or msgspec.UNSET,
+        scope=driver.scope,
+    )
+
+
+def _has_label(labels: Mapping[str, str], wanted: str) -> bool:
+    key, equals, value = wanted.partition("=")
+    return key in labels and (not equals or labels[key] == value)
+
+
+def _populate_path(name: str, source: int, path: str) -> None:
+    try:
+        target = files.open_directory(path)
+    except OSError as error:
+        raise ServerError(f"error while copying the image's content into volume {name}: {path}: {error}") from error
+    try:
+        local.populate(name, source, target)
+    finally:
+        os.close(target)
+
+
+# --- binds -----------------------------------------------------------------------------------------------------------------
+
+
+def _ensure_source(point: MountPoint) -> None:
+    """A bind's host path, made as a directory where it is missing, as Docker does; its mount passes on what the bind asks for."""
+    try:
+        os.makedirs(point.source, exist_ok=True)
+    except FileExistsError:
+        pass  # a file, a socket: what is there is bound
+    except OSError as error:
+        raise ServerError(
+            f"error while creating mount source path '{point.source}': {(error.strerror or '').lower()}"
+        ) from error
+    kind = point.propagation.removeprefix("r")
+    if kind not in ("shared", "slave"):
+        return
+    path = os.path.realpath(point.source)
+    above = mounts.containing(path)
+    if kind == "shared" and "shared:" not in above.propagation:
+        raise ServerError(f"path {point.source} is mounted on {above.target} but it is not a shared mount")
+    if kind == "slave" and "shared:" not in above.propagation and "master:" not in above.propagation:
+        raise ServerError(f"path {point.source} is mounted on {above.target} but it is not a shared or slave mount")

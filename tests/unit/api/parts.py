@@ -44,6 +44,7 @@ def engine() -> Engine:
         execs=absent,
         images=absent,
         remote=absent,
+        volumes=absent,
         monitor=absent,
     )
 

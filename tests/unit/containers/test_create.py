@@ -1,7 +1,11 @@
 """The rules of a create body, and the merge with the image's configuration."""
 
+import re
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.containers import create
 from engine.errors import InvalidParameter
@@ -39,7 +43,6 @@ REFUSED = [
     (body(Healthcheck={"StartPeriod": -5}), "start_period"),
     (body(Healthcheck={"Retries": -1}), "retries"),
     (body(Healthcheck={"Test": ["RUN", "x"]}), "NONE, CMD or CMD-SHELL"),
-    (host(Binds=["relative/path:/a"]), "relative/path"),
     (host(Binds=["/a:relative"]), "absolute"),
     (host(Binds=["/a:/"]), "destination can't be '/'"),
     (host(Binds=["/a:/b/../.."]), "destination can't be '/'"),
@@ -50,7 +53,6 @@ REFUSED = [
     (host(Binds=["/a:/b:shared,slave"]), "invalid mode"),
     (host(Binds=["vol:/b:shared"]), "invalid mode"),
     (host(Binds=["/a:/b:nocopy"]), "invalid mode"),
-    (host(Binds=["a:/b"]), "valid volume name"),
     (host(Memory=1 << 20), "4MB"),
     (host(Memory=-5), "4MB"),
     (host(MemorySwap=1 << 30), "Memory limit"),
@@ -229,14 +231,14 @@ def test_merge_takes_from_the_image_what_is_left_out() -> None:
 
 def test_binds_are_shown_as_mounts() -> None:
     _, host_config = create.checked(host(Binds=["/src:/dst/./x//", "vol:/v:ro"]))
-    bind, volume = create.mount_points(host_config, "/root/volumes")
+    bind, volume = create.mount_points(Config(), host_config).points
     assert (bind.source, bind.destination, bind.rw, bind.propagation) == ("/src", "/dst/x", True, "rprivate")
-    assert (volume.name, volume.source, volume.driver, volume.rw) == ("vol", "/root/volumes/vol/_data", "local", False)
+    assert (volume.name, volume.source, volume.driver, volume.rw) == ("vol", "", "", False)
 
 
 def test_two_mounts_on_one_destination_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="Duplicate mount point: /x"):
-        create.mount_points(HostConfig(binds=["/a:/x", "/b:/x/"]), "/v")
+        create.mount_points(Config(), HostConfig(binds=["/a:/x", "/b:/x/"]))
 
 
 @pytest.mark.parametrize(
@@ -264,8 +266,34 @@ def test_links_and_volumes_from() -> None:
 
 
 def test_binds_take_the_place_of_inherited_mounts() -> None:
-    inherited = create.mount_points(HostConfig(binds=["/a:/x", "/b:/y"]), "/v")
-    found = create.mount_points(HostConfig(binds=["/c:/x"]), "/v", inherited)
+    inherited = create.mount_points(Config(), HostConfig(binds=["/a:/x", "/b:/y", "/d:/t"])).points
+    found = create.mount_points(Config(), HostConfig(binds=["/c:/x"], tmpfs={"/t/": ""}), inherited).points
     assert {each.destination: each.source for each in found} == {"/x": "/c", "/y": "/b"}
     with pytest.raises(InvalidParameter, match="Duplicate mount point: /t"):
-        create.mount_points(HostConfig(binds=["/c:/t"], tmpfs={"/t/": ""}), "/v")
+        create.mount_points(Config(), HostConfig(binds=["/c:/t"], tmpfs={"/t/": ""}))
+
+
+def test_volumes_without_a_name_are_made_where_nothing_else_is() -> None:
+    config = Config(volumes={"/a": {}, "/b/": {}, "/t": {}, "relative": {}})
+    host_config = HostConfig(binds=["named:/a:nocopy", "other:/c"], tmpfs={"/t": ""}, volume_driver="d")
+    points, populated = create.mount_points(config, host_config)
+    assert [each.destination for each in points] == ["/a", "/c", "/b", "/relative"]
+    assert populated == {"/b", "/c", "/relative"}
+    anonymous = points[2]
+    assert re.fullmatch("[0-9a-f]{64}", str(anonymous.name)) and (anonymous.driver, anonymous.mode) == ("d", "")
+    assert create.named_volumes(host_config) == {"named", "other"}
+
+
+@given(text=st.text(alphabet="ab/:.,rowzZ\0nc", max_size=30))
+def test_a_bind_is_read_whole_or_refused(text: str) -> None:
+    try:
+        bind = create.parse_bind(text)
+    except InvalidParameter as error:
+        assert "bind mount spec" in error.message
+        return
+    assert bind.destination.startswith("/") and ".." not in bind.destination.split("/")
+    assert text.startswith(f"{bind.source}:") and bind.named == (not bind.source.startswith("/"))
+    options = bind.mode.split(",") if bind.mode else []
+    assert len(set(options)) == len(options) and bind.read_only == ("ro" in options)
+    again = create.parse_bind(f"{bind.source}:{bind.destination}" + (f":{bind.mode}" if bind.mode else ""))
+    assert again == bind

@@ -1,0 +1,517 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""A directory tree copied below another directory descriptor: content, owners, modes, attributes, times, holes, hard links.
+
+Both sides may be hostile ground: every step is one name below an open directory, no link is followed, and the second name of a file is found
+again with openat2(2) below the target (RESOLVE_IN_ROOT). Content is shared where the file system can (FICLONE), else moved in the kernel
+(copy_file_range(2)), else read and written; holes stay holes. Sockets are left out, and overlayfs's whiteouts (devices 0/0).
+
+Owns:    nothing between calls. Descriptors stay the caller's. Two descriptors are open per level of depth.
+Threads: any number at once. The GIL is released for the whole of a call.
+Raises:  OSError with the kernel's errno and the path below the source. What was copied by then stays: the caller's to remove.
+"""
+from libc.errno cimport EAGAIN, EINTR, EINVAL, ENAMETOOLONG, ENODATA, ENOENT, ENOSYS, ENOTTY, ENXIO, EOPNOTSUPP, EPERM, ERANGE, EXDEV, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, strlen, strncmp
+
+import os
+
+from engine._fast.linux cimport ioctl
+
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        AT_FDCWD
+        AT_SYMLINK_FOLLOW
+        AT_SYMLINK_NOFOLLOW
+        O_CLOEXEC
+        O_CREAT
+        O_DIRECTORY
+        O_EXCL
+        O_NOFOLLOW
+        O_NONBLOCK
+        O_PATH
+        O_RDONLY
+        O_WRONLY
+    int openat(int directory, const char *path, int flags, ...)
+
+cdef extern from "<unistd.h>" nogil:
+    enum:
+        SEEK_SET
+    int close(int fd)
+    int ftruncate(int fd, int64_t size)
+    int fchown(int fd, uint32_t uid, uint32_t gid)
+    int fchownat(int directory, const char *path, uint32_t uid, uint32_t gid, int flags)
+    int linkat(int old_directory, const char *old_path, int new_directory, const char *new_path, int flags)
+    int symlinkat(const char *target, int directory, const char *path)
+    ssize_t readlinkat(int directory, const char *path, char *buffer, size_t size)
+    ssize_t pread(int fd, void *data, size_t size, int64_t offset)
+    ssize_t pwrite(int fd, const void *data, size_t size, int64_t offset)
+    int64_t lseek(int fd, int64_t offset, int whence)
+
+cdef extern from "<linux/fs.h>" nogil:
+    enum:
+        FICLONE
+
+cdef extern from "<dirent.h>" nogil:
+    ctypedef struct DIR:
+        pass
+    cdef struct dirent:
+        char *d_name
+    DIR *fdopendir(int fd)
+    dirent *readdir(DIR *directory)
+    int closedir(DIR *directory)
+    int dirfd(DIR *directory)
+
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct timespec:
+        int64_t tv_sec
+        int64_t tv_nsec
+    cdef struct stat_t "stat":
+        uint32_t st_mode
+        uint32_t st_uid
+        uint32_t st_gid
+        int64_t st_size
+        int64_t st_nlink
+        uint64_t st_rdev
+        uint64_t st_dev
+        uint64_t st_ino
+        timespec st_atim
+        timespec st_mtim
+    enum:
+        S_IFMT
+    int fstat(int fd, stat_t *found)
+    int fstatat(int directory, const char *path, stat_t *found, int flags)
+    int fchmod(int fd, uint32_t mode)
+    int fchmodat(int directory, const char *path, uint32_t mode, int flags)
+    int mkdirat(int directory, const char *path, uint32_t mode)
+    int mknodat(int directory, const char *path, uint32_t mode, uint64_t device)
+    int futimens(int fd, const timespec *times)
+    int utimensat(int directory, const char *path, const timespec *times, int flags)
+    bint S_ISREG(uint32_t mode)
+    bint S_ISDIR(uint32_t mode)
+    bint S_ISLNK(uint32_t mode)
+    bint S_ISCHR(uint32_t mode)
+    bint S_ISBLK(uint32_t mode)
+    bint S_ISFIFO(uint32_t mode)
+
+cdef extern from "<sys/xattr.h>" nogil:
+    ssize_t flistxattr(int fd, char *names, size_t size)
+    ssize_t llistxattr(const char *path, char *names, size_t size)
+    ssize_t fgetxattr(int fd, const char *name, void *value, size_t size)
+    ssize_t lgetxattr(const char *path, const char *name, void *value, size_t size)
+    int fsetxattr(int fd, const char *name, const void *value, size_t size, int flags)
+    int lsetxattr(const char *path, const char *name, const void *value, size_t size, int flags)
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+
+    #define COPY_SEEK_DATA 3
+    #define COPY_SEEK_HOLE 4
+    #define COPY_O_NOATIME 01000000
+
+    struct copy_open_how { uint64_t flags, mode, resolve; };
+
+    /* openat2(2); RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT */
+    static int open_again(int root, const char *path, int flags)
+    {
+        struct copy_open_how how = { (uint64_t)(unsigned)flags, 0, 0x01 | 0x02 | 0x04 | 0x10 };
+        return (int)syscall(437, root, path, &how, sizeof how);
+    }
+
+    static ssize_t copy_range(int from, int64_t *from_at, int to, int64_t *to_at, size_t size)
+    {
+        return syscall(SYS_copy_file_range, from, from_at, to, to_at, size, 0);
+    }
+    """
+    enum:
+        COPY_SEEK_DATA
+        COPY_SEEK_HOLE
+        COPY_O_NOATIME
+    int open_again(int root, const char *path, int flags) nogil
+    ssize_t copy_range(int from_, int64_t *from_at, int to, int64_t *to_at, size_t size) nogil
+
+cdef enum:
+    LONGEST = 4095          # bytes of a path
+    BUFFER = 1 << 18        # at least XATTR_SIZE_MAX and XATTR_LIST_MAX
+    RANGE = 1 << 30         # of one copy_file_range(2)
+
+
+cdef struct Known:
+    uint64_t device
+    uint64_t inode
+    char *path              # of its first name, below the target
+
+
+cdef struct Copy:
+    int target              # the top
+    char path[LONGEST + 1]  # of the entry in hand, below the top
+    size_t length
+    char *buffer
+    Known *known            # files of several names: open addressing, `room` a power of two
+    size_t known_count
+    size_t room
+    bint clones             # FICLONE has not failed yet
+    bint ranges             # nor has copy_file_range(2)
+    int64_t size
+    int64_t entries
+    int error
+
+
+cdef inline int failed(Copy *copy) noexcept nogil:
+    copy.error = errno
+    return -1
+
+
+cdef inline bint is_dot(const char *name) noexcept nogil:
+    return name[0] == b"." and (name[1] == 0 or (name[1] == b"." and name[2] == 0))
+
+
+# --- files of several names -------------------------------------------------------------------------------------------
+
+cdef Known *place(Known *table, size_t room, uint64_t device, uint64_t inode) noexcept nogil:
+    cdef size_t at = <size_t>((inode * <uint64_t>0x9E3779B97F4A7C15) >> 20) & (room - 1)
+    while table[at].path != NULL and (table[at].inode != inode or table[at].device != device):
+        at = (at + 1) & (room - 1)
+    return &table[at]
+
+
+cdef int remember(Copy *copy, const stat_t *status) noexcept nogil:
+    cdef Known *grown
+    cdef Known *entry
+    cdef size_t index, room
+    if 2 * (copy.known_count + 1) > copy.room:
+        room = 2 * copy.room if copy.room else 256
+        grown = <Known *>malloc(room * sizeof(Known))
+        if grown == NULL:
+            return failed(copy)
+        for index in range(room):
+            grown[index].path = NULL
+        for index in range(copy.room):
+            if copy.known[index].path != NULL:
+                place(grown, room, copy.known[index].device, copy.known[index].inode)[0] = copy.known[index]
+        free(copy.known)
+        copy.known = grown
+        copy.room = room
+    entry = place(copy.known, copy.room, status.st_dev, status.st_ino)
+    if entry.path == NULL:
+        entry.path = <char *>malloc(copy.length + 1)
+        if entry.path == NULL:
+            return failed(copy)
+        memcpy(entry.path, copy.path, copy.length + 1)
+        entry.device = status.st_dev
+        entry.inode = status.st_ino
+        copy.known_count += 1
+    return 0
+
+
+cdef int link_known(Copy *copy, const stat_t *status, int parent, const char *name) noexcept nogil:
+    """1 when `name` was made as another name of a file that was copied before; 0 when it was not copied yet."""
+    cdef char link[64]
+    cdef Known *entry
+    cdef int fd, made
+    if copy.room == 0:
+        return 0
+    entry = place(copy.known, copy.room, status.st_dev, status.st_ino)
+    if entry.path == NULL:
+        return 0
+    while True:
+        fd = open_again(copy.target, entry.path, O_PATH | O_NOFOLLOW | O_CLOEXEC)
+        if fd >= 0 or (errno != EAGAIN and errno != EINTR):
+            break
+    if fd < 0:
+        return failed(copy)
+    snprintf(link, sizeof(link), b"/proc/self/fd/%d", fd)
+    made = linkat(AT_FDCWD, link, parent, name, AT_SYMLINK_FOLLOW)
+    if made < 0:
+        failed(copy)
+    close(fd)
+    return made if made < 0 else 1
+
+
+# --- looks ------------------------------------------------------------------------------------------------------------
+
+cdef int copy_attributes(Copy *copy, int source, const char *source_path, int target, const char *target_path) noexcept nogil:
+    """Extended attributes, by descriptor, or by path where that is negative. What the target does not take is left out, as in a layer."""
+    cdef char *names = copy.buffer
+    cdef char *value
+    cdef ssize_t size, taken
+    cdef size_t at = 0
+    cdef int status
+    size = flistxattr(source, names, 1 << 16) if source >= 0 else llistxattr(source_path, names, 1 << 16)
+    if size < 0:
+        return 0 if errno == EOPNOTSUPP or errno == ENOSYS else failed(copy)
+    value = names + (1 << 16)
+    while at < <size_t>size:
+        # overlayfs's own say something of a layer, not of the file
+        if strncmp(names + at, b"trusted.overlay.", 16) != 0 and strncmp(names + at, b"user.overlay.", 13) != 0:
+            if source >= 0:
+                taken = fgetxattr(source, names + at, value, BUFFER - (1 << 16))
+            else:
+                taken = lgetxattr(source_path, names + at, value, BUFFER - (1 << 16))
+            if taken >= 0:
+                if target >= 0:
+                    status = fsetxattr(target, names + at, value, <size_t>taken, 0)
+                else:
+                    status = lsetxattr(target_path, names + at, value, <size_t>taken, 0)
+                if status < 0 and errno != EOPNOTSUPP and errno != EPERM:
+                    return failed(copy)
+            elif errno != ENODATA and errno != EOPNOTSUPP and errno != ERANGE:
+                return failed(copy)
+        at += strlen(names + at) + 1
+    return 0
+
+
+cdef int copy_looks(Copy *copy, int source, const stat_t *status, int target) noexcept nogil:
+    """Owner, mode, attributes, times: in this order, since chown(2) takes setuid and capabilities away."""
+    cdef timespec times[2]
+    if fchown(target, status.st_uid, status.st_gid) < 0 or fchmod(target, status.st_mode & 0o7777) < 0:
+        return failed(copy)
+    if copy_attributes(copy, source, NULL, target, NULL) < 0:
+        return -1
+    times[0] = status.st_atim
+    times[1] = status.st_mtim
+    if futimens(target, times) < 0:
+        return failed(copy)
+    return 0
+
+
+# --- content ----------------------------------------------------------------------------------------------------------
+
+cdef int copy_bytes(Copy *copy, int source, int target, int64_t at, int64_t end) noexcept nogil:
+    """The range from `at` to `end`; a file that became shorter meanwhile ends where it ends."""
+    cdef int64_t to = at
+    cdef ssize_t moved, written, done
+    while at < end and copy.ranges:
+        moved = copy_range(source, &at, target, &to, <size_t>min(end - at, <int64_t>RANGE))
+        if moved == 0:
+            return 0
+        if moved < 0 and errno != EINTR:
+            if errno != EXDEV and errno != EINVAL and errno != ENOSYS and errno != EOPNOTSUPP and errno != EPERM:
+                return failed(copy)
+            copy.ranges = False
+    while at < end:
+        moved = pread(source, copy.buffer, <size_t>min(end - at, <int64_t>BUFFER), at)
+        if moved == 0:
+            return 0
+        if moved < 0:
+            if errno == EINTR:
+                continue
+            return failed(copy)
+        done = 0
+        while done < moved:
+            written = pwrite(target, copy.buffer + done, <size_t>(moved - done), at + done)
+            if written < 0:
+                if errno == EINTR:
+                    continue
+                return failed(copy)
+            done += written
+        at += moved
+    return 0
+
+
+cdef int copy_content(Copy *copy, int source, int target, int64_t size) noexcept nogil:
+    cdef int64_t at = 0, hole
+    if copy.clones:
+        if ioctl(target, FICLONE, source) == 0:
+            return 0
+        if errno != EOPNOTSUPP and errno != EXDEV and errno != EINVAL and errno != ENOTTY and errno != ENOSYS and errno != EPERM:
+            return failed(copy)
+        copy.clones = False
+    if ftruncate(target, size) < 0:
+        return failed(copy)
+    while at < size:
+        hole = lseek(source, at, COPY_SEEK_DATA)
+        if hole < 0:
+            if errno == ENXIO:
+                return 0
+            return copy_bytes(copy, source, target, at, size)  # no such question here
+        at = hole
+        hole = lseek(source, at, COPY_SEEK_HOLE)
+        if hole < 0 or hole > size:
+            hole = size
+        if copy_bytes(copy, source, target, at, hole) < 0:
+            return -1
+        at = hole
+    return 0
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+cdef int copy_file(Copy *copy, int source_parent, const char *name, int target_parent) noexcept nogil:
+    cdef stat_t status
+    cdef int source, target, outcome = -1
+    source = openat(source_parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | COPY_O_NOATIME)
+    if source < 0:
+        return failed(copy)
+    if fstat(source, &status) < 0 or not S_ISREG(status.st_mode):
+        failed(copy)
+    else:
+        target = openat(target_parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0o600)
+        if target < 0:
+            failed(copy)
+        else:
+            if copy_content(copy, source, target, status.st_size) == 0 and copy_looks(copy, source, &status, target) == 0:
+                copy.size += status.st_size
+                outcome = remember(copy, &status) if status.st_nlink > 1 else 0
+            close(target)
+    close(source)
+    return outcome
+
+
+cdef int copy_link(Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent) noexcept nogil:
+    cdef ssize_t length = readlinkat(source_parent, name, copy.buffer, LONGEST)
+    if length < 0:
+        return failed(copy)
+    copy.buffer[length] = 0
+    if symlinkat(copy.buffer, target_parent, name) < 0:
+        return failed(copy)
+    return finish_other(copy, source_parent, name, status, target_parent)
+
+
+cdef int finish_other(Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent) noexcept nogil:
+    """Owner, attributes and times of what cannot be opened: a link, a FIFO, a device."""
+    cdef char source[320]
+    cdef char target[320]
+    cdef timespec times[2]
+    if fchownat(target_parent, name, status.st_uid, status.st_gid, AT_SYMLINK_NOFOLLOW) < 0:
+        return failed(copy)
+    snprintf(source, sizeof(source), b"/proc/self/fd/%d/%s", source_parent, name)
+    snprintf(target, sizeof(target), b"/proc/self/fd/%d/%s", target_parent, name)
+    if copy_attributes(copy, -1, source, -1, target) < 0:
+        return -1
+    times[0] = status.st_atim
+    times[1] = status.st_mtim
+    if utimensat(target_parent, name, times, AT_SYMLINK_NOFOLLOW) < 0:
+        return failed(copy)
+    return remember(copy, status) if status.st_nlink > 1 else 0
+
+
+cdef int copy_node(Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent) noexcept nogil:
+    # mknod(2) is given the mode under the umask; fchmodat(2) would follow a link put in the node's place, so it is opened first.
+    cdef char path[64]
+    cdef int fd, outcome
+    if mknodat(target_parent, name, (status.st_mode & S_IFMT) | 0o600, status.st_rdev) < 0:
+        return failed(copy)
+    if finish_other(copy, source_parent, name, status, target_parent) < 0:
+        return -1
+    fd = openat(target_parent, name, O_PATH | O_NOFOLLOW | O_CLOEXEC)
+    if fd < 0:
+        return failed(copy)
+    snprintf(path, sizeof(path), b"/proc/self/fd/%d", fd)
+    outcome = fchmodat(AT_FDCWD, path, status.st_mode & 0o7777, 0)
+    if outcome < 0:
+        failed(copy)
+    close(fd)
+    return outcome
+
+
+cdef int copy_entry(Copy *copy, int source_parent, const char *name, int target_parent) noexcept nogil:
+    cdef stat_t status
+    cdef int source, target, linked, outcome
+    if fstatat(source_parent, name, &status, AT_SYMLINK_NOFOLLOW) < 0:
+        return 0 if errno == ENOENT else failed(copy)
+    if S_ISDIR(status.st_mode):
+        copy.entries += 1
+        if mkdirat(target_parent, name, 0o700) < 0:
+            return failed(copy)
+        source = openat(source_parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+        if source < 0:
+            return failed(copy)
+        target = openat(target_parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+        if target < 0:
+            failed(copy)
+            close(source)
+            return -1
+        outcome = copy_directory(copy, source, target)
+        close(target)
+        return outcome
+    if status.st_nlink > 1:
+        linked = link_known(copy, &status, target_parent, name)
+        if linked:
+            copy.entries += linked > 0
+            return 0 if linked > 0 else -1
+    if S_ISREG(status.st_mode):
+        outcome = copy_file(copy, source_parent, name, target_parent)
+    elif S_ISLNK(status.st_mode):
+        outcome = copy_link(copy, source_parent, name, &status, target_parent)
+    elif S_ISFIFO(status.st_mode) or S_ISBLK(status.st_mode) or (S_ISCHR(status.st_mode) and status.st_rdev != 0):
+        outcome = copy_node(copy, source_parent, name, &status, target_parent)
+    else:
+        return 0
+    copy.entries += 1
+    return outcome
+
+
+cdef int copy_directory(Copy *copy, int source, int target) noexcept nogil:
+    """What is in `source`, which is used up, and how it looks itself."""
+    cdef DIR *directory = fdopendir(source)
+    cdef dirent *found
+    cdef stat_t status
+    cdef size_t length = copy.length, size
+    cdef int outcome = 0
+    if directory == NULL:
+        failed(copy)
+        close(source)
+        return -1
+    while outcome == 0:
+        found = readdir(directory)
+        if found == NULL:
+            break
+        if is_dot(found.d_name):
+            continue
+        size = strlen(found.d_name)
+        if length + 1 + size > LONGEST:
+            copy.error = ENAMETOOLONG
+            outcome = -1
+            break
+        if length:
+            copy.path[length] = b"/"
+            copy.length = length + 1 + size
+        else:
+            copy.length = size
+        memcpy(copy.path + copy.length - size, found.d_name, size + 1)
+        outcome = copy_entry(copy, dirfd(directory), found.d_name, target)
+        if outcome == 0:
+            copy.length = length
+            copy.path[length] = 0
+    if outcome == 0:
+        outcome = failed(copy) if fstat(dirfd(directory), &status) < 0 else copy_looks(copy, dirfd(directory), &status, target)
+    closedir(directory)
+    return outcome
+
+
+def copy_tree(int source, int target):
+    """Copy what the directory `source` holds into the directory `target`, and its own owner, mode, attributes and times onto it.
+
+    Names that `target` has already are EEXIST. Answer: bytes of the regular files, and entries of every type.
+    """
+    cdef Copy copy
+    cdef size_t index
+    cdef int outcome
+    cdef int own = openat(source, b".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    if own < 0:
+        raise OSError(errno, os.strerror(errno))
+    copy.target = target
+    copy.path[0] = 0
+    copy.length = copy.known_count = copy.room = 0
+    copy.known = NULL
+    copy.clones = copy.ranges = True
+    copy.size = copy.entries = 0
+    copy.error = 0
+    copy.buffer = <char *>malloc(BUFFER)
+    if copy.buffer == NULL:
+        close(own)
+        raise MemoryError
+    with nogil:
+        outcome = copy_directory(&copy, own, target)
+        for index in range(copy.room):
+            free(copy.known[index].path)
+        free(copy.known)
+        free(copy.buffer)
+    if outcome < 0:
+        raise OSError(copy.error, os.strerror(copy.error), os.fsdecode(<bytes>copy.path))
+    return copy.size, copy.entries

@@ -1,0 +1,436 @@
+"""The local driver: volumes that are directories of this host, and file systems that it mounts for them (options `type`, `device`, `o`).
+
+```
+ROOT/volumes/<name>/_data    what containers see; with options the place where the file system is mounted
+ROOT/volumes/.volume-<name>  one that is being made or taken away: at the next start the record decides which
+```
+A container may have the directory above a `_data` bound, and put a link in its place: whatever is opened or mounted here goes through
+openat2(2) without links, below the descriptor of ROOT/volumes, and the runtime is given a mount made from such a descriptor.
+
+Owns: those directories, the mounts on them, the threads that do this work (a mount of nfs may hang for minutes, and must not take the
+threads of others with it), and who uses which mount. What is mounted the kernel knows: no count of this module has to survive a crash.
+Rules: Docker's local driver (its option names and messages), mount(8) for the words in `o`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from engine._fast import copy, layer
+from engine.errors import EngineError, InvalidParameter, ServerError
+from engine.system import files, mounts
+
+NAME = "local"
+HIDDEN = ".volume-"
+LONGEST_NAME = 255 - len(HIDDEN)
+"""Bytes: NAME_MAX less the prefix of one that is being made."""
+THREADS = 4
+
+_PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY
+_OPTIONS = ("type", "device", "o")
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+# --- what a volume may be called, and its options: pure ----------------------------------------------------------------
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidParameter in Docker's words: the name becomes that of a directory."""
+    if len(name) == 1:
+        raise InvalidParameter(
+            f"create {name}: volume name is too short, names should be at least two alphanumeric characters"
+        )
+    if not _PATTERN.fullmatch(name):
+        raise InvalidParameter(
+            f'create {name[:300]}: "{name[:300]}" includes invalid characters for a local volume name, only '
+            '"[a-zA-Z0-9][a-zA-Z0-9_.-]" are allowed. If you intended to pass a host directory, use absolute path'
+        )
+    if len(name) > LONGEST_NAME:
+        raise InvalidParameter(f"create {name[:40]}...: volume name is longer than {LONGEST_NAME} characters")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a volume's file system is mounted: mount(2)'s arguments, and mount(8)'s words as they were given."""
+
+    type: str
+    device: str
+    words: str
+    flags: int
+    propagation: int
+    data: str
+
+
+_FLAGS: dict[str, tuple[int, int]] = {
+    "defaults": (0, 0),
+    "ro": (mounts.MS_RDONLY, 0),
+    "rw": (0, mounts.MS_RDONLY),
+    "nosuid": (mounts.MS_NOSUID, 0),
+    "suid": (0, mounts.MS_NOSUID),
+    "nodev": (mounts.MS_NODEV, 0),
+    "dev": (0, mounts.MS_NODEV),
+    "noexec": (mounts.MS_NOEXEC, 0),
+    "exec": (0, mounts.MS_NOEXEC),
+    "sync": (mounts.MS_SYNCHRONOUS, 0),
+    "async": (0, mounts.MS_SYNCHRONOUS),
+    "dirsync": (mounts.MS_DIRSYNC, 0),
+    "mand": (mounts.MS_MANDLOCK, 0),
+    "nomand": (0, mounts.MS_MANDLOCK),
+    "noatime": (mounts.MS_NOATIME, 0),
+    "atime": (0, mounts.MS_NOATIME),
+    "nodiratime": (mounts.MS_NODIRATIME, 0),
+    "diratime": (0, mounts.MS_NODIRATIME),
+    "relatime": (mounts.MS_RELATIME, 0),
+    "norelatime": (0, mounts.MS_RELATIME),
+    "strictatime": (mounts.MS_STRICTATIME, 0),
+    "nostrictatime": (0, mounts.MS_STRICTATIME),
+    "bind": (mounts.MS_BIND, 0),
+    "rbind": (mounts.MS_BIND | mounts.MS_REC, 0),
+}
+"""Word of `o` → flags that it sets, and that it takes away."""
+_PROPAGATIONS = {
+    "private": mounts.MS_PRIVATE,
+    "rprivate": mounts.MS_PRIVATE | mounts.MS_REC,
+    "shared": mounts.MS_SHARED,
+    "rshared": mounts.MS_SHARED | mounts.MS_REC,
+    "slave": mounts.MS_SLAVE,
+    "rslave": mounts.MS_SLAVE | mounts.MS_REC,
+    "unbindable": mounts.MS_UNBINDABLE,
+    "runbindable": mounts.MS_UNBINDABLE | mounts.MS_REC,
+}
+_NETWORK_TYPES = {"nfs", "nfs4", "cifs"}
+"""Their `addr=` may be a host name, which the kernel does not resolve."""
+
+
+def parse_options(name: str, given: Mapping[str, str]) -> Options | None:
+    """DriverOpts of the volume `name`; None for a plain directory. Raises InvalidParameter naming the option."""
+    for key, value in given.items():
+        if key not in _OPTIONS:
+            raise InvalidParameter(f'create {name}: invalid option key: "{key[:100]}"')
+        if "\0" in value:
+            raise InvalidParameter(f'create {name}: option "{key}" holds a NUL character')
+    words, device, kind = given.get("o", ""), given.get("device", ""), given.get("type", "")
+    if not (words or device or kind):
+        return None
+    for key, value in (("device", device), ("type", kind)):
+        if not value:
+            raise InvalidParameter(f'create {name}: missing required option: "{key}"')
+    flags = propagation = 0
+    data: list[str] = []
+    for word in words.split(","):
+        if word in _FLAGS:
+            add, take = _FLAGS[word]
+            flags = (flags | add) & ~take
+        elif word in _PROPAGATIONS:
+            propagation = _PROPAGATIONS[word]
+        elif word in ("remount", "move"):
+            raise InvalidParameter(f'create {name}: option "o": {word} is nothing that a new mount can be')
+        elif word:
+            data.append(word)
+    if flags & mounts.MS_BIND and not device.startswith("/"):
+        raise InvalidParameter(f'create {name}: option "device": {device[:300]} is not an absolute path')
+    if len(",".join(data).encode()) >= mounts.PAGE:
+        raise InvalidParameter(f'create {name}: option "o" is longer than the kernel reads ({mounts.PAGE - 1} bytes)')
+    return Options(type=kind, device=device, words=words, flags=flags, propagation=propagation, data=",".join(data))
+
+
+def resolved(data: str) -> str:
+    """`addr=HOST` with the host's address, IPv4 if it has one. Raises OSError when it has none."""
+    words = data.split(",")
+    for index, word in enumerate(words):
+        key, _, host = word.partition("=")
+        if key != "addr" or not host:
+            continue
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found.sort(key=lambda each: each[0] != socket.AF_INET)
+            words[index] = f"addr={found[0][4][0]}"
+    return ",".join(words)
+
+
+# --- the driver --------------------------------------------------------------------------------------------------------
+
+
+class LocalDriver:
+    """Volumes below one directory. Calls about one volume must not overlap: the store holds its lock."""
+
+    name = NAME
+    scope = "local"
+
+    def __init__(self, directory: Path, run: Path) -> None:
+        """`run`: where mounts for the runtime appear, one directory per container, for the time of its start."""
+        self.directory = directory
+        self._run = run
+        self._threads = ThreadPoolExecutor(THREADS, "volumes")
+        self._top = -1
+        self._users: dict[str, set[str]] = {}
+        """Volume with options → who has it mounted."""
+
+    async def _in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    # --- start and end of the engine ------------------------------------------------------------------------------------
+
+    async def open(self, recorded: Iterable[str]) -> None:
+        """Finish what a crash cut short: directories are made or taken away as the records say."""
+        await self._in_thread(self._open, set(recorded))
+
+    def _open(self, recorded: set[str]) -> None:
+        self._top = files.open_directory(self.directory)
+        names = set(os.listdir(self._top))
+        for hidden in sorted(name for name in names if name.startswith(HIDDEN)):
+            name = hidden.removeprefix(HIDDEN)
+            if name in recorded and name not in names:
+                os.rename(hidden, name, src_dir_fd=self._top, dst_dir_fd=self._top)
+            else:
+                _log.info("removing %s: no volume has it", self.directory / hidden)
+                self._discard(name)
+        for name in recorded:
+            if not os.path.isdir(self.directory / name):
+                _log.warning("volume %s: its directory is gone: it begins empty", name)
+                self._make_below(name)
+        self._clear_run()
+
+    def _clear_run(self) -> None:
+        """Mounts for starts that a crash cut short."""
+        for entry in reversed(mounts.mounts(self._run)):
+            mounts.unmount(entry.target)
+        files.remove_tree(self._run)
+
+    def resume(self, name: str, user: str) -> None:
+        """A container that outlived the last daemon has it mounted."""
+        self._users.setdefault(name, set()).add(user)
+
+    async def sweep(self) -> None:
+        """Unmount what nobody who runs has; after every `resume`."""
+        await self._in_thread(self._sweep)
+
+    def _sweep(self) -> None:
+        prefix = len(os.path.realpath(self.directory)) + 1
+        below = {entry.target[prefix:].partition("/")[0] for entry in mounts.mounts(self.directory)}
+        for name in below - {""} - self._users.keys():
+            _log.info("volume %s: unmounting what a crash left", name)
+            self._unmount(name)
+
+    async def close(self) -> None:
+        if self._top >= 0:
+            os.close(self._top)
+            self._top = -1
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- making and taking away -----------------------------------------------------------------------------------------
+
+    def check(self, name: str, options: Mapping[str, str]) -> None:
+        check_name(name)
+        parse_options(name, options)
+
+    def mountpoint(self, name: str) -> str:
+        return f"{self.directory}/{name}/_data"
+
+    async def create(self, name: str, options: Mapping[str, str]) -> None:
+        """Its directory, not under its name yet. Raises ServerError."""
+        self.check(name, options)
+        await self._in_thread(self._create, name)
+
+    def _create(self, name: str) -> None:
+        try:
+            self._discard(name)
+            self._make_below(HIDDEN + name)
+        except OSError as error:
+            raise ServerError(f"create {name}: {error.strerror or error}") from error
+
+    def _make_below(self, name: str) -> None:
+        for path in (name, f"{name}/_data"):
+            os.mkdir(path, 0o755, dir_fd=self._top)
+            os.chmod(path, 0o755, dir_fd=self._top)
+
+    async def keep(self, name: str) -> None:
+        """Under its name, now that its record is there."""
+        await self._in_thread(self._rename, HIDDEN + name, name)
+
+    async def hide(self, name: str) -> None:
+        """Not under its name any more, now that its record is to go; `restore` undoes it, `discard` ends it."""
+        await self._in_thread(self._hide, name)
+
+    def _hide(self, name: str) -> None:
+        self._unmount(name)
+        try:
+            self._discard(name)
+            self._rename(name, HIDDEN + name)
+        except FileNotFoundError:
+            _log.warning("volume %s: its directory is gone", name)
+        except OSError as error:
+            raise ServerError(f"remove {name}: {error.strerror or error}") from error
+
+    async def restore(self, name: str) -> None:
+        await self._in_thread(self._rename, HIDDEN + name, name)
+
+    async def discard(self, name: str) -> None:
+        """Remove what `create` made or `hide` hid. What resists is logged: the next start tries again."""
+        try:
+            await self._in_thread(self._discard, name)
+        except OSError as error:
+            _log.warning("volume %s: removing its files: %s", name, error)
+
+    undo_create = discard
+
+    def _rename(self, old: str, new: str) -> None:
+        os.rename(old, new, src_dir_fd=self._top, dst_dir_fd=self._top)
+
+    def _discard(self, name: str) -> None:
+        # A mount in the tree is not entered: rmdir(2) of a mount point is EBUSY, and `remove_tree` asks that first.
+        layer.remove_tree(self._top, os.fsencode(HIDDEN + name))
+
+    # --- use -------------------------------------------------------------------------------------------------------------
+
+    async def mount(self, name: str, options: Mapping[str, str], user: str) -> str:
+        """Have its file system mounted, when it has options; the path where containers find it. Raises ServerError."""
+        if parsed := parse_options(name, options):
+            if not self._users.get(name):
+                await self._in_thread(self._mount, name, parsed)
+            self._users.setdefault(name, set()).add(user)
+        return self.mountpoint(name)
+
+    async def unmount(self, name: str, user: str) -> None:
+        """That user has it no longer; the last one's leaving unmounts it."""
+        users = self._users.get(name)
+        if users is not None:
+            users.discard(user)
+            if not users:
+                del self._users[name]
+                await self._in_thread(self._unmount, name)
+
+    def _mount(self, name: str, options: Options) -> None:
+        path = self.mountpoint(name)
+        data = options.data
+        flags = options.flags
+        what = f"{options.device}:{path}, data: {options.words}"
+        try:
+            if options.type in _NETWORK_TYPES:
+                data = resolved(data)
+            with self._data(name) as place:
+                if self._mounted(name, place):
+                    return
+                mounts.mount(options.device, f"/proc/self/fd/{place}", options.type, flags, data)
+            try:
+                with self._data(name) as top:  # another descriptor: this one is of what is mounted
+                    where = f"/proc/self/fd/{top}"
+                    if options.propagation:
+                        mounts.mount("", where, flags=options.propagation)
+                    if flags & mounts.MS_BIND and flags & ~(mounts.MS_BIND | mounts.MS_REC):
+                        mounts.mount("", where, flags=(flags | mounts.MS_REMOUNT) & ~mounts.MS_REC)
+            except (EngineError, OSError):
+                self._unmount(name)
+                raise
+        except (EngineError, OSError) as error:
+            cause = error.__cause__ if isinstance(error, EngineError) and error.__cause__ else error
+            reason = (cause.strerror or str(cause)).lower() if isinstance(cause, OSError) else str(cause)
+            raise ServerError(
+                f"error while mounting volume '{path}': failed to mount local volume: mount {what}: {reason}"
+            ) from error
+
+    def _mounted(self, name: str, place: int) -> bool:
+        above = files.open_without_links(self._top, name, _DIRECTORY)
+        try:
+            return mounts.mount_id(place) != mounts.mount_id(above)
+        finally:
+            os.close(above)
+
+    def _unmount(self, name: str) -> None:
+        # By what the kernel says, not by path: a container that has the directory above bound may have renamed `_data`.
+        for entry in reversed(mounts.mounts(self.directory / name)):
+            try:
+                mounts.unmount(entry.target)
+            except ServerError as error:
+                _log.warning("volume %s: %s", name, error.message)
+
+    @contextlib.contextmanager
+    def _data(self, name: str) -> Iterator[int]:
+        descriptor = self._open_data(name)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open_data(self, name: str) -> int:
+        try:
+            return files.open_without_links(self._top, f"{name}/_data", _DIRECTORY)
+        except OSError as error:
+            reason = "a link" if error.errno in (errno.ELOOP, errno.EXDEV) else (error.strerror or "").lower()
+            raise ServerError(f"volume {name}: {self.mountpoint(name)} is not its directory: {reason}") from error
+
+    async def place(self, container_id: str, index: int, name: str) -> str:
+        """Attach its content where the runtime finds it and nobody else can change what is found, until `leave_places`."""
+        return await self._in_thread(self._place, container_id, index, name)
+
+    def _place(self, container_id: str, index: int, name: str) -> str:
+        target = self._run / container_id / str(index)
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._data(name) as descriptor:
+            mounts.bind(descriptor, target)
+        return str(target)
+
+    async def leave_places(self, container_id: str) -> None:
+        await self._in_thread(self._leave_places, container_id)
+
+    def _leave_places(self, container_id: str) -> None:
+        directory = self._run / container_id
+        try:
+            for target in directory.iterdir():
+                with contextlib.suppress(ServerError):
+                    mounts.detach(target)
+                target.rmdir()
+            directory.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _log.warning("%s: %s", directory, error)
+
+    # --- the image's content ---------------------------------------------------------------------------------------------
+
+    async def populate(self, name: str, source: int, *, staged: bool) -> None:
+        """Give an empty volume what the directory `source` (a descriptor) holds, and its looks; one that is not empty stays as it is.
+
+        `staged`: it is not under its name yet, and has no mount. Raises ServerError; nothing of the copy is left then.
+        """
+        await self._in_thread(self._populate, name, source, staged)
+
+    def _populate(self, name: str, source: int, staged: bool) -> None:
+        with self._data(HIDDEN + name if staged else name) as place:
+            target = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            populate(name, source, target)
+        finally:
+            os.close(target)
+
+
+def populate(name: str, source: int, target: int) -> None:
+    """As `LocalDriver.populate`, into any directory: what a plugin mounted, for one."""
+    if os.listdir(target):
+        return
+    try:
+        copy.copy_tree(source, target)
+    except OSError as error:
+        for entry in os.listdir(source):
+            with contextlib.suppress(OSError):
+                layer.remove_tree(target, os.fsencode(entry))
+        raise ServerError(
+            f"error while copying the image's content into volume {name}: {error.filename}: {(error.strerror or '').lower()}"
+        ) from error
