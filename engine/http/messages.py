@@ -131,10 +131,11 @@ class Body:
     Ends early with `InvalidParameter` when the client stalls or leaves.
     """
 
-    __slots__ = ("_chunks", "_source", "_waiter", "ended", "error", "started", "waiting")
+    __slots__ = ("_announced", "_chunks", "_source", "_waiter", "ended", "error", "started", "waiting")
 
-    def __init__(self, source: Source | None = None, content: bytes = b"") -> None:
-        """Without `source` the body is `content`, whole (tests, requests without a body)."""
+    def __init__(self, source: Source | None = None, content: bytes = b"", announced: int | None = None) -> None:
+        """Without `source` the body is `content`, whole (tests, requests without a body). `announced`: its Content-Length."""
+        self._announced = announced or 0
         self._source = source
         self._chunks: deque[bytes] = deque((content,) if content else ())
         self._waiter: asyncio.Future[None] | None = None
@@ -173,6 +174,8 @@ class Body:
     async def read(self, limit: int) -> bytes:
         """The whole body; `InvalidParameter` as soon as it is known to be larger than `limit` bytes."""
         chunks, size = [], 0
+        if self._announced > limit:
+            raise InvalidParameter(f"request body is larger than {limit} bytes")
         async for chunk in self:
             size += len(chunk)
             if size > limit:

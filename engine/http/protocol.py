@@ -401,7 +401,7 @@ class Connection(asyncio.Protocol):
         path = percent_decode(raw_path, "the path")
         query = Query(raw_query) if raw_query else _NO_QUERY
         headers = Headers(fields)
-        self._body = body = Body(self) if reader is not None else NO_BODY
+        self._body = body = Body(self, announced=reader.left) if reader is not None else NO_BODY
         self._request = request = Request(method, path, query, headers, body, keep=keep, connection=self)
         request.upgrade = upgrade
         self._reader = reader

@@ -235,6 +235,16 @@ def test_expect_continue_is_sent_when_the_handler_first_reads() -> None:
     assert [answer.status for answer in answers(bytes(transport.out))] == [200]
 
 
+@pytest.mark.parametrize("expect", ["", "Expect: 100-continue"])
+def test_a_body_announced_beyond_the_limit_is_refused_before_any_of_it_came(expect: str) -> None:
+    fields = [field for field in (f"Content-Length: {1 << 40}", expect) if field]
+    transport, _ = feed([get("/small", *fields, method="POST")])
+    found = answers(bytes(transport.out))
+    assert [answer.status for answer in found] == [400], "and no 100 before it"
+    assert found[0].body == b'{"message":"request body is larger than 10 bytes"}\n'
+    assert found[0].headers["connection"] == "close"
+
+
 def test_a_body_that_nobody_reads_is_dropped_up_to_a_bound() -> None:
     body = b"x" * DRAIN_LIMIT
     transport, _ = feed([get("/ignore", f"Content-Length: {len(body)}", method="POST"), body[:9], body[9:] + TAIL])

@@ -293,11 +293,15 @@ async def asked(probe: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def refused(root: Path, script: Script, kind: type[EngineError], text: str, tag: str = "t") -> None:
-    """A pull ends with this error, and leaves nothing."""
+def refused(
+    root: Path, script: Script, kind: type[EngineError], text: str, tag: str = "t", stall: float | None = None
+) -> None:
+    """A pull ends with this error, and leaves nothing. `stall`: how long the client waits for an answer, and it asks twice then."""
 
     async def work() -> None:
         async with stage(root, script) as (server, puller):
+            if stall is not None:
+                puller.client.stall, puller.client.delays = stall, (0.01,)
             with pytest.raises(kind) as caught:
                 await puller.pull(f"{server.host}/a/b", tag)
             assert text in caught.value.message, caught.value.message
@@ -521,7 +525,7 @@ def test_stalls(tmp_path: Path, place: str) -> None:
     config = f"/v2/a/b/blobs/{IMAGE.id}"
     paths = {"ping": "/v2/", "manifest": MANIFEST, "config": config}
     good.special[paths.get(place, blob(0, good))] = stall
-    refused(tmp_path, good, ServerError, "no answer within 1 s")
+    refused(tmp_path, good, ServerError, "no answer within 0.2 s", stall=0.2)
 
 
 @needs_root
