@@ -2,6 +2,8 @@
 
 `--against SOCKET` runs tests/api against another engine that listens there, dockerd for one: it shows whether a test
 asks for what clients are used to, or for what this engine happens to do.
+
+`--runtime runc` runs every engine of the tests on that runtime.
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ class OtherEngine(TempEngine):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--against", metavar="SOCKET", help="test the engine that listens there instead of this one")
+    parser.addoption("--runtime", metavar="NAME", help="the OCI runtime of every engine, instead of the best one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if runtime := config.getoption("--runtime"):
+        TempEngine.common = ("--runtime", runtime)
     config.addinivalue_line("markers", "own: what is ours alone, and not asked of another engine (--against)")
 
 

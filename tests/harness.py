@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests import client
 from tests.archives import busybox, docker_archive
@@ -84,6 +84,9 @@ class Footprint:
 class TempEngine:
     """One engine, from its first start to `close()`, over any number of kills and restarts."""
 
+    common: ClassVar[tuple[str, ...]] = ()
+    """Arguments of every engine of this test run (`pytest --runtime`)."""
+
     def __init__(self, *arguments: str) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))  # short: sun_path has 108 bytes
         self.root = self.base / "root"
@@ -107,7 +110,7 @@ class TempEngine:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "engine", "serve", "--socket", self.socket, "--root", str(self.root)),
-                    *("--run", str(self.run), "--bridge", self.bridge, *self.arguments),
+                    *("--run", str(self.run), "--bridge", self.bridge, *self.common, *self.arguments),
                 ],
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,

@@ -106,6 +106,8 @@ cdef enum:
     PATIENCE = 32 << 20                 # what one read() looks through at most when all of it is filtered out
     RELEASE = 32 << 10                  # bytes from which the GIL is released
     BLOCK = 256 << 10                   # what a reader reads at once
+    HELD_FILES = 64                     # rotated files that a reader holds open at most before it comes to them
+    HELD_BYTES = 64 << 20               # … and no further ones once those hold so much
     ENTRY_MAX = 4 << 20                 # no entry of this engine is larger than 100 KiB; others may cut their lines later
 
 cdef int64_t LAST_TIME = 7258118400 * 1000000000       # year 2200: a later time stamp in a file is not believed
@@ -1114,8 +1116,8 @@ def _url_text(bytes attrs) -> bytes:
 cdef class LogReader:
     """Reads a container's log as a client wants it, while it is written and rotated.
 
-    The files that exist when the object is made are held open, so that rotation loses none of them; newer ones are found when the newest known
-    is exhausted and is no longer PATH. Only whole lines are consumed: a torn one is read again later. Lines that are no entries are skipped.
+    The files that exist when the object is made are held open, so that rotation loses none of them; newer ones are looked for at each `read`, and up
+    to `HELD_FILES` and `HELD_BYTES` of them held open too, for a reader that is slower than its writer for a while. Only whole lines are consumed: a torn one is read again later. Lines that are no entries are skipped.
     Memory is bounded by `BLOCK` (more for a longer entry) and is given back at the end of the log, where followers wait.
     Files the writer has removed before they were reached are lost to the reader, as to everyone.
     """
@@ -1242,6 +1244,20 @@ cdef class LogReader:
         self.start = self.end = 0
         self.skipping = False
         self.sealed = len(self.newer) > 0               # met under a rotated name, hence after its last write
+        return 0
+
+    cdef int keep_up(self) except -1:
+        """Hold the files that have come since the newest known one, before rotation removes them."""
+        cdef struct_stat status
+        cdef int64_t held = 0
+        cdef uint64_t newest = self.newer[len(self.newer) - 1][1] if self.newer else self.inode
+        if self.to_position or stat(self.path, &status) < 0 or status.st_ino == newest or len(self.newer) >= HELD_FILES:
+            return 0
+        for fd, _ in self.newer:
+            if fstat(fd, &status) == 0:
+                held += status.st_size
+        if held < HELD_BYTES:
+            self.newer += self.collect(newest)
         return 0
 
     cdef int leave(self) except -1:
@@ -1379,6 +1395,7 @@ cdef class LogReader:
         if self.fd < 0 and not self.leave():
             self.at_end = True
             return b""
+        self.keep_up()
         if self.buffer == NULL:
             self.buffer = <char *>malloc(BLOCK + 32)
             if self.buffer == NULL:

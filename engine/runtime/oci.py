@@ -173,7 +173,12 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         await self._call("pause", key)
 
     async def resume(self, key: str) -> None:
-        await self._call("resume", key)
+        """Thaw it; one that is not frozen stays as it is, as two clients may have the same thought."""
+        try:
+            await self._call("resume", key)
+        except ServerError as error:
+            if "not paused" not in error.message:
+                raise
 
     async def update(self, key: str, resources: oci.Resources) -> None:
         """Change limits of a running container."""

@@ -34,27 +34,30 @@ NAMES = {1: "stdout", 2: "stderr"}
 
 def as_text(data: bytes) -> str:
     """UTF-8 as Go decodes it: U+FFFD for each byte that is part of no character."""
-    out = []
+    return "".join(text for text, _ in _characters(data))
+
+
+def _characters(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Each character with the bytes it stands for."""
     while data:
-        for size in range(1, 5):
-            try:
-                out.append(data[:size].decode())
-            except UnicodeDecodeError:
-                continue
-            data = data[size:]
-            break
-        else:
-            out.append("\ufffd")
-            data = data[1:]
-    return "".join(out)
+        try:
+            whole, rest = data.decode(), b""
+        except UnicodeDecodeError as error:
+            whole, rest = data[: error.start].decode(), data[error.start :]
+        yield from ((character, character.encode()) for character in whole)
+        if rest:
+            yield "\ufffd", rest[:1]
+        data = rest[1:]
 
 
 def escaped(data: bytes) -> str:
     """Docker's JSON string of `data`, without the quotes."""
     out = []
-    for character in as_text(data):
+    for character, source in _characters(data):
         code = ord(character)
-        if character in '"\\':
+        if character == "\ufffd" and source != b"\xef\xbf\xbd":
+            out.append("\\ufffd")
+        elif character in '"\\':
             out.append("\\" + character)
         elif character in "\n\r":
             out.append({"\n": "\\n", "\r": "\\r"}[character])
@@ -62,30 +65,7 @@ def escaped(data: bytes) -> str:
             out.append(f"\\u{code:04x}")
         else:
             out.append(character)
-    # a U+FFFD that was in the data stands as it is, one that replaces a byte is escaped: tell them apart by position
-    text = "".join(out)
-    if "\ufffd" in text:
-        text = "".join(_marked(data, out))
-    return text
-
-
-def _marked(data: bytes, parts: list[str]) -> Iterator[str]:
-    for part, source in zip(parts, _sources(data), strict=True):
-        yield "\\ufffd" if part == "\ufffd" and source != b"\xef\xbf\xbd" else part
-
-
-def _sources(data: bytes) -> Iterator[bytes]:
-    while data:
-        for size in range(1, 5):
-            try:
-                data[:size].decode()
-            except UnicodeDecodeError:
-                continue
-            break
-        else:
-            size = 1
-        yield data[:size]
-        data = data[size:]
+    return "".join(out)
 
 
 def slices(data: bytes) -> tuple[list[bytes], bytes]:
@@ -807,6 +787,45 @@ def test_a_follower_that_is_too_slow_skips_what_is_gone_and_no_more(tmp_path: Pa
     assert mine == list(range(1, len(mine) + 1))  # the file it held
     assert rest[len(mine) :] == list(range(first, 100))
     reader.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("max_file", [1, 3])
+def test_a_follower_that_reads_on_holds_what_rotation_takes_away(tmp_path: Path, max_file: int) -> None:
+    path = tmp_path / "c.log"
+    writer = LogWriter(os.fsencode(path), 500, max_file)
+    writer.write(1, b"0\n")
+    reader = LogReader(os.fsencode(path))
+    got, inodes = [reader.read(100)], {path.stat().st_ino}
+    for index in range(1, 400):
+        writer.write(1, b"%d\n" % index)
+        inodes.add(path.stat().st_ino)
+        if index % 3 == 0:
+            got.append(reader.read(4))
+    assert len(inodes) > 10 and int(read(path).split()[0]) > 300, "most of it is gone from the disk"
+    assert b"".join(got) != b"".join(b"%d\n" % index for index in range(400)), "and was not read before it went"
+    got.append(everything(reader))
+    assert b"".join(got) == b"".join(b"%d\n" % index for index in range(400))
+    reader.close()
+    writer.close()
+
+
+def test_a_follower_that_falls_far_behind_holds_no_more_than_its_share(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+    writer = LogWriter(os.fsencode(path), 500, 1)
+    writer.write(1, b"0\n")
+    reader = LogReader(os.fsencode(path))
+    before = len(os.listdir("/proc/self/fd"))
+    got = []
+    for index in range(1, 2000):
+        writer.write(1, b"%d\n" % index)
+        if index % 10 == 0:
+            got.append(reader.read(1))
+    assert 10 < len(os.listdir("/proc/self/fd")) - before <= 64
+    numbers = [int(line) for line in b"".join([*got, everything(reader)]).split()]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == 1999
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
     writer.close()
 
 
