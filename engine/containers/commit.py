@@ -48,8 +48,8 @@ async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
     config = msgspec.structs.replace(create.merged(changed, record.config), on_build=changed.on_build)
     snapshots = images.snapshots
     async with contextlib.AsyncExitStack() as stack:
-        spool = await asyncio.to_thread(files.temporary_file, images.temporary)
-        stack.callback(os.close, spool)
+        spool = files.temporary_file(images.temporary)
+        stack.push_async_callback(asyncio.to_thread, os.close, spool)
         claim = await stack.enter_async_context(images.claimed())
         if record.parent:
             claim(record.parent)

@@ -71,27 +71,34 @@ class ArchivedImage(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def received(body: AsyncIterator[bytes], directory: Path) -> AsyncIterator[Span]:
+async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.Layers) -> AsyncIterator[Span]:
     """The body, inflated if it is compressed, as a file without a name for as long as the context lasts.
 
     One buffer is written while the next is received. Raises ServerError when the disk does not take it.
     """
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            spool = files.temporary_file(directory)
-            stack.callback(os.close, spool)
-            size = await _spool(body, spool)
-            span = Span(spool, 0, size)
+            spool = await stack.enter_async_context(_temporary(directory))
+            span = Span(spool, 0, await _spool(body, spool))
             kind = layers.compression(span)
             if kind:
-                plain = files.temporary_file(directory)
-                stack.callback(os.close, plain)
-                size = await layers.uninterrupted(asyncio.to_thread(layers.inflate, span, kind, plain))
-                os.ftruncate(spool, 0)
+                plain = await stack.enter_async_context(_temporary(directory))
+                size = await threads.work(layers.inflate, span, kind, plain)
+                await layers.uninterrupted(asyncio.to_thread(os.ftruncate, spool, 0))
                 span = Span(plain, 0, size)
         except OSError as error:
             raise ServerError(f"receiving an archive into {directory}: {error.strerror}") from error
         yield span
+
+
+@contextlib.asynccontextmanager
+async def _temporary(directory: Path) -> AsyncIterator[int]:
+    descriptor = files.temporary_file(directory)
+    try:
+        yield descriptor
+    finally:
+        # It has no name: its hundreds of megabytes are freed by this, which takes a while.
+        await layers.uninterrupted(asyncio.to_thread(os.close, descriptor))
 
 
 async def _spool(body: AsyncIterator[bytes], descriptor: int) -> int:

@@ -14,9 +14,9 @@ import lzma
 import mmap
 import os
 import struct
+import threading
 from array import array
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ from engine._fast import tar as _tar
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.storage.snapshots import Draft, Layer, Snapshots
 from engine.system import files
+from engine.system.threads import batch_threads
 
 T = TypeVar("T")
 
@@ -36,6 +37,9 @@ XZ_MEMORY = 80 << 20
 """Bytes that an xz stream may ask for: `xz -9` needs 65 MiB."""
 ZSTD_WINDOW = 128 << 20
 """Bytes that a zstd frame may look back: the limit of the zstd program too."""
+
+FOLLOWING = 6
+"""Layers that are laid out while they are received; more wait until they are whole."""
 
 RECIPE = "recipe"
 """The file beside a layer's `diff` that makes its stream again."""
@@ -74,6 +78,58 @@ class Span(NamedTuple):
         return data
 
 
+class Incoming:
+    """The bytes of a layer whose file is still being received: who reads waits for them.
+
+    `end` is the task that receives; until it has ended well nothing that was read is to be believed. The descriptor is the receiver's.
+    """
+
+    offset = 0
+
+    def __init__(self, descriptor: int, size: int, received: Callable[[], int], end: asyncio.Task[None]) -> None:
+        """`received`: how many of its bytes are in the file."""
+        self.descriptor = descriptor
+        self.size = size
+        self.end = end
+        self._received = received
+        self._stopped = False
+        self._changed = threading.Condition()
+        self._unwanted = asyncio.Event()
+
+    def arrived(self) -> None:
+        """There are more. From any thread."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Nobody waits any longer: no more bytes will come, or nobody wants them. On the loop."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._unwanted.set()
+
+    def wait(self, at: int, least: int = 1) -> int:
+        """How many bytes there are from `at` on, as soon as it is `least` or all. Blocking. Raises ServerError when it was stopped."""
+        wanted = min(at + least, self.size)
+        with self._changed:
+            while (there := self._received()) < wanted and not self._stopped:
+                self._changed.wait()
+            if self._stopped:
+                raise ServerError("a layer was not received")
+            return there - at
+
+    async def whole(self) -> None:
+        """Wait until all of it is there and verified. Raises ServerError."""
+        unwanted = asyncio.create_task(self._unwanted.wait())
+        try:
+            await asyncio.wait([self.end, unwanted], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            unwanted.cancel()
+        if not self.end.done() or self.end.cancelled():
+            raise ServerError("a layer was not received")
+        self.end.result()
+
+
 class Compression(NamedTuple):
     """How a stream was packed: its name, and the first bytes that tell."""
 
@@ -89,8 +145,10 @@ COMPRESSIONS = (
 )
 
 
-def compression(span: Span) -> str:
-    """`gzip`, `bzip2`, `xz`, `zstd`, or `` for none."""
+def compression(span: Span | Incoming) -> str:
+    """`gzip`, `bzip2`, `xz`, `zstd`, or `` for none. Blocking when it is `Incoming`."""
+    if isinstance(span, Incoming):
+        span.wait(0, 8)
     head = os.pread(span.descriptor, min(span.size, 8), span.offset)
     for known in COMPRESSIONS:
         if head.startswith(known.magic):
@@ -110,20 +168,34 @@ class _Unpacker(Protocol):
     def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
 
 
-class _Compressed:
-    """The bytes of a span in order; counts them."""
+class _Bytes:
+    """The bytes of a span in order, as they are; counts them."""
 
-    def __init__(self, span: Span, progress: array[int]) -> None:
+    def __init__(self, span: Span | Incoming, progress: array[int]) -> None:
         self._span = span
         self._at = span.offset
         self._progress = progress
 
-    def read(self, size: int = -1) -> bytes:
+    def _room(self, size: int) -> int:
+        """How many bytes can be read now; 0 at the end. Waits for some."""
         left = self._span.offset + self._span.size - self._at
-        data = os.pread(self._span.descriptor, min(left, size if size >= 0 else _CHUNK), self._at)
-        self._at += len(data)
-        self._progress[0] += len(data)
+        if left and isinstance(self._span, Incoming):
+            left = self._span.wait(self._at)
+        return min(left, size)
+
+    def read(self, size: int = -1) -> bytes:
+        data = os.pread(self._span.descriptor, self._room(size if size >= 0 else _CHUNK), self._at)
+        self._count(len(data))
         return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        got = os.preadv(self._span.descriptor, [buffer[: self._room(len(buffer))]], self._at)
+        self._count(got)
+        return got
+
+    def _count(self, got: int) -> None:
+        self._at += got
+        self._progress[0] += got
 
 
 class Inflated:
@@ -132,9 +204,9 @@ class Inflated:
     Takes no more than a buffer at a time whatever the ratio. Raises InvalidParameter for a damaged or truncated stream. One thread at a time.
     """
 
-    def __init__(self, span: Span, kind: str, progress: array[int]) -> None:
+    def __init__(self, span: Span | Incoming, kind: str, progress: array[int]) -> None:
         self._kind = kind
-        self._input = _Compressed(span, progress)
+        self._input = _Bytes(span, progress)
         self._unpacker: _Unpacker | None = None
         self._rest = b""
         self._frames: Any = None
@@ -269,12 +341,12 @@ class _Recipe:
         os.close(self._file)
 
 
-def _write_whole_recipe(path: Path, span: Span, kind: str) -> None:
+def _write_whole_recipe(path: Path, span: Span | Incoming, kind: str) -> None:
     """A recipe that is the stream itself, for a layer whose archive holds what its files do not show any more."""
     recipe = _Recipe(path)
     try:
         source = Inflated(span, kind, array("q", [0])) if kind else None
-        plain = _Compressed(span, array("q", [0]))
+        plain = _Bytes(span, array("q", [0]))
         buffer = memoryview(bytearray(_CHUNK))
         size = 0
         while data := bytes(buffer[: source.readinto(buffer)]) if source is not None else plain.read(_CHUNK):
@@ -324,19 +396,31 @@ class Layers:
         self._snapshots = snapshots
         self._making: dict[str, asyncio.Task[None]] = {}
         threads = min(8, os.cpu_count() or 1)
-        self._extracting = ThreadPoolExecutor(threads, "layer")
-        self._hashing = ThreadPoolExecutor(threads, "digest")
+        self._extracting = batch_threads(threads, "layer")
+        self._hashing = batch_threads(threads, "digest")
+        # Threads that wait for a registry most of the time must not keep others from work.
+        self._following = batch_threads(FOLLOWING, "follow")
+        self._followers = 0
+
+    async def work(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The result of long blocking work on images, in a thread that nothing else needs. Not interrupted: see `uninterrupted`."""
+        return await uninterrupted(asyncio.get_running_loop().run_in_executor(self._hashing, function, *arguments))
 
     async def digest_of(self, span: Span) -> str:
         """See the function; in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._hashing, digest_of, span)
+        return await self.work(digest_of, span)
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether a layer can be laid out while it is received: a thread is free for it."""
+        return self._followers < FOLLOWING
 
     async def ensure(
         self,
         chain_id: str,
         diff_id: str,
         parent: str,
-        span: Span,
+        span: Span | Incoming,
         below: asyncio.Task[bool] | None = None,
         report: Callable[[int], None] = lambda _: None,
     ) -> bool:
@@ -363,13 +447,16 @@ class Layers:
         chain_id: str,
         diff_id: str,
         parent: str,
-        span: Span,
+        span: Span | Incoming,
         below: asyncio.Task[bool] | None,
         report: Callable[[int], None],
     ) -> None:
         draft = await self._snapshots.draft()
         try:
-            extracted = await self._extract(draft, diff_id, span, report)
+            if isinstance(span, Incoming):
+                extracted = await self._follow(draft, diff_id, span, report)
+            else:
+                extracted = await self._extract(draft, diff_id, span, report)
             if below is not None:
                 await asyncio.wait([below])
             if parent and self._snapshots.layer(parent) is None:
@@ -380,37 +467,57 @@ class Layers:
         layer = Layer(draft.number, diff_id, parent, extracted.size)
         await self._snapshots.commit_layer(draft, chain_id, layer, extracted.implied)
 
+    async def _follow(self, draft: Draft, diff_id: str, span: Incoming, report: Callable[[int], None]) -> Extracted:
+        """Lay out a layer while it is received."""
+        progress = array("q", [0])
+        self._followers += 1
+        try:
+            extraction = asyncio.get_running_loop().run_in_executor(self._following, _lay_out, draft, span, progress)
+            await _reported(progress, report, extraction)
+        finally:
+            self._followers -= 1
+        extraction.exception()  # what is wrong with the download says more
+        await span.whole()
+        return _checked(extraction.result(), diff_id)
+
     async def _extract(self, draft: Draft, diff_id: str, span: Span, report: Callable[[int], None]) -> Extracted:
         loop = asyncio.get_running_loop()
         progress = array("q", [0])
-        kind = compression(span)
-        waits: list[asyncio.Future[str] | asyncio.Future[Extracted]] = []
-        extraction = loop.run_in_executor(self._extracting, _lay_out, draft, span, kind, progress)
-        waits.append(extraction)
+        extraction = loop.run_in_executor(self._extracting, _lay_out, draft, span, progress)
+        if compression(span):
+            await _reported(progress, report, extraction)
+            return _checked(extraction.result(), diff_id)
         # Nobody else changes the bytes, so they can be hashed beside the extraction rather than in it.
-        digest = None if kind else loop.run_in_executor(self._hashing, digest_of, span)
-        if digest is not None:
-            waits.append(digest)
-        pending: set[asyncio.Future[str] | asyncio.Future[Extracted]] = set(waits)
-        while pending:
-            _, pending = await asyncio.wait(pending, timeout=_POLL)
-            report(progress[0])
-        extracted = extraction.result()
-        found = extracted.diff_id if digest is None else digest.result()
-        if found != diff_id:
-            raise InvalidParameter(f"layer has diff_id {found}, its image's configuration says {diff_id}")
-        return extracted
+        digest = loop.run_in_executor(self._hashing, digest_of, span)
+        await _reported(progress, report, extraction, digest)
+        return _checked(extraction.result()._replace(diff_id=digest.result()), diff_id)
 
 
-def _lay_out(draft: Draft, span: Span, kind: str, progress: array[int]) -> Extracted:
-    """Blocking. OSError and ArchiveError become a kind here."""
+async def _reported(progress: array[int], report: Callable[[int], None], *work: asyncio.Future[Any]) -> None:
+    """Wait for the threads, and tell now and then how far they are."""
+    pending: set[asyncio.Future[Any]] = set(work)
+    while pending:
+        _, pending = await asyncio.wait(pending, timeout=_POLL)
+        report(progress[0])
+
+
+def _checked(extracted: Extracted, diff_id: str) -> Extracted:
+    if extracted.diff_id != diff_id:
+        raise InvalidParameter(f"layer has diff_id {extracted.diff_id}, its image's configuration says {diff_id}")
+    return extracted
+
+
+def _lay_out(draft: Draft, span: Span | Incoming, progress: array[int]) -> Extracted:
+    """Blocking. The diff_id is empty for what is hashed beside. OSError and ArchiveError become a kind here."""
+    kind = compression(span)
     directory = files.open_directory(draft.path)
     recipe = _Recipe(draft.path.parent / RECIPE)
     try:
         diff_id = ""
-        if kind:
+        if isinstance(span, Incoming) or kind:
             hashed = hashlib.sha256()
-            size, _, implied, _ = _layer.apply(Inflated(span, kind, progress), directory, digest=hashed, recipe=recipe)
+            source = Inflated(span, kind, progress) if kind else _Bytes(span, progress)
+            size, _, implied, _ = _layer.apply(source, directory, digest=hashed, recipe=recipe)
             diff_id = f"sha256:{hashed.hexdigest()}"
         else:
             size, _, implied, _ = _layer.apply(
@@ -450,6 +557,7 @@ __all__ = [
     "COMPRESSIONS",
     "Compression",
     "Extracted",
+    "Incoming",
     "Inflated",
     "Layers",
     "Span",

@@ -69,7 +69,7 @@ async def bring(
     config = changes.apply(Config(), instructions)
     created = times.rfc3339(time.time_ns())
     comment = message or f"Imported from {source}"
-    async with archive.received(body, store.temporary) as span:
+    async with archive.received(body, store.temporary, store.layers) as span:
         document = ImageConfig(
             created=created,
             architecture=ARCHITECTURE,

@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
 from engine.images import archive
 from engine.images.archive import ARCHITECTURE, MAX_DOCUMENT, MAX_LAYERS
-from engine.images.layers import Span
+from engine.images.layers import Incoming, Span, uninterrupted
 from engine.images.reference import Reference
 from engine.images.store import ImageStore, bar, chain_ids
 from engine.system import files
@@ -91,10 +91,12 @@ class Downloads:
             download.users -= 1
             if not download.users:
                 self._forget(download)
-                await _ended(download.task)
-                if download.file >= 0:
-                    os.close(download.file)
-                    download.file = -1
+                try:
+                    await _ended(download.task)
+                finally:
+                    # It has no name: its hundreds of megabytes are freed by this, which takes a while.
+                    if download.file >= 0:
+                        await uninterrupted(asyncio.to_thread(os.close, download.file))
 
     def _forget(self, download: _Download) -> None:
         key = (download.blob.digest, download.blob.size)
@@ -104,15 +106,15 @@ class Downloads:
     async def _run(self, download: _Download, repository: Repository, slots: asyncio.Semaphore) -> None:
         try:
             async with slots:
-                download.begun = True
-                download.file = await asyncio.to_thread(files.temporary_file, self._directory)
                 blob = download.blob
+                await uninterrupted(asyncio.to_thread(download.open, self._directory))
+                download.begun.set()
                 await repository.fetch(blob.digest, blob.size, download.file, download.report)
-        except OSError as error:
-            raise ServerError(f"receiving a blob into {self._directory}: {error.strerror}") from error
-        except BaseException:
+        except BaseException as error:
             # Who comes now begins again, with credentials of its own.
             self._forget(download)
+            if isinstance(error, OSError):
+                raise ServerError(f"receiving a blob into {self._directory}: {error.strerror}") from error
             raise
 
 
@@ -121,16 +123,48 @@ class _Download:
         self.blob = blob
         self.users = 0
         self.file = -1
-        self.begun = False
+        self.begun = asyncio.Event()
+        """It has its file."""
         self.received = 0
+        self.restarted = False
+        """What was read of it before may not be what it is now."""
         self.task: asyncio.Task[None]
+        self._followers: set[Incoming] = set()
+
+    def open(self, directory: Path) -> None:
+        """Blocking."""
+        self.file = files.temporary_file(directory)
 
     def report(self, received: int) -> None:
+        """From any thread."""
+        self.restarted = self.restarted or received < self.received
         self.received = received
+        for follower in [*self._followers]:
+            follower.arrived()
+
+    @property
+    def whole(self) -> bool:
+        """All of it is in the file, and verified."""
+        return self.task.done() and not self.failed
+
+    @property
+    def failed(self) -> bool:
+        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[Incoming]:
+        """The blob while it comes; it must have begun."""
+        follower = Incoming(self.file, self.blob.size, lambda: self.received, self.task)
+        self._followers.add(follower)
+        self.task.add_done_callback(lambda _: follower.stop() if self.failed else None)
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel, and wait even when cancelled: the task's threads write into a file that is about to be closed."""
+async def _ended(task: asyncio.Future[Any]) -> None:
+    """Cancel, and wait even when cancelled: the task's threads use a file that is about to be closed."""
     task.cancel()
     cancelled = False
     while not task.done():
@@ -341,46 +375,74 @@ class _Bringing:
         while True:
             async with self._downloads.use(self._repository, blob) as download:
                 ours = download.users == 1
+                making = asyncio.create_task(self._made(blob, diff_id, chain_id, parent, below, download))
                 try:
-                    await self._received(blob, download)
+                    await self._received(blob, download, making)
+                    made = await making
                 except EngineError:
-                    if ours:
+                    if ours or not download.failed:
                         raise
                     # Somebody else's registry or credentials failed: ours may do.
                     continue
-                self._say(blob, "Verifying Checksum")
-                self._say(blob, "Download complete")
-                told = -1
-
-                def report(current: int) -> None:
-                    nonlocal told
-                    current = min(current, blob.size)
-                    if current != told:
-                        told = current
-                        self._say(blob, "Extracting", current, blob.size)
-
-                span = Span(download.file, 0, blob.size)
-                made = await self._store.layers.ensure(chain_id, diff_id, parent, span, below, report)
+                finally:
+                    await _ended(making)
             self._say(blob, "Pull complete")
             return made
 
-    async def _received(self, blob: Descriptor, download: _Download) -> None:
-        """Raises what the download raised."""
+    async def _made(
+        self,
+        blob: Descriptor,
+        diff_id: str,
+        chain_id: str,
+        parent: str,
+        below: asyncio.Task[bool] | None,
+        download: _Download,
+    ) -> bool:
+        """Lay out the layer, while it comes if a thread is free for that; whether it was done here."""
+        told = -1
+
+        def report(current: int) -> None:
+            nonlocal told
+            current = min(current, blob.size)
+            if current != told and download.whole:
+                told = current
+                self._say(blob, "Extracting", current, blob.size)
+
+        layers = self._store.layers
+        await download.begun.wait()
+        if layers.may_follow and not download.whole:
+            with download.followed() as incoming:
+                task = asyncio.ensure_future(layers.ensure(chain_id, diff_id, parent, incoming, below, report))
+                try:
+                    return await asyncio.shield(task)
+                except InvalidParameter:
+                    if not download.restarted:
+                        raise
+                finally:
+                    incoming.stop()
+                    await _ended(task)
+        await asyncio.wait([download.task])
+        download.task.result()
+        span = Span(download.file, 0, blob.size)
+        return await layers.ensure(chain_id, diff_id, parent, span, below, report)
+
+    async def _received(self, blob: Descriptor, download: _Download, making: asyncio.Task[bool]) -> None:
+        """Wait until the blob is there, or `making` has failed before. Raises what the download raised."""
         told = 0
         waiting = False
-        while not download.task.done():
+        while not download.task.done() and not (making.done() and making.exception()):
             await asyncio.wait([download.task], timeout=_POLL)
-            if not download.begun and not waiting:
+            if not download.begun.is_set() and not waiting:
                 waiting = True
                 self._say(blob, "Waiting")
             if download.received != told:
                 told = download.received
                 self._say(blob, "Downloading", told, blob.size)
-        if download.task.cancelled():
-            raise ServerError(f"the download of {blob.digest} was cancelled")
-        error = download.task.exception()
-        if error is not None:
-            raise error
+        if download.failed:
+            download.task.result()
+        if download.whole:
+            self._say(blob, "Verifying Checksum")
+            self._say(blob, "Download complete")
 
 
 async def _all_ended(tasks: Sequence[asyncio.Task[bool] | asyncio.Task[None]]) -> None:

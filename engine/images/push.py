@@ -23,6 +23,7 @@ from engine.images import layers, reference
 from engine.images.layers import uninterrupted
 from engine.images.reference import Reference
 from engine.images.store import ImageRecord, ImageStore, bar
+from engine.system.threads import batch_threads
 from engine.wire.images import Descriptor, Progress, ProgressDetail, PushResult
 
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ class _Packed:
 
 
 def packing_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2 + min(8, os.cpu_count() or 1), "pack")
+    return batch_threads(2 + min(8, os.cpu_count() or 1), "pack")
 
 
 __all__ = ["Pushing", "chosen", "packing_threads"]

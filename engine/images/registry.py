@@ -34,6 +34,7 @@ from engine import __version__
 from engine.config import Config
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.images.credentials import NOBODY, Challenge, Credentials, challenges, next_page
+from engine.images.layers import uninterrupted
 from engine.images.reference import DEFAULT_DOMAIN
 from engine.wire.images import SearchResult
 
@@ -742,7 +743,7 @@ class Repository:
         return raw
 
     async def fetch(self, digest: str, size: int, target: int, report: Callable[[int], None]) -> None:
-        """A blob of `size` bytes into an empty file, verified; `report` is told how many are there. Raises ServerError.
+        """A blob of `size` bytes into an empty file, verified; `report` is told how many are there, in any thread. Raises ServerError.
 
         What a broken connection has brought is kept, and the rest asked for.
         """
@@ -797,6 +798,11 @@ class Repository:
             try:
                 async for chunk in answer.content.iter_any():
                     await writing.take(chunk)
+            except (aiohttp.ClientError, OSError):
+                # aiohttp tells that the connection broke before it gives what came until then.
+                answer.content.set_exception(None)  # type: ignore[arg-type]
+                await writing.take(answer.content.read_nowait())
+                raise
             finally:
                 await writing.flush()
         if writing.size < writing.wanted:
@@ -926,16 +932,16 @@ class _Writing:
     def _begin(self) -> None:
         pieces, size = self._waiting, self._waiting_size
         self._waiting, self._waiting_size = [], 0
-        self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, pieces))
         self.size += size
-        self._report(self.size)
+        self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, pieces, self.size))
 
-    def _write(self, pieces: list[bytes]) -> None:
+    def _write(self, pieces: list[bytes], size: int) -> None:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._hashed.update(data)
         view = memoryview(data)
         while view:
             view = view[os.write(self._target, view) :]
+        self._report(size)
+        self._hashed.update(data)
 
     async def _settle(self) -> None:
         writing, self._writing = self._writing, None
@@ -964,7 +970,8 @@ class _Writing:
     async def restart(self) -> None:
         """From the beginning."""
         await self._settle()
-        os.ftruncate(self._target, 0)
+        self._report(0)
+        await uninterrupted(asyncio.to_thread(os.ftruncate, self._target, 0))
         os.lseek(self._target, 0, os.SEEK_SET)
         self.size = 0
         self._hashed = hashlib.sha256()

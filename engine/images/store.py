@@ -447,8 +447,8 @@ class ImageStore:
 
         Raises InvalidParameter for a bad archive, ServerError when the disk does not take it. Nothing is left behind then.
         """
-        async with archive.received(body, self._content.temporary) as span:
-            found = await archive.images(await asyncio.to_thread(archive.Archive, span), self._layers)
+        async with archive.received(body, self._content.temporary, self._layers) as span:
+            found = await archive.images(await self._layers.work(archive.Archive, span), self._layers)
             load = _Load(self._snapshots, self._layers, found, self._loading)
             try:
                 async with contextlib.aclosing(load.run()) as steps:
