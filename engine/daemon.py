@@ -37,7 +37,7 @@ from engine.http.server import Server
 from engine.images.remote import Remote
 from engine.images.store import ImageStore, ImageUser
 from engine.monitor.client import Exit, Monitor
-from engine.networks.bridge import BridgeNetwork
+from engine.networks.networks import Networks
 from engine.runtime import cgroups
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
@@ -121,9 +121,9 @@ class Daemon:
         content = Content(config.root)
         snapshots = OverlaySnapshots(config.root, records)
         events = EventLog()
-        network = BridgeNetwork(config, records)
-        await network.open()
-        stack.push_async_callback(self._close_network, network)
+        networks = Networks(config, records, events)
+        await networks.open()
+        stack.push_async_callback(self._close_networks, networks)
         self.monitor = monitor = Monitor(
             config.run, attach_stall=config.attach_stall, on_exit=self._exited, on_detach=self._detached
         )
@@ -142,7 +142,7 @@ class Daemon:
                 store=ContainerStore(records),
                 images=images,
                 snapshots=snapshots,
-                network=network,
+                networks=networks,
                 volumes=volumes,
                 monitor=monitor,
                 runtime=runtime,
@@ -188,6 +188,7 @@ class Daemon:
             containers=self.containers,
             execs=self.execs,
             images=images,
+            networks=networks,
             remote=remote,
             volumes=volumes,
             monitor=monitor,
@@ -290,8 +291,8 @@ class Daemon:
         else:
             await monitor.close()
 
-    async def _close_network(self, network: BridgeNetwork) -> None:
-        await network.close(remove=self._leaves_nothing)
+    async def _close_networks(self, networks: Networks) -> None:
+        await networks.close(remove=self._leaves_nothing)
 
 
 def _make_directories(config: Config) -> None:

@@ -13,6 +13,7 @@ from engine.http.websocket import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.monitor.client import Monitor
+from engine.networks.networks import Networks
 from engine.volumes.store import VolumeStore
 from engine.wire.system import Counts, Host
 
@@ -30,6 +31,7 @@ class Engine:
     containers: Containers
     execs: Execs
     images: ImageStore
+    networks: Networks
     remote: Remote
     volumes: VolumeStore
     monitor: Monitor

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.api import containers, exec, images, system, volumes
+from engine.api import containers, exec, images, networks, system, volumes
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
 from engine.http.messages import AnyReply, Request
@@ -118,6 +118,13 @@ ROUTES: tuple[Route, ...] = (
     POST("/volumes/create", volumes.create, 201),
     GET("/volumes/{name:path}", volumes.inspect),
     DELETE("/volumes/{name:path}", volumes.remove, 204),
+    # Networks
+    GET("/networks", networks.list_all),
+    GET("/networks/{id}", networks.inspect),
+    POST("/networks/create", networks.create, 201),
+    POST("/networks/{id}/connect", networks.connect),
+    POST("/networks/{id}/disconnect", networks.disconnect),
+    DELETE("/networks/{id}", networks.remove, 204),
     # System information: not shown in the specification, as Docker documents it (design §6)
     POST("/commit", images.commit, 201),
     POST("/auth", images.log_in, mode=STREAM),

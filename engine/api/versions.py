@@ -17,6 +17,7 @@ from engine.errors import InvalidParameter
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, UpdateBody
 from engine.wire.events import Message
 from engine.wire.images import HistoryItem, ImageSummary
+from engine.wire.networks import Network, NetworkConnect, NetworkCreate, NetworkDisconnect
 from engine.wire.stats import Stats, empty_throttling_data, networks_to_network, without_pids, without_previous_cpu
 from engine.wire.system import Info
 
@@ -169,6 +170,13 @@ CHANGES: tuple[Change, ...] = (
     Change("1.24", "update takes RestartPolicy", of=UpdateBody, up=without("RestartPolicy")),
     Change("1.24", "stats tell pids_stats", of=Stats, down=without_pids),
     Change("1.24", "the list shows State and Mounts", of=ContainerSummary, down=without("State", "Mounts")),
+    Change("1.23", "networks have EnableIPv6 and Labels", of=NetworkCreate, up=without("EnableIPv6", "Labels")),
+    Change(
+        "1.23",
+        "a network shows Internal, EnableIPv6 and Labels",
+        of=Network,
+        down=without("Internal", "EnableIPv6", "Labels"),
+    ),
     *_created_with(
         "1.22",
         "create takes Tmpfs, BlkioWeightDevice and per device rate limits, OomScoreAdj, ShmSize",
@@ -182,6 +190,9 @@ CHANGES: tuple[Change, ...] = (
         "HostConfig.ShmSize",
     ),
     Change("1.22", "start and attach take detachKeys", flag=Flag.DETACH_KEYS),
+    Change("1.22", "networks can be internal", of=NetworkCreate, up=without("Internal")),
+    Change("1.22", "connect takes EndpointConfig", of=NetworkConnect, up=without("EndpointConfig")),
+    Change("1.22", "disconnect takes Force", of=NetworkDisconnect, up=without("Force")),
     Change("1.22", "create takes NetworkingConfig", of=CreateBody, up=without("NetworkingConfig")),
     Change(
         "1.22",

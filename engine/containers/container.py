@@ -29,13 +29,14 @@ from engine.containers.names import Names, checked_name
 from engine.containers.signals import signal_number
 from engine.containers.stats import Down, Statistics, Stream
 from engine.containers.store import ContainerRecord, ContainerStore, Health, Status
-from engine.errors import EngineError, InvalidParameter, NotFound, NotModified, ServerError
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, NotModified, ServerError
 from engine.events import EventLog
 from engine.images.store import ImageStore, ImageUser
 from engine.logs import drivers
 from engine.monitor.client import Exit, LaunchFailed, Monitor
 from engine.monitor.messages import LogFile
-from engine.networks.bridge import BridgeNetwork, Sandbox
+from engine.networks.network import HOST, NONE, PREDEFINED_NAMES
+from engine.networks.networks import Networks, asked_for
 from engine.runtime import cgroups, oci
 from engine.runtime.cgroups import Cgroups, Support
 from engine.runtime.oci import Runtime
@@ -43,7 +44,16 @@ from engine.storage.overlay import OverlaySnapshots
 from engine.system import mounts
 from engine.system.files import remove_tree
 from engine.volumes.store import VolumeStore
-from engine.wire.containers import Config, CreateBody, Created, EndpointSettings, HostConfig, MountPoint, UpdateBody
+from engine.wire.containers import (
+    Config,
+    CreateBody,
+    Created,
+    EndpointSettings,
+    HostConfig,
+    MountPoint,
+    NetworkingConfig,
+    UpdateBody,
+)
 from engine.wire.stats import ProcessList
 
 _log = logging.getLogger(__name__)
@@ -64,7 +74,7 @@ class Parts:
     store: ContainerStore
     images: ImageStore
     snapshots: OverlaySnapshots
-    network: BridgeNetwork
+    networks: Networks
     volumes: VolumeStore
     monitor: Monitor
     runtime: Runtime
@@ -89,7 +99,6 @@ class Container:
         "_peers",
         "_restart",
         "_restart_delay",
-        "_sandbox",
         "_teardown",
         "_waiters",
         "encoded",
@@ -108,7 +117,6 @@ class Container:
         """Replies made from `record` and until when (ns) they hold, dropped when it is replaced; the API's to fill."""
         self._waiters: list[asyncio.Future[int]] = []
         self._teardown: asyncio.Task[None] | None = None
-        self._sandbox: Sandbox | None = None
         self._launching = False
         self._early_exit: Exit | None = None
         self._leaving = False
@@ -278,11 +286,13 @@ class Container:
                 self.exited(early)
 
     def _failure(self, error: EngineError | OSError) -> oci.Failure:
-        """What a failed start tells the client, and the exit code that stays."""
+        """What a failed start tells the client, and the exit code that stays. A start has no 403."""
         if isinstance(error, LaunchFailed):
             return oci.start_failure(error.reason, self.record.path)
         if isinstance(error, OSError):
             error = ServerError(f"Cannot start container {self.id}: {error}")
+        if isinstance(error, Forbidden):
+            error = ServerError(error.message)
         return oci.Failure(error, oci.failure_code(error.message))
 
     async def _launch(self) -> None:
@@ -394,24 +404,67 @@ class Container:
         self, undo: contextlib.AsyncExitStack, joined: joins.Joined
     ) -> tuple[str | None, dict[str, EndpointSettings]]:
         """The network namespace's path (empty: a fresh one; None: the host's) and the endpoints to show."""
-        mode = self.record.host.network_mode
         if joined.network:
             return joined.network, {}
-        # Not at create: a 404 there means to clients that the image is missing, and they would pull it.
-        self._parts.network.check_mode(mode)
-        if mode == "host":
-            return None, {"host": EndpointSettings(network_id=self._parts.network.id_of("host"))}
-        if mode == "none" or self.record.config.network_disabled is True:
-            return "", {"none": EndpointSettings(network_id=self._parts.network.id_of("none"))}
-        wanted = self.record.config.mac_address
-        self._sandbox = await self._parts.network.endpoint(self.id, wanted if isinstance(wanted, str) else "")
-        undo.push_async_callback(self._leave_network)
-        return self._sandbox.path, {"bridge": self._sandbox.endpoint}
+        # That they exist is not asked at create: a 404 there means to clients that the image is missing, and they would pull it.
+        host, mac = self.record.host, self.record.config.mac_address
+        disabled = self.record.config.network_disabled is True and host.network_mode != "host"
+        primary = "none" if disabled else self._parts.networks.name_of(host.network_mode)
+        wanted = self.record.networks if self.record.networks and not disabled else {primary: EndpointSettings()}
+        path, networks = await self._parts.networks.join(
+            self.id, self.record.name, wanted, primary, mac if isinstance(mac, str) else ""
+        )
+        undo.push_async_callback(self._parts.networks.leave, self.id)
+        return path, networks
 
-    async def _leave_network(self) -> None:
-        if self._sandbox is not None:
-            self._sandbox = None
-            await self._parts.network.release(self.id)
+    # --- networks ---------------------------------------------------------------------------------------------------
+
+    async def connect(self, network: str, wanted: EndpointSettings) -> None:
+        """Onto one more network, at once when it runs. Raises NotFound, Forbidden, InvalidParameter; nothing has changed then."""
+        networks = self._parts.networks
+        async with self.lock:
+            self._check_present()
+            await self._settled()
+            self._check_own_network(network)
+            if self.running:
+                process = self._parts.monitor.processes.get(self.id)
+                if process is None:
+                    raise Conflict(f"Container {self.id} is not running")
+                settings = await networks.connect(self.id, network, wanted, process)
+                # It may have ended meanwhile, and its teardown asks for the lock of the endpoints that was held here.
+                if not self.running:
+                    settings = asked_for(settings)
+            else:
+                settings = networks.check(self.id, network, wanted, self.record.networks)
+            name = networks.get(network).record.name
+            networks.spare({name: settings})
+            await self._save_networks(self.record.networks | {name: settings})
+
+    async def disconnect(self, network: str) -> None:
+        """From a network, at once when it runs. Raises NotFound, Forbidden when it is not on it."""
+        networks = self._parts.networks
+        async with self.lock:
+            self._check_present()
+            await self._settled()
+            self._check_own_network(network)
+            name = networks.check_connected(self.id, network, self.record.networks)
+            if self.running:
+                await networks.disconnect(self.id, network)
+            networks.spare({name: self.record.networks[name]}, no_more=True)
+            await self._save_networks({key: each for key, each in self.record.networks.items() if key != name})
+
+    def _check_own_network(self, network: str) -> None:
+        if create.joined(self.record.host.network_mode):
+            raise Forbidden(
+                f"network {network}: container {self.id}: container sharing network namespace with another container or host "
+                "cannot be connected to any other network"
+            )
+
+    async def _save_networks(self, networks: dict[str, EndpointSettings]) -> None:
+        record = self._replace(networks=networks)
+        if self.running:
+            await asyncio.to_thread(bundle.write_network_files, record, self.directory, networks)
+        await self.save()
 
     # --- exit -------------------------------------------------------------------------------------------------------
 
@@ -493,19 +546,14 @@ class Container:
         `abandoned`: nobody saw it end, so its processes may live: the runtime kills them.
         """
         parts = self._parts
-        networks = {
-            name: EndpointSettings(
-                ipam_config=old.ipam_config, links=old.links, aliases=old.aliases, network_id=old.network_id
-            )
-            for name, old in self.record.networks.items()
-        }
+        networks = {name: asked_for(settings) for name, settings in self.record.networks.items()}
         record = self._replace(networks=networks)
         outcomes = await asyncio.gather(
             parts.store.save(record),
             self._end_what_is_left() if abandoned else parts.runtime.discard(self.id, self.cgroup, parts.cgroups),
             parts.snapshots.unmount(self.id, self.directory / "rootfs"),
             parts.volumes.unmount(self.id, record.mounts),
-            self._leave_network(),
+            parts.networks.leave(self.id),
             return_exceptions=True,
         )
         for outcome in outcomes:
@@ -748,9 +796,8 @@ class Container:
                 self._move(state=State.RUNNING, pid=pid, started_at=time.time_ns(), error="")
             elif process is not None:
                 self._move(pid=pid)
-            endpoint = self.record.networks.get("bridge")
-            if endpoint is not None and endpoint.ip_address and process is not None:
-                self._sandbox = await parts.network.restore(self.id, endpoint)
+            if process is not None:
+                parts.networks.restore(self.id, self.record.name, self.record.networks, process)
             parts.volumes.resume(self.id, self.record.mounts)
             if ended is not None:
                 self.exited(ended)
@@ -809,6 +856,7 @@ class Containers:
         self._all[container.id] = container
         for child in container.record.links.values():
             self._linked.setdefault(child, set()).add(container.id)
+        self._parts.networks.spare(container.record.networks)
         self._links_changed(container.record.links.values())
 
     def _links_changed(self, children: Iterable[str]) -> None:
@@ -879,16 +927,13 @@ class Containers:
         path, args = create.command(config)
         container_id = secrets.token_hex(32)
         shares_network = bool(create.joined(host.network_mode))
+        on_users_network = parts.networks.name_of(host.network_mode) not in PREDEFINED_NAMES and not shares_network
         if not config.hostname and not shares_network:
             on_host = "host" in (host.network_mode, host.uts_mode)
             config = msgspec.structs.replace(config, hostname=os.uname().nodename if on_host else container_id[:12])
         if host.network_mode == "host" and host.port_bindings:
             warnings.append("Published ports are discarded when using host network mode")
-        networks = {} if shares_network else {parts.network.name_of(host.network_mode): EndpointSettings()}
-        asked = body.networking_config.endpoints_config
-        for network, wanted in asked.items():
-            if wanted is not None and parts.network.name_of(network) in networks:
-                networks[parts.network.name_of(network)] = wanted
+        networks = {} if shares_network else self._networks_of(host.network_mode, body.networking_config)
         mounts_wanted = create.mount_points(config, host, self._volumes_from(host))
         record = ContainerRecord(
             id=container_id,
@@ -901,7 +946,7 @@ class Containers:
             config=config,
             host=host,
             networks=networks,
-            links={link.alias: self._child(link).id for link in map(create.parse_link, host.links or ())},
+            links={} if on_users_network else self._links_of(host),
         )
         self._names.add(record.id, record.name)
         self._creating[record.id] = image.id
@@ -925,6 +970,30 @@ class Containers:
         self._add(container)
         container.publish("create", record.created)
         return Created(record.id, warnings)
+
+    def _networks_of(self, mode: str, asked: NetworkingConfig) -> dict[str, EndpointSettings]:
+        """What is asked of networks, by name; without NetworkingConfig the one that NetworkMode names. Raises InvalidParameter."""
+        name_of = self._parts.networks.name_of
+        endpoints = {name_of(key): settings or EndpointSettings() for key, settings in asked.endpoints_config.items()}
+        if len(asked.endpoints_config) > 1:
+            raise InvalidParameter(
+                f"Container cannot be connected to network endpoints: {', '.join(asked.endpoints_config)}"
+            )
+        primary = name_of(mode)
+        if primary in (HOST, NONE) and endpoints.keys() - {primary}:
+            raise InvalidParameter(
+                f"Container cannot be connected to network endpoints: {', '.join(endpoints)}: its NetworkMode is {primary}"
+            )
+        for settings in endpoints.values():
+            for link in settings.links or ():
+                create.parse_link(link)
+        return {
+            name: EndpointSettings(ipam_config=each.ipam_config, links=each.links, aliases=each.aliases)
+            for name, each in (endpoints or {primary: EndpointSettings()}).items()
+        }
+
+    def _links_of(self, host: HostConfig) -> dict[str, str]:
+        return {link.alias: self._child(link).id for link in map(create.parse_link, host.links or ())}
 
     def _child(self, link: Link) -> Container:
         """What the link names. 400, not 404, when it is missing: clients take 404 of a create for a missing image and pull."""
@@ -972,6 +1041,7 @@ class Containers:
                 self._names.release(new)
                 raise
             self._names.release(old)
+            self._parts.networks.renamed(container.id, new)
             self._links_changed(container.record.links.values())
             container.publish("rename", oldName="/" + old)
 
@@ -985,6 +1055,7 @@ class Containers:
             self._linked.get(child, set()).discard(container.id)
         self._linked.pop(container.id, None)
         self._links_changed(container.record.links.values())
+        self._parts.networks.spare(container.record.networks, no_more=True)
         self._names.discard(container.id, container.record.name)
         self._parts.gone(container.id)
 

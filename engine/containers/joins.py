@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +24,7 @@ from engine.containers.lifecycle import State
 from engine.containers.store import ContainerRecord
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
 from engine.monitor.client import Process
-from engine.system import mounts
+from engine.system import mounts, namespaces
 
 BRIDGE = "bridge"
 _LONGEST_CHAIN = 16
@@ -120,15 +119,11 @@ def _open(peer: Peer, kind: str, what: str, processes: Mapping[str, Process], st
     process = processes.get(peer.record.id)
     try:
         if process is None:
-            raise FileNotFoundError
-        namespace = os.open(f"/proc/{process.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+            raise ProcessLookupError
+        namespace = namespaces.of_process(process.pid, process.pidfd, kind)
     except OSError as error:
         raise Conflict(f"cannot join {what} of a non running container: {peer.record.id}") from error
     stack.callback(os.close, namespace)
-    poll = select.poll()
-    poll.register(process.pidfd, select.POLLIN)
-    if poll.poll(0):  # it has ended: the number may have been another process's when it was looked up
-        raise Conflict(f"cannot join {what} of a non running container: {peer.record.id}")
     return namespace
 
 

@@ -185,6 +185,9 @@ def _network_settings(record: ContainerRecord) -> NetworkSettings:
         gateway=top.gateway,
         ip_address=top.ip_address,
         ip_prefix_len=top.ip_prefix_len,
+        ipv6_gateway=top.ipv6_gateway,
+        global_ipv6_address=top.global_ipv6_address,
+        global_ipv6_prefix_len=top.global_ipv6_prefix_len,
         mac_address=top.mac_address,
         networks=record.networks,
     )

@@ -1,29 +1,65 @@
-"""Addresses of one IPv4 pool: which subnet, which address next. Pure; what is in use is derived from containers, never stored.
+"""Subnets and addresses, IPv4 and IPv6: which subnet for a network, which address next. Pure; what is in use is derived, never stored.
 
-Not here: links and routes (`bridge.py`). Raises: ServerError when nothing is free, InvalidParameter for an address that can't be had.
+Not here: links and routes (`bridge.py`), what a create body may ask for (`network.py`). Raises: ServerError when nothing is free,
+InvalidParameter for an address that is outside, Forbidden for one that is in use, each in Docker's words.
 """
 
 from __future__ import annotations
 
+import bisect
+import hashlib
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-from engine.errors import InvalidParameter, ServerError
+from engine.errors import Forbidden, InvalidParameter, ServerError
+
+Address = IPv4Address | IPv6Address
+Subnet = IPv4Network | IPv6Network
 
 DEFAULT_POOLS = (
     *(IPv4Network(f"172.{second}.0.0/16") for second in range(17, 32)),
     *IPv4Network("192.168.0.0/16").subnets(new_prefix=20),
 )
-"""Docker's local pools, in its order."""
+"""Docker's local pools, in its order, each of them whole: for the default bridge."""
+
+NETWORK_POOLS = (*(IPv4Network(f"172.{second}.0.0/16") for second in range(18, 32)), IPv4Network("192.168.0.0/16"))
+NETWORK_PREFIX = 24
+"""What users' networks get by default: a /24 of these, so that thousands fit where Docker's pools are used up by thirty."""
 
 
-def free_subnet(taken: Iterable[IPv4Network], pools: Iterable[IPv4Network] = DEFAULT_POOLS) -> IPv4Network:
-    """The first pool that overlaps nothing of `taken` (the host's routes and addresses; a default route counts as nothing)."""
-    occupied = [network for network in taken if network.prefixlen]
+def free_subnet(
+    taken: Iterable[IPv4Network], pools: Iterable[IPv4Network] = DEFAULT_POOLS, prefix: int = 0
+) -> IPv4Network | None:
+    """The first subnet of the pools (of `prefix` bits; 0: a whole pool) that overlaps nothing of `taken`; None when there is none.
+
+    A default route in `taken` counts as nothing.
+    """
+    occupied = sorted(
+        (int(network.network_address), int(network.broadcast_address)) for network in taken if network.prefixlen
+    )
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, end in occupied:
+        if ends and start <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            starts.append(start)
+            ends.append(end)
     for pool in pools:
-        if not any(pool.overlaps(network) for network in occupied):
-            return pool
-    raise ServerError("no address pool is free: every default pool overlaps a route of this host; give --bridge-subnet")
+        size = 1 << 32 - (prefix or pool.prefixlen)
+        first = int(pool.network_address)
+        while first + size - 1 <= int(pool.broadcast_address):
+            before = bisect.bisect_right(starts, first + size - 1) - 1
+            if before < 0 or ends[before] < first:
+                return IPv4Network((first, prefix or pool.prefixlen))
+            first = (ends[before] // size + 1) * size
+    return None
+
+
+def unique_local_subnet(engine_id: str, network_id: str) -> IPv6Network:
+    """A /64 that nobody else has: RFC 4193, its 40 bits from the engine, the subnet's 16 from the network."""
+    prefix = hashlib.sha256(engine_id.encode()).digest()[:5] + hashlib.sha256(network_id.encode()).digest()[:2]
+    return IPv6Network((b"\xfd" + prefix + bytes(8), 64))
 
 
 def mac_address(address: IPv4Address) -> str:
@@ -31,50 +67,100 @@ def mac_address(address: IPv4Address) -> str:
     return (b"\x02\x42" + address.packed).hex(":")
 
 
+def hosts(subnet: Subnet) -> tuple[int, int]:
+    """First and last number that a host of the subnet may have."""
+    first, last = int(subnet.network_address), int(subnet.broadcast_address)
+    if subnet.prefixlen > subnet.max_prefixlen - 2:
+        return first, last
+    return first + 1, last - (subnet.version == 4)
+
+
 class AddressPool:
     """Hands out the hosts of a subnet. A freed address comes again only after all others: late packets of the old owner find nobody."""
 
-    def __init__(self, name: str, subnet: IPv4Network, reserved: Iterable[IPv4Address] = ()) -> None:
-        """`name` is the network's, for errors; `reserved` are addresses that are never given, such as the gateway's."""
+    def __init__(
+        self, name: str, subnet: Subnet, reserved: Iterable[Address] = (), given_from: Subnet | None = None
+    ) -> None:
+        """`name` is the network's, for errors; `reserved` are addresses that are never given, such as the gateway's; what is given comes from
+        `given_from`, a part of the subnet.
+        """
         self.name = name
         self.subnet = subnet
-        base, last = int(subnet.network_address), int(subnet.broadcast_address)
-        edge = 1 if subnet.prefixlen < 31 else 0
-        self._first, self._last = base + edge, last - edge
+        self._first, self._last = hosts(subnet)
+        self._low, self._high = self._first, self._last
+        if given_from is not None:
+            self._low = max(self._low, int(given_from.network_address))
+            self._high = min(self._high, int(given_from.broadcast_address))
         self._reserved = frozenset(int(address) for address in reserved)
         self._used: set[int] = set()
-        self._next = self._first
+        self._spared: dict[int, int] = {}
+        self._next = self._low
 
     def __len__(self) -> int:
         """How many are in use."""
         return len(self._used)
 
-    def take(self) -> IPv4Address:
-        """The next free address. Raises ServerError in Docker's words when there is none."""
-        size = self._last - self._first + 1
-        if len(self._used) < size:
-            number = self._next
-            for _ in range(size):
-                if number > self._last:
-                    number = self._first
-                if number not in self._used and number not in self._reserved:
-                    self._used.add(number)
-                    self._next = number + 1
-                    return IPv4Address(number)
-                number += 1
-        raise ServerError(
-            f"no available IPv4 addresses on this network's address pools: {self.name} ({self.subnet}, {len(self._used)} in use)"
-        )
+    def take(self) -> Address:
+        """The next free address, one that is spared only when there is no other. Raises ServerError in Docker's words when there is none."""
+        number = self._free(self._spared) or self._free(())
+        if number is None:
+            raise ServerError(
+                f"no available IPv{self.subnet.version} addresses on this network's address pools: "
+                f"{self.name} ({self.subnet}, {len(self._used)} in use)"
+            )
+        self._used.add(number)
+        self._next = number + 1
+        return self._address(number)
 
-    def claim(self, address: IPv4Address) -> None:
-        """Take this very address. Raises InvalidParameter when it is outside, reserved or in use."""
+    def _free(self, spared: Iterable[int]) -> int | None:
+        number = self._next
+        # Among so many numbers in a row one is free, if any is.
+        blocked = len(self._used) + len(self._reserved) + len(self._spared)
+        for _ in range(min(self._high - self._low, blocked) + 1):
+            if not self._low <= number <= self._high:
+                number = self._low
+            if number not in self._used and number not in self._reserved and number not in spared:
+                return number
+            number += 1
+        return None
+
+    def check(self, address: Address) -> None:
+        """Raises InvalidParameter when the address can never be had here: outside the subnet, or reserved."""
+        if address.version != self.subnet.version or not self._first <= int(address) <= self._last:
+            raise InvalidParameter(
+                f"Requested address is out of range: {address} is not a host address in the subnet {self.subnet} of network {self.name}"
+            )
+
+    def claim(self, address: Address) -> None:
+        """Take this very address. Raises as `check`, and Forbidden when it is reserved or in use."""
+        self.check(address)
         number = int(address)
-        if not self._first <= number <= self._last:
-            raise InvalidParameter(f"address {address} is not in the subnet {self.subnet} of network {self.name}")
         if number in self._reserved or number in self._used:
-            raise InvalidParameter(f"address {address} is already in use on network {self.name}")
+            raise Forbidden(f"Address already in use: {address} on network {self.name}")
         self._used.add(number)
 
-    def give(self, address: IPv4Address) -> None:
+    def give(self, address: Address) -> None:
         """Back to the pool; one that is not in use is fine."""
         self._used.discard(int(address))
+
+    def spare(self, address: Address) -> None:
+        """A container that does not run counts on this address: others get it only by asking for it, or last. As often as `spare_no_more`."""
+        self._spared[int(address)] = self._spared.get(int(address), 0) + 1
+
+    def spare_no_more(self, address: Address) -> None:
+        number = int(address)
+        if self._spared.get(number, 0) > 1:
+            self._spared[number] -= 1
+        else:
+            self._spared.pop(number, None)
+
+    def _address(self, number: int) -> Address:
+        return IPv4Address(number) if self.subnet.version == 4 else IPv6Address(number)
+
+
+def parsed_address(text: str, what: str) -> Address:
+    """Raises InvalidParameter naming `what` was given."""
+    try:
+        return ip_address(text)
+    except ValueError as error:
+        raise InvalidParameter(f"{what}: invalid IP address: {text[:100]!r}") from error

@@ -1,24 +1,48 @@
-"""The networks of the engine as records: the three predefined ones, with ids that stay.
+"""The networks of the engine as records: the three predefined ones, with ids that stay, and those of users; what a create body may say.
 
-Owns: the rows of kind `network`. Not here: what a driver does (`bridge.py`).
+Rules: the specification's "Network" and the table "Networks", the codes of its chapter "Errors"; Docker's words where it is silent.
+Owns: the rows of kind `network`. Pure but for the store; not here: what a driver does (`bridge.py`, `macvlan.py`), addresses (`ipam.py`).
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueError, ip_network
 
 import msgspec
 
-from engine.errors import InvalidParameter, NotFound
+from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
+from engine.networks.ipam import Address, Subnet, hosts, parsed_address
 from engine.storage.records import Records
+from engine.wire.containers import EndpointSettings
+from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate
 
 BRIDGE, HOST, NONE = "bridge", "host", "none"
 
+PREDEFINED = ((BRIDGE, "bridge"), (HOST, "host"), (NONE, "null"))
+"""Name and driver."""
+PREDEFINED_NAMES = frozenset(name for name, _ in PREDEFINED)
+
+DEFAULT_MODES = ("", "default", BRIDGE)
+"""What NetworkMode says for the default bridge."""
+
+FILTERS = frozenset(("dangling", "driver", "id", "label", "name", "scope", "type"))
+"""The specification's of the list, and `dangling` and `scope`, which Docker added later."""
+
+BRIDGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
+_NAME = re.compile(r"\w(?:[\w. -]*\w)?", re.ASCII)
+_LONGEST_NAME = 255
+_OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
+_TRUE = ("1", "t", "T", "true", "TRUE", "True")
+_FALSE = ("0", "f", "F", "false", "FALSE", "False")
+_MACVLAN_MODES = ("bridge", "private", "vepa", "passthru")
+
 
 class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One network. `created` in ns since the epoch. Subnet and addresses are the driver's to know."""
+    """One network. `created` in ns since the epoch. The default bridge's subnet is not here: it is its link's."""
 
     id: str
     name: str
@@ -28,10 +52,296 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     internal: bool = False
     options: dict[str, str] = {}
     labels: dict[str, str] = {}
+    enable_ipv6: bool = False
+    ipam: IPAM = IPAM()
+    """As asked for, with subnet and gateway filled in where they were not given."""
+    chosen_by_user: tuple[int, ...] = ()
+    """IP versions whose subnet the user gave: static addresses may be asked for there."""
+
+    @property
+    def predefined(self) -> bool:
+        return self.name in PREDEFINED_NAMES
 
 
-PREDEFINED = ((BRIDGE, "bridge"), (HOST, "host"), (NONE, "null"))
-"""Name and driver."""
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a network's options mean to its driver."""
+
+    bridge: str = ""
+    """Name of the link; empty: `br-` and the network's id."""
+    icc: bool = True
+    masquerade: bool = True
+    host_binding: str = ""
+    mtu: int = 0
+    parent: str = ""
+    mode: str = "bridge"
+
+
+def options(record: NetworkRecord) -> Options:
+    """Raises InvalidParameter naming network, option and value; options of others are nobody's business."""
+    given: dict[str, str] = {}
+    for key, value in record.options.items():
+        for prefix in _OPTION_PREFIXES:
+            if key.startswith(prefix):
+                given[key.removeprefix(prefix)] = value
+    where = f"network {record.name}"
+    if _boolean(given.get("bridge.default_bridge"), False, f"{where}: default_bridge"):
+        raise Forbidden(f"{where}: there is one default bridge, and it is predefined")
+    bridge = given.get("bridge.name", "")
+    if bridge and not BRIDGE_NAME.fullmatch(bridge):
+        raise InvalidParameter(f"{where}: bridge name {bridge[:100]!r} is not 1 to 15 letters, digits, '_', '.' or '-'")
+    binding = given.get("bridge.host_binding_ipv4", "")
+    if binding:
+        parsed_address(binding, f"{where}: host_binding_ipv4")
+    text = given.get("driver.mtu", "")
+    if text and not (text.isascii() and text.isdigit() and len(text) < 6 and (text == "0" or 68 <= int(text) <= 65535)):
+        raise InvalidParameter(f"{where}: mtu {text[:100]!r} is not a number from 68 to 65535")
+    mode = record.options.get("macvlan_mode", "") or "bridge"
+    if record.driver == "macvlan" and mode not in _MACVLAN_MODES:
+        raise InvalidParameter(f"{where}: requested macvlan mode {mode[:100]!r} is not valid")
+    return Options(
+        bridge=bridge,
+        icc=_boolean(given.get("bridge.enable_icc"), True, f"{where}: enable_icc"),
+        masquerade=_boolean(given.get("bridge.enable_ip_masquerade"), True, f"{where}: enable_ip_masquerade"),
+        host_binding=binding,
+        mtu=int(text or 0),
+        parent=record.options.get("parent", ""),
+        mode=mode,
+    )
+
+
+def _boolean(text: str | None, default: bool, what: str) -> bool:
+    """As Go's ParseBool."""
+    if text is None or text == "":
+        return default
+    if text not in (*_TRUE, *_FALSE):
+        raise InvalidParameter(f"{what}: {text[:100]!r} is not a boolean")
+    return text in _TRUE
+
+
+# --- a create body ---------------------------------------------------------------------------------------------------
+
+
+def checked(body: NetworkCreate) -> NetworkRecord:
+    """The record of a new network, its free subnets still to be chosen. Raises InvalidParameter, Forbidden (predefined), NotFound (driver)."""
+    name = body.name
+    if not name or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise InvalidParameter(
+            f"invalid network name {name[:100]!r}: letters, digits, '_', '-', '.' and inner blanks are allowed"
+        )
+    if name in (*PREDEFINED_NAMES, "default"):
+        raise Forbidden(f"operation is not permitted on predefined {name} network")
+    driver = body.driver or "bridge"
+    if driver in ("host", "null"):
+        raise Forbidden(f'network {name}: only one instance of "{driver}" network is allowed')
+    if driver not in ("bridge", "macvlan"):
+        raise NotFound(f'network {name}: driver "{driver[:100]}": plugin not found')
+    if body.ipam.driver not in ("", "default"):
+        raise NotFound(f'network {name}: IPAM driver "{body.ipam.driver[:100]}": plugin not found')
+    pools = [_checked_pool(name, config) for config in body.ipam.config]
+    versions = [ip_network(pool.subnet).version for pool in pools if pool.subnet]
+    if len(set(versions)) != len(versions) or (len(pools) != len(versions) and 4 in versions):
+        raise Forbidden(f"network {name}: {driver} driver doesn't support multiple subnets of one IP version")
+    record = NetworkRecord(
+        id=secrets.token_hex(32),
+        name=name,
+        driver=driver,
+        created=time.time_ns(),
+        internal=body.internal,
+        enable_ipv6=body.enable_ipv6,
+        options=body.options,
+        labels=body.labels,
+        ipam=IPAM(driver="default", options=body.ipam.options, config=[pool for pool in pools if pool.subnet]),
+        chosen_by_user=tuple(sorted(versions)),
+    )
+    chosen = options(record)
+    if driver == "macvlan" and not chosen.parent:
+        raise InvalidParameter(f"network {name}: the macvlan driver needs the option parent: a link of this host")
+    return record
+
+
+def _checked_pool(name: str, config: IPAMConfig) -> IPAMConfig:
+    where = f"network {name}"
+    auxiliary = config.auxiliary_addresses | config.aux_address
+    if not config.subnet:
+        if config.ip_range or config.gateway or auxiliary:
+            raise InvalidParameter(
+                f"{where}: every ip-range, gateway or auxiliary address must have a corresponding subnet"
+            )
+        return config
+    subnet = _network(config.subnet, f"{where}: subnet")
+    if subnet.prefixlen > subnet.max_prefixlen - 2:
+        raise InvalidParameter(f"{where}: subnet {subnet} has no room for containers")
+    if subnet.prefixlen == 0 or subnet.is_multicast or subnet.is_loopback:
+        raise InvalidParameter(f"{where}: subnet {subnet} is not one of hosts")
+    ip_range = ""
+    if config.ip_range:
+        part = _network(config.ip_range, f"{where}: IPRange")
+        if part.version != subnet.version or not _within(part, subnet):
+            raise InvalidParameter(f"{where}: IPRange {part} is not within the subnet {subnet}")
+        ip_range = str(part)
+    gateway = str(_host(config.gateway, subnet, f"{where}: gateway")) if config.gateway else ""
+    seen = {gateway}
+    for device, text in auxiliary.items():
+        address = str(_host(text, subnet, f"{where}: auxiliary address {device[:100]}"))
+        if address in seen:
+            raise InvalidParameter(f"{where}: auxiliary address {device[:100]}: {address} is given twice")
+        seen.add(address)
+    return IPAMConfig(
+        subnet=str(subnet),
+        ip_range=ip_range,
+        gateway=gateway,
+        auxiliary_addresses=auxiliary,
+        aux_address=auxiliary,
+    )
+
+
+def _network(text: str, what: str) -> Subnet:
+    """Host bits are masked away, as Docker does."""
+    try:
+        if "/" not in text:
+            raise ValueError("it has no prefix length")
+        return ip_network(text, strict=False)
+    except (AddressValueError, NetmaskValueError, ValueError) as error:
+        raise InvalidParameter(f"{what}: invalid CIDR address: {text[:100]!r}") from error
+
+
+def _within(part: Subnet, whole: Subnet) -> bool:
+    return part.prefixlen >= whole.prefixlen and part.network_address in whole
+
+
+def _host(text: str, subnet: Subnet, what: str) -> Address:
+    # The CLI shows gateways of automatic pools with a prefix length; what it shows, it may send.
+    address = parsed_address(text.partition("/")[0], what)
+    first, last = hosts(subnet)
+    if address not in subnet or not first <= int(address) <= last:
+        raise InvalidParameter(f"{what}: {address} is not a host address of the subnet {subnet}")
+    return address
+
+
+def pools(record: NetworkRecord) -> Iterator[tuple[Subnet, Address, IPAMConfig]]:
+    """Subnet and gateway of each IP version that the network serves."""
+    for config in record.ipam.config:
+        subnet = ip_network(config.subnet)
+        if subnet.version == 4 or record.enable_ipv6:
+            yield subnet, parsed_address(config.gateway, f"network {record.name}: gateway"), config
+
+
+def with_pool(record: NetworkRecord, subnet: IPv4Network | IPv6Network) -> NetworkRecord:
+    """The record with a subnet that the engine has chosen."""
+    config = [*record.ipam.config, IPAMConfig(subnet=str(subnet))]
+    return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config))
+
+
+def with_gateways(record: NetworkRecord) -> NetworkRecord:
+    """The record with a gateway in each pool: where none was given, the first host that is not spoken for."""
+    config = []
+    for pool in record.ipam.config:
+        if not pool.gateway:
+            subnet = ip_network(pool.subnet)
+            taken = {int(parsed_address(text, "auxiliary address")) for text in pool.auxiliary_addresses.values()}
+            first, last = hosts(subnet)
+            gateway = next(
+                (number for number in range(first, min(last, first + len(taken)) + 1) if number not in taken), None
+            )
+            if gateway is None:
+                raise InvalidParameter(f"network {record.name}: subnet {subnet} has no address left for a gateway")
+            config.append(msgspec.structs.replace(pool, gateway=str(subnet[gateway - int(subnet.network_address)])))
+        else:
+            config.append(pool)
+    return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config))
+
+
+# --- what a container may ask of a network ---------------------------------------------------------------------------
+
+
+def wanted_addresses(record: NetworkRecord, settings: EndpointSettings) -> dict[int, Address]:
+    """Static addresses by IP version. Raises InvalidParameter in Docker's words where the network takes none."""
+    asked = settings.ipam_config
+    found: dict[int, Address] = {}
+    if asked is not None:
+        for version, text in ((4, asked.ipv4_address), (6, asked.ipv6_address)):
+            if text:
+                address = parsed_address(text, f"network {record.name}: IPv{version}Address")
+                if address.version != version:
+                    raise InvalidParameter(f"network {record.name}: invalid IPv{version} address: {text}")
+                found[version] = address
+    if record.predefined:
+        if found:
+            raise InvalidParameter(
+                f"network {record.name}: user specified IP address is supported on user defined networks only"
+            )
+        if settings.aliases:
+            raise InvalidParameter(
+                f"network {record.name}: network-scoped alias is supported only for containers in user defined networks"
+            )
+    for version, address in found.items():
+        if version not in record.chosen_by_user or (version == 6 and not record.enable_ipv6):
+            raise InvalidParameter(
+                f"network {record.name}: user specified IP address {address} is supported only when connecting to "
+                "networks with user configured subnets"
+            )
+    return found
+
+
+def link_local_addresses(record: NetworkRecord, settings: EndpointSettings) -> list[Address]:
+    """What LinkLocalIPs asks for, besides the network's own. Raises InvalidParameter."""
+    found = []
+    for text in settings.ipam_config.link_local_ips if settings.ipam_config is not None else ():
+        address = parsed_address(text, f"network {record.name}: LinkLocalIPs")
+        if not address.is_link_local:
+            raise InvalidParameter(f"network {record.name}: LinkLocalIPs: {address} is not a link-local address")
+        found.append(address)
+    return found
+
+
+# --- the list --------------------------------------------------------------------------------------------------------
+
+
+def matches(record: NetworkRecord, filters: Mapping[str, Sequence[str]], in_use: bool) -> bool:
+    """Whether the list shows it: each filter by one of its values, labels by all. Raises InvalidParameter for a bad value."""
+    for name, values in filters.items():
+        if name == "name":
+            found = any(_part_of_name(value, record.name) for value in values)
+        elif name == "id":
+            found = any(record.id.startswith(value) for value in values)
+        elif name == "driver":
+            found = record.driver in values
+        elif name == "scope":
+            found = record.scope in values
+        elif name == "label":
+            found = all(_labelled(value, record.labels) for value in values)
+        elif name == "type":
+            for value in values:
+                if value not in ("custom", "builtin"):
+                    raise InvalidParameter(f"Invalid filter: 'type'='{value}'")
+            found = ("builtin" if record.predefined else "custom") in values
+        elif name == "dangling":
+            if len(set(values)) > 1 or values[0] not in (*_TRUE, *_FALSE):
+                raise InvalidParameter(f"Invalid filter: 'dangling'='{values[-1]}'")
+            found = not record.predefined and in_use != (values[0] in _TRUE)
+        else:
+            raise InvalidParameter(f"Invalid filter '{name}'")
+        if not found:
+            return False
+    return True
+
+
+def _part_of_name(wanted: str, name: str) -> bool:
+    # Clients anchor with ^ and $; anything between is taken literally, never as a regular expression.
+    literal = wanted.removeprefix("^").removesuffix("$")
+    at = name.find(literal)
+    if wanted.startswith("^") and at != 0:
+        return False
+    return (
+        at >= 0
+        and (not wanted.endswith("$") or name.endswith(literal))
+        and (not (wanted.startswith("^") and wanted.endswith("$")) or name == literal)
+    )
+
+
+def _labelled(wanted: str, labels: Mapping[str, str]) -> bool:
+    key, equals, value = wanted.partition("=")
+    return key in labels and (not equals or labels[key] == value)
 
 
 class NetworkStore:
@@ -41,30 +351,68 @@ class NetworkStore:
         self._records = records
         self._table = records.table("network", NetworkRecord)
         self._all: dict[str, NetworkRecord] = {}
+        self._ids: dict[str, list[str]] = {}
+        """By name; a name may be given twice (CheckDuplicate)."""
 
     async def open(self) -> None:
         """Load the records; make the predefined ones that are not there."""
-        self._all = self._table.load()
-        names = {record.name for record in self._all.values()}
+        loaded = self._table.load()
+        names = {record.name for record in loaded.values()}
         made = [
             NetworkRecord(id=secrets.token_hex(32), name=name, driver=driver, created=time.time_ns())
             for name, driver in PREDEFINED
             if name not in names
         ]
         await self._records.commit(*(self._table.put(record.id, record) for record in made))
-        self._all |= {record.id: record for record in made}
+        for record in sorted((*loaded.values(), *made), key=lambda each: each.created):
+            self._keep(record)
+
+    def _keep(self, record: NetworkRecord) -> None:
+        self._all[record.id] = record
+        self._ids.setdefault(record.name, []).append(record.id)
+
+    def _drop(self, record: NetworkRecord) -> None:
+        del self._all[record.id]
+        self._ids[record.name].remove(record.id)
+        if not self._ids[record.name]:
+            del self._ids[record.name]
 
     def __iter__(self) -> Iterator[NetworkRecord]:
         return iter(self._all.values())
 
+    def __contains__(self, network_id: object) -> bool:
+        return network_id in self._all
+
+    def check_duplicate(self, name: str) -> None:
+        """Raises Conflict in Docker's words."""
+        if name in self._ids:
+            raise Conflict(f"network with name {name} already exists")
+
+    async def add(self, record: NetworkRecord) -> None:
+        """Durable and known."""
+        await self._records.commit(self._table.put(record.id, record))
+        self._keep(record)
+
+    async def remove(self, record: NetworkRecord) -> None:
+        """Unknown at once, and durably so when it returns; on failure it is known again."""
+        self._drop(record)
+        try:
+            await self._records.commit(self._table.delete(record.id))
+        except BaseException:
+            self._keep(record)
+            raise
+
     def get(self, text: str) -> NetworkRecord:
-        """By name, full id or unique id prefix. Raises NotFound in Docker's words, InvalidParameter for an ambiguous prefix."""
-        for record in self._all.values():
-            if text in (record.name, record.id):
-                return record
-        found = [record for record in self._all.values() if text and record.id.startswith(text)]
-        if len(found) > 1:
-            raise InvalidParameter(f"network {text} is ambiguous ({len(found)} matches found based on ID prefix)")
-        if not found:
+        """By full id, name or unique id prefix. Raises NotFound in Docker's words, InvalidParameter when more than one is meant."""
+        if text in self._all:
+            return self._all[text]
+        ids = self._ids.get(text)
+        by = "name"
+        if ids is None:
+            ids = [each for each in self._all if each.startswith(text)] if text else []
+            by = "ID prefix"
+        if len(ids) > 1:
+            raise InvalidParameter(f"network {text} is ambiguous ({len(ids)} matches found based on {by})")
+        if not ids:
             raise NotFound(f"network {text} not found")
-        return found[0]
+        return self._all[ids[0]]

@@ -1,15 +1,17 @@
-"""Sandboxes: network namespaces with a veth pair into a bridge, a few of them kept ready.
+"""Sandboxes: network namespaces with a veth pair into a bridge, a few of them kept ready; links into namespaces that are in use.
 
 Making one takes the kernel 1.5 ms when it is idle and many times that while it tears others down, all under one lock of its own. So a thread keeps a
 stock ahead of the demand: 8 at rest, up to 64 when the stock ran empty, back to 8 after quiet seconds. A ready one has its loopback up and
-its host end on the bridge; address and route come when it is used (`Sandbox.configure`, 0.2 ms).
+its host end on the default bridge; address and route come when it is used (`Sandbox.configure`, 0.2 ms). The one stock serves users' networks
+too: a host end changes its bridge in one message, and a network costs no thread and no namespace of its own.
 
-Owns: the descriptors of ready sandboxes and the thread. A namespace whose last descriptor and process are gone is removed by the kernel with
-both ends of its veth. Raises: OSError from the kernel; BridgeFull.
+Owns: the descriptors of ready sandboxes and the thread; the caller enters namespaces in threads, never in the event loop's. A namespace whose
+last descriptor and process are gone is removed by the kernel with both ends of its veth. Raises: OSError from the kernel; BridgeFull.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
@@ -18,12 +20,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Interface
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.system import namespaces, netlink
-from engine.system.netlink import Netlink, NetlinkError
+from engine.system.netlink import Link, Netlink, NetlinkError
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +49,19 @@ class BridgeFull(OSError):
     """The bridge has no port left."""
 
 
+class Interface(NamedTuple):
+    """What the inner end of an endpoint is given."""
+
+    mac: str
+    addresses: tuple[IPv4Interface | IPv6Interface, ...]
+    mtu: int = 0
+    """0: the kernel's 1500."""
+
+
 class Sandbox:
-    """One namespace, from the stock to a container. `endpoint_id` (64 hex) names it; the host end's name is derived from that."""
+    """One namespace with a veth pair into a bridge, from the stock to a container. `endpoint_id` (64 hex) names the pair; the host end's name is
+    derived from that.
+    """
 
     __slots__ = ("_inside", "descriptor", "endpoint_id", "index")
 
@@ -56,11 +70,6 @@ class Sandbox:
         self.endpoint_id = endpoint_id
         self.index = 0
         self._inside: Netlink | None = inside
-
-    @property
-    def path(self) -> str:
-        """For the OCI runtime, which another process starts: valid while this descriptor is open."""
-        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def prepare(self) -> None:
         """Both links up; find the inner end."""
@@ -71,17 +80,25 @@ class Sandbox:
             raise NetlinkError(errno.ENODEV, f"{INSIDE} is not in its namespace")
         self.index = link.ifindex
 
-    def configure(self, interface: IPv4Interface, gateway: IPv4Address, mac: str) -> None:
-        """Give the inner end its MAC, address and default route. Once."""
+    def configure(self, interface: Interface, gateways: Iterable[IPv4Address | IPv6Address]) -> None:
+        """Give the inner end its MAC and addresses, and default routes by these gateways. Once."""
         assert self._inside is not None
+        if any(address.version == 6 for address in interface.addresses):
+            _switch_ipv6_on(self.descriptor, INSIDE)
         self._inside.apply(
-            netlink.change_link(INSIDE, mac=mac),
-            netlink.add_address(self.index, interface),
-            netlink.add_default_route(gateway, self.index),
+            netlink.change_link(INSIDE, mac=interface.mac, mtu=interface.mtu),
+            *(netlink.add_address(self.index, address) for address in interface.addresses),
+            *(netlink.add_default_route(gateway, self.index) for gateway in gateways),
         )
         # The socket would keep the namespace alive.
         self._inside.close()
         self._inside = None
+
+    def detach(self) -> int:
+        """The descriptor of its namespace, which is the caller's from now on."""
+        descriptor, self.descriptor = self.descriptor, -1
+        self.close()
+        return descriptor
 
     def close(self) -> None:
         """Let go of the namespace. Idempotent."""
@@ -93,18 +110,123 @@ class Sandbox:
             self.descriptor = -1
 
 
+def _switch_ipv6_on(namespace: int, name: str) -> None:
+    """IPv6 for one link of a namespace, and its loopback: everywhere else in it IPv6 is off, as in Docker."""
+    if not _NO_IPV6.exists():
+        raise NetlinkError(errno.EAFNOSUPPORT, "this kernel has no IPv6")
+    with namespaces.inside_network(namespace):
+        for each in ("lo", name):
+            (_NO_IPV6.parent.parent / each / "disable_ipv6").write_text("0")
+
+
+def empty() -> int:
+    """A fresh namespace with its loopback up and nothing else: its descriptor, the caller's."""
+    with namespaces.new_network() as descriptor:
+        if _NO_IPV6.exists():
+            _NO_IPV6.write_text("1")
+        with Netlink() as inside:
+            inside.apply(netlink.change_link("lo", up=True))
+    return descriptor
+
+
+def plug(links: Netlink, namespace: int, bridge: Link, name: str, interface: Interface) -> str:
+    """A veth pair from the bridge into a namespace in use, as `name` there; returns the new endpoint's id.
+
+    Raises OSError, BridgeFull; nothing is left then.
+    """
+    endpoint_id = secrets.token_hex(32)
+    end = host_end(endpoint_id)
+    _join(links, end, name, namespace, bridge, interface.mtu)
+    try:
+        finish(namespace, name, interface)
+    except BaseException:
+        links.outcomes([netlink.delete_link(end)])
+        raise
+    return endpoint_id
+
+
+def unplug(links: Netlink, endpoint_id: str) -> None:
+    """Delete the veth pair of an endpoint; one that is not there is fine."""
+    failure = links.outcomes([netlink.delete_link(host_end(endpoint_id))])[0]
+    if failure is not None and failure.errno != errno.ENODEV:
+        raise failure
+
+
+def _join(links: Netlink, end: str, inner: str, namespace: int, bridge: Link, mtu: int = 0) -> None:
+    """A veth pair whose end here is in the bridge."""
+    created, enslaved = links.outcomes(
+        (
+            netlink.create_veth(end, inner, namespace, mtu=mtu),
+            netlink.change_link(end, master=bridge.ifindex, up=True, without_ipv6_address=_NO_IPV6.exists()),
+        )
+    )
+    if created is not None:
+        raise created
+    if enslaved is not None:
+        links.outcomes([netlink.delete_link(end)])
+        raise _full(bridge.name, enslaved)
+
+
+def _full(bridge: str, error: NetlinkError) -> NetlinkError | BridgeFull:
+    if error.errno != errno.EXFULL:
+        return error
+    full = BridgeFull(errno.EXFULL, f"all {PORTS} ports of bridge {bridge} are in use")
+    full.__cause__ = error
+    return full
+
+
+def finish(namespace: int, name: str, interface: Interface) -> None:
+    """MAC and addresses of a link that has just come into a namespace."""
+    with _inside(namespace) as inside:
+        link = inside.link(name)
+        if link is None:
+            raise NetlinkError(errno.ENODEV, f"{name} is not in its namespace")
+        inside.apply(netlink.change_link(name, up=True, mac=interface.mac, mtu=interface.mtu))
+        if any(address.version == 6 for address in interface.addresses):
+            _switch_ipv6_on(namespace, name)
+        inside.apply(*(netlink.add_address(link.ifindex, address) for address in interface.addresses))
+
+
+def route(namespace: int, gateways: Iterable[IPv4Address | IPv6Address]) -> None:
+    """Default routes of a namespace by these gateways, in the place of those it has."""
+    with _inside(namespace) as inside:
+        inside.apply(*(netlink.add_default_route(gateway, replace=True) for gateway in gateways))
+
+
+def free_name(namespace: int) -> str:
+    """The first of eth0, eth1, … that a namespace does not have."""
+    with _inside(namespace) as inside:
+        names = {link.name for link in inside.links()}
+    return next(name for name in (f"eth{number}" for number in range(len(names) + 1)) if name not in names)
+
+
+def remove_by_mac(namespace: int, mac: str) -> None:
+    """Delete the link of this MAC in a namespace; none is fine."""
+    with _inside(namespace) as inside:
+        for link in inside.links():
+            if link.address == mac:
+                inside.outcomes([netlink.delete_link(link.name)])
+
+
+@contextlib.contextmanager
+def _inside(namespace: int) -> Iterator[Netlink]:
+    with namespaces.inside_network(namespace):
+        inside = Netlink()
+    with inside:
+        yield inside
+
+
 def host_end(endpoint_id: str) -> str:
     """Name of the veth's end on the host: 15 characters, the most that the kernel takes."""
     return f"veth{endpoint_id[:11]}"
 
 
 class Stock:
-    """Ready sandboxes of one bridge. `take` from any thread but the event loop's: it may wait for the kernel."""
+    """Ready sandboxes, on the default bridge. `take` from any thread but the event loop's: it may wait for the kernel."""
 
-    def __init__(self, links: Netlink, bridge: str, bridge_index: int) -> None:
+    def __init__(self, links: Netlink, bridge: Link) -> None:
         self._links = links
         self._bridge = bridge
-        self._index = bridge_index
         self._ready: deque[Sandbox] = deque()
         self._lingering: deque[tuple[float, str]] = deque()
         self._wanted = STOCK
@@ -115,15 +237,23 @@ class Stock:
         self._thread = threading.Thread(target=self._keep, name="sandboxes", daemon=True)
         self._thread.start()
 
-    def take(self) -> Sandbox:
-        """A ready sandbox, or one made now when the stock is empty. Raises OSError; BridgeFull when the bridge has no port left."""
+    def take(self, bridge: Link, mtu: int = 0) -> Sandbox:
+        """A ready sandbox on that bridge, or one made now when the stock is empty. Raises OSError; BridgeFull when the bridge has no port left."""
         with self._changed:
             self._demand = time.monotonic()
             sandbox = self._ready.popleft() if self._ready else None
             if sandbox is None:
                 self._wanted = min(MOST, self._wanted * 2)
             self._changed.notify()
-        return sandbox if sandbox is not None else self._make()
+        if sandbox is None:
+            return self._make(bridge, mtu)
+        if bridge.ifindex != self._bridge.ifindex:
+            change = netlink.change_link(host_end(sandbox.endpoint_id), master=bridge.ifindex, mtu=mtu)
+            failure = self._links.outcomes([change])[0]
+            if failure is not None:
+                sandbox.close()
+                raise _full(bridge.name, failure)
+        return sandbox
 
     def released(self, endpoint_ids: Iterable[str]) -> None:
         """Delete the host ends of these later, should they still be there."""
@@ -188,11 +318,11 @@ class Stock:
 
     def _add(self) -> None:
         try:
-            sandbox = self._make()
+            sandbox = self._make(self._bridge)
         except OSError as error:
             # A full bridge stays full until containers end; anything else is told, to be met again by the container that needs one.
             if not isinstance(error, BridgeFull):
-                logger.warning("sandbox for bridge %s: %s", self._bridge, error)
+                logger.warning("sandbox for bridge %s: %s", self._bridge.name, error)
             with self._changed:
                 self._pause_until = time.monotonic() + 1.0
             return
@@ -202,32 +332,16 @@ class Stock:
                 return
         sandbox.close()
 
-    def _make(self) -> Sandbox:
+    def _make(self, bridge: Link, mtu: int = 0) -> Sandbox:
         endpoint_id = secrets.token_hex(32)
         with namespaces.new_network() as descriptor:
             inside = Netlink()
-            without_ipv6 = _NO_IPV6.exists()
-            if without_ipv6:
+            if _NO_IPV6.exists():
                 # Docker's default. /proc/sys/net is that of the thread's namespace.
                 _NO_IPV6.write_text("1")
         sandbox = Sandbox(descriptor, inside, endpoint_id)
-        name = host_end(endpoint_id)
         try:
-            created, enslaved = self._links.outcomes(
-                (
-                    netlink.create_veth(name, INSIDE, descriptor),
-                    netlink.change_link(name, master=self._index, up=True, without_ipv6_address=without_ipv6),
-                )
-            )
-            if created is not None:
-                raise created
-            if enslaved is not None:
-                self._delete([name])
-                if enslaved.errno == errno.EXFULL:
-                    raise BridgeFull(
-                        errno.EXFULL, f"all {PORTS} ports of bridge {self._bridge} are in use"
-                    ) from enslaved
-                raise enslaved
+            _join(self._links, host_end(endpoint_id), INSIDE, descriptor, bridge, mtu)
             sandbox.prepare()
         except BaseException:
             sandbox.close()

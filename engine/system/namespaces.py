@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import select
 from collections.abc import Iterator
 
 CLONE_NEWNET = 0x40000000
@@ -53,6 +55,37 @@ def new_network() -> Iterator[int]:
             enter_network(home)
     finally:
         os.close(home)
+
+
+@contextlib.contextmanager
+def inside_network(namespace: int) -> Iterator[None]:
+    """The calling thread is in the namespace of this descriptor for the time of the block."""
+    home = network()
+    try:
+        enter_network(namespace)
+        try:
+            yield
+        finally:
+            enter_network(home)
+    finally:
+        os.close(home)
+
+
+def of_process(pid: int, pidfd: int, kind: str) -> int:
+    """A descriptor (CLOEXEC) of a namespace (`net`, `mnt`, …) of the process that `pidfd` holds. Raises ProcessLookupError when it has ended.
+
+    A number may be another process's by now; that it was this one's is known when the process still lives afterwards.
+    """
+    try:
+        namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from error
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if poll.poll(0):
+        os.close(namespace)
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
+    return namespace
 
 
 def _error(what: str) -> OSError:

@@ -29,11 +29,22 @@ _REQUEST, _ACK, _REPLACE, _EXCL, _CREATE, _DUMP = 0x1, 0x4, 0x100, 0x200, 0x400,
 _ACK_TLVS = 0x200
 _CAPPED = 0x100
 
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 1, 3, 4, 10, 18, 28
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_NET_NS_FD = (
+    1,
+    3,
+    4,
+    5,
+    10,
+    18,
+    28,
+)
 _IFLA_IFALIAS, _IFLA_AF_SPEC, _IFLA_EXT_MASK = 20, 26, 29
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
+_IFLA_MACVLAN_MODE = 1
+_MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
+_IFA_F_NODAD = 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_TABLE = 1, 4, 5, 15
 _NLMSGERR_ATTR_MSG = 1
 _SKIP_STATISTICS = 8
@@ -43,7 +54,7 @@ _IFF_UP = 1
 _RT_TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST = 254, 255, 3, 0, 1
 _RT_SCOPE_LINK = 253
 
-_SOL_NETLINK, _NETLINK_CAP_ACK, _NETLINK_EXT_ACK = 270, 10, 11
+_SOL_NETLINK, _NETLINK_CAP_ACK, _NETLINK_EXT_ACK, _NETLINK_GET_STRICT_CHK = 270, 10, 11, 12
 _BUFFER = 256 << 10
 _BATCH = 64
 """Requests in one send: their acknowledgements all wait in the socket's buffer until the send returns."""
@@ -79,6 +90,10 @@ class Link(NamedTuple):
     address: str
 
 
+Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
 class Address(NamedTuple):
     ifindex: int
     interface: ipaddress.IPv4Interface
@@ -93,6 +108,7 @@ class Netlink:
         self._sequence = 0
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
+        self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)  # the kernel filters what is dumped
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         self._socket.bind((0, 0))
 
@@ -143,6 +159,8 @@ class Netlink:
                     if kind == _ERROR and (failure := _failure(body, flags, request.what)):
                         raise failure
                     if kind == _DONE:
+                        if failure := _failure(body, 0, request.what):
+                            raise failure
                         return iter(bodies)
                     bodies.append(body)
 
@@ -175,7 +193,7 @@ class Netlink:
 
     def addresses(self, index: int = 0) -> list[Address]:
         """IPv4 addresses of the namespace, or of one link."""
-        request = Request(_GETADDR, 0, _ADDRESS.pack(socket.AF_INET, 0, 0, 0, 0), "list of addresses")
+        request = Request(_GETADDR, 0, _ADDRESS.pack(socket.AF_INET, 0, 0, 0, index), "list of addresses")
         found = []
         for body in self._dump(request):
             _, prefix, _, _, owner = _ADDRESS.unpack_from(body)
@@ -184,15 +202,26 @@ class Netlink:
                 found.append(Address(owner, ipaddress.IPv4Interface((local, prefix))))
         return found
 
+    def has_ipv6_address(self, index: int, interface: ipaddress.IPv6Interface) -> bool:
+        """Whether the link has this very address."""
+        request = Request(_GETADDR, 0, _ADDRESS.pack(socket.AF_INET6, 0, 0, 0, index), "list of IPv6 addresses")
+        return any(
+            _ADDRESS.unpack_from(body)[4] == index
+            and _attributes(body, _ADDRESS.size).get(_IFA_ADDRESS) == interface.ip.packed
+            for body in self._dump(request)
+        )
+
     def routes(self) -> list[ipaddress.IPv4Network]:
-        """IPv4 destinations of every table but the local one; the default route is 0.0.0.0/0."""
-        request = Request(_GETROUTE, 0, _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0), "list of routes")
+        """IPv4 destinations of every table, those alone that lead to other hosts; the default route is 0.0.0.0/0."""
+        request = Request(
+            _GETROUTE, 0, _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, _RTN_UNICAST, 0), "list of routes"
+        )
         found = []
         for body in self._dump(request):
-            _, prefix, _, _, table, _, _, _, _ = _ROUTE.unpack_from(body)
+            _, prefix, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(body)
             attributes = _attributes(body, _ROUTE.size)
             number = int.from_bytes(attributes.get(_RTA_TABLE, bytes((table,))), "little")
-            if number != _RT_TABLE_LOCAL:
+            if number != _RT_TABLE_LOCAL and kind == _RTN_UNICAST:
                 found.append(ipaddress.IPv4Network((attributes.get(_RTA_DST, bytes(4)), prefix)))
         return found
 
@@ -200,9 +229,11 @@ class Netlink:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def create_bridge(name: str, *, mac: str) -> Request:
-    """With an address of its own, so that it does not change with the ports."""
+def create_bridge(name: str, *, mac: str, mtu: int = 0) -> Request:
+    """With an address of its own, so that it does not change with the ports. `mtu` 0: the kernel's 1500."""
     body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name) + _mac(mac)
+    if mtu:
+        body += _u32(_IFLA_MTU, mtu)
     body += _nest(_IFLA_LINKINFO, _text(_IFLA_INFO_KIND, "bridge"))
     return Request(_NEWLINK, _CREATE | _EXCL, body, f"bridge {name}")
 
@@ -216,12 +247,24 @@ def create_veth(name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> R
     return Request(_NEWLINK, _CREATE | _EXCL, body + _nest(_IFLA_LINKINFO, information), f"veth {name}")
 
 
+def create_macvlan(name: str, *, parent: int, namespace: int, mode: str, mac: str, mtu: int = 0) -> Request:
+    """A link of its own MAC over the link of index `parent`, at once in the namespace of that descriptor. `mode`: bridge, private, vepa, passthru."""
+    data = _nest(_IFLA_INFO_DATA, _u32(_IFLA_MACVLAN_MODE, _MACVLAN_MODES[mode]))
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name) + _mac(mac)
+    body += _u32(_IFLA_LINK, parent) + _u32(_IFLA_NET_NS_FD, namespace)
+    if mtu:
+        body += _u32(_IFLA_MTU, mtu)
+    body += _nest(_IFLA_LINKINFO, _text(_IFLA_INFO_KIND, "macvlan") + data)
+    return Request(_NEWLINK, _CREATE | _EXCL, body, f"macvlan {name}")
+
+
 def change_link(
     name: str,
     *,
     up: bool | None = None,
     master: int | None = None,
     mac: str = "",
+    mtu: int = 0,
     alias: str = "",
     without_ipv6_address: bool = False,
 ) -> Request:
@@ -230,6 +273,8 @@ def change_link(
     body = _LINK.pack(socket.AF_UNSPEC, 0, 0, flags, mask) + _text(_IFLA_IFNAME, name)
     if mac:
         body += _mac(mac)
+    if mtu:
+        body += _u32(_IFLA_MTU, mtu)
     if alias:
         body += _text(_IFLA_IFALIAS, alias)
     if master is not None:
@@ -245,20 +290,29 @@ def delete_link(name: str) -> Request:
     return Request(_DELLINK, 0, body, f"removal of link {name}")
 
 
-def add_address(index: int, interface: ipaddress.IPv4Interface) -> Request:
-    """With the subnet's broadcast address. An address that is there already is an error (EEXIST)."""
-    local = interface.ip.packed
-    body = _ADDRESS.pack(socket.AF_INET, interface.network.prefixlen, 0, 0, index)
-    body += _attribute(_IFA_LOCAL, local) + _attribute(_IFA_ADDRESS, local)
-    if interface.network.prefixlen < 31:
-        body += _attribute(_IFA_BROADCAST, interface.network.broadcast_address.packed)
+def add_address(index: int, interface: Interface) -> Request:
+    """IPv4 with the subnet's broadcast address; IPv6 without asking first who has it. One that is there already is an error (EEXIST)."""
+    address, network = interface.ip.packed, interface.network
+    if interface.version == 6:
+        body = _ADDRESS.pack(socket.AF_INET6, network.prefixlen, _IFA_F_NODAD, 0, index)
+        body += _attribute(_IFA_ADDRESS, address)
+    else:
+        body = _ADDRESS.pack(socket.AF_INET, network.prefixlen, 0, 0, index)
+        body += _attribute(_IFA_LOCAL, address) + _attribute(_IFA_ADDRESS, address)
+        if network.prefixlen < 31:
+            body += _attribute(_IFA_BROADCAST, network.broadcast_address.packed)
     return Request(_NEWADDR, _CREATE | _EXCL, body, f"address {interface}")
 
 
-def add_default_route(gateway: ipaddress.IPv4Address, index: int) -> Request:
-    body = _ROUTE.pack(*(socket.AF_INET, 0, 0, 0, _RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST, 0))
-    body += _attribute(_RTA_GATEWAY, gateway.packed) + _u32(_RTA_OIF, index)
-    return Request(_NEWROUTE, _CREATE | _EXCL, body, f"default route by {gateway}")
+def add_default_route(gateway: IPAddress, index: int = 0, *, replace: bool = False) -> Request:
+    """By the link of that index, or (0) by the one whose subnet the gateway is in. `replace`: in the place of the one there is."""
+    family = socket.AF_INET6 if gateway.version == 6 else socket.AF_INET
+    body = _ROUTE.pack(*(family, 0, 0, 0, _RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST, 0))
+    body += _attribute(_RTA_GATEWAY, gateway.packed)
+    if index:
+        body += _u32(_RTA_OIF, index)
+    flags = _CREATE | (_REPLACE if replace else _EXCL)
+    return Request(_NEWROUTE, flags, body, f"default route by {gateway}")
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Handlers of "Networks": decode, one call into the domain, reply."""
+
+from __future__ import annotations
+
+from engine.api import parameters
+from engine.api.engine import Engine
+from engine.api.replies import empty_reply, encode, encoded_reply, json_reply
+from engine.errors import InvalidParameter
+from engine.http.messages import Reply, Request
+from engine.networks.network import FILTERS
+from engine.networks.networks import Network
+from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkCreated, NetworkDisconnect
+
+
+def list_all(engine: Engine, request: Request) -> Reply:
+    found = engine.networks.select(parameters.filters(request.query, FILTERS))
+    return encoded_reply(request, b"[" + b",".join([_encoded(engine, each, request) for each in found]) + b"]\n")
+
+
+def inspect(engine: Engine, request: Request) -> Reply:
+    return encoded_reply(request, _encoded(engine, engine.networks.get(request.parameters["id"]), request) + b"\n")
+
+
+def _encoded(engine: Engine, network: Network, request: Request) -> bytes:
+    """Kept until something of the network changes."""
+    kept = network.encoded.get(request.version)
+    if kept is None:
+        kept = network.encoded[request.version] = encode(engine.networks.shown(network), request)
+    return kept
+
+
+async def create(engine: Engine, request: Request) -> Reply:
+    body = await parameters.json_body(request, NetworkCreate)
+    record = await engine.networks.create(body)
+    return json_reply(request, NetworkCreated(record.id, ""))
+
+
+async def connect(engine: Engine, request: Request) -> Reply:
+    body = await parameters.json_body(request, NetworkConnect)
+    network = engine.networks.get(request.parameters["id"]).record.id
+    await engine.containers.get(_named(body.container)).connect(network, body.endpoint_config)
+    return empty_reply(request)
+
+
+async def disconnect(engine: Engine, request: Request) -> Reply:
+    body = await parameters.json_body(request, NetworkDisconnect)
+    network = engine.networks.get(request.parameters["id"]).record.id
+    await engine.containers.get(_named(body.container)).disconnect(network)
+    return empty_reply(request)
+
+
+def _named(container: str) -> str:
+    if not container:
+        raise InvalidParameter("Container: a container's name or id is expected")
+    return container
+
+
+async def remove(engine: Engine, request: Request) -> Reply:
+    await engine.networks.remove(request.parameters["id"])
+    return empty_reply(request)

@@ -1,0 +1,84 @@
+"""Networks on the wire, as API 1.24 documents them (specification, "Network" and the table "Networks").
+
+Structs name the fields and their defaults and do nothing. `AuxAddress` is the specification's word, `AuxiliaryAddresses` what Docker's
+clients send and read: both are accepted and both are sent.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.wire.containers import EndpointSettings
+
+
+class IPAMConfig(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True):
+    """One pool: a subnet, what of it is given out, its gateway, and addresses (by name) that are never given."""
+
+    subnet: str = ""
+    ip_range: str = msgspec.field(default="", name="IPRange")
+    gateway: str = ""
+    auxiliary_addresses: dict[str, str] = msgspec.field(default_factory=dict)
+    aux_address: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class IPAM(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    driver: str = "default"
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+    config: list[IPAMConfig] = msgspec.field(default_factory=list)
+
+
+class EndpointResource(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """A container in a network; addresses with their prefix length."""
+
+    name: str
+    endpoint_id: str = msgspec.field(name="EndpointID")
+    mac_address: str = ""
+    ipv4_address: str = msgspec.field(default="", name="IPv4Address")
+    ipv6_address: str = msgspec.field(default="", name="IPv6Address")
+
+
+class Network(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """GET /networks/{id}, and one element of GET /networks."""
+
+    name: str
+    id: str
+    scope: str
+    driver: str
+    enable_ipv6: bool = msgspec.field(name="EnableIPv6")
+    ipam: IPAM = msgspec.field(name="IPAM")
+    internal: bool
+    containers: dict[str, EndpointResource]
+    options: dict[str, str]
+    labels: dict[str, str]
+
+
+class NetworkCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """POST /networks/create; an empty driver is `bridge`."""
+
+    name: str = ""
+    check_duplicate: bool = False
+    driver: str = ""
+    internal: bool = False
+    ipam: IPAM = msgspec.field(default_factory=IPAM, name="IPAM")
+    enable_ipv6: bool = msgspec.field(default=False, name="EnableIPv6")
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class NetworkCreated(msgspec.Struct, rename="pascal", frozen=True):
+    id: str
+    warning: str
+
+
+class NetworkConnect(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """POST /networks/{id}/connect."""
+
+    container: str = ""
+    endpoint_config: EndpointSettings = msgspec.field(default_factory=EndpointSettings)
+
+
+class NetworkDisconnect(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """POST /networks/{id}/disconnect."""
+
+    container: str = ""
+    force: bool = False
