@@ -43,6 +43,7 @@ def engine() -> Engine:
         containers=absent,
         execs=absent,
         images=absent,
+        networks=absent,
         remote=absent,
         volumes=absent,
         monitor=absent,

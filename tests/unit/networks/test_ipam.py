@@ -1,13 +1,22 @@
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidParameter, ServerError
-from engine.networks.ipam import DEFAULT_POOLS, AddressPool, free_subnet, mac_address
+from engine.errors import Forbidden, InvalidParameter, ServerError
+from engine.networks.ipam import (
+    DEFAULT_POOLS,
+    NETWORK_POOLS,
+    NETWORK_PREFIX,
+    Address,
+    AddressPool,
+    free_subnet,
+    mac_address,
+    unique_local_subnet,
+)
 
 
 def pool(subnet: str = "10.0.0.0/29") -> AddressPool:
@@ -25,8 +34,45 @@ def test_default_pools_are_dockers() -> None:
 def test_free_subnet_avoids_routes_but_not_the_default_one() -> None:
     taken = [IPv4Network("0.0.0.0/0"), IPv4Network("172.17.3.0/24"), IPv4Network("172.18.0.0/15")]
     assert str(free_subnet(taken)) == "172.20.0.0/16"
-    with pytest.raises(ServerError, match="bridge-subnet"):
-        free_subnet([IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16")])
+    assert free_subnet([IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16")]) is None
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda number, prefix: IPv4Network((number & -1 << 32 - prefix & 0xFFFFFFFF, prefix)),
+            st.one_of(
+                st.integers(int(IPv4Address("172.18.0.0")), int(IPv4Address("172.19.255.255"))),
+                st.integers(0, 2**32 - 1),
+            ),
+            st.integers(12, 30),
+        ),
+        max_size=60,
+    )
+)
+def test_free_subnet_is_the_first_that_is_free(taken: list[IPv4Network]) -> None:
+    pools = (IPv4Network("172.18.0.0/16"), IPv4Network("172.19.0.0/18"))
+    every = [subnet for pool in pools for subnet in pool.subnets(new_prefix=24)]
+    free = [subnet for subnet in every if not any(subnet.overlaps(network) for network in taken)]
+    assert free_subnet(taken, pools, 24) == (free[0] if free else None)
+
+
+def test_users_networks_are_small() -> None:
+    found: list[IPv4Network] = []
+    for _ in range(500):
+        subnet = free_subnet(found, NETWORK_POOLS, NETWORK_PREFIX)
+        assert subnet is not None
+        found.append(subnet)
+    assert (str(found[0]), str(found[499])) == ("172.18.0.0/24", "172.19.243.0/24")
+
+
+def test_unique_local_subnets() -> None:
+    one, two = unique_local_subnet("engine", "one"), unique_local_subnet("engine", "two")
+    assert one.is_private
+    assert one.prefixlen == 64
+    assert one != two
+    assert one.network_address.packed[:6] == two.network_address.packed[:6]
+    assert unique_local_subnet("other", "one") != one
 
 
 def test_mac_carries_the_address() -> None:
@@ -51,22 +97,60 @@ def test_claims() -> None:
     addresses = pool()
     addresses.claim(IPv4Address("10.0.0.2"))
     assert str(addresses.take()) == "10.0.0.3"
-    for wrong, words in (
-        ("10.0.0.2", "in use"),
-        ("10.0.0.1", "in use"),
-        ("10.0.0.0", "not in"),
-        ("10.0.0.7", "not in"),
-        ("10.1.0.2", "not in"),
-    ):
-        with pytest.raises(InvalidParameter, match=words):
+    for wrong in ("10.0.0.2", "10.0.0.1"):
+        with pytest.raises(Forbidden, match="already in use"):
             addresses.claim(IPv4Address(wrong))
+    for wrong in ("10.0.0.0", "10.0.0.7", "10.1.0.2"):
+        with pytest.raises(InvalidParameter, match="out of range"):
+            addresses.claim(IPv4Address(wrong))
+    with pytest.raises(InvalidParameter, match="out of range"):
+        addresses.claim(IPv6Address("::2"))
+
+
+def test_a_range_is_given_and_the_rest_can_be_asked_for() -> None:
+    subnet = IPv4Network("10.0.0.0/24")
+    addresses = AddressPool("net", subnet, (subnet[1], subnet[18]), IPv4Network("10.0.0.16/29"))
+    assert [str(addresses.take()) for _ in range(7)] == [f"10.0.0.{last}" for last in (16, 17, 19, 20, 21, 22, 23)]
+    with pytest.raises(ServerError, match="no available IPv4"):
+        addresses.take()
+    addresses.claim(IPv4Address("10.0.0.200"))
+
+
+def test_spared_addresses_come_last() -> None:
+    addresses = pool()
+    for _ in range(2):
+        addresses.spare(IPv4Address("10.0.0.3"))
+    assert [str(addresses.take()) for _ in range(4)] == ["10.0.0.2", "10.0.0.4", "10.0.0.5", "10.0.0.6"]
+    assert str(addresses.take()) == "10.0.0.3"
+    addresses.give(IPv4Address("10.0.0.3"))
+    addresses.spare_no_more(IPv4Address("10.0.0.3"))
+    addresses.give(IPv4Address("10.0.0.4"))
+    assert str(addresses.take()) == "10.0.0.4", "it is spared still"
+    addresses.spare_no_more(IPv4Address("10.0.0.3"))
+    addresses.spare_no_more(IPv4Address("10.0.0.3"))
+    assert str(addresses.take()) == "10.0.0.3"
+
+
+def test_ipv6() -> None:
+    subnet = IPv6Network("fd00::/64")
+    addresses = AddressPool("net", subnet, (subnet[1],))
+    assert str(addresses.take()) == "fd00::2"
+    addresses.claim(IPv6Address("fd00::ffff:ffff:ffff:ffff"))
+    with pytest.raises(InvalidParameter, match="out of range"):
+        addresses.claim(IPv6Address("fd00::"))
+    with pytest.raises(InvalidParameter, match="out of range"):
+        addresses.claim(IPv4Address("0.0.0.5"))
+    small = AddressPool("net", IPv6Network("fd00::/126"), (subnet[1],))
+    assert [str(small.take()), str(small.take())] == ["fd00::2", "fd00::3"]
+    with pytest.raises(ServerError, match="no available IPv6"):
+        small.take()
 
 
 @given(st.lists(st.one_of(st.just(-1), st.integers(0, 20)), max_size=80))
 def test_no_address_is_given_twice(steps: list[int]) -> None:
     """-1 takes, a number gives back the one at that place."""
     addresses = pool("10.0.0.0/28")
-    held: list[IPv4Address] = []
+    held: list[Address] = []
     for step in steps:
         if step >= 0:
             if step < len(held):

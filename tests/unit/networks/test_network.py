@@ -1,16 +1,43 @@
 from __future__ import annotations
 
 import asyncio
+from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.config import Config
-from engine.errors import InvalidParameter, NotFound
-from engine.networks import bridge
-from engine.networks.bridge import BridgeNetwork
-from engine.networks.network import NetworkStore
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound
+from engine.events import EventLog
+from engine.networks import bridge, network
+from engine.networks.network import (
+    NetworkRecord,
+    NetworkStore,
+    checked,
+    matches,
+    options,
+    wanted_addresses,
+    with_gateways,
+)
+from engine.networks.networks import Networks
 from engine.storage.records import Records
+from engine.wire.containers import EndpointSettings
+from engine.wire.networks import NetworkCreate
+
+
+def body(**fields: Any) -> NetworkCreate:
+    return msgspec.convert({"Name": "net"} | fields, NetworkCreate)
+
+
+def pool(**fields: Any) -> dict[str, Any]:
+    return {"Config": [fields]}
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
 
 
 def test_predefined_networks_keep_their_ids(tmp_path: Path) -> None:
@@ -33,23 +60,43 @@ def test_predefined_networks_keep_their_ids(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_names(tmp_path: Path) -> None:
-    async def body() -> None:
+def test_names_ids_and_prefixes(tmp_path: Path) -> None:
+    async def run() -> None:
         records = Records(tmp_path / "state.db")
-        network = BridgeNetwork(Config(), records)
-        await network.networks.open()
-        identifier = network.id_of("default")
-        assert identifier == network.id_of("") == network.id_of("bridge") == network.id_of(identifier[:20])
-        assert network.name_of("default") == network.name_of(identifier) == "bridge"
-        assert network.name_of("mine") == "mine"
-        assert network.networks.get("host").driver == "host"
-        with pytest.raises(NotFound, match="network mine not found"):
-            network.check_mode("mine")
-        with pytest.raises(NotFound):
-            network.networks.get("")
+        store = NetworkStore(records)
+        await store.open()
+        one = checked(body())
+        two = msgspec.structs.replace(one, id=one.id[:-1] + ("0" if one.id[-1] != "0" else "1"), name="two")
+        await store.add(one)
+        await store.add(two)
+        assert store.get("net") is store.get(one.id) is one
+        with pytest.raises(InvalidParameter, match=r"is ambiguous \(2 matches found based on ID prefix\)"):
+            store.get(one.id[:20])
+        with pytest.raises(Conflict, match="network with name two already exists"):
+            store.check_duplicate("two")
+        await store.add(msgspec.structs.replace(one, id="f" * 64))
+        with pytest.raises(InvalidParameter, match=r"network net is ambiguous \(2 matches found based on name\)"):
+            store.get("net")
+        await store.remove(store.get("f" * 64))
+        await store.remove(two)
+        assert store.get("net") is store.get(one.id[:20]) is one
+        for missing in ("two", "", "f" * 64, "NET"):
+            with pytest.raises(NotFound, match=f"network {missing} not found"):
+                store.get(missing)
+        again = NetworkStore(records)
+        await again.open()
+        assert again.get("net") == one
         records.close()
 
-    asyncio.run(body())
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 16, "a/b", "-x", 'a"b', "ä"])
+def test_wrong_default_bridge_names(name: str, tmp_path: Path) -> None:
+    records = Records(tmp_path / "state.db")
+    with pytest.raises(InvalidParameter, match="bridge"):
+        Networks(Config(bridge=name), records, EventLog())
+    records.close()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +104,7 @@ def test_names(tmp_path: Path) -> None:
     [("172.30.0.0/16", "172.30.0.1/16"), ("172.30.0.9/24", "172.30.0.9/24"), ("10.0.0.0/30", "10.0.0.1/30")],
 )
 def test_configured_subnet(text: str, interface: str) -> None:
-    assert str(bridge._subnet(text)) == interface
+    assert str(bridge.configured_subnet(text)) == interface
 
 
 @pytest.mark.parametrize(
@@ -65,12 +112,198 @@ def test_configured_subnet(text: str, interface: str) -> None:
 )
 def test_wrong_subnets(text: str) -> None:
     with pytest.raises(InvalidParameter, match="bridge subnet"):
-        bridge._subnet(text)
+        bridge.configured_subnet(text)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "x" * 16, "a/b", "-x", 'a"b', "ä"])
-def test_wrong_bridge_names(name: str, tmp_path: Path) -> None:
-    records = Records(tmp_path / "state.db")
-    with pytest.raises(InvalidParameter, match="bridge"):
-        BridgeNetwork(Config(bridge=name), records)
-    records.close()
+# --- create bodies ---------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_body() -> None:
+    record = with_gateways(
+        checked(
+            body(
+                Driver="bridge",
+                Internal=True,
+                EnableIPv6=True,
+                Labels={"a": "b"},
+                Options={
+                    "com.docker.network.bridge.enable_icc": "false",
+                    "engine.network.driver.mtu": "1400",
+                    "x": "y",
+                },
+                IPAM={
+                    "Driver": "default",
+                    "Options": {"o": "p"},
+                    "Config": [
+                        {
+                            "Subnet": "10.1.2.3/16",
+                            "IPRange": "10.1.5.9/24",
+                            "AuxAddress": {"router": "10.1.0.1"},
+                            "AuxiliaryAddresses": {"printer": "10.1.0.2"},
+                        },
+                        {"Subnet": "fd00:1::/64", "Gateway": "fd00:1::9"},
+                    ],
+                },
+            )
+        )
+    )
+    assert (record.driver, record.internal, record.enable_ipv6, record.labels) == ("bridge", True, True, {"a": "b"})
+    four, six = record.ipam.config
+    assert (four.subnet, four.ip_range, four.gateway) == ("10.1.0.0/16", "10.1.5.0/24", "10.1.0.3")
+    assert four.aux_address == four.auxiliary_addresses == {"router": "10.1.0.1", "printer": "10.1.0.2"}
+    assert (six.subnet, six.gateway) == ("fd00:1::/64", "fd00:1::9")
+    assert record.chosen_by_user == (4, 6)
+    meant = options(record)
+    assert (meant.icc, meant.masquerade, meant.mtu, meant.bridge) == (False, True, 1400, "")
+    assert [subnet.version for subnet, _, _ in network.pools(record)] == [4, 6]
+    without = msgspec.structs.replace(record, enable_ipv6=False)
+    assert [subnet.version for subnet, _, _ in network.pools(without)] == [4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"Name": ""}, InvalidParameter, "invalid network name ''"),
+        ({"Name": "a/b"}, InvalidParameter, "invalid network name 'a/b'"),
+        ({"Name": " a"}, InvalidParameter, "invalid network name"),
+        ({"Name": "a\n"}, InvalidParameter, "invalid network name"),
+        ({"Name": "x" * 256}, InvalidParameter, "invalid network name"),
+        ({"Name": "bridge"}, Forbidden, "operation is not permitted on predefined bridge network"),
+        ({"Name": "default"}, Forbidden, "predefined default network"),
+        ({"Driver": "nothere"}, NotFound, 'network net: driver "nothere": plugin not found'),
+        ({"Driver": "host"}, Forbidden, 'only one instance of "host" network is allowed'),
+        ({"Driver": "macvlan"}, InvalidParameter, "needs the option parent"),
+        ({"IPAM": {"Driver": "dhcp"}}, NotFound, 'IPAM driver "dhcp": plugin not found'),
+        ({"IPAM": pool(Subnet="10.0.0.0")}, InvalidParameter, r"net: subnet: invalid CIDR address: '10.0.0.0'"),
+        ({"IPAM": pool(Subnet="10.0.0.0/33")}, InvalidParameter, "invalid CIDR"),
+        ({"IPAM": pool(Subnet="x/8")}, InvalidParameter, "invalid CIDR"),
+        ({"IPAM": pool(Subnet="10.0.0.0/31")}, InvalidParameter, "has no room"),
+        ({"IPAM": pool(Subnet="0.0.0.0/0")}, InvalidParameter, "is not one of hosts"),
+        ({"IPAM": pool(Subnet="127.0.0.0/8")}, InvalidParameter, "is not one of hosts"),
+        ({"IPAM": pool(Subnet="224.0.0.0/8")}, InvalidParameter, "is not one of hosts"),
+        ({"IPAM": pool(Subnet="10.0.0.0/24", Gateway="10.0.1.1")}, InvalidParameter, "gateway: 10.0.1.1 is not a host"),
+        ({"IPAM": pool(Subnet="10.0.0.0/24", Gateway="10.0.0.0")}, InvalidParameter, "gateway: 10.0.0.0 is not a host"),
+        ({"IPAM": pool(Subnet="10.0.0.0/24", Gateway="fd00::1")}, InvalidParameter, "gateway: fd00::1 is not a host"),
+        ({"IPAM": pool(Subnet="10.0.0.0/24", Gateway="x")}, InvalidParameter, "gateway: invalid IP address: 'x'"),
+        ({"IPAM": pool(Subnet="10.0.0.0/24", IPRange="10.0.1.0/28")}, InvalidParameter, "IPRange 10.0.1.0/28 is not"),
+        ({"IPAM": pool(Subnet="10.0.0.0/24", IPRange="10.0.0.0/16")}, InvalidParameter, "IPRange 10.0.0.0/16 is not"),
+        ({"IPAM": pool(Gateway="10.0.0.1")}, InvalidParameter, "must have a corresponding subnet"),
+        ({"IPAM": pool(IPRange="10.0.0.0/24")}, InvalidParameter, "must have a corresponding subnet"),
+        ({"IPAM": pool(Subnet="10.0.0.0/24", AuxAddress={"a": "10.0.1.1"})}, InvalidParameter, "auxiliary address a"),
+        (
+            {"IPAM": pool(Subnet="10.0.0.0/24", Gateway="10.0.0.1", AuxAddress={"a": "10.0.0.1"})},
+            InvalidParameter,
+            "10.0.0.1 is given twice",
+        ),
+        ({"IPAM": {"Config": [{"Subnet": "10.0.0.0/24"}, {"Subnet": "10.1.0.0/24"}]}}, Forbidden, "multiple subnets"),
+        ({"Options": {"com.docker.network.bridge.enable_icc": "perhaps"}}, InvalidParameter, "enable_icc: 'perhaps'"),
+        ({"Options": {"com.docker.network.driver.mtu": "x"}}, InvalidParameter, "mtu 'x'"),
+        ({"Options": {"engine.network.driver.mtu": "67"}}, InvalidParameter, "mtu '67'"),
+        ({"Options": {"engine.network.bridge.name": "a/b"}}, InvalidParameter, "bridge name 'a/b'"),
+        ({"Options": {"engine.network.bridge.host_binding_ipv4": "x"}}, InvalidParameter, "host_binding_ipv4"),
+        ({"Options": {"com.docker.network.bridge.default_bridge": "true"}}, Forbidden, "one default bridge"),
+        ({"Driver": "macvlan", "Options": {"parent": "p", "macvlan_mode": "x"}}, InvalidParameter, "macvlan mode 'x'"),
+    ],
+)
+def test_bad_bodies(fields: dict[str, Any], kind: type[EngineError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        checked(body(**fields))
+
+
+@given(
+    st.text(alphabet="0123456789./:abcdef", max_size=24),
+    st.text(alphabet="0123456789./:abcdef", max_size=24),
+    st.text(alphabet="0123456789./:abcdef", max_size=24),
+)
+def test_any_pool_is_right_or_refused(subnet: str, gateway: str, ip_range: str) -> None:
+    try:
+        record = with_gateways(
+            checked(body(EnableIPv6=True, IPAM=pool(Subnet=subnet, Gateway=gateway, IPRange=ip_range)))
+        )
+    except InvalidParameter:
+        return
+    for config in record.ipam.config:
+        assert network.parsed_address(config.gateway, "") in ip_network(config.subnet)
+        if config.ip_range:
+            assert ip_network(config.ip_range)[0] in ip_network(config.subnet)
+
+
+def test_static_addresses() -> None:
+    def wanted(**asked: Any) -> EndpointSettings:
+        return msgspec.convert({"IPAMConfig": asked}, EndpointSettings)
+
+    given = checked(body(IPAM=pool(Subnet="10.0.0.0/24")))
+    assert {
+        version: str(each) for version, each in wanted_addresses(given, wanted(IPv4Address="10.0.0.9")).items()
+    } == {4: "10.0.0.9"}
+    assert wanted_addresses(given, EndpointSettings()) == {}
+    automatic = checked(body())
+    bridge = NetworkRecord(id="b", name="bridge", driver="bridge", created=0)
+    for record, asked, words in (
+        (automatic, wanted(IPv4Address="10.0.0.9"), "net: user specified IP address 10.0.0.9 is supported only when"),
+        (
+            bridge,
+            wanted(IPv4Address="10.0.0.9"),
+            "bridge: user specified IP address is supported on user defined networks only",
+        ),
+        (given, wanted(IPv6Address="fd00::1"), "only when connecting"),
+        (given, wanted(IPv4Address="x"), "IPv4Address: invalid IP address: 'x'"),
+        (given, wanted(IPv4Address="fd00::1"), "invalid IPv4 address: fd00::1"),
+        (given, wanted(IPv6Address="10.0.0.1"), "invalid IPv6 address"),
+        (
+            bridge,
+            EndpointSettings(aliases=["a"]),
+            "network-scoped alias is supported only for containers in user defined",
+        ),
+    ):
+        with pytest.raises(InvalidParameter, match=words):
+            wanted_addresses(record, asked)
+    with pytest.raises(InvalidParameter, match="not a link-local address"):
+        network.link_local_addresses(given, wanted(LinkLocalIPs=["10.0.0.1"]))
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+MINE = NetworkRecord(id="abc" * 21 + "d", name="my_net", driver="bridge", created=0, labels={"a": "b", "c": ""})
+HOST = NetworkRecord(id="f" * 64, name="host", driver="host", created=0)
+
+
+@pytest.mark.parametrize(
+    ("filters", "mine", "host"),
+    [
+        ({}, True, True),
+        ({"name": ["y_n"]}, True, False),
+        ({"name": ["^my"]}, True, False),
+        ({"name": ["^net"]}, False, False),
+        ({"name": ["net$"]}, True, False),
+        ({"name": ["^my_net$"]}, True, False),
+        ({"name": ["^my$"]}, False, False),
+        ({"name": ["my.*"]}, False, False),
+        ({"name": ["nothere", "host"]}, False, True),
+        ({"id": ["abc"]}, True, False),
+        ({"id": ["bc"]}, False, False),
+        ({"driver": ["bridge"]}, True, False),
+        ({"driver": ["bridge", "host"]}, True, True),
+        ({"driver": ["bri"]}, False, False),
+        ({"scope": ["local"]}, True, True),
+        ({"scope": ["swarm"]}, False, False),
+        ({"type": ["custom"]}, True, False),
+        ({"type": ["builtin"]}, False, True),
+        ({"type": ["builtin", "custom"]}, True, True),
+        ({"label": ["a"]}, True, False),
+        ({"label": ["a=b", "c"]}, True, False),
+        ({"label": ["a=c"]}, False, False),
+        ({"label": ["a", "nothere"]}, False, False),
+        ({"name": ["my"], "driver": ["host"]}, False, False),
+        ({"dangling": ["true"]}, True, False),
+        ({"dangling": ["0"]}, False, False),
+    ],
+)
+def test_filters(filters: dict[str, list[str]], mine: bool, host: bool) -> None:
+    assert (matches(MINE, filters, False), matches(HOST, filters, True)) == (mine, host)
+
+
+@pytest.mark.parametrize("filters", [{"type": ["x"]}, {"dangling": ["x"]}, {"dangling": ["1", "0"]}, {"x": ["y"]}])
+def test_wrong_filters(filters: dict[str, list[str]]) -> None:
+    with pytest.raises(InvalidParameter, match="nvalid filter"):
+        matches(MINE, filters, False)
