@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import select
 from collections.abc import Iterator
 
 CLONE_NEWNET = 0x40000000
+_SIOCGSKNS = 0x894C
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
@@ -86,6 +88,11 @@ def of_process(pid: int, pidfd: int, kind: str) -> int:
         os.close(namespace)
         raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
     return namespace
+
+
+def of_socket(descriptor: int) -> int:
+    """A descriptor (CLOEXEC) of the network namespace that a socket was made in. The caller closes it."""
+    return fcntl.ioctl(descriptor, _SIOCGSKNS)
 
 
 def _error(what: str) -> OSError:

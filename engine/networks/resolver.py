@@ -1,0 +1,615 @@
+"""The resolver of containers on user-defined networks: answers on 127.0.0.11, port 53, inside each one's network namespace.
+
+What `NameTable` knows is answered at once; the rest goes to the container's own servers, asked from its namespace so that it reaches
+through them what it could reach itself, or to the host's, asked from the host's namespace, where theirs may be on loopback. For a container
+on internal networks alone the host's are never asked. Nothing is cached.
+
+The sockets have ports that the kernel chose; stateless rules in the container's namespace, between loopback and itself, show them as port 53,
+so that 0.0.0.0:53 stays free for a server of the container's own. No connection tracking is involved.
+
+Each query that is passed on has a socket (a random port) connected to the server and a random id, and takes only the answer to its own
+question (RFC 5452). A server that stays silent is given company after `PATIENCE`; silent ones are asked last for `GRUDGE`. Waiting queries are
+bounded for each container and for all, beyond which SERVFAIL is the answer.
+
+Owns: two sockets and the rules of each container's namespace (which live with it), the sockets of waiting queries, one thread, which enters
+namespaces. Everything else runs on the event loop and never waits. Rules: RFC 1035, 4.2 (UDP, TCP), RFC 7766. Not here: which names there
+are (`names.py`), messages (`dns.py`). Raises: ServerError when a namespace can't be served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import ipaddress
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from engine.errors import ServerError
+from engine.networks import dns
+from engine.networks.dns import Query
+from engine.networks.names import NameTable
+from engine.system import namespaces, netfilter
+
+logger = logging.getLogger(__name__)
+
+ADDRESS = "127.0.0.11"
+"""Docker's: what a container's resolv.conf names."""
+
+TTL = 5
+"""Seconds that an answer of the engine holds. Docker says 600, which has caches send clients to containers that are long gone."""
+
+PATIENCE = 1.5
+"""Seconds for a server before another one is asked as well, or the same again."""
+TIME_LIMIT = 4.5
+"""Seconds for a query in all: libc gives up, or asks again, after 5."""
+GRUDGE = 10.0
+"""Seconds for which a server that did not answer in time is asked last."""
+WAITING, WAITING_IN_A_CROWD = 256, 16
+"""Most waiting queries of one container; the second holds while all together wait for more than `CROWD`."""
+CROWD = 4096
+
+CONNECTIONS = 32
+"""Most TCP connections of one container."""
+IDLE = 10.0
+"""Seconds after which a TCP connection without a query is closed."""
+
+REST = 1.0
+"""Seconds before connections are accepted again when descriptors ran out."""
+
+BATCH = 16
+"""Datagrams of one container that are answered before others have their turn."""
+
+_LONGEST = 65535
+_LENGTHS = {dns.A: 4, dns.AAAA: 16}
+_SEND_BUFFER = 64 << 10
+_RELOAD = 5.0
+
+_RULES = """
+add table ip engined-names
+delete table ip engined-names
+table ip engined-names {{
+    chain output {{
+        type filter hook output priority raw; policy accept;
+        oif != 1 accept
+        ip daddr {address} udp dport 53 udp dport set {udp} accept
+        ip saddr {address} udp sport {udp} udp sport set 53 accept
+        ip daddr {address} tcp dport 53 tcp dport set {tcp} accept
+        ip saddr {address} tcp sport {tcp} tcp sport set 53 accept
+    }}
+}}
+"""
+"""Interface 1 is every namespace's loopback."""
+
+
+class Server(NamedTuple):
+    """A server to ask. `address` may carry an interface, `fe80::1%eth0`."""
+
+    address: str
+    port: int = 53
+
+
+class _Client:
+    """A container that is served."""
+
+    __slots__ = ("connections", "container_id", "forward", "servers", "tcp", "udp", "waiting")
+
+    def __init__(self, container_id: str, servers: tuple[Server, ...], forward: bool) -> None:
+        self.container_id = container_id
+        self.servers = servers
+        """Its own ones; empty: the host's."""
+        self.forward = forward
+        self.udp: socket.socket | None = None
+        self.tcp: socket.socket | None = None
+        self.waiting: dict[object, asyncio.Task[None]] = {}
+        self.connections: set[_Connection] = set()
+
+
+class Resolver:
+    """All containers' resolver. Call on the event loop."""
+
+    def __init__(self, names: NameTable, host_servers: Callable[[], Sequence[Server]] | None = None) -> None:
+        self.names = names
+        self._host_servers = host_servers or HostServers().read
+        self._clients: dict[str, _Client] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="resolver")
+        self._silent: dict[Server, float] = {}
+        self._waiting = 0
+
+    async def open_for(
+        self, container_id: str, namespace: int, *, servers: Sequence[str] = (), forward: bool = True
+    ) -> None:
+        """Serve the network namespace of this descriptor, which may be closed afterwards. Its loopback must be up.
+
+        `servers`: addresses to ask from inside in place of the host's; `forward`: whether the host's may be asked at all,
+        which a container without a way out is not given. One that is served already takes on these. Raises ServerError.
+        """
+        client = self._clients.get(container_id)
+        chosen = tuple(map(Server, servers))
+        if client is not None:
+            client.servers, client.forward = chosen, forward
+            return
+        client = self._clients[container_id] = _Client(container_id, chosen, forward)
+        own = os.dup(namespace)
+        try:
+            opening = asyncio.get_running_loop().run_in_executor(self._thread, _listen, own)
+            opening.add_done_callback(functools.partial(self._opened, client, own))
+            await asyncio.shield(opening)
+        except (OSError, netfilter.NetfilterError) as error:
+            self.close_for(container_id)
+            raise ServerError(f"container {container_id}: no resolver on {ADDRESS}: {error}") from error
+        except BaseException:
+            self.close_for(container_id)
+            raise
+
+    def _opened(
+        self, client: _Client, namespace: int, opening: asyncio.Future[tuple[socket.socket, socket.socket]]
+    ) -> None:
+        os.close(namespace)
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        udp, tcp = opening.result()
+        if self._clients.get(client.container_id) is not client:
+            udp.close()
+            tcp.close()
+            return
+        client.udp, client.tcp = udp, tcp
+        loop = asyncio.get_running_loop()
+        loop.add_reader(udp.fileno(), self._datagrams, client, udp)
+        loop.add_reader(tcp.fileno(), self._connection, client, tcp)
+
+    def forward(self, container_id: str, allowed: bool) -> None:
+        """Whether the host's servers may be asked for this container, from now on. One that is not served is fine."""
+        client = self._clients.get(container_id)
+        if client is not None:
+            client.forward = allowed
+
+    def serves(self, container_id: str) -> bool:
+        return container_id in self._clients
+
+    def close_for(self, container_id: str) -> None:
+        """Let go of the container's namespace. One that is not served is fine."""
+        client = self._clients.pop(container_id, None)
+        if client is None:
+            return
+        loop = asyncio.get_running_loop()
+        for each in (client.udp, client.tcp):
+            if each is not None:
+                loop.remove_reader(each.fileno())
+                each.close()
+        client.udp = client.tcp = None
+        for task in tuple(client.waiting.values()):
+            task.cancel()
+        for connection in tuple(client.connections):
+            connection.close()
+
+    async def close(self) -> None:
+        """Let go of all of them."""
+        tasks = [task for client in self._clients.values() for task in client.waiting.values()]
+        for container_id in tuple(self._clients):
+            self.close_for(container_id)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def _datagrams(self, client: _Client, udp: socket.socket) -> None:
+        for _ in range(BATCH):
+            try:
+                message, address = udp.recvfrom(dns.LARGEST)
+            except OSError:
+                return  # nothing more, or an error that a client's own ICMP brought
+            try:
+                query = dns.parse(message)
+            except dns.Malformed as error:
+                reply = error.reply
+            else:
+                reply = self._known(client, query, query.size)
+                if reply is None:
+                    key = (address, message)
+                    if key in client.waiting:
+                        continue  # asked again while it waits
+                    reply = self._pass_on(
+                        client, query, message, key, functools.partial(_send, client, address), stream=False
+                    )
+            if reply is not None:
+                _send(client, address, reply)
+
+    def _connection(self, client: _Client, tcp: socket.socket) -> None:
+        try:
+            accepted, _ = tcp.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._rest(client, tcp)
+            return
+        if len(client.connections) >= CONNECTIONS:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        connection = _Connection(self, client)
+        client.connections.add(connection)
+        task = asyncio.ensure_future(asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted))
+        task.add_done_callback(connection.accepted)
+
+    def _rest(self, client: _Client, tcp: socket.socket) -> None:
+        """No descriptor is free: what waits to be accepted would wake the loop without end."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(tcp.fileno())
+
+        def again() -> None:
+            if client.tcp is tcp:
+                loop.add_reader(tcp.fileno(), self._connection, client, tcp)
+
+        loop.call_later(REST, again)
+
+    def stream_query(self, connection: _Connection, client: _Client, message: bytes) -> bytes | None:
+        """The reply to a query of a connection, or None when it comes later or never."""
+        try:
+            query = dns.parse(message)
+        except dns.Malformed as error:
+            return error.reply
+        reply = self._known(client, query, _LONGEST)
+        if reply is None:
+            reply = self._pass_on(client, query, message, object(), connection.reply, stream=True)
+        return reply
+
+    def _known(self, client: _Client, query: Query, limit: int) -> bytes | None:
+        """The engine's own answer, or None when others are to be asked."""
+        kind = query.type
+        if query.class_ not in (dns.IN, dns.ANY):
+            return None
+        if kind == dns.PTR or (kind == dns.ANY and query.name.endswith(b"\x04arpa")):
+            address = dns.address_of(query.name)
+            name = self.names.reverse(client.container_id, address) if address is not None else None
+            return dns.answer(query, (dns.pointer_record(name, TTL),), limit=limit) if name is not None else None
+        addresses = self.names.find(client.container_id, query.name)
+        if addresses is None:
+            return None
+        # A name without a record of this type is an empty answer, not an unknown name (RFC 2308, 2.2).
+        length = _LENGTHS.get(kind, 0)
+        records = [dns.address_record(each, TTL) for each in addresses if len(each) == length or kind == dns.ANY]
+        return dns.answer(query, records, limit=limit)
+
+    # --- passing on --------------------------------------------------------------------------------------------------
+
+    def _pass_on(
+        self,
+        client: _Client,
+        query: Query,
+        message: bytes,
+        key: object,
+        deliver: Callable[[bytes], None],
+        *,
+        stream: bool,
+    ) -> bytes | None:
+        """Have others asked; `deliver` gets their answer. Returns the reply when it is known already."""
+        if not client.forward and not client.servers:
+            # A name of one label can only be a container's, and there is none; of others nothing is known here.
+            single = len(query.name) == query.name[0] + 1 if query.name else False
+            return dns.answer(query, (), rcode=dns.NAME_ERROR if single else dns.SERVER_FAILURE, authoritative=single)
+        servers = client.servers or tuple(self._host_servers())
+        most = WAITING if self._waiting < CROWD else WAITING_IN_A_CROWD
+        if not servers or len(client.waiting) >= most:
+            return dns.answer(query, (), rcode=dns.SERVER_FAILURE, authoritative=False)
+        task = asyncio.ensure_future(self._asked(client, query, message, servers, deliver, stream=stream))
+        client.waiting[key] = task
+        self._waiting += 1
+        task.add_done_callback(functools.partial(self._no_longer_waits, client, key))
+        return None
+
+    def _no_longer_waits(self, client: _Client, key: object, task: asyncio.Task[None]) -> None:
+        self._waiting -= 1
+        client.waiting.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("container %s: a query was lost", client.container_id, exc_info=error)
+
+    async def _asked(
+        self,
+        client: _Client,
+        query: Query,
+        message: bytes,
+        servers: Sequence[Server],
+        deliver: Callable[[bytes], None],
+        *,
+        stream: bool,
+    ) -> None:
+        ask = self._by_stream if stream else self._by_datagram
+        try:
+            reply = await ask(client, query, message, self._in_order(servers))
+        except OSError as error:  # out of descriptors, say
+            logger.warning("container %s: query not passed on: %s", client.container_id, error)
+            reply = None
+        if reply is None:
+            reply = dns.answer(query, (), rcode=dns.SERVER_FAILURE, authoritative=False)
+        deliver(dns.with_id(reply, query.id))
+
+    def _in_order(self, servers: Sequence[Server]) -> list[Server]:
+        """As configured, those that were silent lately behind the others."""
+        if not self._silent:
+            return list(servers)
+        now = time.monotonic()
+        self._silent = {server: until for server, until in self._silent.items() if until > now}
+        return sorted(servers, key=self._silent.__contains__)
+
+    def _was_silent(self, server: Server) -> None:
+        self._silent[server] = time.monotonic() + GRUDGE
+
+    async def _by_datagram(self, client: _Client, query: Query, message: bytes, servers: list[Server]) -> bytes | None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + TIME_LIMIT
+        number = int.from_bytes(os.urandom(2), "big")
+        question = dns.with_id(message, number)
+        asked: dict[Server, socket.socket] = {}
+        failed: set[Server] = set()
+        refusal: bytes | None = None
+        news: asyncio.Future[tuple[Server, bytes | None]] = loop.create_future()
+
+        def readable(server: Server, asking: socket.socket) -> None:
+            if news.done():
+                return  # one at a time: this one is still there the next time round
+            try:
+                reply = asking.recv(_LONGEST)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # ICMP: nobody there
+                reply = None
+            if reply is None or dns.answers(reply, number, query):
+                news.set_result((server, reply))
+
+        try:
+            for server in itertools.cycle(servers):
+                if server not in failed:
+                    try:
+                        if (asking := asked.get(server)) is None:
+                            asking = asked[server] = await self._socket(client, server, socket.SOCK_DGRAM)
+                            loop.add_reader(asking.fileno(), readable, server, asking)
+                        asking.send(question)
+                    except OSError:  # no route to it
+                        failed.add(server)
+                if failed.issuperset(servers):
+                    return refusal
+                # This server's turn lasts until it has answered or failed; others that fail meanwhile don't end it.
+                turn_ends = min(end, loop.time() + PATIENCE)
+                while server not in failed:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(turn_ends):
+                            await asyncio.shield(news)
+                    if not news.done():
+                        self._was_silent(server)
+                        if loop.time() >= end:
+                            return refusal
+                        break
+                    source, reply = news.result()
+                    news = loop.create_future()
+                    if reply is not None and dns.rcode(reply) in (dns.NO_ERROR, dns.NAME_ERROR):
+                        self._silent.pop(source, None)
+                        return reply
+                    failed.add(source)
+                    refusal = reply or refusal
+        finally:
+            for each in asked.values():
+                loop.remove_reader(each.fileno())
+                each.close()
+        return None
+
+    async def _by_stream(self, client: _Client, query: Query, message: bytes, servers: list[Server]) -> bytes | None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + TIME_LIMIT
+        number = int.from_bytes(os.urandom(2), "big")
+        frame = len(message).to_bytes(2, "big") + dns.with_id(message, number)
+        refusal: bytes | None = None
+        for left, server in zip(range(len(servers), 0, -1), servers, strict=True):
+            try:
+                async with asyncio.timeout((end - loop.time()) / left):
+                    reply = await self._over_tcp(client, server, frame)
+            except (OSError, EOFError):
+                continue
+            except TimeoutError:
+                self._was_silent(server)
+                continue
+            if dns.answers(reply, number, query):
+                if dns.rcode(reply) in (dns.NO_ERROR, dns.NAME_ERROR):
+                    return reply
+                refusal = reply
+        return refusal
+
+    async def _over_tcp(self, client: _Client, server: Server, frame: bytes) -> bytes:
+        loop = asyncio.get_running_loop()
+        asking = await self._socket(client, server, socket.SOCK_STREAM)
+        try:
+            await loop.sock_connect(asking, _socket_address(server, asking.type))
+            await loop.sock_sendall(asking, frame)
+            received = bytearray()
+            while len(received) < 2 or len(received) < 2 + int.from_bytes(received[:2], "big"):
+                chunk = await loop.sock_recv(asking, _LONGEST)
+                if not chunk:
+                    raise EOFError
+                received += chunk
+            return bytes(received[2 : 2 + int.from_bytes(received[:2], "big")])
+        finally:
+            asking.close()
+
+    async def _socket(self, client: _Client, server: Server, kind: socket.SocketKind) -> socket.socket:
+        """A socket where the server is to be asked from; one for datagrams is connected to it. Raises OSError."""
+        if not client.servers:
+            return _asking(server, kind)
+        if client.udp is None:
+            raise OSError("the container has ended")
+        # Of its own: the container's may be closed, and its number be another's, before the thread comes to it.
+        namespace = namespaces.of_socket(client.udp.fileno())
+        making = asyncio.get_running_loop().run_in_executor(self._thread, _asking_inside, namespace, server, kind)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_close_unwanted)
+            raise
+
+
+class _Connection(asyncio.Protocol):
+    """A container's TCP connection: queries come, each with its length before it, and go as they are answered (RFC 7766, 6.2.1)."""
+
+    def __init__(self, resolver: Resolver, client: _Client) -> None:
+        self._resolver = resolver
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._paused = False
+        self._idle: asyncio.TimerHandle | None = None
+
+    def accepted(self, task: asyncio.Task[object]) -> None:
+        """The end of setting it up, which may have failed."""
+        if task.cancelled() or task.exception() is not None:
+            self._client.connections.discard(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = self._transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing
+        transport.set_write_buffer_limits(_SEND_BUFFER)
+        if self not in self._client.connections or self._client.tcp is None:
+            transport.abort()
+        self._wait()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._client.connections.discard(self)
+        self._transport = None
+        if self._idle is not None:
+            self._idle.cancel()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._wait()
+        self._answer()
+
+    def pause_writing(self) -> None:
+        """It asks without taking the answers: no more questions until it does."""
+        self._paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+            self._answer()
+
+    def _answer(self) -> None:
+        received, position = self._received, 0
+        while not self._paused and len(received) - position >= 2:
+            end = position + 2 + int.from_bytes(received[position : position + 2], "big")
+            if len(received) < end:
+                break
+            message = bytes(received[position + 2 : end])
+            position = end
+            reply = self._resolver.stream_query(self, self._client, message)
+            if reply is not None:
+                self.reply(reply)
+        del received[:position]
+
+    def reply(self, message: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(len(message).to_bytes(2, "big") + message)
+
+    def _wait(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(IDLE, self.close)
+
+
+def _send(client: _Client, address: tuple[str, int], reply: bytes) -> None:
+    if client.udp is not None:
+        with contextlib.suppress(OSError):  # its buffer is full, or nobody listens any more: a datagram may be lost
+            client.udp.sendto(reply, address)
+
+
+# --- in the thread ---------------------------------------------------------------------------------------------------
+
+
+def _listen(namespace: int) -> tuple[socket.socket, socket.socket]:
+    """The two sockets inside, shown as port 53."""
+    with contextlib.ExitStack() as undo, namespaces.inside_network(namespace):
+        udp = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+        tcp = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        udp.bind((ADDRESS, 0))
+        tcp.bind((ADDRESS, 0))
+        tcp.listen(CONNECTIONS)
+        netfilter.run(_RULES.format(address=ADDRESS, udp=udp.getsockname()[1], tcp=tcp.getsockname()[1]))
+        undo.pop_all()
+    return udp, tcp
+
+
+def _asking_inside(namespace: int, server: Server, kind: socket.SocketKind) -> socket.socket:
+    try:
+        with namespaces.inside_network(namespace):
+            return _asking(server, kind)
+    finally:
+        os.close(namespace)
+
+
+def _asking(server: Server, kind: socket.SocketKind) -> socket.socket:
+    family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
+    asking = socket.socket(family, kind | socket.SOCK_NONBLOCK)
+    try:
+        if kind == socket.SOCK_DGRAM:
+            asking.connect(_socket_address(server, kind))
+    except BaseException:
+        asking.close()
+        raise
+    return asking
+
+
+def _socket_address(server: Server, kind: int) -> tuple[object, ...]:
+    return socket.getaddrinfo(server.address, server.port, type=kind, flags=socket.AI_NUMERICHOST)[0][4]
+
+
+def _close_unwanted(making: asyncio.Future[socket.socket]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().close()
+
+
+# --- the host's servers ----------------------------------------------------------------------------------------------
+
+
+class HostServers:
+    """Those of the host's resolv.conf, which is looked at again every few seconds."""
+
+    def __init__(self, path: Path = Path("/etc/resolv.conf")) -> None:
+        self._path = path
+        self._servers: tuple[Server, ...] = ()
+        self._looked = -_RELOAD
+        self._stamp = (0, 0)
+
+    def read(self) -> tuple[Server, ...]:
+        """A stat, and a read when it has changed: a few microseconds."""
+        now = time.monotonic()
+        if now - self._looked >= _RELOAD:
+            self._looked = now
+            with contextlib.suppress(OSError):
+                status = self._path.stat()
+                if self._stamp != (stamp := (status.st_mtime_ns, status.st_ino)):
+                    self._servers = tuple(_nameservers(self._path.read_text(errors="replace")))
+                    self._stamp = stamp
+        return self._servers
+
+
+def _nameservers(text: str) -> Iterator[Server]:
+    """resolv.conf(5): the first three that are addresses."""
+    found = 0
+    for line in text.splitlines():
+        keyword, *words = line.split(maxsplit=2) or [""]
+        if keyword != "nameserver" or not words or found == 3:
+            continue
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(words[0])
+            found += 1
+            yield Server(words[0])
