@@ -178,6 +178,7 @@ class Daemon:
                 runtime=runtime.name,
                 runtimes={runtime.name: runtime.path},
                 bridge=config.bridge,
+                volume_drivers=tuple(volumes.drivers()),
             )
 
         engine = Engine(

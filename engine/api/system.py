@@ -72,7 +72,9 @@ def info(engine: Engine, request: Request) -> Reply:
             images=counts.images,
             driver=counts.driver,
             driver_status=[list(pair) for pair in counts.driver_status],
-            plugins=InfoPlugins(volume=["local"], network=["bridge", "host", "null"], log=["json-file", "none"]),
+            plugins=InfoPlugins(
+                volume=list(counts.volume_drivers), network=["bridge", "host", "null"], log=["json-file", "none"]
+            ),
             memory_limit=host.memory_limit,
             swap_limit=host.swap_limit,
             kernel_memory=host.kernel_memory,

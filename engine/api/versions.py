@@ -134,6 +134,11 @@ def _execution_driver(info: Shape) -> None:
     info["ExecutionDriver"] = info["DefaultRuntime"]
 
 
+def _volumes_of_mounts(container: Shape) -> None:
+    container["Volumes"] = {each["Destination"]: each["Source"] for each in container["Mounts"]}
+    container["VolumesRW"] = {each["Destination"]: each["RW"] for each in container["Mounts"]}
+
+
 def _booleans_to_ints(info: Shape) -> None:
     for name in ("Debug", "IPv4Forwarding", "MemoryLimit", "SwapLimit"):
         info[name] = int(info[name])
@@ -216,6 +221,7 @@ CHANGES: tuple[Change, ...] = (
     Change("1.21", "inspect takes size", flag=Flag.INSPECT_SIZE),
     Change("1.21", "inspect shows State.Status", of=ContainerInspect, down=without("State.Status")),
     Change("1.21", "inspect shows every network", of=ContainerInspect, down=without("NetworkSettings.Networks")),
+    Change("1.20", "Mounts tell what Volumes and VolumesRW told", of=ContainerInspect, down=_volumes_of_mounts),
     *_created_with(
         "1.20", "create takes GroupAdd, MemorySwappiness", "HostConfig.GroupAdd", "HostConfig.MemorySwappiness"
     ),

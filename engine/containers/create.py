@@ -402,7 +402,7 @@ def _valid_port_range(text: str) -> bool:
 
 
 class Bind(msgspec.Struct, frozen=True):
-    """One entry of Binds. `source` is a host path, or a volume's name when `named`."""
+    """One entry of Binds. `source` is a host path, or a volume's name when `named`: empty for one of the container's own."""
 
     source: str
     destination: str
@@ -413,9 +413,14 @@ class Bind(msgspec.Struct, frozen=True):
 
 
 def parse_bind(text: str) -> Bind:
-    """`host-src:container-dest[:options]` or `volume-name:container-dest[:options]`. Raises InvalidParameter with the entry in it."""
-    source, _, rest = text.partition(":")
+    """`host-src:container-dest[:options]`, `volume-name:container-dest[:options]` or a `container-dest` alone.
+
+    Raises InvalidParameter with the entry in it.
+    """
+    source, colon, rest = text.partition(":")
     destination, _, mode = rest.partition(":")
+    if not colon and text.startswith("/"):
+        return Bind("", normal_path(text, text), named=True, read_only=False, mode="", propagation="")
     if not source or not destination or "\0" in text:
         raise InvalidParameter(f"Invalid bind mount spec {text!r}: it must be host-src:container-dest[:options]")
     named = not source.startswith("/")
@@ -476,7 +481,7 @@ def mount_points(config: Config, host: HostConfig, inherited: Iterable[MountPoin
         if bind.named and "nocopy" not in bind.mode.split(","):
             populated.add(bind.destination)
         found[bind.destination] = MountPoint(
-            name=bind.source if bind.named else msgspec.UNSET,
+            name=(bind.source or secrets.token_hex(32)) if bind.named else msgspec.UNSET,
             source="" if bind.named else bind.source,
             destination=bind.destination,
             driver=host.volume_driver if bind.named else msgspec.UNSET,
@@ -496,7 +501,7 @@ def mount_points(config: Config, host: HostConfig, inherited: Iterable[MountPoin
 
 def named_volumes(host: HostConfig) -> set[str]:
     """Volumes that the container's binds name: its removal never takes them along."""
-    return {bind.source for bind in map(parse_bind, host.binds or ()) if bind.named}
+    return {bind.source for bind in map(parse_bind, host.binds or ()) if bind.named and bind.source}
 
 
 def merged(config: Config, image: Config) -> Config:

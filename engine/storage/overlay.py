@@ -263,7 +263,7 @@ class OverlaySnapshots:
         await self._in_mount_thread(lambda: mounts.mount("overlay", where, "overlay", options=options))
 
     async def open_content(self, chain_id: str) -> int:
-        """A descriptor of all that an image's layers show together, to be read only. The caller closes it; no mount point is left for it."""
+        """See `Snapshots.open_content`."""
         lower = [layer.number for layer in self.line(chain_id)]
         if len(lower) == 1:
             return await asyncio.to_thread(files.open_directory, self._path(lower[0]) / "diff")
@@ -276,7 +276,11 @@ class OverlaySnapshots:
             target.mkdir(mode=0o700, exist_ok=True)
             mounts.mount("overlay", target, "overlay", flags=mounts.MS_RDONLY, options=options)
             try:
-                return files.open_directory(target)
+                directory = files.open_directory(target)
+                try:
+                    return mounts.clone(directory)
+                finally:
+                    os.close(directory)
             finally:
                 mounts.detach(target)
 

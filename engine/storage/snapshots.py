@@ -74,7 +74,7 @@ class Snapshots(Protocol):
         """Show the snapshot at an existing directory."""
 
     async def open_content(self, chain_id: str) -> int:
-        """A descriptor of all that an image's layers show together, to be read only. The caller closes it; no mount point is left for it."""
+        """A descriptor (O_PATH) of all that an image's layers show together, to be read only. The caller closes it; no mount point is left for it."""
 
     async def unmount(self, key: str, target: Path) -> None:
         """Take it away; nothing happens when it is not there."""

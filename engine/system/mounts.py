@@ -107,14 +107,23 @@ def detach(target: Path | str) -> None:
         raise _error(f"unmount of {target}") from _cause(target)
 
 
-def bind(descriptor: int, target: Path | str) -> None:
-    """Attach what a descriptor (O_PATH will do) stands for, with all that is mounted below it, to `target`: no path is walked to it."""
+def clone(descriptor: int) -> int:
+    """A mount of its own, attached nowhere, of what a descriptor (O_PATH will do) stands for with all that is mounted below it (open_tree(2)).
+
+    It lives until its descriptor, the answer, is closed. Unlike a mount that was detached it resolves `..` in its links.
+    """
     tree: int = _libc.syscall(
         *(ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(descriptor), b""),
         ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE),
     )
     if tree < 0:
-        raise _error(f"copy of the mount for {target}") from _cause(target)
+        raise _error("copy of a mount") from _cause("")
+    return tree
+
+
+def bind(descriptor: int, target: Path | str) -> None:
+    """Attach a `clone` to `target`: no path is walked to its source."""
+    tree = clone(descriptor)
     try:
         _attach(tree, target, "")
     finally:

@@ -300,6 +300,10 @@ class Plugins:
                         return read_specification(path)
         return None
 
+    def active(self) -> list[str]:
+        """Those that have been used."""
+        return sorted(self._active)
+
     async def names(self) -> list[str]:
         """Those that there are, whether they answer or not."""
         return await asyncio.to_thread(self._names)

@@ -192,6 +192,10 @@ class VolumeStore:
         await self._plugins.close()
         await self._local.close()
 
+    def drivers(self) -> list[str]:
+        """Names of the drivers that have been used."""
+        return [local.NAME, *self._plugins.active()]
+
     # --- the API -----------------------------------------------------------------------------------------------------------
 
     async def select(
@@ -396,9 +400,10 @@ class VolumeStore:
         if any(isinstance(point.name, str) for point in points):
             borrowed.push_async_callback(self._local.leave_places, container_id)
         try:
+            if binds := [point for point in points if not isinstance(point.name, str)]:
+                await asyncio.to_thread(_ensure_sources, binds)
             for index, point in enumerate(points):
                 if not isinstance(point.name, str):
-                    await asyncio.to_thread(_ensure_source, point)
                     changed.append(point)
                     continue
                 record = self._volumes.get(point.name)
@@ -592,6 +597,11 @@ def _populate_path(name: str, source: int, path: str) -> None:
 
 
 # --- binds -----------------------------------------------------------------------------------------------------------------
+
+
+def _ensure_sources(points: Iterable[MountPoint]) -> None:
+    for point in points:
+        _ensure_source(point)
 
 
 def _ensure_source(point: MountPoint) -> None:

@@ -55,6 +55,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the OCI runtime in use."""
     runtimes: dict[str, str] = msgspec.field(default_factory=dict)
     """Path by name."""
+    volume_drivers: tuple[str, ...] = ("local",)
     labels: tuple[str, ...] = ()
     bridge: str = ""
 
