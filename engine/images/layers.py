@@ -88,6 +88,8 @@ class Incoming:
 
     def __init__(self, descriptor: int, size: int, received: Callable[[], int], end: asyncio.Task[None]) -> None:
         """`received`: how many of its bytes are in the file."""
+        self.processors: threading.Semaphore | None = None
+        """The reading thread has one of these, and lends it while it waits."""
         self.descriptor = descriptor
         self.size = size
         self.end = end
@@ -111,12 +113,21 @@ class Incoming:
     def wait(self, at: int, least: int = 1) -> int:
         """How many bytes there are from `at` on, as soon as it is `least` or all. Blocking. Raises ServerError when it was stopped."""
         wanted = min(at + least, self.size)
+        if self.processors is None or self._received() >= wanted:
+            return self._wait(wanted) - at
+        self.processors.release()
+        try:
+            return self._wait(wanted) - at
+        finally:
+            self.processors.acquire()
+
+    def _wait(self, wanted: int) -> int:
         with self._changed:
             while (there := self._received()) < wanted and not self._stopped:
                 self._changed.wait()
             if self._stopped:
                 raise ServerError("a layer was not received")
-            return there - at
+            return there
 
     async def whole(self) -> None:
         """Wait until all of it is there and verified. Raises ServerError."""
@@ -396,11 +407,11 @@ class Layers:
         self._snapshots = snapshots
         self._making: dict[str, asyncio.Task[None]] = {}
         threads = min(8, os.cpu_count() or 1)
-        self._extracting = batch_threads(threads, "layer")
         self._hashing = batch_threads(threads, "digest")
-        # Threads that wait for a registry most of the time must not keep others from work.
-        self._following = batch_threads(FOLLOWING, "follow")
+        self._extracting = batch_threads(threads + FOLLOWING, "layer")
         self._followers = 0
+        # Of the threads that extract, most wait for a registry: as many run as there are processors, so that the loop gets one soon.
+        self._processors = threading.Semaphore(threads)
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """The result of long blocking work on images, in a thread that nothing else needs. Not interrupted: see `uninterrupted`."""
@@ -472,7 +483,9 @@ class Layers:
         progress = array("q", [0])
         self._followers += 1
         try:
-            extraction = asyncio.get_running_loop().run_in_executor(self._following, _lay_out, draft, span, progress)
+            extraction = asyncio.get_running_loop().run_in_executor(
+                self._extracting, self._lay_out, draft, span, progress
+            )
             await _reported(progress, report, extraction)
         finally:
             self._followers -= 1
@@ -483,7 +496,7 @@ class Layers:
     async def _extract(self, draft: Draft, diff_id: str, span: Span, report: Callable[[int], None]) -> Extracted:
         loop = asyncio.get_running_loop()
         progress = array("q", [0])
-        extraction = loop.run_in_executor(self._extracting, _lay_out, draft, span, progress)
+        extraction = loop.run_in_executor(self._extracting, self._lay_out, draft, span, progress)
         if compression(span):
             await _reported(progress, report, extraction)
             return _checked(extraction.result(), diff_id)
@@ -491,6 +504,12 @@ class Layers:
         digest = loop.run_in_executor(self._hashing, digest_of, span)
         await _reported(progress, report, extraction, digest)
         return _checked(extraction.result()._replace(diff_id=digest.result()), diff_id)
+
+    def _lay_out(self, draft: Draft, span: Span | Incoming, progress: array[int]) -> Extracted:
+        with self._processors:
+            if isinstance(span, Incoming):
+                span.processors = self._processors
+            return _lay_out(draft, span, progress)
 
 
 async def _reported(progress: array[int], report: Callable[[int], None], *work: asyncio.Future[Any]) -> None:

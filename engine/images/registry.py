@@ -796,7 +796,8 @@ class Repository:
             else:
                 raise await _failure(answer)
             try:
-                async for chunk in answer.content.iter_any():
+                # In the pieces that came: to join them would copy each once more, on the loop.
+                async for chunk, _ in answer.content.iter_chunks():
                     await writing.take(chunk)
             except (aiohttp.ClientError, OSError):
                 # aiohttp tells that the connection broke before it gives what came until then.
@@ -936,12 +937,13 @@ class _Writing:
         self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, pieces, self.size))
 
     def _write(self, pieces: list[bytes], size: int) -> None:
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._target, view) :]
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(self._target, view) :]
         self._report(size)
-        self._hashed.update(data)
+        for piece in pieces:
+            self._hashed.update(piece)
 
     async def _settle(self) -> None:
         writing, self._writing = self._writing, None
