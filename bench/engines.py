@@ -1,7 +1,9 @@
-"""The engines that are compared: each started here on directories of its own, and ended by the pid it was started with.
+"""The engines that are compared: each on a root of its own, in a network and mount namespace of its own, ended with all it started.
 
-dockerd and podman run in a network and mount namespace of their own (they write iptables rules and sysctls), with their defaults but
-for paths. A peer that is not installed is said to be missing; one that is installed and does not start is an error, never skipped.
+The namespaces are held by a process that lives as long as this one (it reads a pipe): whatever ends the benchmark, nothing keeps
+them, and the kernel takes their links, rules and mounts back. Every engine runs with its defaults, but for paths and what is said at
+its class. What belongs to an engine is what runs in its network namespace: daemon, monitor, containerd, shims, conmon, proxies; its
+containers have their own.
 """
 
 from __future__ import annotations
@@ -12,54 +14,180 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from bench import wire
-from tests import archives
-from tests.harness import TempEngine
+from tests.harness import REPOSITORY, TempEngine, until
+
+HOLDER = """
+mount --make-rprivate /
+ip link set lo up
+for place in /run/netns /var/lib/cni; do mkdir -p $place && mount -t tmpfs tmpfs $place; done
+echo held
+exec cat >/dev/null
+"""
+"""/run/netns and /var/lib/cni are where peers keep what they cannot be told to keep elsewhere."""
+
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Engined:
-    """This engine, as its users start it."""
-
-    name = "engined"
+class Namespaces:
+    """A network and a mount namespace, and the process that holds them."""
 
     def __init__(self) -> None:
-        self._engine = TempEngine()
-        self.socket = self._engine.socket
-        self.base = self._engine.base
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--mount", "sh", "-ec", HOLDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != b"held\n":
+            raise RuntimeError("no namespaces can be made here: unshare --net --mount failed")
+        self._network = os.readlink(f"/proc/{self._holder.pid}/ns/net")
+        self.not_the_engine: set[int] = {self._holder.pid}
+        """Processes in here that are the benchmark's own."""
 
-    @staticmethod
-    def missing() -> str:
-        return ""
+    def command(self, *arguments: str) -> list[str]:
+        """A command that runs `arguments` in here; the process keeps its pid."""
+        here = f"--wd={REPOSITORY}"
+        return ["nsenter", "--target", str(self._holder.pid), "--net", "--mount", here, "--", *arguments]
 
-    def start(self) -> None:
-        self._engine.start()
+    def pids(self) -> list[int]:
+        """Every process of the engine in here."""
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) not in self.not_the_engine:
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{name}/ns/net") == self._network:
+                        found.append(int(name))
+        return found
 
     def close(self) -> None:
-        self._engine.close()
+        """Kill what is in here and let the namespaces go."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._holder.kill()
+        self._holder.communicate()
 
-    def version(self) -> str:
-        return f"engined {wire.Connection(self.socket).json('GET', '/version')['Version']}"
 
-
-class _Peer:
-    """Another engine: a program in namespaces of its own."""
+class Engine:
+    """One engine, from `start` to `close`."""
 
     name = ""
     program = ""
 
     def __init__(self) -> None:
-        self.base = Path(tempfile.mkdtemp(prefix="peer", dir="/tmp"))
-        self.socket = str(self.base / "s.sock")
-        self._process: subprocess.Popen[bytes] | None = None
+        self.namespaces = Namespaces()
+        self.idle: list[str] = []
+        """Containers that run and do nothing (`steps.stock`)."""
+
+    base: Path
+    socket: str
 
     @classmethod
     def missing(cls) -> str:
         """Why it cannot take part; "" when it can."""
         return "" if shutil.which(cls.program) else f"{cls.program} is not installed (make bench-peers)"
+
+    def start(self) -> None:
+        """Returns when the API answers."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """SIGTERM for the daemon alone, as a service manager does; returns when it has ended. Containers run on."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End everything, with the containers, and remove its directories; whatever failed before."""
+        raise NotImplementedError
+
+    def version(self) -> str:
+        raise NotImplementedError
+
+    def connection(self) -> wire.Connection:
+        return wire.Connection(self.socket)
+
+    def answers(self) -> bool:
+        """Whether the API answers a ping."""
+        try:
+            with wire.Connection(self.socket, 10) as connection:
+                return connection.ask("GET", "/_ping")[0] == 200
+        except OSError:
+            return False
+
+    def proportional_set_size(self) -> int:
+        """PSS of all its processes together, in bytes (proc(5), smaps_rollup): shared pages count once in all."""
+        total = 0
+        for pid in self.namespaces.pids():
+            with contextlib.suppress(OSError):
+                found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+                total += int(found[1]) * 1024 if found else 0
+        return total
+
+    def processor_time(self) -> float:
+        """Seconds that its threads spent on a processor (to the microsecond: schedstat), and its children that have ended (in ticks)."""
+        total = 0.0
+        for pid in self.namespaces.pids():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                total += (int(fields[13]) + int(fields[14])) / TICKS
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    total += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
+        return total
+
+    def descriptors(self) -> int:
+        total = 0
+        for pid in self.namespaces.pids():
+            with contextlib.suppress(OSError):
+                total += len(os.listdir(f"/proc/{pid}/fd"))
+        return total
+
+
+class Engined(Engine):
+    """This engine, as its users start it."""
+
+    name = "engined"
+    program = sys.executable
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._engine = TempEngine(within=self.namespaces.command())
+        self.socket = self._engine.socket
+        self.base = self._engine.base
+
+    def start(self) -> None:
+        self._engine.start()
+        until("engined answers", self.answers)
+
+    def stop(self) -> None:
+        self._engine.terminate()
+
+    def close(self) -> None:
+        try:
+            self._engine.close()
+        finally:
+            self.namespaces.close()
+
+    def version(self) -> str:
+        with self.connection() as connection:
+            return f"engined {connection.json('GET', '/version')['Version']}"
+
+
+class _Peer(Engine):
+    """Another engine: a program that Debian has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Path(tempfile.mkdtemp(prefix="peer", dir="/tmp"))
+        self.socket = str(self.base / "s.sock")
+        self.groups = self.base.name
+        """Name of the control groups that go with it; "" for none."""
+        self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -68,43 +196,51 @@ class _Peer:
         return {}
 
     def start(self) -> None:
-        with open(self.base / "log", "wb") as log:
+        with open(self.base / "log", "ab") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--net", "--mount", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *self.command()],
+                self.namespaces.command(*self.command()),
                 env={**os.environ, **self.environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError):
-                connection = wire.Connection(self.socket)
-                assert connection.ask("GET", "/_ping")[0] == 200
-                connection.close()
-                return
+        deadline = time.monotonic() + 120
+        while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.program} does not start:\n{(self.base / 'log').read_text()[-2000:]}")
-            time.sleep(0.02)
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(120)
 
     def close(self) -> None:
-        """Remove its containers, end it, then whatever of it is left; remove its directories."""
-        try:
-            if self._process is not None and self._process.poll() is None:
-                connection = wire.Connection(self.socket)
-                for container in connection.json("GET", "/containers/json?all=1"):
-                    connection.ask("DELETE", f"/containers/{container['Id']}?force=1&v=1")
-                self._process.terminate()
-                self._process.wait(60)
-        finally:
-            for pid in pids(self.base):
+        """Kill all of it at once, asking it nothing: what it would tidy up goes with the namespaces and the directory."""
+        deadline = time.monotonic() + 10
+        while found := [*self.namespaces.pids(), *self._containers()]:
+            if time.monotonic() > deadline:
+                break
+            for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
-                if line.split()[1].startswith(f"{self.base}/"):
-                    subprocess.run(["umount", "-l", line.split()[1]], check=False)
-            shutil.rmtree(self.base, ignore_errors=True)
+            time.sleep(0.02)
+        if self._process is not None:
+            self._process.wait()
+        self.namespaces.close()
+        shutil.rmtree(self.base, ignore_errors=True)
+        _remove_groups(self.groups)
+
+    def _containers(self) -> list[int]:
+        """Processes whose mounts lie in this engine's root. It mounts in its own namespace alone, so they are its containers'."""
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):
+                    if f"{self.base}/" in Path(f"/proc/{name}/mountinfo").read_text():
+                        found.append(int(name))
+        return found
 
     def version(self) -> str:
         said = subprocess.run([self.program, "--version"], check=True, capture_output=True, text=True).stdout
@@ -113,13 +249,15 @@ class _Peer:
 
 
 class Dockerd(_Peer):
+    """With live-restore, so that its containers too outlive a restart of the daemon."""
+
     name = "dockerd"
     program = "dockerd"
 
     def command(self) -> list[str]:
         base = self.base
         return [
-            *("dockerd", "--host", f"unix://{self.socket}", "--pidfile", f"{base}/pid"),
+            *("dockerd", "--host", f"unix://{self.socket}", "--pidfile", f"{base}/pid", "--live-restore"),
             *("--data-root", f"{base}/root", "--exec-root", f"{base}/run", "--config-file", f"{base}/none.json"),
             *("--cgroup-parent", base.name),
         ]
@@ -128,33 +266,31 @@ class Dockerd(_Peer):
         (self.base / "none.json").write_text("{}")  # not /etc/docker/daemon.json
         super().start()
 
-    def close(self) -> None:
-        super().close()
-        _remove_groups(self.base.name)
-
 
 class Podman(_Peer):
+    """Its service. Its own default asks for a higher RLIMIT_NOFILE than root may set everywhere, and for systemd and journald."""
+
     name = "podman"
     program = "podman"
-    _groups_were_there = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        there = [*Path("/sys/fs/cgroup").glob("**/libpod_parent")]
+        self.groups = "" if there else "libpod_parent"
 
     def start(self) -> None:
-        self._groups_were_there = bool([*Path("/sys/fs/cgroup").glob("**/libpod_parent")])
         base = self.base
+        (base / "networks").mkdir(exist_ok=True)
         (base / "storage.conf").write_text(
             f'[storage]\ndriver = "overlay"\ngraphroot = "{base}/root"\nrunroot = "{base}/run"\n'
         )
-        # Its own default asks for a higher RLIMIT_NOFILE than root may set everywhere, and for systemd and journald.
         (base / "containers.conf").write_text(
             '[containers]\ndefault_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]\nlog_driver = "k8s-file"\n'
+            f'[network]\nnetwork_config_dir = "{base}/networks"\n'
             '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
         )
+        (base / "registries.conf").write_text('[[registry]]\nlocation = "127.0.0.1"\ninsecure = true\n')
         super().start()
-
-    def close(self) -> None:
-        super().close()
-        if not self._groups_were_there:
-            _remove_groups("libpod_parent")
 
     def command(self) -> list[str]:
         paths = ["--root", f"{self.base}/root", "--runroot", f"{self.base}/run", "--tmpdir", f"{self.base}/tmp"]
@@ -164,46 +300,18 @@ class Podman(_Peer):
         return {
             "CONTAINERS_CONF": f"{self.base}/containers.conf",
             "CONTAINERS_STORAGE_CONF": f"{self.base}/storage.conf",
+            "CONTAINERS_REGISTRIES_CONF": f"{self.base}/registries.conf",
         }
 
 
-Engine = Engined | Dockerd | Podman
-KINDS: tuple[type[Engined] | type[Dockerd] | type[Podman], ...] = (Engined, Dockerd, Podman)
+KINDS: tuple[type[Engine], ...] = (Engined, Dockerd, Podman)
 
 
 def _remove_groups(name: str) -> None:
     """The empty control groups that a peer leaves in each hierarchy."""
+    if not name:
+        return
     for top in Path("/sys/fs/cgroup").glob(f"**/{name}"):
         for directory, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
-
-
-def pids(base: Path) -> list[int]:
-    """Every process of the engine that lives in `base`: daemon, monitor, containerd, shims, conmon. Not the containers'."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if os.fsencode(base) in Path(f"/proc/{name}/cmdline").read_bytes():
-                    found.append(int(name))
-    return found
-
-
-def proportional_set_size(base: Path) -> int:
-    """PSS of all of them together, in bytes (proc(5), smaps_rollup): shared pages count once in all."""
-    total = 0
-    for pid in pids(base):
-        with contextlib.suppress(OSError):
-            found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-            total += int(found[1]) * 1024 if found else 0
-    return total
-
-
-def load_busybox(engine: Engine) -> None:
-    """The same image for everybody."""
-    connection = wire.Connection(engine.socket)
-    status, body = connection.ask("POST", "/images/load?quiet=1", archives.docker_archive(archives.busybox()))
-    if status != 200 or b"errorDetail" in body:
-        raise RuntimeError(f"{engine.name}: load: {status} {body!r}")
-    connection.close()

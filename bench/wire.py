@@ -1,30 +1,60 @@
 """HTTP over a Unix socket with as little of a client as will do: what is timed is the engine.
 
-Requests are bytes made beforehand; answers are cut at their framing and not looked into. A request and its answer cost this
-side about 10 us, so that a few thousand a second are the engine's own number, and tens of thousands nearly so.
+Sockets block in the kernel (SO_RCVTIMEO, SO_SNDTIMEO; Python's own timeout would cost a poll(2) a call). Requests are bytes made
+beforehand; answers are cut at their framing and not looked into. One request is under way on a connection at a time. A request and
+its answer cost this side about 5 us, so that tens of thousands a second are the engine's own number.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
+import time
 from typing import Any
+
+TIMEOUT = 120
+"""Seconds after which an answer that does not come is a failure."""
+
+_BUFFER = 1 << 20
+
+
+class Lacks(Exception):
+    """The engine does not have what was asked for: `page not found`, 501 and the like. Not a wrong answer."""
+
+
+def connect(path: str, timeout: float = TIMEOUT) -> socket.socket:
+    """A connected, blocking socket; BlockingIOError from calls that wait longer than `timeout` seconds."""
+    stream = socket.socket(socket.AF_UNIX)
+    try:
+        interval = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+        stream.connect(path)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 class Connection:
     """One keep-alive connection."""
 
-    def __init__(self, path: str, timeout: float = 60) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(timeout)
-        self._socket.connect(path)
+    def __init__(self, path: str, timeout: float = TIMEOUT) -> None:
+        self._socket = connect(path, timeout)
         self._received = b""
         self._known_head = b"-"
         self._known = (0, 0)
 
     def close(self) -> None:
         self._socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
@@ -34,9 +64,10 @@ class Connection:
         received = self._received or self._more(b"")
         if received.startswith(self._known_head):  # the same head as the last one's: nothing to parse
             status, end = self._known
-            if len(received) >= end:
-                self._received = received[end:]
-                return status, received[len(self._known_head) : end]
+            while len(received) < end:
+                received += self._more(received)
+            self._received = received[end:]
+            return status, received[len(self._known_head) : end]
         while (end := received.find(b"\r\n\r\n")) < 0:
             received += self._more(received)
         head = received[:end].lower()
@@ -56,50 +87,161 @@ class Connection:
             return status, b""
         if b"transfer-encoding: chunked" not in head:
             raise ValueError(f"an answer without framing: {head!r}")
-        while (stop := received.find(b"\r\n0\r\n\r\n", end - 2)) < 0:
-            received += self._more(received)
-        self._received = received[stop + 7 :]
-        return status, received[end : stop + 2]
+        pieces = [received]
+        size = len(received)
+        while not received.endswith(b"\r\n0\r\n\r\n"):
+            pieces.append(self._more(received))
+            size += len(pieces[-1])
+            received = pieces[-1] if len(pieces[-1]) >= 7 else b"".join(pieces)[-7:]
+        received = b"".join(pieces)
+        self._received = b""
+        return status, received[end : size - 5]
 
     def _more(self, received: bytes) -> bytes:
-        data = self._socket.recv(1 << 18)
+        try:
+            data = self._socket.recv(_BUFFER)
+        except BlockingIOError:
+            raise TimeoutError(f"no answer, or none to its end: {received[:300]!r}") from None
         if not data:
             raise ConnectionError(f"closed in the middle of an answer: {received[:300]!r}")
         return data
 
     def ask(self, method: str, target: str, body: Any = None) -> tuple[int, bytes]:
         """One request, one answer."""
-        self.send(request(method, target, body))
+        self._socket.sendall(request(method, target, body))
         return self.answer()
 
     def json(self, method: str, target: str, body: Any = None) -> Any:
-        """The value that a successful answer holds; ValueError naming the answer for any other."""
+        """The value that a successful answer holds; Lacks or ValueError naming the answer for any other."""
         status, data = self.ask(method, target, body)
         if status >= 300:
-            raise ValueError(f"{method} {target}: {status} {data.decode(errors='replace')}")
-        return json.loads(_joined(data)) if data.strip() else None
+            raise refusal(f"{method} {target}", status, data)
+        return json.loads(joined(data)) if data.strip() else None
+
+    def expect(self, status: int, method: str, target: str, body: Any = None) -> bytes:
+        """The body of an answer with just this status; Lacks or ValueError for any other."""
+        answered, data = self.ask(method, target, body)
+        if answered != status:
+            raise refusal(f"{method} {target}", answered, data)
+        return data
+
+    def upload(self, method: str, target: str, path: str) -> bytes:
+        """The answer's body to a request whose body is a file; Lacks or ValueError unless it is a success."""
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._socket.sendall(_head(method, target, "application/x-tar", size))
+            self._socket.sendfile(file)
+        status, data = self.answer()
+        if status >= 300 or b"errorDetail" in data:
+            raise refusal(f"{method} {target}", status, data)
+        return data
 
 
-def request(method: str, target: str, body: Any = None) -> bytes:
-    """The request's bytes; a `body` that is not bytes is JSON."""
+def refusal(what: str, status: int, body: bytes) -> Exception:
+    """The error that an answer is: Lacks where the engine has no such thing at all."""
+    text = f"{what}: {status} {body[:500].decode(errors='replace').strip()}"
+    if status in (405, 501) or (status == 404 and (b"page not found" in body or b"Not Found" in body)):
+        return Lacks(text)
+    return ValueError(text)
+
+
+def request(method: str, target: str, body: Any = None, headers: str = "") -> bytes:
+    """The request's bytes; a `body` that is not bytes is JSON. `headers` end in CRLF each."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     kind = "application/x-tar" if isinstance(body, bytes) else "application/json"
+    return _head(method, target, kind, len(data), headers) + data
+
+
+def _head(method: str, target: str, kind: str, size: int, headers: str = "") -> bytes:
     return (
-        f"{method} /v1.24{target} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-        + data
-    )
+        f"{method} /v1.24{target} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n"
+        f"X-Registry-Auth: e30=\r\n{headers}\r\n"
+    ).encode()
 
 
-def _joined(data: bytes) -> bytes:
+def joined(data: bytes) -> bytes:
     """A body out of its chunks, when it is in chunks."""
-    if not data[:1].isalnum() or data[:1] in b"tfn":
-        return data
-    size, _, rest = data.partition(b"\r\n")
-    try:
-        count = int(size, 16)
-    except ValueError:
-        return data
-    return rest[:count] + (_joined(rest[count + 2 :]) if rest[count + 2 :] else b"")
+    pieces = []
+    at = 0
+    while at < len(data):
+        end = data.find(b"\r\n", at, at + 20)
+        try:
+            size = int(data[at:end], 16)
+        except ValueError:
+            return data
+        if end < 0 or data[end + 2 + size : end + 4 + size] not in (b"\r\n", b""):
+            return data
+        pieces.append(data[end + 2 : end + 2 + size])
+        at = end + 4 + size
+    return b"".join(pieces)
+
+
+class Download:
+    """An answer read to the end of its connection: how much there was, not what. For bodies too long to look into."""
+
+    def __init__(self, path: str, method: str, target: str) -> None:
+        self.size = 0
+        """Bytes of the body, its chunks' framing included."""
+        self._socket = connect(path)
+        self._socket.sendall(request(method, target, headers="Connection: close\r\n"))
+        self._early = b""
+
+    def head(self) -> None:
+        """Read the head; Lacks or ValueError unless it is a success."""
+        head, _, self._early = _read_head(self._socket).partition(b"\r\n\r\n")
+        if int(head[9:12]) >= 300:
+            with self._socket:
+                while data := self._socket.recv(_BUFFER):
+                    self._early += data
+            raise refusal("download", int(head[9:12]), self._early)
+
+    def count(self, mark: bytes, seconds: float = TIMEOUT) -> tuple[int, bool]:
+        """Read the rest, or as much as comes in so long; how often the one byte `mark` was in it (one byte: no framing can cut it), and
+        whether that was all."""
+        assert len(mark) == 1
+        until = time.monotonic() + seconds
+        self.head()
+        buffer = bytearray(_BUFFER)
+        view = memoryview(buffer)
+        found = self._early.count(mark)
+        self.size = len(self._early)
+        with self._socket:
+            while size := self._socket.recv_into(view):
+                found += buffer.count(mark, 0, size)
+                self.size += size
+                if time.monotonic() > until:
+                    return found, False
+        return found, True
+
+    def read(self) -> bytes:
+        """Read and return the rest, out of its chunks."""
+        self.head()
+        pieces = [self._early]
+        with self._socket:
+            while data := self._socket.recv(_BUFFER):
+                pieces.append(data)
+        self.size = sum(map(len, pieces))
+        return joined(b"".join(pieces))
+
+    def skip(self) -> int:
+        """Read the rest and forget it; how many bytes there were."""
+        self.head()
+        view = memoryview(bytearray(_BUFFER))
+        self.size = len(self._early)
+        with self._socket:
+            while size := self._socket.recv_into(view):
+                self.size += size
+        return self.size
+
+
+def _read_head(stream: socket.socket) -> bytes:
+    received = b""
+    while b"\r\n\r\n" not in received:
+        data = stream.recv(65536)
+        if not data:
+            raise ConnectionError(f"closed before an answer: {received!r}")
+        received += data
+    return received
 
 
 def attach(path: str, container: str, query: str = "stream=1&stdin=1&stdout=1&stderr=1") -> tuple[socket.socket, bytes]:
@@ -109,29 +251,21 @@ def attach(path: str, container: str, query: str = "stream=1&stdin=1&stdout=1&st
 
 def hijack(path: str, target: str, body: bytes = b"") -> tuple[socket.socket, bytes]:
     """A connection upgraded by POST of a JSON `body`, and the bytes of its stream that came with the answer's head."""
-    stream = socket.socket(socket.AF_UNIX)
-    stream.settimeout(60)
-    stream.connect(path)
+    stream = connect(path)
     stream.sendall(
-        f"POST /v1.24{target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode()
-        + body
+        _head("POST", target, "application/json", len(body), "Connection: Upgrade\r\nUpgrade: tcp\r\n") + body
     )
-    received = b""
-    while b"\r\n\r\n" not in received:
-        data = stream.recv(65536)
-        if not data:
-            raise ConnectionError(f"no upgrade: {received!r}")
-        received += data
+    received = _read_head(stream)
     head, _, early = received.partition(b"\r\n\r\n")
     if not head.startswith((b"HTTP/1.1 101", b"HTTP/1.1 200")):
-        raise ConnectionError(f"no upgrade: {received!r}")
+        stream.close()
+        raise refusal(f"POST {target}", int(head[9:12]), early)
     return stream, early
 
 
 def drain(stream: socket.socket, early: bytes) -> int:
     """Read frames until the server closes; the payload bytes of stdout. ValueError for anything that is not whole frames."""
-    buffer = bytearray(1 << 20)
+    buffer = bytearray(_BUFFER)
     view = memoryview(buffer)
     kept = len(early)  # bytes at the buffer's start that are not used yet
     buffer[:kept] = early
@@ -157,3 +291,14 @@ def drain(stream: socket.socket, early: bytes) -> int:
                     raise ValueError("the stream ended inside a frame")
                 return total
             kept = rest + count
+
+
+def drain_raw(stream: socket.socket, early: bytes, mark: bytes) -> int:
+    """Read until the server closes; how often the one byte `mark` was in it."""
+    buffer = bytearray(_BUFFER)
+    view = memoryview(buffer)
+    found = early.count(mark)
+    with stream:
+        while size := stream.recv_into(view):
+            found += buffer.count(mark, 0, size)
+    return found

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -87,7 +87,9 @@ class TempEngine:
     common: ClassVar[tuple[str, ...]] = ()
     """Arguments of every engine of this test run (`pytest --runtime`)."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, within: Sequence[str] = ()) -> None:
+        """`arguments` for `serve`; `within` is a command that runs the daemon elsewhere (nsenter), keeping its pid."""
+        self.within = within
         self.base = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))  # short: sun_path has 108 bytes
         self.root = self.base / "root"
         self.run = self.base / "run"
@@ -109,6 +111,7 @@ class TempEngine:
             begin = log.tell()
             self.process = subprocess.Popen(
                 [
+                    *self.within,
                     *(sys.executable, "-m", "engine", "serve", "--socket", self.socket, "--root", str(self.root)),
                     *("--run", str(self.run), "--bridge", self.bridge, *self.common, *self.arguments),
                 ],

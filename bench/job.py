@@ -1,0 +1,132 @@
+"""A job: a piece of work that every engine is given, and the rows of the table that it yields.
+
+A job first has each engine `prepare` (where it asserts that the engine's answers are right), then takes samples in turns: one of each
+engine, again and again, another engine first each time, so that what the host does meanwhile meets all alike. An engine that has not got
+what the job needs, or answers wrongly, drops out of its rows with the reason; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench import steps
+from bench.engines import Engine
+from bench.report import Row, Target
+from bench.wire import Lacks
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much work: a full run, or a quick one that shows whether everything works."""
+
+    quick: bool = False
+
+    def rounds(self, full: int) -> int:
+        return 1 if self.quick else full
+
+    def of(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one row of the table is about."""
+
+    name: str
+    what: str
+    unit: str
+    less_is_better: bool = True
+    target: Target | None = None
+
+
+@dataclass
+class Job:
+    """`prepare` gives what `sample` and `finish` are given back; `sample` returns a number for each figure, in their order."""
+
+    name: str
+    figures: Sequence[Figure]
+    sample: Callable[[Engine, Any], float | tuple[float, ...]]
+    rounds: int = 1
+    prepare: Callable[[Engine], Any] = lambda _engine: None
+    finish: Callable[[Engine, Any], None] = lambda _engine, _state: None
+    idle: int | None = 0
+    """How many containers run and do nothing meanwhile; None: as many as there are."""
+    warm: bool = True
+    """Whether one sample of each engine is taken and dropped before: the first one pays for caches."""
+    rest: float = 0.5
+    """Seconds before a sample in which an engine may end what it does behind its replies: not its successor's to bear."""
+    flush: bool = False
+    """Whether dirty pages are written back before each sample: those of one engine are not to slow another's."""
+    only: Sequence[str] = ()
+    """Engines that are asked; every one when empty. For what would take a peer minutes."""
+    default: bool = True
+    """Whether it is run unless asked for by name."""
+    _samples: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
+    _lacking: dict[str, str] = field(default_factory=dict)
+    _wrong: dict[str, str] = field(default_factory=dict)
+
+    def measure(self, engines: Sequence[Engine]) -> list[Row]:
+        """Do all of it; an exception only for an interruption."""
+        here: dict[str, tuple[Engine, Any]] = {}
+        prepared: list[tuple[Engine, Any]] = []
+        try:
+            for engine in engines:
+                if self.only and engine.name not in self.only:
+                    self._lacking[engine.name] = "not asked: it would take too long"
+                    continue
+                with self._dropping(engine, here):
+                    if self.idle is not None:
+                        steps.stock(engine, self.idle)
+                    here[engine.name] = engine, self.prepare(engine)
+                    prepared.append(here[engine.name])
+            if self.warm and self.rounds > 1:
+                for engine, state in list(here.values()):
+                    with self._dropping(engine, here):
+                        self.sample(engine, state)
+            for turn in range(self.rounds):
+                present = list(here.values())
+                for at in range(len(present)):
+                    engine, state = present[(turn + at) % len(present)]
+                    with self._dropping(engine, here):
+                        if self.flush:
+                            os.sync()
+                        time.sleep(self.rest)
+                        found = self.sample(engine, state)
+                        values = found if isinstance(found, tuple) else (found,)
+                        assert len(values) == len(self.figures), (self.name, values)
+                        self._samples.setdefault(engine.name, []).append(values)
+        finally:
+            for engine, state in prepared:
+                with self._dropping(engine, here):
+                    self.finish(engine, state)
+        return [self._row(at, figure) for at, figure in enumerate(self.figures)]
+
+    @contextlib.contextmanager
+    def _dropping(self, engine: Engine, here: dict[str, tuple[Engine, Any]]) -> Iterator[None]:
+        try:
+            yield
+        except Lacks as reason:
+            self._lacking[engine.name] = str(reason)
+        except (AssertionError, ValueError, OSError, KeyError, IndexError, TypeError, RuntimeError) as reason:
+            self._wrong[engine.name] = f"{type(reason).__name__}: {str(reason)[:500]}"
+        else:
+            return
+        here.pop(engine.name, None)
+        self._samples.pop(engine.name, None)
+
+    def _row(self, at: int, figure: Figure) -> Row:
+        return Row(
+            name=figure.name,
+            what=figure.what,
+            unit=figure.unit,
+            less_is_better=figure.less_is_better,
+            target=figure.target,
+            samples={name: [values[at] for values in samples] for name, samples in self._samples.items()},
+            lacking=self._lacking,
+            wrong=self._wrong,
+        )

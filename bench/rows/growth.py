@@ -1,0 +1,86 @@
+"""What a thousand restarts and ten thousand execs leave behind in engined: nothing should grow. Asked for by name; they take minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bench import steps, wire
+from bench.engines import Engine
+from bench.job import Figure, Job, Size
+from bench.report import Target
+from bench.rows.resources import settled
+
+
+def growth(engine: Engine, warm_up: Callable[[], object], work: Callable[[], object]) -> tuple[float, ...]:
+    """KiB of PSS, descriptors and processes that `work` leaves beyond `warm_up`."""
+
+    def now() -> tuple[float, ...]:
+        return settled(engine) / 1024, engine.descriptors(), len(engine.namespaces.pids())
+
+    warm_up()
+    before = now()
+    work()
+    return tuple(after - one for after, one in zip(now(), before, strict=True))
+
+
+def restarts(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
+        with engine.connection() as connection:
+            container = steps.run(connection, "sleep", "36000", network="bridge")
+
+            def restart(times: int) -> None:
+                for _ in range(times):
+                    connection.expect(204, "POST", f"/containers/{container}/restart?t=0")
+
+            found = growth(engine, lambda: restart(50), lambda: restart(count))
+            steps.remove(connection, container)
+        return found
+
+    return sample
+
+
+def execs(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
+    def one(connection: wire.Connection, job: tuple[Engine, str]) -> None:
+        engine, container = job
+        made = connection.json(
+            "POST", f"/containers/{container}/exec", {"AttachStdout": True, "Cmd": ["echo", "said"]}
+        )["Id"]
+        stream, received = wire.hijack(engine.socket, f"/exec/{made}/start", b"{}")
+        with stream:
+            while data := stream.recv(4096):
+                received += data
+        assert received.endswith(b"said\n"), received
+
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
+        job = (engine, engine.idle[0])
+        return growth(
+            engine,
+            lambda: steps.side_by_side(engine, [job] * 500, one),
+            lambda: steps.side_by_side(engine, [job] * count, one),
+        )
+
+    return sample
+
+
+def job(name: str, what: str, sample: Callable[[Engine, Any], tuple[float, ...]], idle: int) -> Job:
+    return Job(
+        name,
+        [
+            Figure(name, f"PSS that {what} leave", "KiB", target=Target(at_most=1024)),
+            Figure(f"{name}-descriptors", f"descriptors that {what} leave", "", target=Target(at_most=0)),
+            Figure(f"{name}-processes", f"processes that {what} leave", "", target=Target(at_most=0)),
+        ],
+        sample,
+        idle=idle,
+        only=("engined",),
+        default=False,
+    )
+
+
+def jobs(size: Size) -> list[Job]:
+    many_restarts, many_execs = size.of(1000, 50), size.of(10_000, 500)
+    return [
+        job("growth-restarts", f"{many_restarts:,} restarts", restarts(many_restarts), 0),
+        job("growth-execs", f"{many_execs:,} execs", execs(many_execs), 1),
+    ]

@@ -1,0 +1,227 @@
+"""An image of 450 MB in four layers: loaded, saved, pulled, pushed. Debian's registry runs in each engine's own network namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench import steps, wire
+from bench.engines import Engine
+from bench.image import BIG, Big
+from bench.job import Figure, Job, Size
+from bench.report import Target
+from tests import registry as registries
+from tests.harness import until
+
+PORT = 5000
+HOST = f"127.0.0.1:{PORT}"
+
+
+class Material:
+    """The image on disk, and in a registry's storage; made when it is first asked for, gone at `close`."""
+
+    def __init__(self, scale: int) -> None:
+        self._scale = scale
+        self._directory: Path | None = None
+        self._big: Big | None = None
+        self._stored: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="bench", dir="/tmp"))
+        return self._directory
+
+    @property
+    def big(self) -> Big:
+        if self._big is None:
+            self._big = Big(self.directory, self._scale)
+        return self._big
+
+    @property
+    def stored(self) -> Path:
+        """Storage of a registry that has `big:latest`, its layers packed by zlib at level 4."""
+        if self._stored is None:
+            big = self.big
+            with registries.Registry() as registry, ThreadPoolExecutor(2) as pool:
+                registry.put_blob("big", big.configuration)
+                layers = list(pool.map(lambda path: _packed(registry, path), big.layers))
+                document = {
+                    "schemaVersion": 2,
+                    "mediaType": registries.DOCKER_MANIFEST,
+                    "config": {
+                        "mediaType": "application/vnd.docker.container.image.v1+json",
+                        "size": len(big.configuration),
+                        "digest": big.id,
+                    },
+                    "layers": layers,
+                }
+                registry.put_manifest("big", "latest", document, registries.DOCKER_MANIFEST)
+                shutil.copytree(registry.base / "data", self.directory / "data")
+            self._stored = self.directory / "data"
+        return self._stored
+
+    def close(self) -> None:
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory = self._big = self._stored = None
+
+
+def _packed(registry: registries.Registry, path: Path) -> dict[str, Any]:
+    import gzip
+
+    packed = gzip.compress(path.read_bytes(), 4, mtime=0)
+    return {
+        "mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip",
+        "size": len(packed),
+        "digest": registry.put_blob("big", packed),
+    }
+
+
+@contextlib.contextmanager
+def registry(engine: Engine, storage: Path) -> Iterator[None]:
+    """A registry at HOST for this engine alone, on the storage given."""
+    with tempfile.TemporaryDirectory(prefix="reg", dir="/tmp") as base:
+        config = Path(base) / "config.yml"
+        log = Path(base) / "log"
+        config.write_text(
+            "version: 0.1\nlog: {level: info, accesslog: {disabled: true}}\n"
+            f"storage: {{filesystem: {{rootdirectory: {storage}}}}}\nhttp: {{addr: {HOST}}}\n"
+        )
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                engine.namespaces.command(registries.PROGRAM, "serve", str(config)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        engine.namespaces.not_the_engine.add(process.pid)
+        try:
+            until("the registry listens", lambda: b"listening on" in log.read_bytes() or process.poll() is not None)
+            assert process.poll() is None, log.read_text()
+            yield
+        finally:
+            process.kill()
+            process.wait()
+            engine.namespaces.not_the_engine.discard(process.pid)
+
+
+def has(engine: Engine, name: str, identifier: str) -> None:
+    """The image is there, and is what it should be."""
+    with engine.connection() as connection:
+        shown = connection.json("GET", f"/images/{name}/json")
+    assert shown["Id"].removeprefix("sha256:") == identifier[7:], f"{name} is {shown['Id']}, not {identifier}"
+
+
+def load(material: Material, engine: Engine) -> None:
+    with engine.connection() as connection:
+        connection.upload("POST", "/images/load?quiet=1", str(material.big.archive))
+
+
+def loaded(material: Material) -> Any:
+    def sample(engine: Engine, _: Any) -> float:
+        steps.remove_image(engine, BIG)
+        begin = time.perf_counter()
+        load(material, engine)
+        elapsed = time.perf_counter() - begin
+        has(engine, BIG, material.big.id)
+        return elapsed * 1000
+
+    return sample
+
+
+def saved(material: Material) -> Any:
+    def sample(engine: Engine, _: Any) -> float:
+        begin = time.perf_counter()
+        size = wire.Download(engine.socket, "GET", f"/images/{BIG}/get").skip()
+        elapsed = time.perf_counter() - begin
+        assert size > material.big.size, f"{size} bytes of an image of {material.big.size}"
+        return elapsed * 1000
+
+    return sample
+
+
+def pulled(material: Material) -> Any:
+    name = f"{HOST}/big:latest"
+
+    def sample(engine: Engine, _: Any) -> float:
+        steps.remove_image(engine, name)
+        with registry(engine, material.stored), engine.connection() as connection:
+            begin = time.perf_counter()
+            body = connection.expect(200, "POST", f"/images/create?fromImage={HOST}/big&tag=latest")
+            elapsed = time.perf_counter() - begin
+            assert b'"error"' not in body, body[-500:]
+        has(engine, name, material.big.id)
+        steps.remove_image(engine, name)
+        return elapsed * 1000
+
+    return sample
+
+
+def pushed(material: Material) -> Any:
+    """Into an empty registry each time."""
+
+    def sample(engine: Engine, _: Any) -> float:
+        storage = Path(tempfile.mkdtemp(prefix="pushed", dir=material.directory))
+        try:
+            with registry(engine, storage), engine.connection() as connection:
+                connection.expect(201, "POST", f"/images/{BIG}/tag?repo={HOST}/pushed&tag=latest")
+                begin = time.perf_counter()
+                body = connection.expect(200, "POST", f"/images/{HOST}/pushed/push?tag=latest")
+                elapsed = time.perf_counter() - begin
+                assert b'"error"' not in body, body[-500:]
+            blobs = storage / "docker/registry/v2/blobs/sha256" / material.big.id[7:9] / material.big.id[7:]
+            assert blobs.exists(), "the registry has not the image's configuration"
+        finally:
+            shutil.rmtree(storage)
+        with engine.connection() as connection:
+            connection.ask("DELETE", f"/images/{HOST}/pushed:latest")
+        return elapsed * 1000
+
+    return sample
+
+
+def with_big(material: Material) -> Any:
+    """Prepare: the image is there."""
+
+    def prepare(engine: Engine) -> None:
+        with engine.connection() as connection:
+            status, _ = connection.ask("GET", f"/images/{BIG}/json")
+        if status != 200:
+            load(material, engine)
+        has(engine, BIG, material.big.id)
+
+    return prepare
+
+
+def jobs(size: Size, material: Material) -> list[Job]:
+    megabytes = 450 // size.of(1, 10)
+
+    def job(name: str, what: str, target: Target, sample: Any, prepare: Any = lambda _: None) -> Job:
+        figure = Figure(name, f"{what} of an image of {megabytes} MB", "ms", target=target)
+        return Job(name, [figure], sample, size.rounds(2), prepare=prepare, warm=False, flush=True)
+
+    return [
+        job("load", "load", Target({"dockerd": 4, "podman": 1}), loaded(material)),
+        job("save", "save", Target({"dockerd": 1, "podman": 1}), saved(material), with_big(material)),
+        job(
+            "push",
+            "push into an empty registry",
+            Target({"dockerd": 1, "podman": 1}),
+            pushed(material),
+            with_big(material),
+        ),
+        # Last, and without the loaded one, whose layers need not be fetched.
+        job(
+            *("pull", "pull", Target({"dockerd": 3, "podman": 1}), pulled(material)),
+            lambda engine: steps.remove_image(engine, BIG),
+        ),
+    ]

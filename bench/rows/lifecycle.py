@@ -1,0 +1,171 @@
+"""Containers that come and go: create, start, wait, remove, alone and many at once; exec."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from bench import steps, wire
+from bench.engines import Engine
+from bench.job import Figure, Job, Size
+from bench.report import Target
+
+PARTS = ("create", "start", "wait", "remove")
+FIRST_PORT = 30000
+AT_ONCE = 16
+
+
+def ports(count: int) -> dict[str, Any]:
+    """The part of a create body that publishes so many ports."""
+    numbers = range(1000, 1000 + count)
+    return {
+        "ExposedPorts": {f"{port}/tcp": {} for port in numbers},
+        "host": {"PortBindings": {f"{port}/tcp": [{"HostPort": str(port - 1000 + FIRST_PORT)}] for port in numbers}},
+    }
+
+
+def one_life(connection: wire.Connection, network: str, published: int = 0) -> tuple[float, ...]:
+    """Milliseconds of each of PARTS for a container of `true`, and of all; the exit code must be 0."""
+    more = ports(published) if published else {}
+    begin = time.perf_counter()
+    container = steps.create(connection, "true", network=network, **more)
+    created = time.perf_counter()
+    steps.start(connection, container)
+    started = time.perf_counter()
+    status = steps.wait(connection, container)
+    ended = time.perf_counter()
+    steps.remove(connection, container)
+    removed = time.perf_counter()
+    assert status == 0, f"exit code {status}"
+    moments = (begin, created, started, ended, removed)
+    parts = tuple((after - before) * 1000 for before, after in itertools.pairwise(moments))
+    return (*parts, (removed - begin) * 1000)
+
+
+def answers_right(engine: Engine, network: str, published: int) -> None:
+    """What a container prints is what is logged, its exit code is its own, its address is reached, each port leads to it."""
+    with engine.connection() as connection:
+        container = steps.run(connection, "sh", "-c", "echo right; exit 3", network=network)
+        assert steps.wait(connection, container) == 3
+        status, body = connection.ask("GET", f"/containers/{container}/logs?stdout=1")
+        assert status == 200 and b"right\n" in body, (status, body)
+        steps.remove(connection, container)
+        if network == "none":
+            return
+        listen = "for p in $(seq 1000 1019); do nc -ll -p $p -e echo right & done; sleep 100"
+        more = ports(published) if published else {}
+        container = steps.run(connection, "sh", "-c", listen, network=network, **more)
+        shown = steps.inspect(connection, container)["NetworkSettings"]
+        address = shown["IPAddress"] or next(one["IPAddress"] for one in shown["Networks"].values())
+        try:
+            for host, port in [(address, 1000), *(("127.0.0.1", FIRST_PORT + at) for at in range(published))]:
+                reaches(engine, host, port)
+        finally:
+            steps.remove(connection, container)
+
+
+def reaches(engine: Engine, host: str, port: int) -> None:
+    """From the engine's own network the container's listener is there, within two seconds."""
+    deadline = time.monotonic() + 2
+    while True:
+        command = engine.namespaces.command("busybox", "nc", "-w", "1", host, str(port))
+        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20)
+        if said.stdout == b"right\n":
+            return
+        assert time.monotonic() < deadline, f"{host}:{port} does not lead to the container: {said}"
+
+
+def life(network: str, published: int, lives: int) -> Callable[[Engine, Any], tuple[float, ...]]:
+    """The median of several in a row, after one that wakes the machine: an idle virtual machine's first steps cost more than the work."""
+
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
+        with engine.connection() as connection:
+            one_life(connection, network, published)
+            found = [one_life(connection, network, published) for _ in range(lives)]
+        return tuple(statistics.median(values) for values in zip(*found, strict=True))
+
+    return sample
+
+
+def life_job(size: Size, name: str, where: str, network: str, published: int, target: Target, rounds: int) -> Job:
+    return Job(
+        name,
+        [
+            *(Figure(f"{name}-{part}", f"{part} of `true`, {where}", "ms") for part in PARTS),
+            Figure(name, f"create + start + wait + remove of `true`, {where}", "ms", target=target),
+        ],
+        life(network, published, size.of(5 if published < 2 else 2, 1)),
+        size.rounds(rounds),
+        prepare=lambda engine: answers_right(engine, network, published),
+    )
+
+
+def lives_at_once(lives: int) -> Callable[[Engine, Any], float]:
+    """Containers a second: AT_ONCE clients side by side, some lives each."""
+
+    def sample(engine: Engine, _: Any) -> float:
+        def client(_: int) -> None:
+            with engine.connection() as connection:
+                for _ in range(lives):
+                    one_life(connection, "bridge")
+
+        begin = time.perf_counter()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(client, range(AT_ONCE)))
+        return AT_ONCE * lives / (time.perf_counter() - begin)
+
+    return sample
+
+
+def exec_echo(engine: Engine, _: Any) -> float:
+    """Milliseconds of one `echo` in a running container: create, start, its output to the end, its exit code. Median of five."""
+    found = []
+    config = {"AttachStdout": True, "Cmd": ["echo", "said"]}
+    with engine.connection() as connection:
+        for _ in range(6):
+            begin = time.perf_counter()
+            made = connection.json("POST", f"/containers/{engine.idle[0]}/exec", config)["Id"]
+            stream, received = wire.hijack(engine.socket, f"/exec/{made}/start", b"{}")
+            with stream:
+                while data := stream.recv(4096):
+                    received += data
+            shown = connection.json("GET", f"/exec/{made}/json")
+            found.append((time.perf_counter() - begin) * 1000)
+            assert received.endswith(b"said\n") and shown["ExitCode"] == 0, (received, shown["ExitCode"])
+    return statistics.median(found[1:])
+
+
+def jobs(size: Size) -> list[Job]:
+    eight = Target({"dockerd": 8, "podman": 1})
+    return [
+        life_job(size, "run", "no network", "none", 0, eight, 5),
+        life_job(size, "run-bridge", "bridge", "bridge", 0, eight, 5),
+        life_job(size, "run-1-port", "bridge, 1 published port", "bridge", 1, Target({"podman": 1}), 3),
+        life_job(size, "run-20-ports", "bridge, 20 published ports", "bridge", 20, Target({"podman": 1}), 2),
+        Job(
+            "run-16-at-once",
+            [Figure("run-16-at-once", "the same on the bridge, 16 clients at once", "1/s", False, eight)],
+            lives_at_once(size.of(2, 1)),
+            size.rounds(3),
+            rest=1.5,
+        ),
+        Job(
+            "exec",
+            [
+                Figure(
+                    "exec",
+                    "exec of `echo`: create, start, output, exit code",
+                    "ms",
+                    target=Target({"dockerd": 5, "podman": 1}),
+                )
+            ],
+            exec_echo,
+            size.rounds(5),
+            idle=1,
+        ),
+    ]

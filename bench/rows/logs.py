@@ -1,0 +1,157 @@
+"""The log of one container that wrote a gigabyte: written, read whole, from the end, since a time; and followed."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import statistics
+import time
+from typing import Any
+
+from bench import steps, wire
+from bench.engines import Engine
+from bench.image import LINE, LINES_SIZE, MARK
+from bench.job import Figure, Job, Size
+from bench.report import Target
+
+LOG_LINE = 175
+"""About what a line of LINE takes in a json-file log: the gigabyte is that of the log."""
+LAST = 10
+
+
+def seconds(text: str) -> int:
+    """Unix time of an inspect's time, rounded down."""
+    return int(datetime.datetime.fromisoformat(text[:19] + "+00:00").timestamp())
+
+
+def lines_of(engine: Engine, container: str, query: str) -> list[bytes]:
+    """Payloads of the log that is asked for, a frame each."""
+    body = wire.Download(engine.socket, "GET", f"/containers/{container}/logs?stdout=1&{query}").read()
+    found, at = [], 0
+    while at < len(body):
+        size = int.from_bytes(body[at + 4 : at + 8], "big")
+        found.append(body[at + 8 : at + 8 + size])
+        at += 8 + size
+    return b"".join(found).splitlines()
+
+
+class Gigabyte:
+    """Writes the log in the sample's first part, by a container that runs twice: so many copies of the lines, then LAST lines."""
+
+    def __init__(self, copies: int) -> None:
+        self._copies = copies
+
+    def sample(self, engine: Engine, _: Any) -> tuple[float, ...]:
+        bulk = f"for i in $(seq {self._copies}); do cat /lines; done; echo written; touch /written"
+        last = f"for i in $(seq {LAST - 1}); do echo last $i; done"
+        payload = self._copies * LINES_SIZE
+        with engine.connection() as connection:
+            container = steps.create(
+                *(connection, "sh", "-c", f"if [ -e /written ]; then {last}; else {bulk}; fi"),
+                host={"LogConfig": {"Type": "json-file"}},
+            )
+            try:
+                begin = time.perf_counter()
+                steps.start(connection, container)
+                assert steps.wait(connection, container) == 0
+                written = payload / (time.perf_counter() - begin) / 1e6
+                time.sleep(2.1)  # `since` counts whole seconds
+                steps.start(connection, container)
+                assert steps.wait(connection, container) == 0
+                os.sync()
+                since = seconds(steps.inspect(connection, container)["State"]["FinishedAt"]) - 1
+                return written, *self._read(engine, container, payload, since)
+            finally:
+                steps.remove(connection, container)
+
+    def _read(self, engine: Engine, container: str, payload: int, since: int) -> tuple[float, ...]:
+        """MB/s of reading all, or of as much as ten seconds hold; milliseconds of the end and of what came since."""
+        rates: list[float] = []
+        enough = time.perf_counter() + 3
+        while not rates or time.perf_counter() < enough:
+            begin = time.perf_counter()
+            lines, whole = wire.Download(engine.socket, "GET", f"/containers/{container}/logs?stdout=1").count(MARK, 10)
+            rates.append(lines * len(LINE) / (time.perf_counter() - begin) / 1e6)
+            assert lines * len(LINE) == payload or not whole, f"{lines} lines of {payload // len(LINE)}"
+        last = [f"last {number}".encode() for number in range(1, LAST)]
+        tail = self._times(engine, container, f"tail={LAST}", [b"written", *last])
+        return statistics.median(rates), tail, self._times(engine, container, f"since={since}", last)
+
+    @staticmethod
+    def _times(engine: Engine, container: str, query: str, lines: list[bytes]) -> float:
+        """Milliseconds, the median of what two seconds hold, twenty at most. The answer must be `lines`."""
+        found: list[float] = []
+        while not found or (len(found) < 20 and sum(found) < 2000):
+            begin = time.perf_counter()
+            read = lines_of(engine, container, query)
+            found.append((time.perf_counter() - begin) * 1000)
+            assert read == lines, f"{query}: {read[:20]}"
+        return statistics.median(found)
+
+
+def follow_latency(engine: Engine, _: Any) -> float:
+    """Milliseconds from a line into the container's stdin until a follower of its log has it. Median of twenty."""
+    with engine.connection() as connection:
+        container = steps.run(
+            *(connection, "cat"), OpenStdin=True, AttachStdin=True, host={"LogConfig": {"Type": "json-file"}}
+        )
+        stdin, _ = wire.attach(engine.socket, container, "stream=1&stdin=1")
+        stdin.sendall(b"first\n")
+        target = f"/containers/{container}/logs?stdout=1&follow=1"
+        follower = wire.connect(engine.socket, 20)
+        follower.sendall(wire.request("GET", target))
+        received = b""
+        while b"first\n" not in received:
+            received += follower.recv(65536)
+        found = []
+        for number in range(20):
+            line = b"line %d\n" % number
+            begin = time.perf_counter()
+            stdin.sendall(line)
+            received = b""
+            while line not in received:
+                data = follower.recv(65536)
+                assert data, "the log ended"
+                received += data
+            found.append((time.perf_counter() - begin) * 1000)
+            time.sleep(0.005)
+        follower.close()
+        stdin.close()
+        steps.remove(connection, container)
+    return statistics.median(found)
+
+
+def jobs(size: Size) -> list[Job]:
+    lines = size.of(1_000_000_000, 50_000_000) // LOG_LINE
+    log = Gigabyte(max(1, round(lines * len(LINE) / LINES_SIZE)))
+    return [
+        Job(
+            "log",
+            [
+                Figure(
+                    "log-write",
+                    "output into a json-file log of 1 GB, nobody attached",
+                    "MB/s",
+                    False,
+                    Target({"podman": 1}),
+                ),
+                Figure("log-read", "reading all of that log", "MB/s", False, Target({"dockerd": 15, "podman": 1})),
+                Figure("log-tail", f"its last {LAST} lines", "ms", target=Target({"podman": 1})),
+                Figure("log-since", f"its last second ({LAST - 1} lines)", "ms", target=Target({"podman": 1})),
+            ],
+            log.sample,
+        ),
+        Job(
+            "log-follow",
+            [
+                Figure(
+                    "log-follow",
+                    "a line from stdin of `cat` to a follower of its log",
+                    "ms",
+                    target=Target({"podman": 1}),
+                )
+            ],
+            follow_latency,
+            size.rounds(5),
+        ),
+    ]

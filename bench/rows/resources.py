@@ -1,0 +1,151 @@
+"""What an engine takes while nothing happens: memory, and the processor when idle and when it is watched."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from typing import Any
+
+from bench import steps, wire
+from bench.engines import Engine
+from bench.job import Figure, Job, Size
+from bench.report import Target
+
+
+def settled(engine: Engine) -> int:
+    """PSS when it no longer falls, ten seconds at most."""
+    last = engine.proportional_set_size()
+    for _ in range(10):
+        time.sleep(1)
+        now = engine.proportional_set_size()
+        if now > last * 0.995:
+            return min(now, last)
+        last = now
+    return last
+
+
+def at_rest(engine: Engine, _: Any) -> float:
+    """MiB."""
+    return settled(engine) / (1 << 20)
+
+
+def processor(engine: Engine, seconds: float) -> float:
+    """Percent of one processor."""
+    before, begin = engine.processor_time(), time.monotonic()
+    time.sleep(seconds)
+    return (engine.processor_time() - before) / (time.monotonic() - begin) * 100
+
+
+def watched(engine: Engine, seconds: float) -> tuple[float, float]:
+    """Percent of one processor that a sample of each idle container a second costs, and how many a second there were of each.
+
+    Engines send samples at intervals of their own: the cost is that of the samples sent, for one a second.
+    """
+    streams: dict[int, socket.socket] = {}
+    texts: dict[int, bytearray] = {}
+    poll = select.epoll()
+    try:
+        for container in engine.idle:
+            stream = wire.connect(engine.socket)
+            stream.sendall(wire.request("GET", f"/containers/{container}/stats"))
+            streams[stream.fileno()] = stream
+            texts[stream.fileno()] = bytearray()
+            poll.register(stream, select.EPOLLIN)
+
+        def read(until: float) -> None:
+            while (left := until - time.monotonic()) > 0:
+                for descriptor, _ in poll.poll(left):
+                    data = streams[descriptor].recv(1 << 18)
+                    assert data, "a stats stream ended"
+                    texts[descriptor] += data
+
+        read(time.monotonic() + 3)  # the first ones come at once, whatever the interval
+        for text in texts.values():
+            text.clear()
+        before, begin = engine.processor_time(), time.monotonic()
+        read(begin + seconds)
+        spent, elapsed = engine.processor_time() - before, time.monotonic() - begin
+        samples = sum(text.count(b'"precpu_stats"') for text in texts.values())
+        for text in texts.values():
+            lines = [line for line in bytes(text).splitlines() if line.startswith(b"{") and line.endswith(b"}")]
+            assert lines, f"a container without a sample in {seconds} s"
+            shown = json.loads(lines[-1])
+            assert shown["cpu_stats"]["cpu_usage"]["total_usage"] > 0 and shown["memory_stats"]["usage"] > 0, lines[-1]
+    finally:
+        poll.close()
+        for stream in streams.values():
+            stream.close()
+    pace = samples / len(streams) / elapsed
+    return spent / elapsed / pace * 100, pace
+
+
+def rest_jobs(size: Size) -> list[Job]:
+    """Without a container; the first of a run."""
+    return [
+        Job(
+            "memory",
+            [Figure("memory", "PSS of all engine processes at rest", "MiB", target=Target({"podman": 0.1}, 60))],
+            at_rest,
+            idle=None,
+        )
+    ]
+
+
+def dense(size: Size) -> list[Job]:
+    """From none to so many containers that run and do nothing; they stay."""
+    few, many = size.of(20, 5), size.of(150, 20)
+
+    def per_container(engine: Engine, _: Any) -> tuple[float, float]:
+        steps.stock(engine, few)
+        before = settled(engine)
+        begin = time.perf_counter()
+        steps.stock(engine, many)
+        elapsed = time.perf_counter() - begin
+        return (settled(engine) - before) / (many - few) / 1024, (many - few) / elapsed
+
+    return [
+        Job(
+            "memory-per-container",
+            [
+                Figure(
+                    "memory-per-container",
+                    f"PSS per further idle container, from {few} to {many}",
+                    "KiB",
+                    target=Target({"dockerd": 100, "podman": 4}),
+                ),
+                Figure(
+                    "start-many",
+                    f"create + start of those, {steps.CLIENTS} clients at once",
+                    "1/s",
+                    False,
+                    Target({"podman": 1}),
+                ),
+            ],
+            per_container,
+            idle=0,
+        ),
+        Job(
+            "idle-cpu",
+            [Figure("idle-cpu", f"processor of the engine with {many} idle containers", "% of one")],
+            lambda engine, _: processor(engine, size.of(5, 2)),
+            idle=many,
+            rest=2,
+        ),
+        Job(
+            "stats",
+            [
+                Figure(
+                    "stats",
+                    f"processor for stats streams of {many} containers, at one sample a second each",
+                    "% of one",
+                    target=Target({"dockerd": 12, "podman": 1}, 3),
+                ),
+                Figure("stats-pace", "samples that each stream got", "1/s", False),
+            ],
+            lambda engine, _: watched(engine, size.of(10, 6)),
+            idle=many,
+            rest=1,
+        ),
+    ]
