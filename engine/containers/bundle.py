@@ -13,11 +13,16 @@ from pathlib import Path
 from engine.containers import spec
 from engine.containers.joins import Joined
 from engine.containers.store import ContainerRecord
+from engine.networks import resolver
+from engine.networks.network import PREDEFINED_NAMES
 from engine.runtime import program, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.wire import oci
 from engine.wire.containers import EndpointSettings
+
+_RESOLVED = Path("/run/systemd/resolve/resolv.conf")
+"""Where systemd-resolved keeps the servers that it asks itself (systemd-resolved(8)): for those who can't reach its 127.0.0.53."""
 
 FALLBACK_SERVERS = ("8.8.8.8", "8.8.4.4")
 """Docker's, for a host whose own resolvers are all on loopback and so out of a container's reach."""
@@ -94,31 +99,52 @@ def write_network_files(record: ContainerRecord, directory: Path, networks: dict
         name, _, address = extra.partition(":")
         hosts += f"{address}\t{name}\n"
     hosts += "".join(f"{line}\n" for line in record.link_hosts)
+    names = full_name if full_name == hostname else f"{full_name} {hostname}"
     for endpoint in networks.values():
-        if endpoint.ip_address:
-            names = full_name if full_name == hostname else f"{full_name} {hostname}"
-            hosts += f"{endpoint.ip_address}\t{names}\n"
+        for address in (endpoint.ip_address, endpoint.global_ipv6_address):
+            if address:
+                hosts += f"{address}\t{names}\n"
     _write(directory / "hosts", hosts)
-    try:
-        host_lines = Path("/etc/resolv.conf").read_text().splitlines()
-    except OSError:
-        host_lines = []
+    on_users_network = not PREDEFINED_NAMES.issuperset(networks)
     _write(
         directory / "resolv.conf",
         resolv_conf(
-            host_lines,
-            servers=record.host.dns,
+            _host_lines(loopback_reachable=host_network),
+            servers=[resolver.ADDRESS] if on_users_network else record.host.dns,
             search=record.host.dns_search,
             options=record.host.dns_options,
             loopback_reachable=host_network,
+            names_of_one_label=on_users_network,
         ),
     )
 
 
+def _host_lines(*, loopback_reachable: bool) -> list[str]:
+    lines: list[str] = []
+    for path in (Path("/etc/resolv.conf"), _RESOLVED):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        servers = [line.split()[1:2] for line in lines if line.startswith("nameserver")]
+        if loopback_reachable or servers != [["127.0.0.53"]]:
+            break
+    return lines
+
+
 def resolv_conf(
-    host_lines: Iterable[str], *, servers: list[str], search: list[str], options: list[str], loopback_reachable: bool
+    host_lines: Iterable[str],
+    *,
+    servers: list[str],
+    search: list[str],
+    options: list[str],
+    loopback_reachable: bool,
+    names_of_one_label: bool = False,
 ) -> str:
-    """The host's resolv.conf with what the container was given in its place; `search` of "." means none."""
+    """The host's resolv.conf with what the container was given in its place; `search` of "." means none.
+
+    `names_of_one_label`: they are asked for as they are before any search domain is tried, unless the options say otherwise.
+    """
     own: dict[str, list[str]] = {"nameserver": [], "search": [], "options": []}
     for line in host_lines:
         keyword, *words = line.split()[:32] or [""]
@@ -132,8 +158,11 @@ def resolv_conf(
     chosen_search = [domain for domain in search or own["search"] if domain != "."]
     lines = [f"search {' '.join(chosen_search)}"] if chosen_search else []
     lines += [f"nameserver {server}" for server in servers or reachable or FALLBACK_SERVERS]
-    if options or own["options"]:
-        lines.append(f"options {' '.join(options or own['options'])}")
+    chosen_options = options or own["options"]
+    if names_of_one_label and not any(option.startswith("ndots:") for option in chosen_options):
+        chosen_options = [*chosen_options, "ndots:0"]
+    if chosen_options:
+        lines.append(f"options {' '.join(chosen_options)}")
     return "\n".join(lines) + "\n"
 
 

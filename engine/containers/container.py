@@ -412,7 +412,7 @@ class Container:
         primary = "none" if disabled else self._parts.networks.name_of(host.network_mode)
         wanted = self.record.networks if self.record.networks and not disabled else {primary: EndpointSettings()}
         path, networks = await self._parts.networks.join(
-            self.id, self.record.name, wanted, primary, mac if isinstance(mac, str) else ""
+            self.id, self.record.name, wanted, primary, mac if isinstance(mac, str) else "", host.dns
         )
         undo.push_async_callback(self._parts.networks.leave, self.id)
         return path, networks
@@ -796,9 +796,10 @@ class Container:
                 self._move(state=State.RUNNING, pid=pid, started_at=time.time_ns(), error="")
             elif process is not None:
                 self._move(pid=pid)
-            if process is not None:
-                parts.networks.restore(self.id, self.record.name, self.record.networks, process)
             parts.volumes.resume(self.id, self.record.mounts)
+            if process is not None:
+                record = self.record
+                await parts.networks.restore(self.id, record.name, record.networks, process, record.host.dns)
             if ended is not None:
                 self.exited(ended)
         elif status.state in _RUNNING:

@@ -18,7 +18,7 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, ip_address, ip_network
 from typing import NamedTuple, Protocol, TypeVar
@@ -40,7 +40,9 @@ from engine.networks.ipam import (
     mac_address,
     unique_local_subnet,
 )
+from engine.networks.names import NameTable
 from engine.networks.network import BRIDGE, HOST, NONE, NetworkRecord, NetworkStore, Options
+from engine.networks.resolver import Resolver
 from engine.networks.sandboxes import BridgeFull, Interface, Stock
 from engine.storage.records import Records
 from engine.system import namespaces, netfilter
@@ -70,11 +72,13 @@ class Process(Protocol):
 class Member:
     """A container that runs: its namespace and its endpoints."""
 
-    __slots__ = ("container_id", "endpoints", "lock", "name", "namespace")
+    __slots__ = ("container_id", "endpoints", "lock", "name", "namespace", "servers")
 
-    def __init__(self, container_id: str, name: str) -> None:
+    def __init__(self, container_id: str, name: str, servers: Sequence[str]) -> None:
         self.container_id = container_id
         self.name = name
+        self.servers = servers
+        """Its own name servers; none: the host's."""
         self.namespace = -1
         """Descriptor, the member's own; -1: none was made here (NetworkMode host and none)."""
         self.endpoints: dict[str, EndpointSettings] = {}
@@ -159,6 +163,8 @@ class Networks:
         self._all: dict[str, Network] = {}
         self._members: dict[str, Member] = {}
         self._changing = asyncio.Lock()
+        self._called = NameTable()
+        self._resolver = Resolver(self._called)
         self._kernel: Netlink | None = None
         self._stock: Stock | None = None
 
@@ -178,6 +184,7 @@ class Networks:
         """Let go of the namespaces; with `remove` also take down the bridges that the engine made, and the rules."""
         for member in self._members.values():
             _close(member.namespace)
+        await self._resolver.close()
         await self._in_thread(self._close, remove)
         self._members.clear()
         self._workers.shutdown()
@@ -306,9 +313,17 @@ class Networks:
         return _intent(wanted, record, container_id)
 
     async def join(
-        self, container_id: str, name: str, wanted: Mapping[str, EndpointSettings], primary: str, mac: str = ""
+        self,
+        container_id: str,
+        name: str,
+        wanted: Mapping[str, EndpointSettings],
+        primary: str,
+        mac: str = "",
+        servers: Sequence[str] = (),
     ) -> Joined:
         """Namespace and endpoints for a container that starts; `mac` is for its endpoint on the network `primary`, which comes first.
+
+        `servers`: the container's own name servers, asked for what is no container's name.
 
         Raises NotFound for a network that is not there, InvalidParameter and Forbidden for addresses, ServerError when they or the
         ports of a bridge are exhausted or the kernel refuses.
@@ -317,7 +332,7 @@ class Networks:
             await self.leave(container_id)
         order = sorted(wanted.items(), key=lambda item: item[0] != primary)
         chosen = [(self._meant(key, settings), settings) for key, settings in order]
-        member = Member(container_id, name)
+        member = Member(container_id, name, servers)
         async with contextlib.AsyncExitStack() as undo:
             plans = []
             for found, settings in chosen:
@@ -337,6 +352,7 @@ class Networks:
             for found, given in plans:
                 endpoint_id = next(numbers) if found.pools else secrets.token_hex(32)
                 member.endpoints[found.record.id] = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+            await self._serve_names(member)
             self._members[container_id] = member
             undo.pop_all()
         for found, _ in plans:
@@ -358,6 +374,7 @@ class Networks:
                 if found is not None:
                     ids.append(settings.endpoint_id)
                     self._disappeared(found, member, settings)
+            self._resolver.close_for(container_id)
             _close(member.namespace)
             if ids and member.namespace >= 0 and self._stock is not None:
                 self._stock.released(ids)
@@ -392,6 +409,10 @@ class Networks:
                 raise
             member.endpoints[record.id] = given = msgspec.structs.replace(given, endpoint_id=endpoint_id)
             self._appeared(found, member)
+            try:
+                await self._serve_names(member)
+            except ServerError as error:  # it has its network; names may come with another one
+                logger.warning("network %s: %s", record.name, error.message)
             return given
 
     async def disconnect(self, container_id: str, text: str) -> None:
@@ -411,6 +432,7 @@ class Networks:
                     )
                 del member.endpoints[found.record.id]
                 self._disappeared(found, member, settings)
+                self._resolver.forward(container_id, self._leads_out(member))
                 with _told(found, container_id):
                     await self._reroute(member, left)
             else:
@@ -428,13 +450,18 @@ class Networks:
             raise Forbidden(f"container {container_id} is not connected to the network {record.name}")
         return record.name
 
-    def restore(
-        self, container_id: str, name: str, endpoints: Mapping[str, EndpointSettings], process: Process
+    async def restore(
+        self,
+        container_id: str,
+        name: str,
+        endpoints: Mapping[str, EndpointSettings],
+        process: Process,
+        servers: Sequence[str] = (),
     ) -> None:
         """Know again the endpoints of a container that ran on while no daemon was there. Its address is its own even outside today's subnet."""
         if container_id in self._members:
             return
-        member = Member(container_id, name)
+        member = Member(container_id, name, servers)
         for settings in endpoints.values():
             found = self._all.get(settings.network_id)
             if found is None or not settings.endpoint_id:
@@ -452,8 +479,16 @@ class Networks:
                     member.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
                 except OSError as error:  # its end is on the way, and takes all this back
                     logger.info("container %s: its namespace: %s", container_id, error)
-        if member.endpoints:
-            self._members[container_id] = member
+        if not member.endpoints:
+            return
+        self._members[container_id] = member
+        for network_id in member.endpoints:
+            self._name(self._all[network_id], member)
+        async with member.lock:
+            try:
+                await self._serve_names(member)
+            except ServerError as error:
+                logger.warning("%s", error.message)
 
     def renamed(self, container_id: str, name: str) -> None:
         """Networks show a running container by its name."""
@@ -462,6 +497,7 @@ class Networks:
             member.name = name
             for network_id in member.endpoints:
                 self._all[network_id].encoded.clear()
+                self._name(self._all[network_id], member)
 
     def spare(self, endpoints: Mapping[str, EndpointSettings], *, no_more: bool = False) -> None:
         """The static addresses of a container's settings are given to others only when they ask for them: it may start again."""
@@ -477,14 +513,45 @@ class Networks:
     def _appeared(self, found: Network, member: Member) -> None:
         """An endpoint is configured: of a container whose process does not run yet, or that was connected while it runs."""
         found.encoded.clear()
+        self._name(found, member)
         self._publish(found, "connect", container=member.container_id)
 
     def _disappeared(self, found: Network, member: Member, settings: EndpointSettings) -> None:
         """An endpoint has gone, or goes with its namespace at once."""
         found.members.pop(member.container_id, None)
+        self._called.remove(settings.endpoint_id)
         self._take_back(found, settings)
         found.encoded.clear()
         self._publish(found, "disconnect", container=member.container_id)
+
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    def _name(self, found: Network, member: Member) -> None:
+        """Others on this network find the container by its name and aliases. Predefined networks have no names."""
+        settings = member.endpoints[found.record.id]
+        if found.record.predefined:
+            return
+        links = (text.partition(":") for text in settings.links or ())
+        self._called.add(
+            settings.endpoint_id,
+            network_id=found.record.id,
+            network=found.record.name,
+            container_id=member.container_id,
+            names=[member.name, *(settings.aliases or ())],
+            addresses=_addresses(settings),
+            links={alias or target: target for target, _, alias in links},
+        )
+
+    async def _serve_names(self, member: Member) -> None:
+        """The resolver for a container on a user's network. Raises ServerError."""
+        named = any(not self._all[each].record.predefined for each in member.endpoints)
+        if named and member.namespace >= 0:
+            await self._resolver.open_for(
+                member.container_id, member.namespace, servers=member.servers, forward=self._leads_out(member)
+            )
+
+    def _leads_out(self, member: Member) -> bool:
+        return any(not self._all[each].record.internal for each in member.endpoints)
 
     # --- what an endpoint is given --------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class Resolver:
             opening = asyncio.get_running_loop().run_in_executor(self._thread, _listen, own)
             opening.add_done_callback(functools.partial(self._opened, client, own))
             await asyncio.shield(opening)
-        except (OSError, netfilter.NetfilterError) as error:
+        except OSError as error:
             self.close_for(container_id)
             raise ServerError(f"container {container_id}: no resolver on {ADDRESS}: {error}") from error
         except BaseException:
@@ -536,14 +536,29 @@ def _send(client: _Client, address: tuple[str, int], reply: bytes) -> None:
 
 
 def _listen(namespace: int) -> tuple[socket.socket, socket.socket]:
-    """The two sockets inside, shown as port 53."""
-    with contextlib.ExitStack() as undo, namespaces.inside_network(namespace):
+    """The two sockets inside, shown as port 53; on a host without nftables they are on that port."""
+    with namespaces.inside_network(namespace), contextlib.ExitStack() as undo:
+        udp, tcp = _bound(0)
+        undo.callback(udp.close)
+        undo.callback(tcp.close)
+        try:
+            netfilter.run(_RULES.format(address=ADDRESS, udp=udp.getsockname()[1], tcp=tcp.getsockname()[1]))
+        except netfilter.NetfilterError as error:
+            logger.warning("no server of a container's own can have 0.0.0.0:53 beside %s: %s", ADDRESS, error)
+            return _bound(53)
+        undo.pop_all()
+    return udp, tcp
+
+
+def _bound(port: int) -> tuple[socket.socket, socket.socket]:
+    with contextlib.ExitStack() as undo:
         udp = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
         tcp = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-        udp.bind((ADDRESS, 0))
-        tcp.bind((ADDRESS, 0))
+        for each in (udp, tcp):
+            if port:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind((ADDRESS, port))
         tcp.listen(CONNECTIONS)
-        netfilter.run(_RULES.format(address=ADDRESS, udp=udp.getsockname()[1], tcp=tcp.getsockname()[1]))
         undo.pop_all()
     return udp, tcp
 

@@ -635,6 +635,21 @@ def test_opened_again_after_the_daemon_went_away(namespace: int) -> None:
     run(body)
 
 
+def test_a_host_without_nftables(namespace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> str:
+        raise netfilter.NetfilterError("not installed")
+
+    monkeypatch.setattr(netfilter, "run", refuse)
+
+    async def body() -> None:
+        for _ in range(2):
+            async with serving(namespace):
+                assert addresses(await ask(namespace, "web")) == ["10.0.0.3"]
+                assert addresses(await ask(namespace, "web", tcp=True)) == ["10.0.0.3"]
+
+    run(body)
+
+
 def test_closed_with_queries_and_connections_under_way(namespace: int) -> None:
     async def body() -> None:
         async with Upstream(silent) as dead, serving(namespace, dead.server) as served:

@@ -53,6 +53,14 @@ HOST = [
                 "options edns0",
             ],
         ),
+        (
+            {"servers": ["127.0.0.11"], "names_of_one_label": True},
+            ["search a.example b.example", "nameserver 127.0.0.11", "options edns0 ndots:0"],
+        ),
+        (
+            {"servers": ["127.0.0.11"], "names_of_one_label": True, "options": ["ndots:1"]},
+            ["search a.example b.example", "nameserver 127.0.0.11", "options ndots:1"],
+        ),
     ],
 )
 def test_resolv_conf(given: dict[str, object], lines: list[str]) -> None:
