@@ -43,8 +43,47 @@ def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     found = listing.select(engine.containers, engine.images, selection)
     if parameters.boolean(query, "size"):
         return _list_with_sizes(found, request)
+    if len(found) > _AT_ONCE:
+        return _long_list(found, request)
+    return encoded_reply(request, _array(_summaries(found, request, time.time_ns())))
+
+
+_AT_ONCE = 50
+"""Summaries that are encoded before others get a turn: about a millisecond's work when none of them is kept."""
+
+
+async def _long_list(found: list[Container], request: Request) -> Reply:
     now = time.time_ns()
-    return encoded_reply(request, b"[" + b",".join([_summary(container, request, now) for container in found]) + b"]\n")
+    shown: list[bytes] = []
+    turn = time.monotonic()
+    for begin in range(0, len(found), _AT_ONCE):
+        shown += _summaries(found[begin : begin + _AT_ONCE], request, now)
+        if time.monotonic() - turn > 0.001:
+            await asyncio.sleep(0)
+            turn = time.monotonic()
+    return encoded_reply(request, _array(shown))
+
+
+def _array(shown: list[bytes]) -> bytes:
+    if not shown:
+        return b"[]\n"
+    shown[0] = b"[" + shown[0]
+    shown[-1] += b"]\n"
+    return b",".join(shown)  # megabytes are copied once
+
+
+def _summaries(containers: list[Container], request: Request, now: int) -> list[bytes]:
+    """The encoded summaries. Each is kept until its record is replaced or the words of its Status change."""
+    key = ("summary", request.version)
+    shown = []
+    for container in containers:
+        kept = container.encoded.get(key)
+        if kept is None or kept[1] <= now:
+            text, until = views.status_text(container.record.status, now)
+            kept = encode(views.summary(container.record, container.names, text), request), until
+            container.encoded[key] = kept
+        shown.append(kept[0])
+    return shown
 
 
 async def _list_with_sizes(found: list[Container], request: Request) -> Reply:
@@ -60,18 +99,6 @@ async def _list_with_sizes(found: list[Container], request: Request) -> Reply:
         if not container.removed
     ]
     return json_reply(request, shown, ContainerSummary)
-
-
-def _summary(container: Container, request: Request, now: int) -> bytes:
-    """The encoded summary, kept until the record is replaced or the words of its Status change."""
-    key = ("summary", request.version)
-    kept = container.encoded.get(key)
-    if kept is not None and kept[1] > now:
-        return kept[0]
-    text, until = views.status_text(container.record.status, now)
-    encoded = encode(views.summary(container.record, container.names, text), request)
-    container.encoded[key] = (encoded, until)
-    return encoded
 
 
 async def create(engine: Engine, request: Request) -> Reply:

@@ -43,8 +43,8 @@ def select(containers: Containers, images: ImageStore, wanted: Selection) -> lis
     if not everything:
         tests.append(lambda container: container.running or container.record.status.state == State.RESTARTING)
     chosen: Iterable[Container] = reversed([*containers])
-    if tests:
-        chosen = (container for container in chosen if all(test(container) for test in tests))
+    for test in tests:
+        chosen = filter(test, chosen)
     found = sorted(chosen, key=lambda container: container.record.created, reverse=True)
     return found[: wanted.limit] if wanted.limit > 0 else found
 
