@@ -1,25 +1,28 @@
 """Commit: a container's changes, and its configuration, as an image.
 
 What was changed is read while the container stands still, into a file without a name; it goes on while the layer is made of it.
-Not here: the archive of the changes (images/diff.py), the image (images/making.py).
+Not here: the archive of the changes (_fast/pack.pyx), the image (images/making.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from engine import __version__
+from engine._fast import pack
 from engine.containers import create
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, EngineError, NotFound, ServerError
-from engine.images import changes, diff, making
+from engine.images import changes, making
 from engine.images.archive import ARCHITECTURE
 from engine.images.layers import Span, uninterrupted
 from engine.images.reference import Reference
@@ -28,6 +31,8 @@ from engine.system import files
 from engine.wire import times
 from engine.wire.containers import Config
 from engine.wire.images import History, ImageConfig
+
+_CHUNK = 1 << 20
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,15 +95,30 @@ async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
     return image_id
 
 
-def _read(upper: os.PathLike[str], spool: int) -> diff.Written:
+class _Written(NamedTuple):
+    """The archive of a layer: digest and size."""
+
+    diff_id: str
+    size: int
+
+
+def _read(upper: os.PathLike[str], spool: int) -> _Written:
+    hashed, size = hashlib.sha256(), 0
     try:
         directory = files.open_directory(os.fspath(upper))
         try:
-            return diff.write(directory, spool)
+            packer = pack.Packer(directory, b"", top=False, fine=True, layer=True)
         finally:
             os.close(directory)
+        while piece := packer.read(_CHUNK):
+            hashed.update(piece)
+            size += len(piece)
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(spool, view) :]
     except OSError as error:
         raise ServerError(f"reading the changes in {upper}: {error.filename}: {error.strerror}") from error
+    return _Written(f"sha256:{hashed.hexdigest()}", size)
 
 
 @contextlib.asynccontextmanager
