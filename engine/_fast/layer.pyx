@@ -1,22 +1,27 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Image layers on disk: a tar stream laid out below a directory descriptor in overlayfs's terms, and trees taken away again, and measured.
+"""Tar streams laid out on disk: image layers in overlayfs's terms, and archives put into a container; trees taken away again, and measured.
 
 Where a name of the archive leads is the kernel's to say: each parent directory is opened by openat2(2) with RESOLVE_IN_ROOT (links, `..`
 and absolute names end inside the layer), and the last name is only ever created, with O_EXCL or a call that follows nothing. Names whose
 `..` lead above the root, and links to what is outside, are refused before that.
 
 Whiteouts (OCI image specification, "Representing Changes"): `.wh.NAME` becomes a character device 0/0 called NAME, `.wh..wh..opq` the
-attribute trusted.overlay.opaque of its directory, other names with `.wh..wh.` are left out (aufs kept its own things there).
+attribute trusted.overlay.opaque of its directory, other names with `.wh..wh.` are left out (aufs kept its own things there). That is so in layers
+alone: for `unpack` they are names like others.
+
+`unpack` writes to a live container, which may change anything meanwhile. What it then gets may be wrong, but it is in the container: every
+directory is opened anew from the container's root, volumes included, and what is made is made by its last name in that directory. An archive may
+be a bomb: see `charge`.
 
 Owns:    nothing between calls. Descriptors stay the caller's.
 Threads: any number at once, each on another directory. The GIL is released for the whole of a call, but for reading a Python source.
 Raises:  tar.ArchiveError, and OSError with the kernel's errno and the entry's name. What was laid out by then stays: the caller's to remove.
 """
-from libc.errno cimport EAGAIN, EEXIST, EINTR, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM, errno
+from libc.errno cimport EAGAIN, EEXIST, EINTR, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset, strcmp, strlen, strncmp, strrchr
+from libc.string cimport memcpy, memmove, memset, strcmp, strlen, strncmp, strrchr
 
 import os
 
@@ -94,6 +99,15 @@ cdef extern from "<sys/stat.h>" nogil:
     bint S_ISREG(uint32_t mode)
     bint S_ISDIR(uint32_t mode)
 
+cdef extern from "<sys/statvfs.h>" nogil:
+    cdef struct statvfs_t "statvfs":
+        unsigned long f_frsize
+        uint64_t f_blocks
+        uint64_t f_bavail
+        uint64_t f_files
+        uint64_t f_favail
+    int fstatvfs(int fd, statvfs_t *found)
+
 cdef extern from "<sys/sysmacros.h>" nogil:
     uint64_t makedev(uint32_t major, uint32_t minor)
 
@@ -109,18 +123,21 @@ cdef extern from *:
 
     struct engine_open_how { uint64_t flags, mode, resolve; };
 
-    /* openat2(2), number 437 everywhere; RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT */
-    static int open_inside(int root, const char *path, int flags)
+    /* openat2(2), number 437 everywhere; RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT, and RESOLVE_NO_XDEV unless it may go across mounts */
+    static int open_inside(int root, const char *path, int flags, int across)
     {
-        struct engine_open_how how = { (uint64_t)(unsigned)flags, 0, 0x01 | 0x02 | 0x10 };
+        struct engine_open_how how = { (uint64_t)(unsigned)flags, 0, 0x02 | 0x10 | (across ? 0 : 0x01) };
         return (int)syscall(437, root, path, &how, sizeof how);
     }
     """
-    int open_inside(int root, const char *path, int flags) nogil
+    int open_inside(int root, const char *path, int flags, int across) nogil
 
 cdef enum:
     DEEPEST = 64            # directories open at once
     NAMES = 100000          # tries for a name that the tree does not have yet
+    UNCHECKED = 16 << 20    # bytes that `unpack` may write between two looks at the free space
+    RESERVE = 512 << 20     # bytes that it leaves free, or a twentieth of the file system where that is less
+    INODES = 4096           # inodes likewise
 
 
 cdef struct Removal:
@@ -337,12 +354,19 @@ cdef class _Layout:
     cdef int64_t refused            # extended attributes that the file system does not take
     cdef bint root_met
     cdef bint replaced              # an entry took away what an earlier one had placed
+    cdef bint into                  # `unpack`: into a container, across its mounts
+    cdef bint keep_kinds            # no directory is replaced by something else, nor the reverse
+    cdef const char *base           # where in the root names begin
+    cdef size_t base_length
+    cdef int64_t unchecked          # bytes written since free space was looked at
 
     def __cinit__(self, int root, Reader reader not None):
         self.root = root
         self.reader = reader
         self.parent_fd = -1
         self.directories = NULL
+        self.base = b""
+        self.unchecked = UNCHECKED
 
     def __dealloc__(self):
         cdef size_t index
@@ -371,7 +395,7 @@ cdef class _Layout:
         if path[0] == 0:
             path = b"."
         while True:
-            fd = open_inside(self.root, path, flags | O_DIRECTORY | O_CLOEXEC)
+            fd = open_inside(self.root, path, flags | O_DIRECTORY | O_CLOEXEC, self.into)
             if fd >= 0 or (errno != EAGAIN and errno != EINTR):
                 return fd
 
@@ -415,7 +439,7 @@ cdef class _Layout:
                 whiteout = False
                 if errno == ENOTDIR or errno == ENOENT:
                     if fstatat(above, self.parent + begin, &found, AT_SYMLINK_NOFOLLOW) == 0:
-                        whiteout = S_ISCHR(found.st_mode) and found.st_rdev == 0
+                        whiteout = not self.into and S_ISCHR(found.st_mode) and found.st_rdev == 0
                         if not whiteout:
                             close(above)
                             return self.fail(b"a parent of the entry is no directory")
@@ -516,15 +540,20 @@ cdef class _Layout:
         cdef size_t begin = 0, at
         cdef const char *base
         if length < 0:
-            return self.fail(b"the entry leads out of the layer")
+            return self.fail(b"the entry leads out of the directory" if self.into else b"the entry leads out of the layer")
         if length == 0:
+            if self.into and entry.type == b"5":
+                return 0            # the directory itself stays as it is
             if entry.type != b"5":
-                return self.fail(b"the root of the layer is no directory")
+                return self.fail(b"the root of the archive is no directory" if self.into else b"the root of the layer is no directory")
             self.root_met = True
             return self.finish_directory(self.root, b".")
+        length = self.put_base(self.path, length)
+        if length < 0:
+            return self.reader.fail_system(entry.name, ENAMETOOLONG)
         for at in range(<size_t>length + 1):
             if self.path[at] == b"/" or self.path[at] == 0:
-                if strncmp(self.path + begin, b".wh..wh.", 8) == 0 and (
+                if not self.into and strncmp(self.path + begin, b".wh..wh.", 8) == 0 and (
                     self.path[at] != 0 or strcmp(self.path + begin, b".wh..wh..opq") != 0
                 ):
                     return 0
@@ -533,7 +562,7 @@ cdef class _Layout:
         base = self.path + begin
         if self.enter(begin - 1 if begin else 0) < 0:
             return -1
-        if strncmp(base, b".wh.", 4) == 0:
+        if not self.into and strncmp(base, b".wh.", 4) == 0:
             if strcmp(base, b".wh..wh..opq") == 0:
                 return self.make_opaque(self.parent_fd)
             return self.white_out(base + 4)
@@ -544,6 +573,40 @@ cdef class _Layout:
         if entry.type == b"1":
             return self.place_link(base)
         return self.place_special(base)
+
+    cdef int put_base(self, char *path, int length) noexcept nogil:
+        """A clean path seen from the root rather than from where the names begin; its length, or -1 when it gets too long."""
+        if self.base_length == 0:
+            return length
+        if self.base_length + 1 + length > TAR_MAX_PATH:
+            return -1
+        memmove(path + self.base_length + 1, path, length + 1)
+        memcpy(path, self.base, self.base_length)
+        path[self.base_length] = b"/"
+        return <int>self.base_length + 1 + length
+
+    cdef int charge(self, int fd, int64_t size) noexcept nogil:
+        """Before `size` bytes are written to a file: refuse what would fill the file system up.
+
+        An archive of some kilobytes may inflate to anything. A twentieth of a file system stays free, or 512 MiB where that is less, and likewise
+        4,096 of its inodes; at most 16 MiB and one file's inode are written between two looks.
+        """
+        cdef statvfs_t found
+        cdef int64_t free, reserve
+        self.unchecked += size
+        if self.unchecked < UNCHECKED:
+            return 0
+        self.unchecked = 0
+        if fstatvfs(fd, &found) < 0:
+            return self.fail_system()
+        free = <int64_t>(found.f_bavail * found.f_frsize)
+        reserve = <int64_t>(found.f_blocks * found.f_frsize // 20)
+        if size > free - (reserve if reserve < RESERVE else RESERVE):
+            return self.reader.fail_system(self.reader.entry.name, ENOSPC)
+        reserve = <int64_t>(found.f_files // 20)
+        if found.f_files and <int64_t>found.f_favail < (reserve if reserve < INODES else INODES):
+            return self.reader.fail_system(self.reader.entry.name, ENOSPC)
+        return 0
 
     cdef int white_out(self, const char *base) noexcept nogil:
         cdef stat_t found
@@ -573,6 +636,8 @@ cdef class _Layout:
         if not (S_ISCHR(found.st_mode) and found.st_rdev == 0):
             self.replaced = True
         if S_ISDIR(found.st_mode):
+            if self.keep_kinds:
+                return self.fail(b"cannot overwrite directory with non-directory")
             memset(&removal, 0, sizeof(removal))
             removal.top = -1
             remove_one(parent, base, &removal, 0, True)
@@ -581,15 +646,19 @@ cdef class _Layout:
             return 0
         if unlinkat(parent, base, 0) < 0:
             return self.fail_system()
-        return S_ISCHR(found.st_mode) and found.st_rdev == 0
+        return not self.into and S_ISCHR(found.st_mode) and found.st_rdev == 0
 
     cdef int place_directory(self, const char *base) noexcept nogil:
         cdef stat_t found
         cdef int fd, whiteout = 0
+        if self.into and self.charge(self.parent_fd, 4096) < 0:
+            return -1
         if mkdirat(self.parent_fd, base, 0o700) < 0:
             if errno != EEXIST or fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
                 return self.fail_system()
             if not S_ISDIR(found.st_mode):
+                if self.keep_kinds:
+                    return self.fail(b"cannot overwrite non-directory with directory")
                 whiteout = self.make_room(base)
                 if whiteout < 0:
                     return -1
@@ -631,7 +700,11 @@ cdef class _Layout:
             fd = openat(self.parent_fd, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, entry.mode & 0o700)
             if fd < 0:
                 return self.fail_system()
-        if entry.sparse:
+        if self.into:
+            status = self.charge(fd, entry.size + 4096)
+        if status < 0:
+            pass
+        elif entry.sparse:
             status = self.write_sparse(fd)
         elif entry.size:
             status = self.write_whole(fd)
@@ -712,7 +785,9 @@ cdef class _Layout:
         cdef stat_t old, new
         cdef int fd, status = 0
         if length <= 0:
-            return self.fail(b"the hard link leads out of the layer")
+            return self.fail(b"the hard link leads out of the directory" if self.into else b"the hard link leads out of the layer")
+        if self.put_base(self.link, length) < 0:
+            return self.reader.fail_system(entry.link, ENAMETOOLONG)
         slash = strrchr(self.link, b"/")
         if slash == NULL:
             fd = self.open_directory(b"", O_PATH)
@@ -725,7 +800,9 @@ cdef class _Layout:
             if fd >= 0:
                 close(fd)
             if status == ENOENT or status == ENOTDIR:
-                return self.fail(b"the target of the hard link is not in the layer")
+                return self.fail(
+                    b"the target of the hard link is not there" if self.into else b"the target of the hard link is not in the layer"
+                )
             return self.reader.fail_system(entry.name, status)
         if S_ISDIR(old.st_mode):
             close(fd)
@@ -762,6 +839,8 @@ cdef class _Layout:
         cdef timespec times[2]
         if entry.type == b"2" and entry.link[0] == 0:
             return self.fail(b"symbolic link to nothing")
+        if self.into and self.charge(self.parent_fd, 4096) < 0:
+            return -1
         if self.make_special(base) < 0:
             if errno != EEXIST:
                 return self.fail_system()
@@ -841,3 +920,26 @@ def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=No
             if not layout.directories[index].implied:
                 implied.pop(<bytes>layout.directories[index].path, None)
     return layout.size, reader.entries, list(implied), layout.refused
+
+
+def unpack(source, int root, bytes at not None, *, bint keep_kinds=False):
+    """Put an uncompressed archive into the directory `at` (relative, clean, b"" for the root) below the descriptor of a container's root.
+
+    As tar does it: what is in the way of a file is removed, a directory of the same name is merged, its owner, mode and time become the archive's;
+    those of `at` itself stay. `keep_kinds`: ArchiveError rather than a directory replaced by something else, or the reverse. Links in
+    the way are followed within the root. Run it where the root's mounts are mounted, so that the kernel refuses (EBUSY) to take away what they are on.
+
+    Answer: bytes of the regular files, number of entries, and how many extended attributes were not kept.
+    """
+    cdef Reader reader = Reader(source)
+    cdef _Layout layout = _Layout(root, reader)
+    cdef int status
+    layout.into = True
+    layout.keep_kinds = keep_kinds
+    layout.base = at
+    layout.base_length = len(at)
+    with nogil:
+        status = layout.run()
+    if status < 0:
+        reader.raise_failure()
+    return layout.size, reader.entries, layout.refused
