@@ -156,11 +156,19 @@ COMPRESSIONS = (
 )
 
 
+MAGIC = 8
+"""Bytes at the beginning of a stream that tell how it is packed."""
+
+
 def compression(span: Span | Incoming) -> str:
-    """`gzip`, `bzip2`, `xz`, `zstd`, or `` for none. Blocking when it is `Incoming`."""
+    """See `compression_of`. Blocking when it is `Incoming`."""
     if isinstance(span, Incoming):
-        span.wait(0, 8)
-    head = os.pread(span.descriptor, min(span.size, 8), span.offset)
+        span.wait(0, MAGIC)
+    return compression_of(os.pread(span.descriptor, min(span.size, MAGIC), span.offset))
+
+
+def compression_of(head: bytes) -> str:
+    """`gzip`, `bzip2`, `xz`, `zstd`, or `` for none, by the first `MAGIC` bytes of a stream."""
     for known in COMPRESSIONS:
         if head.startswith(known.magic):
             return known.name
@@ -182,10 +190,10 @@ class _Unpacker(Protocol):
 class _Bytes:
     """The bytes of a span in order, as they are; counts them."""
 
-    def __init__(self, span: Span | Incoming, progress: array[int]) -> None:
+    def __init__(self, span: Span | Incoming, progress: array[int] | None = None) -> None:
         self._span = span
         self._at = span.offset
-        self._progress = progress
+        self._progress = progress if progress is not None else array("q", [0])
 
     def _room(self, size: int) -> int:
         """How many bytes can be read now; 0 at the end. Waits for some."""
@@ -209,15 +217,22 @@ class _Bytes:
         self._progress[0] += got
 
 
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Some bytes, at most `size`; none at the end."""
+
+
 class Inflated:
-    """The content of a compressed span, as a source for `_fast.tar`: one or more members or frames behind each other.
+    """The content of a compressed stream, as a source for `_fast.tar`: one or more members or frames behind each other.
 
     Takes no more than a buffer at a time whatever the ratio. Raises InvalidParameter for a damaged or truncated stream. One thread at a time.
     """
 
-    def __init__(self, span: Span | Incoming, kind: str, progress: array[int]) -> None:
+    def __init__(self, packed: Readable, kind: str) -> None:
         self._kind = kind
-        self._input = _Bytes(span, progress)
+        self._input = packed
         self._unpacker: _Unpacker | None = None
         self._rest = b""
         self._frames: Any = None
@@ -283,7 +298,7 @@ class Extracted(NamedTuple):
 def digest_of(span: Span) -> str:
     """The diff_id of a layer: digest of its uncompressed stream. Blocking."""
     kind = compression(span)
-    return _digest_of_plain(span) if not kind else _digest_of_source(Inflated(span, kind, array("q", [0])))
+    return _digest_of_plain(span) if not kind else _digest_of_source(Inflated(_Bytes(span), kind))
 
 
 def _digest_of_source(source: Inflated) -> str:
@@ -311,7 +326,7 @@ def _digest_of_plain(span: Span) -> str:
 
 def inflate(span: Span, kind: str, target: int) -> int:
     """Write the content of a compressed span to a descriptor; its size. Blocking."""
-    source = Inflated(span, kind, array("q", [0]))
+    source = Inflated(_Bytes(span), kind)
     buffer = memoryview(bytearray(_CHUNK))
     size = 0
     while got := source.readinto(buffer):
@@ -356,8 +371,8 @@ def _write_whole_recipe(path: Path, span: Span | Incoming, kind: str) -> None:
     """A recipe that is the stream itself, for a layer whose archive holds what its files do not show any more."""
     recipe = _Recipe(path)
     try:
-        source = Inflated(span, kind, array("q", [0])) if kind else None
-        plain = _Bytes(span, array("q", [0]))
+        source = Inflated(_Bytes(span), kind) if kind else None
+        plain = _Bytes(span)
         buffer = memoryview(bytearray(_CHUNK))
         size = 0
         while data := bytes(buffer[: source.readinto(buffer)]) if source is not None else plain.read(_CHUNK):
@@ -535,7 +550,7 @@ def _lay_out(draft: Draft, span: Span | Incoming, progress: array[int]) -> Extra
         diff_id = ""
         if isinstance(span, Incoming) or kind:
             hashed = hashlib.sha256()
-            source = Inflated(span, kind, progress) if kind else _Bytes(span, progress)
+            source = Inflated(_Bytes(span, progress), kind) if kind else _Bytes(span, progress)
             size, _, implied, _ = _layer.apply(source, directory, digest=hashed, recipe=recipe)
             diff_id = f"sha256:{hashed.hexdigest()}"
         else:

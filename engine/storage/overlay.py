@@ -12,6 +12,8 @@ system that overlayfs takes as upper (ext4, xfs with ftype=1, btrfs; not on anot
 - ROOT is not made a private mount. Were it private, a service started with a mount namespace of its own (PrivateTmp=) would copy the mounted
   containers and never hear of their unmounting; under a shared parent the unmount reaches it, and under a private one nothing changes.
   Directories that are mount points elsewhere can be removed since Linux 3.18, so nothing gets busy by it.
+- One snapshot is one overlay at a time: two over the same upper directory would not see each other's changes (overlayfs.rst, "Sharing and copying
+  layers"). Who looks into a stopped container does so on a mount in a namespace aside (`opened`), and a start meanwhile gets a copy of that mount.
 - Removal: the record first, in its transaction, then the tree. A directory without a record is garbage that `sweep` removes.
 - A layer's files are written back after the reply: its record is `pending` this boot until a syncfs(2) has returned. After another boot a
   pending layer may have holes, so it is dropped, and the image with it: a power failure within seconds of a load undoes the load.
@@ -24,8 +26,9 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +39,7 @@ from engine._fast import layer as _layer
 from engine.errors import Conflict, NotFound, ServerError
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Draft, Layer, Usage
-from engine.system import files, mounts
+from engine.system import files, mounts, trees
 
 _T = TypeVar("_T")
 
@@ -45,6 +48,9 @@ MOUNT_THREADS = 4
 
 COUNT_THREADS = 2
 """Sizes of a thousand containers may be asked for at once: the threads that starts and removals need are not theirs to take."""
+
+LINGER = 1.0
+"""Seconds that a snapshot stays open after its last user: one command of a client is several requests."""
 
 _OPTIONS = "index=off,redirect_dir=nofollow,metacopy=off"
 
@@ -56,6 +62,17 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
     number: int
     parent: str = ""
+
+
+class _Opened:
+    """A snapshot on a mount aside."""
+
+    __slots__ = ("path", "timer", "users")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.users = 0
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class OverlaySnapshots:
@@ -88,6 +105,11 @@ class OverlaySnapshots:
         self._mounting = ThreadPoolExecutor(MOUNT_THREADS, "mount", self._enter)
         self._merging = threading.Lock()
         self._counting = ThreadPoolExecutor(COUNT_THREADS, "usage")
+        self.aside = trees.Aside(self._directory)
+        self._opened: dict[str, _Opened] = {}
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        """By key, held while its overlay is mounted or unmounted anywhere."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     def _whole_layers(self, numbers: set[int]) -> dict[str, Layer]:
         """The recorded layers whose files, and whose parents, are there."""
@@ -249,18 +271,101 @@ class OverlaySnapshots:
         _make(path / "diff", model)
         path.joinpath("work").mkdir(mode=0o700)
 
+    def _lock(self, key: str) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
+
     async def mount(self, key: str, target: Path) -> None:
+        where = _absolute(target)
+        async with self._lock(key):
+            mount = self._mounting_of(key)
+            opened = self._opened.get(key)
+            if opened is None:
+                await self._in_mount_thread(lambda: mount(where))
+                return
+            path = opened.path
+            tree = await self.aside.run(lambda: trees.clone(path))
+            try:
+                await self._in_mount_thread(lambda: trees.attach(tree, where))
+            finally:
+                os.close(tree)
+
+    def _mounting_of(self, key: str) -> Callable[[str], None]:
+        """Mounts the snapshot at a path, when called in a directory that shows ROOT/layers."""
         snapshot = self._snapshot(key)
         number = snapshot.number
         lower = [layer.number for layer in self.line(snapshot.parent)]
-        where = _absolute(target)
         if not lower:
-            source = str(self._path(number) / "diff")
-            await self._in_mount_thread(lambda: mounts.mount(source, where, flags=mounts.MS_BIND))
-            return
+            return lambda target: mounts.mount(f"{number}/diff", target, flags=mounts.MS_BIND)
         directories = ":".join(f"{below}/diff" for below in lower)
         options = f"lowerdir={directories},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
-        await self._in_mount_thread(lambda: mounts.mount("overlay", where, "overlay", options=options))
+        return lambda target: mounts.mount("overlay", target, "overlay", options=options)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, key: str, target: Path) -> AsyncIterator[str]:
+        """Where the snapshot is mounted in the namespace `aside`, to be copied from there; it may be mounted at `target` on the host too."""
+        async with self._lock(key):
+            opened = self._opened.get(key)
+            if opened is None:
+                opened = self._opened[key] = await self._open(key, _absolute(target))
+            if opened.timer is not None:
+                opened.timer.cancel()
+                opened.timer = None
+            opened.users += 1
+        try:
+            yield opened.path
+        finally:
+            opened.users -= 1
+            if not opened.users:
+                opened.timer = asyncio.get_running_loop().call_later(LINGER, self._lingered, key)
+
+    async def _open(self, key: str, target: str) -> _Opened:
+        mount = self._mounting_of(key)
+
+        def copy() -> int | None:
+            return trees.clone(target) if trees.is_mount(target) else None
+
+        def open_aside() -> str:
+            place = self.aside.place()
+            try:
+                if tree is not None:
+                    trees.attach(tree, place)
+                else:
+                    mount(place)
+            except BaseException:
+                os.rmdir(place)
+                raise
+            return place
+
+        tree = await self._in_mount_thread(copy)
+        try:
+            return _Opened(await self.aside.run(open_aside))
+        finally:
+            if tree is not None:
+                os.close(tree)
+
+    def _lingered(self, key: str) -> None:
+        task = asyncio.ensure_future(self._close(key))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self, key: str) -> None:
+        """Unmount what nobody has open any more."""
+        async with self._lock(key):
+            opened = self._opened.get(key)
+            if opened is None or opened.users:
+                return
+            del self._opened[key]
+            if opened.timer is not None:
+                opened.timer.cancel()
+
+            def close() -> None:
+                trees.detach(opened.path)
+                os.rmdir(opened.path)
+
+            try:
+                await self.aside.run(close)
+            except (ServerError, OSError) as error:
+                _log.warning("snapshot %s: %s", key, error)
 
     async def open_content(self, chain_id: str) -> int:
         """See `Snapshots.open_content`."""
@@ -286,7 +391,8 @@ class OverlaySnapshots:
 
     async def unmount(self, key: str, target: Path) -> None:
         where = _absolute(target)
-        await self._in_mount_thread(lambda: mounts.unmount(where))
+        async with self._lock(key):
+            await self._in_mount_thread(lambda: mounts.unmount(where))
 
     async def remove(self, key: str) -> None:
         snapshot = self._snapshots.pop(key, None)
@@ -294,12 +400,17 @@ class OverlaySnapshots:
             return
         if snapshot.parent:
             _count_down(self._standing, snapshot.parent)
+        await self._close(key)
         await self._discard([self._snapshot_table.delete(key)], [snapshot.number])
         if snapshot.parent:
             await self._collect(snapshot.parent)
 
     def upper(self, key: str) -> Path:
         return self._path(self._snapshot(key).number) / "diff"
+
+    def lower(self, key: str) -> list[Path]:
+        """The directories below `upper`, topmost first."""
+        return [self._path(layer.number) / "diff" for layer in self.line(self._snapshot(key).parent)]
 
     def graph_data(self, number: int, parent: str) -> dict[str, str]:
         """What inspect shows as GraphDriver.Data: the directories, as clients of the overlay2 driver read them."""

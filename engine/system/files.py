@@ -66,6 +66,53 @@ def _open(root: int, path: str | bytes, flags: int, mode: int, resolve: int) -> 
     raise OSError(number, os.strerror(number), os.fsdecode(name))
 
 
+_LINKS = 255
+"""Links that are followed on one way, as in Docker."""
+
+
+def resolve_in_root(root: int, path: str | bytes) -> bytes:
+    """Where `path` leads, every link on the way taken: relative to `root`, b"" for the root itself. What does not exist is taken as it is written.
+
+    It tells, and no more: what is done there goes through `open_in_root` again. Raises OSError: ELOOP after 255 links, ENAMETOOLONG.
+    """
+    waiting = os.fsencode(path).split(b"/")[::-1]
+    done: list[bytes] = []
+    links = 0
+    while waiting:
+        name = waiting.pop()
+        if name in (b"", b"."):
+            continue
+        if name == b"..":
+            del done[-1:]
+            continue
+        at = b"/".join((*done, name))
+        try:
+            found = open_in_root(root, at, os.O_PATH | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
+            done.append(name)
+            continue
+        try:
+            target = os.readlink(b"", dir_fd=found) if stat.S_ISLNK(os.fstat(found).st_mode) else None
+        finally:
+            os.close(found)
+        if target is None:
+            done.append(name)
+            continue
+        links += 1
+        if links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
+        if target.startswith(b"/"):
+            done = []
+        waiting += target.split(b"/")[::-1]
+    return b"/".join(done)
+
+
+def mount_of(descriptor: int) -> int:
+    """The number of the mount that a descriptor is in (proc_pid_fdinfo(5))."""
+    fields = read_file(f"/proc/self/fdinfo/{descriptor}", 4096)
+    return int(fields.partition(b"mnt_id:")[2].split(None, 1)[0])
+
+
 def open_directory(path: Path | str) -> int:
     """A descriptor of a directory for use as `root`. The caller closes it."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
