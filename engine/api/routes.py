@@ -12,7 +12,7 @@ import enum
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.api import containers, exec, images, networks, system, volumes
+from engine.api import archive, containers, exec, images, networks, system, volumes
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
 from engine.http.messages import AnyReply, Request
@@ -82,6 +82,8 @@ ROUTES: tuple[Route, ...] = (
     GET("/containers/{id}/json", containers.inspect),
     GET("/containers/{id}/top", containers.top),
     GET("/containers/{id}/logs", containers.read_logs, mode=STREAM),
+    GET("/containers/{id}/changes", archive.changes),
+    GET("/containers/{id}/export", archive.export, mode=STREAM),
     GET("/containers/{id}/stats", containers.stats, mode=STREAM),
     POST("/containers/{id}/resize", containers.resize),
     POST("/containers/{id}/start", containers.start, 204),
@@ -97,6 +99,10 @@ ROUTES: tuple[Route, ...] = (
     POST("/containers/{id}/wait", containers.wait, mode=STREAM),
     DELETE("/containers/{id}", containers.remove, 204),
     DELETE("/containers/{id}/{alias}", containers.remove_link, 204),
+    POST("/containers/{id}/copy", archive.copy, mode=STREAM, until="1.24"),
+    HEAD("/containers/{id}/archive", archive.inspect, since="1.20"),
+    GET("/containers/{id}/archive", archive.get, since="1.20", mode=STREAM),
+    PUT("/containers/{id}/archive", archive.put, since="1.20"),
     # Exec
     POST("/containers/{id}/exec", exec.create, 201),
     POST("/exec/{id}/start", exec.start, mode=HIJACK),

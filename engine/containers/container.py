@@ -87,6 +87,16 @@ class Parts:
     """Told when a container has been removed."""
 
 
+@dataclass(frozen=True)
+class Mounted:
+    """Something of the host that the engine mounts over a container's root."""
+
+    source: Path | int
+    """A path, or a descriptor."""
+    destination: str
+    writable: bool
+
+
 class Container:
     """One container. `record` may be read at any time; verbs are coroutines."""
 
@@ -140,6 +150,26 @@ class Container:
     def directory(self) -> Path:
         """Log, hosts, hostname, resolv.conf, bundle and mount point of the root."""
         return self._parts.config.root / "containers" / self.record.id
+
+    @property
+    def snapshots(self) -> OverlaySnapshots:
+        """Where its root is kept, under its id."""
+        return self._parts.snapshots
+
+    @contextlib.asynccontextmanager
+    async def mounted(self) -> AsyncIterator[list[Mounted]]:
+        """What a start mounts over its root, outermost first: volumes, binds, network files. They are there for as long as the context lasts."""
+        record = self.record
+        async with self._parts.volumes.opened(self.id, record.mounts) as opened:
+            found = {point.destination: Mounted(source, point.destination, point.rw) for point, source in opened}
+            owner = self.directory
+            if joined := create.joined(record.host.network_mode):
+                with contextlib.suppress(EngineError):
+                    owner = self._peers.get(joined).directory
+            for name in ("hosts", "hostname", "resolv.conf"):
+                if (owner / name).exists():  # not before its first start
+                    found.setdefault(f"/etc/{name}", Mounted(owner / name, f"/etc/{name}", True))
+            yield sorted(found.values(), key=lambda each: each.destination.count("/"))
 
     @property
     def graph(self) -> dict[str, str]:

@@ -25,7 +25,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -103,7 +102,6 @@ class OverlaySnapshots:
         self._children: Counter[str] = Counter(layer.parent for layer in self._layers.values() if layer.parent)
         self._standing: Counter[str] = Counter(s.parent for s in self._snapshots.values() if s.parent)
         self._mounting = ThreadPoolExecutor(MOUNT_THREADS, "mount", self._enter)
-        self._merging = threading.Lock()
         self._counting = ThreadPoolExecutor(COUNT_THREADS, "usage")
         self.aside = trees.Aside(self._directory)
         self._opened: dict[str, _Opened] = {}
@@ -373,21 +371,20 @@ class OverlaySnapshots:
         if len(lower) == 1:
             return await asyncio.to_thread(files.open_directory, self._path(lower[0]) / "diff")
         directories = ":".join(f"{below}/diff" for below in lower)
-        return await self._in_mount_thread(lambda: self._open_merged(f"lowerdir={directories},{_OPTIONS}"))
 
-    def _open_merged(self, options: str) -> int:
-        target = self._directory / "merged"
-        with self._merging:
-            target.mkdir(mode=0o700, exist_ok=True)
-            mounts.mount("overlay", target, "overlay", flags=mounts.MS_RDONLY, options=options)
+        def open_merged() -> int:
+            place = self.aside.place()
             try:
-                directory = files.open_directory(target)
+                options = f"lowerdir={directories},{_OPTIONS}"
+                mounts.mount("overlay", place, "overlay", flags=mounts.MS_RDONLY, options=options)
                 try:
-                    return mounts.clone(directory)
+                    return trees.clone(place)
                 finally:
-                    os.close(directory)
+                    trees.detach(place)
             finally:
-                mounts.detach(target)
+                os.rmdir(place)
+
+        return await self.aside.run(open_merged)
 
     async def unmount(self, key: str, target: Path) -> None:
         where = _absolute(target)

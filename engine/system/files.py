@@ -107,12 +107,6 @@ def resolve_in_root(root: int, path: str | bytes) -> bytes:
     return b"/".join(done)
 
 
-def mount_of(descriptor: int) -> int:
-    """The number of the mount that a descriptor is in (proc_pid_fdinfo(5))."""
-    fields = read_file(f"/proc/self/fdinfo/{descriptor}", 4096)
-    return int(fields.partition(b"mnt_id:")[2].split(None, 1)[0])
-
-
 def open_directory(path: Path | str) -> int:
     """A descriptor of a directory for use as `root`. The caller closes it."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

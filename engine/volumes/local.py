@@ -387,6 +387,10 @@ class LocalDriver:
             mounts.bind(descriptor, target)
         return str(target)
 
+    async def open_content(self, name: str) -> int:
+        """A descriptor of its content, what is mounted there on top. The caller closes it."""
+        return await self._in_thread(self._open_data, name)
+
     async def leave_places(self, container_id: str) -> None:
         await self._in_thread(self._leave_places, container_id)
 

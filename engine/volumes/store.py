@@ -450,6 +450,39 @@ class VolumeStore:
             self._events.publish("volume", "unmount", record.name, {"container": container_id, "driver": record.driver})
 
     @contextlib.asynccontextmanager
+    async def opened(
+        self, container_id: str, points: Sequence[MountPoint]
+    ) -> AsyncIterator[list[tuple[MountPoint, int]]]:
+        """Descriptors of the sources of its mounts, whether it runs or not, with what is mounted there on top. They are closed with the context."""
+        user = f"{container_id}/{secrets.token_hex(8)}"
+        found: list[tuple[MountPoint, int]] = []
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(_close_all, found)
+            for point in points:
+                if not isinstance(point.name, str):
+                    found.append((point, await asyncio.to_thread(_open_path, point.source)))
+                    continue
+                record = self._volumes.get(point.name)
+                if record is None:
+                    raise ServerError(f"get {point.name}: no such volume")
+                driver = await self._driver(record.driver, f"mount {record.name}")
+                async with self._lock(record.name):
+                    path = await driver.mount(record.name, record.options, _user(user, point))
+                stack.push_async_callback(self._leave, record, driver, _user(user, point))
+                if record.driver == local.NAME:
+                    found.append((point, await self._local.open_content(record.name)))
+                else:
+                    found.append((point, await asyncio.to_thread(_open_path, path)))
+            yield found
+
+    async def _leave(self, record: VolumeRecord, driver: Driver, user: str) -> None:
+        try:
+            async with self._lock(record.name):
+                await driver.unmount(record.name, user)
+        except EngineError as error:
+            _log.warning("volume %s: %s", record.name, error.message)
+
+    @contextlib.asynccontextmanager
     async def leave(
         self, container_id: str, points: Sequence[MountPoint], named: Collection[str], *, anonymous: bool
     ) -> AsyncIterator[tuple[Change, ...]]:
@@ -602,6 +635,21 @@ def _populate_path(name: str, source: int, path: str) -> None:
 def _ensure_sources(points: Iterable[MountPoint]) -> None:
     for point in points:
         _ensure_source(point)
+
+
+def _close_all(opened: Iterable[tuple[MountPoint, int]]) -> None:
+    for _, descriptor in opened:
+        os.close(descriptor)
+
+
+def _open_path(path: str) -> int:
+    """Made as a directory where it is missing, as a start would."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(path, exist_ok=True)
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise ServerError(f"mount source '{path}': {(error.strerror or '').lower()}") from error
 
 
 def _ensure_source(point: MountPoint) -> None:

@@ -228,6 +228,30 @@ class Waited(msgspec.Struct, rename="pascal", frozen=True):
     status_code: int
 
 
+class PathStat(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """The header of the archive calls (specification, archive rule 4): what a path in a container stands for."""
+
+    name: str
+    size: int
+    mode: int
+    """As Go's os.FileMode has it: permission bits, and its own bits for the type."""
+    mtime: str
+    link_target: str
+
+
+class PathChange(msgspec.Struct, rename="pascal", frozen=True):
+    """One path that a container has changed. Kind: 0 modified, 1 added, 2 deleted."""
+
+    path: str
+    kind: int
+
+
+class CopyConfig(msgspec.Struct, rename="pascal", frozen=True):
+    """Body of the copy endpoint."""
+
+    resource: str = ""
+
+
 class MountPoint(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """A volume or bind as inspect and list show it."""
 

@@ -1,0 +1,67 @@
+"""Handlers of "Archive rules": stat, archive, extraction, copy, export, changes."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+
+from engine.api import parameters
+from engine.api.engine import Engine
+from engine.api.replies import empty_reply, json_reply
+from engine.containers import archive
+from engine.http.messages import Reply, Request, StreamReply
+from engine.wire.containers import CopyConfig, PathChange, PathStat
+
+_TAR = "application/x-tar"
+
+
+def _headers(found: PathStat) -> tuple[tuple[str, str], ...]:
+    """Under the name in the specification, and under the one that clients read."""
+    value = base64.b64encode(msgspec.json.encode(found)).decode()
+    return (("X-Engine-Container-Path-Stat", value), ("X-Docker-Container-Path-Stat", value))
+
+
+async def _reply(
+    request: Request, stream: archive.Archive, content_type: str, headers: tuple[tuple[str, str], ...] = ()
+) -> Reply | StreamReply:
+    if stream.whole is None:
+        return StreamReply(request.status, stream, content_type, headers)
+    await stream.aclose()
+    return Reply(request.status, stream.whole, content_type, headers)
+
+
+async def inspect(engine: Engine, request: Request) -> Reply:
+    name = request.parameters["id"]
+    found = await archive.inspect(engine.containers.get(name), request.query.get("path", ""), name)
+    return Reply(request.status, headers=_headers(found))
+
+
+async def get(engine: Engine, request: Request) -> Reply | StreamReply:
+    name = request.parameters["id"]
+    found, stream = await archive.get(engine.containers.get(name), request.query.get("path", ""), name)
+    return await _reply(request, stream, _TAR, _headers(found))
+
+
+async def put(engine: Engine, request: Request) -> Reply:
+    name, query = request.parameters["id"], request.query
+    keep_kinds = parameters.boolean(query, "noOverwriteDirNonDir")
+    await archive.put(engine.containers.get(name), query.get("path", ""), name, request.body, keep_kinds=keep_kinds)
+    return empty_reply(request)
+
+
+async def copy(engine: Engine, request: Request) -> Reply | StreamReply:
+    name = request.parameters["id"]
+    container = engine.containers.get(name)
+    wanted = await parameters.json_body(request, CopyConfig)
+    return await _reply(request, await archive.copy(container, wanted.resource, name), _TAR)
+
+
+async def export(engine: Engine, request: Request) -> Reply | StreamReply:
+    stream = await archive.export(engine.containers.get(request.parameters["id"]))
+    return await _reply(request, stream, "application/octet-stream")
+
+
+async def changes(engine: Engine, request: Request) -> Reply:
+    found = await archive.changes(engine.containers.get(request.parameters["id"]))
+    return json_reply(request, found, PathChange)

@@ -1,0 +1,549 @@
+"""Files into and out of a container: stat, archive, extraction, copy, export, and what it has changed ("Archive rules" of the specification).
+
+A call sees the container's root on mounts of its own, made for it aside (system/trees.py): a copy of the mount of its overlay, with the engine's
+mounts over it: volumes, binds, hosts, hostname, resolv.conf. So running and stopped containers are the same, and what was mounted inside
+the container, /proc, /sys, /dev and Tmpfs are not there (rule 3). Every path is resolved by openat2(2) within that root, and each name a call reads
+is taken by descriptor; on the mounts no device opens, nothing executes, and for a call that reads nothing can be written.
+
+As in Docker, the last name of a path is not followed when it is a link: the archive has the link, its stat the target (`docker cp` asks again with
+-L). Links before it are, and the last one too when the path ends in `/` or `/.`, and always when an archive is put there.
+
+An archive that is put into a container may inflate without bounds: its extraction ends with an error before it takes the last twentieth of a file
+system, or the last 512 MiB where that is less, and the last 4,096 inodes likewise (`_fast/layer.pyx`). What it has written by then stays, as in tar.
+
+Owns: the mounts and descriptors of a call, until its stream is closed. Not here: bytes of archives (`_fast/pack.pyx`, `_fast/layer.pyx`).
+Raises: NotFound, InvalidParameter, Forbidden with Docker's messages, ServerError with the kernel's reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import posixpath
+import stat
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from engine._fast import layer as _layer
+from engine._fast import pack
+from engine._fast.tar import ArchiveError
+from engine.containers.container import Container, Mounted
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
+from engine.images.layers import MAGIC, Inflated, compression_of, uninterrupted
+from engine.system import files, mounts, trees
+from engine.wire import times
+from engine.wire.containers import PathChange, PathStat
+
+_FIRST = 128 * 1024
+"""Bytes of an archive that are made before the answer begins: what goes wrong by then still has a status."""
+_CHUNK = 1 << 20
+_WAITING = 1 << 20
+"""Bytes of a body that wait for the thread that extracts it."""
+_SYSTEM = ("/proc", "/sys", "/dev")
+
+_GO_MODES = (
+    (stat.S_IFDIR, 1 << 31),
+    (stat.S_IFLNK, 1 << 27),
+    (stat.S_IFBLK, 1 << 26),
+    (stat.S_IFCHR, 1 << 26 | 1 << 21),
+    (stat.S_IFIFO, 1 << 25),
+    (stat.S_IFSOCK, 1 << 24),
+)
+_GO_BITS = ((stat.S_ISUID, 1 << 23), (stat.S_ISGID, 1 << 22), (stat.S_ISVTX, 1 << 20))
+
+
+def go_mode(mode: int) -> int:
+    """st_mode as Go's os.FileMode."""
+    found = mode & 0o777
+    for kind, bits in _GO_MODES:
+        if stat.S_IFMT(mode) == kind:
+            found |= bits
+    for bit, bits in _GO_BITS:
+        if mode & bit:
+            found |= bits
+    return found
+
+
+class Asked(NamedTuple):
+    """A path as a client gave it, seen from the container's root (rules 1 and 2)."""
+
+    given: str
+    parent: str
+    """Of the last name, relative to the root."""
+    base: str
+    """The last name; empty for the root."""
+    directory: bool
+    """It ends in `/` or `/.`: it must be a directory, and a link is followed."""
+    contents: bool
+    """It ends in `/.`: what is in the directory, without its name."""
+
+    @property
+    def path(self) -> str:
+        return posixpath.join(self.parent, self.base)
+
+    @property
+    def name(self) -> str:
+        """What the stat and the entries of the archive call it."""
+        return "." if self.contents else self.base or "/"
+
+
+def parse(path: str) -> Asked:
+    """Raises InvalidParameter for an empty path."""
+    if not path:
+        raise InvalidParameter("bad parameter: path cannot be empty")
+    clean = posixpath.normpath("/" + path).lstrip("/")
+    parent, _, base = clean.rpartition("/")
+    contents = path == "." or path.endswith("/.")
+    return Asked(path, parent, base, contents or path.endswith("/") or not base, contents)
+
+
+# --- a container's root -----------------------------------------------------------------------------------------------
+
+
+class Root:
+    """The root of a container for one call. In a thread of the namespace aside; `descriptor` may be used in any."""
+
+    def __init__(self, view: str, mounted: list[tuple[Mounted, int]], pins: list[str], aside: trees.Aside) -> None:
+        """`mounted`: trees to mount over it, outermost first; `pins`: places where the container has mounts that are not shown."""
+        self._place = aside.place()
+        self.descriptor = -1
+        try:
+            self.descriptor = trees.clone(view)
+            trees.attach(self.descriptor, self._place)
+            for mount, tree in mounted:
+                self._mount(mount, tree)
+            for pin in pins:
+                self._pin(pin)
+        except BaseException:
+            self.close()
+            raise
+
+    def _mount(self, mount: Mounted, tree: int) -> None:
+        target = self._mount_point(mount, stat.S_ISDIR(os.fstat(tree).st_mode))
+        try:
+            trees.guard(tree, read_only=not mount.writable, recursive=True)
+            trees.attach(tree, target)
+        finally:
+            os.close(target)
+
+    def _mount_point(self, mount: Mounted, directory: bool) -> int:
+        """What is to be mounted on, made if it is missing, as a start would."""
+        path = mount.destination.strip("/")
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                return files.open_in_root(self.descriptor, path, os.O_PATH)
+            names = path.split("/")
+            for end in range(1, len(names) + 1):
+                parent = files.open_in_root(self.descriptor, "/".join(names[: end - 1]), os.O_PATH | os.O_DIRECTORY)
+                try:
+                    with contextlib.suppress(FileExistsError):
+                        if end < len(names) or directory:
+                            os.mkdir(names[end - 1], 0o755, dir_fd=parent)
+                        else:
+                            os.mknod(names[end - 1], 0o644 | stat.S_IFREG, dir_fd=parent)
+                finally:
+                    os.close(parent)
+            return files.open_in_root(self.descriptor, path, os.O_PATH)
+        except OSError as error:
+            reason = (error.strerror or "").lower()
+            raise ServerError(f"mount point {mount.destination} in the container: {reason}") from error
+
+    def _pin(self, path: str) -> None:
+        """Mount a directory on itself: what is below the container's own mount is shown, and cannot be removed under it."""
+        with contextlib.suppress(OSError, ServerError):
+            target = files.open_in_root(self.descriptor, path, os.O_PATH)
+            try:
+                tree = trees.clone(target)
+                try:
+                    trees.attach(tree, target)
+                finally:
+                    os.close(tree)
+            finally:
+                os.close(target)
+
+    def guard(self, *, read_only: bool, recursive: bool) -> None:
+        trees.guard(self.descriptor, read_only=read_only, recursive=recursive)
+
+    def close(self) -> None:
+        """In a thread of the namespace."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            with contextlib.suppress(ServerError):  # it was not attached yet
+                trees.detach(self._place)
+        os.rmdir(self._place)
+
+    def open(self, asked: Asked, name: str) -> int:
+        """An O_PATH descriptor of what is asked for. Raises NotFound, InvalidParameter for a file that was said to be a directory."""
+        try:
+            if asked.directory:
+                return files.open_in_root(self.descriptor, asked.path, os.O_PATH | os.O_DIRECTORY)
+            parent = files.open_in_root(self.descriptor, asked.parent, os.O_PATH | os.O_DIRECTORY)
+            try:
+                # It may be a mount point: openat2(2) goes into what is mounted there, O_NOFOLLOW or not.
+                return os.open(asked.base, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            finally:
+                os.close(parent)
+        except OSError as error:
+            if asked.directory and error.errno == errno.ENOTDIR and self._exists(asked):
+                raise InvalidParameter(f"{asked.given}: not a directory") from error
+            raise _missing(error, asked.given, name) from error
+
+    def _exists(self, asked: Asked) -> bool:
+        with contextlib.suppress(OSError):
+            os.close(files.open_in_root(self.descriptor, asked.path, os.O_PATH))
+            return True
+        return False
+
+    def stat(self, asked: Asked, found: int) -> PathStat:
+        """`found` is its descriptor."""
+        looks = os.fstat(found)
+        target = ""
+        if stat.S_ISLNK(looks.st_mode):
+            with contextlib.suppress(OSError):
+                target = "/" + files.resolve_in_root(self.descriptor, asked.path).decode(errors="replace")
+        return PathStat(
+            name=asked.name,
+            size=looks.st_size,
+            mode=go_mode(looks.st_mode),
+            mtime=times.rfc3339(looks.st_mtime_ns),
+            link_target=target,
+        )
+
+    def check_writable(self, directory: str, name: str) -> None:
+        """Raises unless an archive may be put into that directory."""
+        asked = parse(directory)
+        try:
+            target = files.open_in_root(self.descriptor, asked.path, os.O_PATH | os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno == errno.ENOTDIR and self._exists(asked):
+                raise InvalidParameter("extraction point is not a directory") from error
+            raise _missing(error, directory, name) from error
+        try:
+            if os.fstatvfs(target).f_flag & os.ST_RDONLY:
+                if mounts.mount_id(target) == mounts.mount_id(self.descriptor):
+                    raise Forbidden("container rootfs is marked read-only")
+                raise Forbidden("mounted volume is marked read-only")
+        finally:
+            os.close(target)
+
+
+def _missing(error: OSError, path: str, container: str) -> EngineError:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NotFound(f"Could not find the file {path} in container {container}")
+    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.EXDEV):
+        return InvalidParameter(f"{path}: {(error.strerror or '').lower()}")
+    return ServerError(f"{path} in container {container}: {(error.strerror or '').lower()}")
+
+
+@contextlib.asynccontextmanager
+async def _root(container: Container, *, writable: bool = False, volumes: bool = True) -> AsyncIterator[Root]:
+    snapshots = container.snapshots
+    aside = snapshots.aside
+    async with contextlib.AsyncExitStack() as stack:
+        mounted = await stack.enter_async_context(container.mounted()) if volumes else []
+        try:
+            view = await stack.enter_async_context(snapshots.opened(container.id, container.directory / "rootfs"))
+        except NotFound as error:
+            raise Conflict(f"container {container.id} is being removed") from error
+        record = container.record
+        pins = [*_SYSTEM, *(record.host.tmpfs or ())] if writable and container.running else []
+        sources: list[int] = []
+        stack.callback(_close_all, sources)
+        made: list[Root] = []
+
+        def assemble() -> None:
+            made.append(Root(view, list(zip(mounted, sources, strict=True)), pins, aside))
+            _close_all(sources)
+            made[0].guard(read_only=not writable or record.host.readonly_rootfs, recursive=not writable)
+
+        try:
+            await uninterrupted(asyncio.to_thread(_clone_all, mounted, sources))
+            await uninterrupted(aside.run(assemble))
+            yield made[0]
+        finally:
+            for root in made:
+                await uninterrupted(aside.run(root.close))
+
+
+def _clone_all(mounted: list[Mounted], trees_made: list[int]) -> None:
+    for mount in mounted:
+        try:
+            trees_made.append(trees.clone(mount.source, recursive=True))
+        except FileNotFoundError as error:
+            raise ServerError(f"mount source of {mount.destination}: no such file or directory") from error
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+# --- out of a container -----------------------------------------------------------------------------------------------
+
+
+class Archive:
+    """A tar stream on its way to a client: an iterator of chunks that makes the next while one is sent. `aclose` gives everything back."""
+
+    def __init__(self, packer: pack.Packer, first: bytes, borrowed: contextlib.AsyncExitStack, what: str) -> None:
+        self._packer = packer
+        self._borrowed = borrowed
+        self._what = what
+        self.whole = first if len(first) < _FIRST else None
+        """All of it, when it is that small."""
+        self._next: asyncio.Future[bytes] | None = None
+        self._first: bytes | None = first
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        first, self._first = self._first, None
+        if first is not None:
+            if self.whole is None:
+                self._next = asyncio.ensure_future(asyncio.to_thread(self._packer.read, _CHUNK))
+            return first
+        if self._next is None:
+            raise StopAsyncIteration
+        try:
+            chunk = await asyncio.shield(self._next)
+        except OSError as error:
+            raise ServerError(f"{self._what}: {error.filename}: {error.strerror}") from error
+        if len(chunk) == _CHUNK:
+            self._next = asyncio.ensure_future(asyncio.to_thread(self._packer.read, _CHUNK))
+        else:
+            self._next = None
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
+    async def aclose(self) -> None:
+        waiting, self._next = self._next, None
+        if waiting is not None:
+            await uninterrupted(asyncio.wait([waiting]))
+            if not waiting.cancelled():
+                waiting.exception()  # nobody asks any more
+        await self._borrowed.aclose()
+
+
+async def inspect(container: Container, path: str, name: str) -> PathStat:
+    """The stat of a path; `name` is what the client calls the container."""
+    asked = parse(path)
+
+    def look() -> PathStat:
+        found = root.open(asked, name)
+        try:
+            return root.stat(asked, found)
+        finally:
+            os.close(found)
+
+    async with _root(container) as root:
+        return await container.snapshots.aside.run(look)
+
+
+async def get(container: Container, path: str, name: str) -> tuple[PathStat, Archive]:
+    """The stat and the archive of a path. The caller closes the archive."""
+    asked = parse(path)
+    async with contextlib.AsyncExitStack() as stack:
+        root = await stack.enter_async_context(_root(container))
+
+        def begin() -> tuple[PathStat, pack.Packer, bytes]:
+            found = root.open(asked, name)
+            try:
+                looks = root.stat(asked, found)
+                packer = _packer(found, asked.name)
+                return looks, packer, packer.read(_FIRST)
+            finally:
+                os.close(found)
+
+        looks, packer, first = await uninterrupted(container.snapshots.aside.run(begin))
+        container.publish("archive-path")
+        return looks, Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
+
+
+async def copy(container: Container, path: str, name: str) -> Archive:
+    """The archive of a path whose links are all followed, called by the name of what they lead to: the endpoint of 1.18 to 1.23."""
+    if not path:
+        raise InvalidParameter("Path cannot be empty")
+    asked = parse(path)
+    async with contextlib.AsyncExitStack() as stack:
+        root = await stack.enter_async_context(_root(container))
+
+        def begin() -> tuple[pack.Packer, bytes]:
+            try:
+                way = files.resolve_in_root(root.descriptor, asked.path)
+                found = files.open_in_root(root.descriptor, way, os.O_PATH | os.O_NOFOLLOW)
+            except OSError as error:
+                raise _missing(error, path, name) from error
+            try:
+                packer = _packer(found, os.fsdecode(way.rpartition(b"/")[2]) or ".")
+                return packer, packer.read(_FIRST)
+            finally:
+                os.close(found)
+
+        packer, first = await uninterrupted(container.snapshots.aside.run(begin))
+        container.publish("copy")
+        return Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
+
+
+def _packer(found: int, name: str) -> pack.Packer:
+    if stat.S_ISSOCK(os.fstat(found).st_mode):
+        raise InvalidParameter(f"{name}: archive/tar: sockets not supported")
+    try:
+        return pack.Packer(found, os.fsencode(name))
+    except OSError as error:
+        raise ServerError(f"{name}: {error.strerror}") from error
+
+
+async def export(container: Container) -> Archive:
+    """The whole root as one archive, without what the engine mounts over it."""
+    async with contextlib.AsyncExitStack() as stack:
+        root = await stack.enter_async_context(_root(container, volumes=False))
+
+        def begin() -> tuple[pack.Packer, bytes]:
+            packer = pack.Packer(root.descriptor, b"", top=False)
+            return packer, packer.read(_FIRST)
+
+        packer, first = await uninterrupted(container.snapshots.aside.run(begin))
+        container.publish("export")
+        return Archive(packer, first, stack.pop_all(), f"export of container {container.id}")
+
+
+async def changes(container: Container) -> list[PathChange]:
+    """What the container changed of its image, parents before what is in them."""
+    try:
+        upper = container.snapshots.upper(container.id)
+        lower = container.snapshots.lower(container.id)
+    except NotFound as error:
+        raise Conflict(f"container {container.id} is being removed") from error
+    return await asyncio.to_thread(_changes, os.fspath(upper), [os.fspath(each) for each in lower])
+
+
+def _changes(upper: str, lower: list[str]) -> list[PathChange]:
+    with contextlib.ExitStack() as stack:
+        descriptors: list[int] = []
+        stack.callback(_close_all, descriptors)
+        try:
+            for path in (upper, *lower):
+                descriptors.append(files.open_directory(path))
+            found = pack.changes(descriptors[0], descriptors[1:])
+        except OSError as error:
+            raise ServerError(f"reading the changes in {upper}: {error.filename}: {error.strerror}") from error
+    return [PathChange(path.decode(errors="replace"), kind) for path, kind in found]
+
+
+# --- into a container -------------------------------------------------------------------------------------------------
+
+
+class _Incoming:
+    """A body on its way to the thread that extracts it: bytes that the loop feeds, and that `read` waits for."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Event()
+        self._changed = threading.Condition()
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        self._rest = b""
+
+    async def feed(self, body: AsyncIterator[bytes]) -> None:
+        """All of the body; what it ends with is what the thread gets."""
+        error: BaseException | None = None
+        try:
+            async for chunk in body:
+                with self._changed:
+                    self._chunks.append(chunk)
+                    self._size += len(chunk)
+                    full = self._size > _WAITING
+                    self._changed.notify()
+                if full:
+                    await self._room.wait()
+                    self._room.clear()
+        except EngineError as failure:
+            error = failure
+        except asyncio.CancelledError:
+            error = ServerError("the engine stops")
+            raise
+        finally:
+            with self._changed:
+                self._ended, self._error = True, error
+                self._changed.notify()
+
+    def read(self, size: int = -1) -> bytes:
+        """Some bytes, none at the end. In the thread. Raises what the body ended with."""
+        chunk = self._rest
+        if not chunk:
+            with self._changed:
+                while not self._chunks and not self._ended:
+                    self._changed.wait()
+                if not self._chunks:
+                    if self._error is not None:
+                        raise self._error
+                    return b""
+                chunk = self._chunks.popleft()
+                before, self._size = self._size, self._size - len(chunk)
+            if before > _WAITING >= self._size:
+                self._loop.call_soon_threadsafe(self._room.set)
+        if 0 <= size < len(chunk):
+            chunk, self._rest = chunk[:size], chunk[size:]
+        else:
+            self._rest = b""
+        return chunk
+
+    def readinto(self, buffer: memoryview) -> int:
+        chunk = self.read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+    def head(self) -> bytes:
+        """The first `MAGIC` bytes, which are read again."""
+        head = b""
+        while len(head) < MAGIC and (more := self.read()):
+            head += more
+        self._rest = head
+        return head[:MAGIC]
+
+
+async def put(container: Container, path: str, name: str, body: AsyncIterator[bytes], *, keep_kinds: bool) -> None:
+    """Extract an archive, packed or not, into a directory. `keep_kinds`: rule 5."""
+    asked = parse(path)
+    async with _root(container, writable=True) as root:
+        aside = container.snapshots.aside
+        await aside.run(lambda: root.check_writable(path, name))
+        incoming = _Incoming()
+
+        def extract() -> None:
+            kind = compression_of(incoming.head())
+            source = Inflated(incoming, kind) if kind else incoming
+            try:
+                _layer.unpack(source, root.descriptor, os.fsencode(asked.path), keep_kinds=keep_kinds)
+            except ArchiveError as error:
+                raise InvalidParameter(f"Error processing tar file: {error}") from error
+            except OSError as error:
+                raise _refused(error, name) from error
+
+        feeding = asyncio.ensure_future(incoming.feed(body))
+        try:
+            await uninterrupted(aside.run_long(extract))
+        finally:
+            feeding.cancel()
+            await uninterrupted(asyncio.wait([feeding]))
+        container.publish("extract-to-dir")
+
+
+def _refused(error: OSError, container: str) -> EngineError:
+    reason = (error.strerror or "").lower()
+    entry = os.fsdecode(error.filename or "")
+    if error.errno == errno.EROFS:
+        return Forbidden(f"{entry}: {reason} in container {container}")
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return InvalidParameter(f"Error processing tar file: {entry}: {reason}")
+    return ServerError(f"Error processing tar file: {entry}: {reason}")
+
+
+__all__ = ["Archive", "changes", "copy", "export", "get", "go_mode", "inspect", "parse", "put"]
