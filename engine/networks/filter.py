@@ -1,16 +1,98 @@
-"""The rules of all bridges in one own nftables table: what is let out, what is masqueraded, what stays apart.
+"""The rules of all bridges in one own nftables table: what is let out and in, what stays apart, which ports lead to whom.
 
-Sets of names and subnets, and a handful of rules over them: a network more is an element more. One call is one transaction. Blocks on the kernel
-and is called in threads. Raises: NetfilterError.
+A handful of rules over maps and sets: a network more, a port more is an element more, and one transaction changes what belongs together. No other
+table is touched; what another table drops stays dropped. What somebody takes out of this one is put back (`mend`).
+
+- A packet for an address of this host whose protocol, address and port are in a map is rewritten, wherever it comes from but from an internal
+  network; its source stays, but where the answer would not come back by here: from the host's loopback, and within one bridge.
+- Into a bridge go answers, neighbours unless icc is off, and what was rewritten. Nothing leaves or enters an internal one.
+- 127.0.0.0/8 comes and goes by lo alone: routing would drop such packets too, but only after they had been rewritten, and not on a bridge that
+  has route_localnet. The kernel has nothing alike for ::1, so that [::1] reaches no container.
+
+Everything blocks on the kernel and is called in threads. Not here: which ports are given to whom (`ports.py`). Owns: the table, route_localnet of the
+bridges. Raises: NetfilterError; nothing has changed then.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from pathlib import Path
 from typing import NamedTuple
 
+from engine.networks.ports import ANY, PROTOCOLS, Published
 from engine.system import netfilter
+from engine.system.netfilter import NetfilterError
+from engine.system.netlink import NetlinkError
+from engine.system.nfnetlink import Element, Nfnetlink
+
+logger = logging.getLogger(__name__)
+
+_OF_NETWORKS = ("bridges", "internal", "inside", "masqueraded", "hairpin4", "hairpin6")
+_OF_PORTS = ("address4", "any4", "address6", "any6")
+
+# Sets and chains that are there already stay as they are, with their elements; rules are laid anew.
+_RULES = """
+add table inet {table}
+add set inet {table} bridges {{ type ifname; }}
+add set inet {table} internal {{ type ifname; }}
+add set inet {table} inside {{ type ifname . ifname; }}
+add set inet {table} masqueraded {{ type ifname; }}
+add set inet {table} hairpin4 {{ type ipv4_addr . ifname; flags interval; }}
+add set inet {table} hairpin6 {{ type ipv6_addr . ifname; flags interval; }}
+add map inet {table} address4 {{ type inet_proto . ipv4_addr . inet_service : ipv4_addr . inet_service; }}
+add map inet {table} any4 {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
+add map inet {table} address6 {{ type inet_proto . ipv6_addr . inet_service : ipv6_addr . inet_service; }}
+add map inet {table} any6 {{ type inet_proto . inet_service : ipv6_addr . inet_service; }}
+flush table inet {table}
+table inet {table} {{
+    chain loopback {{
+        type filter hook prerouting priority raw; policy accept;
+        ip daddr 127.0.0.0/8 iifname != "lo" drop
+        ip saddr 127.0.0.0/8 iifname != "lo" drop
+    }}
+    chain published {{
+        dnat ip to meta l4proto . ip daddr . th dport map @address4
+        dnat ip to meta l4proto . th dport map @any4
+        dnat ip6 to meta l4proto . ip6 daddr . th dport map @address6
+        dnat ip6 to meta l4proto . th dport map @any6
+    }}
+    chain prerouting {{
+        type nat hook prerouting priority dstnat; policy accept;
+        iifname @internal return
+        fib daddr type local jump published
+    }}
+    chain output {{
+        type nat hook output priority -100; policy accept;
+        fib daddr type local jump published
+    }}
+    chain forward {{
+        type filter hook forward priority filter; policy accept;
+        iifname . oifname @inside accept
+        iifname @internal drop
+        oifname @internal drop
+        oifname @bridges ct state established,related accept
+        oifname @bridges ct status dnat accept
+        oifname @bridges drop
+    }}
+    chain into {{
+        ip saddr 127.0.0.0/8 masquerade
+        ct status dnat ip saddr . oifname @hairpin4 masquerade
+        ct status dnat ip6 saddr . oifname @hairpin6 masquerade
+    }}
+    chain postrouting {{
+        type nat hook postrouting priority srcnat; policy accept;
+        oifname @bridges goto into
+        iifname @masqueraded masquerade
+    }}
+}}
+"""
+
+_ROUTE_LOCALNET = "/proc/sys/net/ipv4/conf/{}/route_localnet"
+
+NamedElement = tuple[str, Element]
 
 
 class BridgeRules(NamedTuple):
@@ -23,64 +105,248 @@ class BridgeRules(NamedTuple):
     masquerade: bool = True
 
 
+class _Endpoint(NamedTuple):
+    """Where the ports of one container lead to."""
+
+    addresses: tuple[IPv4Address | None, IPv6Address | None]
+    ports: tuple[Published, ...]
+
+
 class Filter:
-    """The table of one engine."""
+    """The table of one engine. Its socket stays in the namespace of the thread that calls `open`."""
 
     def __init__(self, table: str) -> None:
         self._table = table
-        self._rules: dict[str, BridgeRules] = {}
+        self._lock = threading.Lock()
+        self._kernel: Nfnetlink | None = None
+        self._layout: tuple[bytes, ...] = ()
+        self._settled = False
+        self._networks: dict[str, BridgeRules] = {}
+        self._published: dict[str, _Endpoint] = {}
+        self._outdated: dict[int, tuple[set[int], set[bytes]]] = {}
+
+    @property
+    def port(self) -> int:
+        """Who changes elements of the table, as notices say it (`nfnetlink.Generations`)."""
+        return self._kernel.port if self._kernel is not None else 0
 
     def open(self, rules: Iterable[BridgeRules]) -> None:
-        """The whole table anew, with these networks."""
-        self._rules = {each.bridge: each for each in rules}
-        elements = "\n".join(line for each in self._rules.values() for line in self._elements("add", each))
-        netfilter.run(f"""
-            add table inet {self._table}
-            delete table inet {self._table}
-            table inet {self._table} {{
-                set bridges {{ type ifname; }}
-                set inside {{ type ifname . ifname; }}
-                set internal {{ type ifname; }}
-                set masqueraded {{ type ipv4_addr; flags interval; }}
-                chain postrouting {{
-                    type nat hook postrouting priority srcnat; policy accept;
-                    ip saddr @masqueraded oifname != @bridges masquerade
-                }}
-                chain forward {{
-                    type filter hook forward priority filter; policy accept;
-                    iifname . oifname @inside accept
-                    iifname @internal drop
-                    oifname @internal drop
-                    oifname @bridges ct state established,related accept
-                    oifname @bridges drop
-                    iifname @bridges accept
-                }}
-            }}
-            {elements}
-            """)
+        """Lay the rules anew, with these networks. Ports of a former daemon's containers stay open until `settle`."""
+        with self._lock:
+            self._networks = {each.bridge: each for each in rules}
+            if self._kernel is None:
+                self._kernel = Nfnetlink()
+            for each in self._networks.values():
+                _route_localnet(each)
+            self._lay()
+            self._match(_OF_NETWORKS)
 
-    def _elements(self, verb: str, rules: BridgeRules) -> Iterator[str]:
-        name = f'"{rules.bridge}"'
-        yield f"{verb} element inet {self._table} bridges {{ {name} }}"
-        if rules.icc:
-            yield f"{verb} element inet {self._table} inside {{ {name} . {name} }}"
-        if rules.internal:
-            yield f"{verb} element inet {self._table} internal {{ {name} }}"
-        elif rules.masquerade:
-            for subnet in rules.subnets:
-                if subnet.version == 4:
-                    yield f"{verb} element inet {self._table} masqueraded {{ {subnet} }}"
+    def settle(self) -> None:
+        """Every container that runs has published its ports: whatever else is in the maps goes."""
+        with self._lock:
+            self._settled = True
+            if self._kernel is not None:
+                self._match(_OF_PORTS)
 
     def add_network(self, rules: BridgeRules) -> None:
-        netfilter.run("\n".join(self._elements("add", rules)))
-        self._rules[rules.bridge] = rules
+        """Let the traffic of a bridge be as its rules say."""
+        with self._lock:
+            self._networks[rules.bridge] = rules
+            try:
+                self._change((), [*_of_network(rules)])
+            except BaseException:
+                del self._networks[rules.bridge]
+                raise
+            _route_localnet(rules)
 
     def remove_network(self, bridge: str) -> None:
-        rules = self._rules.pop(bridge, None)
-        if rules is not None:
-            netfilter.run("\n".join(self._elements("delete", rules)))
+        """One that is not there is fine."""
+        with self._lock:
+            rules = self._networks.pop(bridge, None)
+            if rules is not None:
+                self._change([*_of_network(rules)], ())
+
+    def publish(
+        self,
+        endpoint_id: str,
+        addresses: tuple[IPv4Address | None, IPv6Address | None],
+        ports: Iterable[Published],
+    ) -> None:
+        """Lead these ports of the host to a container's addresses."""
+        endpoint = _Endpoint(addresses, tuple(each for each in ports if addresses[each.version == 6] is not None))
+        if not endpoint.ports:
+            return
+        with self._lock:
+            self._published[endpoint_id] = endpoint
+            try:
+                self._change((), [*_of_endpoint(endpoint)])
+            except BaseException:
+                del self._published[endpoint_id]
+                raise
+            self._outdate(endpoint)
+
+    def unpublish(self, endpoint_id: str) -> None:
+        """One without ports is fine."""
+        with self._lock:
+            endpoint = self._published.pop(endpoint_id, None)
+            if endpoint is None or self._kernel is None:
+                return
+            self._change([*_of_endpoint(endpoint)], ())
+            self._outdate(endpoint)
+
+    def forget_outdated(self) -> None:
+        """Forget UDP connections of ports that have been published or taken back since: their clients would go on to where it led before."""
+        with self._lock:
+            kernel, outdated, self._outdated = self._kernel, self._outdated, {}
+        for version, (ports, addresses) in outdated.items():
+            try:
+                if kernel is not None:
+                    kernel.forget_udp(version, ports, addresses)
+            except OSError as error:
+                logger.warning("UDP connections that were there before stay: %s", error)
+
+    @property
+    def has_outdated(self) -> bool:
+        """Whether `forget_outdated` has something to do; it walks the whole table of connections, once for all ports."""
+        return bool(self._outdated)
+
+    def mend(self, *, elements: bool = True) -> bool:
+        """Put back whatever somebody has taken out of the table; whether anything was missing.
+
+        Without `elements` they are compared only when rules are missing: reading them takes 5 us each.
+        """
+        with self._lock:
+            if self._kernel is None:
+                return False
+            missing = self._kernel.layout(self._table) != self._layout
+            if missing:
+                self._lay()
+            return ((elements or missing) and self._match((*_OF_NETWORKS, *_OF_PORTS))) or missing
 
     def close(self, remove: bool) -> None:
         """With `remove` the table goes; else it stays for the containers that run on."""
-        if remove and netfilter.available():
-            netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}")
+        with self._lock:
+            if self._kernel is None:
+                return
+            self._kernel.close()
+            self._kernel = None
+            if remove:
+                netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}")
+
+    # --- with the lock held --------------------------------------------------------------------------------------------
+
+    def _lay(self) -> None:
+        assert self._kernel is not None
+        text = _RULES.format(table=self._table)
+        try:
+            netfilter.run(text)
+        except NetfilterError:
+            # Sets of another version of this engine, perhaps: then all of it goes, and is there again in the same transaction.
+            netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}\n{text}")
+        self._layout = self._kernel.layout(self._table)
+
+    def _change(self, remove: list[NamedElement] | tuple[()], add: list[NamedElement] | tuple[()]) -> None:
+        """In one transaction. Where the table is not as it was left, everything is compared and put right instead."""
+        if self._kernel is None:
+            raise NetfilterError("libnftables.so.1 is not installed")
+        try:
+            self._kernel.change(self._table, remove, add, f"table {self._table}")
+            return
+        except NetlinkError as error:
+            logger.warning("%s: putting the table in order", error)
+        try:
+            if self._kernel.layout(self._table) != self._layout:
+                self._lay()
+            self._match((*_OF_NETWORKS, *_OF_PORTS))
+        except NetlinkError as error:
+            raise NetfilterError(str(error)) from error
+
+    def _match(self, names: Iterable[str]) -> bool:
+        """Make these sets hold what they should; whether they did not. Before `settle` ports that nobody has claimed stay."""
+        assert self._kernel is not None
+        expected: dict[str, dict[bytes, Element]] = {name: {} for name in names}
+        for name, element in self._elements():
+            if name in expected:
+                expected[name][element.key] = element
+        remove: list[NamedElement] = []
+        add: list[NamedElement] = []
+        for name, elements in expected.items():
+            there = self._kernel.elements(self._table, name)
+            keep = name in _OF_PORTS and not self._settled
+            remove += [
+                (name, each)
+                for key, each in there.items()
+                if each != elements.get(key) and (key in elements or not keep)
+            ]
+            add += [(name, each) for key, each in elements.items() if each != there.get(key)]
+        try:
+            self._kernel.change(self._table, remove, add, f"table {self._table}")
+        except NetlinkError as error:
+            raise NetfilterError(str(error)) from error
+        return bool(remove or add)
+
+    def _elements(self) -> Iterator[NamedElement]:
+        for rules in self._networks.values():
+            yield from _of_network(rules)
+        for endpoint in self._published.values():
+            yield from _of_endpoint(endpoint)
+
+    def _outdate(self, endpoint: _Endpoint) -> None:
+        for each in endpoint.ports:
+            if each.protocol == "udp":
+                ports, addresses = self._outdated.setdefault(each.version, (set(), set()))
+                ports.update(range(each.host_port, each.host_port + each.count))
+                if (address := endpoint.addresses[each.version == 6]) is not None:
+                    addresses.add(address.packed)
+
+
+# --- elements, as the kernel has them ----------------------------------------------------------------------------------
+
+
+def _of_network(rules: BridgeRules) -> Iterator[NamedElement]:
+    name = _interface(rules.bridge)
+    yield "bridges", Element(name)
+    if rules.icc:
+        yield "inside", Element(name + name)
+    if rules.internal:
+        yield "internal", Element(name)
+    elif rules.masquerade:
+        yield "masqueraded", Element(name)
+    for subnet in rules.subnets:
+        yield (
+            f"hairpin{subnet.version}",
+            Element(subnet.network_address.packed + name, subnet.broadcast_address.packed + name),
+        )
+
+
+def _of_endpoint(endpoint: _Endpoint) -> Iterator[NamedElement]:
+    for each in endpoint.ports:
+        version = each.version
+        address = endpoint.addresses[version == 6]
+        assert address is not None
+        protocol = bytes((PROTOCOLS[each.protocol], 0, 0, 0))
+        if each.host_ip in ANY:
+            name, key = f"any{version}", protocol
+        else:
+            name, key = f"address{version}", protocol + ip_address(each.host_ip).packed
+        target = address.packed
+        for offset in range(each.count):
+            yield name, Element(key + _port(each.host_port + offset), b"", target + _port(each.port + offset))
+
+
+def _interface(name: str) -> bytes:
+    """IFNAMSIZ bytes."""
+    return name.encode().ljust(16, b"\0")
+
+
+def _port(number: int) -> bytes:
+    return number.to_bytes(2, "big") + b"\0\0"
+
+
+def _route_localnet(rules: BridgeRules) -> None:
+    """The answer to a rewritten packet from 127.0.0.1 comes in by the bridge for 127.0.0.1: routing shall take it."""
+    if not rules.internal:
+        try:
+            Path(_ROUTE_LOCALNET.format(rules.bridge)).write_text("1")
+        except OSError as error:
+            logger.warning("bridge %s: no published port on 127.0.0.1: %s", rules.bridge, error)

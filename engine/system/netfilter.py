@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
+
+_context = threading.Lock()
+"""One context at a time: making one sets up tables that the library shares between them."""
 
 
 class NetfilterError(Exception):
@@ -43,6 +47,11 @@ def run(commands: str) -> str:
     library = _library()
     if library is None:
         raise NetfilterError("libnftables.so.1 is not installed")
+    with _context:
+        return _run(library, commands)
+
+
+def _run(library: ctypes.CDLL, commands: str) -> str:
     context = library.nft_ctx_new(0)
     if not context:
         raise NetfilterError("nft_ctx_new failed")

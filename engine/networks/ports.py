@@ -1,0 +1,453 @@
+"""Published ports: what PortBindings, PublishAllPorts and ExposedPorts ask for, and which ports of the host are given for it.
+
+Rules: specification, HostConfig; where it is silent Docker's (`HostPort` empty or 0: the next free one of the kernel's ephemeral range; a
+range for one port: the first that is free; `HostIp` empty: every address of the host). Neighbouring ports are one `Published`, so that a range
+of 200 costs what one port costs.
+
+Not here: rules of the kernel (`filter.py`), who holds the ports of the host against other programs (`Listeners` below does, and owns their
+sockets). Raises: InvalidParameter for bad input, PortTaken in Docker's words.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import itertools
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from engine.errors import InvalidParameter
+from engine.wire.containers import Port, PortBinding
+
+PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
+ANY = ("0.0.0.0", "::")
+"""Every address of the host, of either IP version."""
+
+EPHEMERAL = (49153, 65535)
+"""Where this kernel does not say; Docker's, IANA's."""
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+_PORT = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECASE)
+
+
+class PortTaken(Exception):
+    """A port of the host that can't be had; the words are Docker's."""
+
+
+class Published(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """`count` ports of the host from `host_port` on, for as many of the container from `port` on. `host_ip` is never empty."""
+
+    protocol: str
+    host_ip: str
+    host_port: int
+    port: int
+    count: int = 1
+
+    @property
+    def version(self) -> int:
+        """Of IP."""
+        return 6 if ":" in self.host_ip else 4
+
+
+class Wanted(NamedTuple):
+    """One port of a container: the host ports that will do (`first` 0: any ephemeral one), on these addresses."""
+
+    port: int
+    protocol: str
+    host_ips: tuple[str, ...]
+    first: int
+    last: int
+
+
+# --- what bodies say -------------------------------------------------------------------------------------------------
+
+
+def parse(text: str, field: str) -> tuple[int, int, str]:
+    """`80`, `80/tcp`, `8000-8010/udp`: first, last, protocol. Raises InvalidParameter that names the field."""
+    found = _PORT.fullmatch(text)
+    if found is not None:
+        first = int(found[1])
+        last = int(found[2] or first)
+        if 1 <= first <= last <= 65535:
+            return first, last, (found[3] or "tcp").lower()
+    raise InvalidParameter(f"{field}: Invalid port specification: {text!r}: it must be <port>/<tcp|udp|sctp>")
+
+
+def parse_host_port(text: str) -> tuple[int, int]:
+    """HostPort: empty, `8080` or `8000-8010`; (0, 0) for any. Raises InvalidParameter."""
+    if not text:
+        return 0, 0
+    found = _PORT.fullmatch(text)
+    if found is not None and found[3] is None:
+        first = int(found[1])
+        last = int(found[2] or first)
+        if first <= last <= 65535 and (first or not last):
+            return first, last
+    raise InvalidParameter(f"PortBindings: Invalid port specification: {text!r}")
+
+
+def check(exposed: Iterable[str], bindings: Mapping[str, Sequence[PortBinding] | None]) -> None:
+    """Raises InvalidParameter for what `wanted` could not read."""
+    for text in exposed:
+        parse(text, "ExposedPorts")
+    for _ in _bindings(bindings):
+        pass
+
+
+def wanted(
+    exposed: Iterable[str],
+    bindings: Mapping[str, Sequence[PortBinding] | None],
+    *,
+    publish_all: bool,
+    default_ip: str = "",
+    ipv6: bool = False,
+) -> list[Wanted]:
+    """What a container asks for, explicit ports first, so that no ephemeral one takes them.
+
+    `default_ip` stands in for an empty HostIp; `ipv6`: the container has such an address.
+    """
+    anywhere = (default_ip,) if default_ip else ANY if ipv6 else ANY[:1]
+    asked = [
+        Wanted(port, protocol, (host_ip,) if host_ip else anywhere, first, last)
+        for port, protocol, host_ip, first, last in _bindings(bindings)
+    ]
+    if publish_all:
+        bound = {(each.port, each.protocol) for each in asked}
+        for text in exposed:
+            first, last, protocol = parse(text, "ExposedPorts")
+            asked += [
+                Wanted(port, protocol, anywhere, 0, 0)
+                for port in range(first, last + 1)
+                if (port, protocol) not in bound
+            ]
+    return sorted(
+        asked, key=lambda each: (not each.first, each.last > each.first, each.protocol, each.port, each.first)
+    )
+
+
+def _bindings(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[tuple[int, str, str, int, int]]:
+    """(port, protocol, host_ip, first, last) of each; ranges of the same length go together one by one."""
+    for text, several in bindings.items():
+        first, last, protocol = parse(text, "PortBindings")
+        for binding in several or ():
+            if binding.host_ip:
+                try:
+                    ip_address(binding.host_ip)
+                except ValueError as error:
+                    raise InvalidParameter(f"PortBindings HostIp: invalid IP address: {binding.host_ip!r}") from error
+            host_first, host_last = parse_host_port(binding.host_port)
+            if first == last or not host_first:
+                for port in range(first, last + 1):
+                    yield port, protocol, binding.host_ip, host_first, host_last
+            elif host_last - host_first == last - first:
+                for port in range(first, last + 1):
+                    yield port, protocol, binding.host_ip, host_first + port - first, host_first + port - first
+            else:
+                raise InvalidParameter(
+                    f"PortBindings: Invalid ranges specified for container and host Ports: {text} and {binding.host_port}"
+                )
+
+
+# --- what is given ---------------------------------------------------------------------------------------------------
+
+
+class _Taken:
+    """Ports of one protocol and address: non-overlapping intervals, sorted."""
+
+    __slots__ = ("firsts", "lasts")
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
+
+    def overlap(self, first: int, last: int) -> int:
+        """The lowest port of `first` to `last` that is taken; 0 when none is."""
+        place = bisect.bisect_left(self.lasts, first)
+        if place < len(self.firsts) and self.firsts[place] <= last:
+            return max(first, self.firsts[place])
+        return 0
+
+    def add(self, first: int, last: int) -> None:
+        place = bisect.bisect_left(self.firsts, first)
+        self.firsts.insert(place, first)
+        self.lasts.insert(place, last)
+
+    def remove(self, first: int) -> None:
+        place = bisect.bisect_left(self.firsts, first)
+        del self.firsts[place], self.lasts[place]
+
+
+class Ports:
+    """Ports of the host that the engine's containers have; derived from them, nothing of it is stored."""
+
+    def __init__(self, ephemeral: tuple[int, int] | None = None) -> None:
+        self._ephemeral = ephemeral or _ephemeral()
+        self._taken: dict[tuple[str, str], _Taken] = {}
+        self._last: dict[str, int] = {}
+        self._of: dict[str, tuple[Published, ...]] = {}
+
+    def __len__(self) -> int:
+        """Owners that have any."""
+        return len(self._of)
+
+    def allocate(
+        self, owner: str, asked: Sequence[Wanted], without: Iterable[tuple[str, int]] = ()
+    ) -> tuple[Published, ...]:
+        """Ports for what is asked, all or none. `without`: (protocol, port) that other programs have, for where there is a choice.
+
+        Raises PortTaken.
+        """
+        refused = frozenset(without)
+        given: list[Published] = []
+        try:
+            for each in asked:
+                port = self._choose(each, refused)
+                for host_ip in each.host_ips:
+                    one = Published(each.protocol, host_ip, port, each.port)
+                    self._take(one)
+                    given.append(one)
+        except BaseException:
+            for one in given:
+                self._give(one)
+            raise
+        for one in given:
+            self._give(one)
+        merged = joined(given)
+        for one in merged:
+            self._take(one)
+        if merged:
+            self._of[owner] = merged
+        return merged
+
+    def claim(self, owner: str, ports: Iterable[Published]) -> None:
+        """Of a container that ran on while no daemon was there. What another one has too is left to that one."""
+        kept = []
+        for each in ports:
+            if not self._conflict(each.protocol, each.host_ip, each.host_port, each.host_port + each.count - 1):
+                self._take(each)
+                kept.append(each)
+        if kept:
+            self._of[owner] = tuple(kept)
+
+    def give(self, owner: str) -> tuple[Published, ...]:
+        """Back; what the owner had. One without any is fine."""
+        ports = self._of.pop(owner, ())
+        for each in ports:
+            self._give(each)
+        return ports
+
+    def _choose(self, each: Wanted, refused: frozenset[tuple[str, int]]) -> int:
+        if each.first and each.first == each.last:
+            for host_ip in each.host_ips:
+                if self._conflict(each.protocol, host_ip, each.first, each.first):
+                    raise PortTaken(f"Bind for {shown(host_ip, each.first)} failed: port is already allocated")
+            return each.first
+        if each.first:
+            candidates: Iterable[int] = range(each.first, each.last + 1)
+        else:
+            low, high = self._ephemeral
+            begin = min(max(low, self._last.get(each.protocol, low - 1) + 1), high + 1)
+            candidates = itertools.chain(range(begin, high + 1), range(low, begin))
+        for port in candidates:
+            if (each.protocol, port) not in refused and not any(
+                self._conflict(each.protocol, host_ip, port, port) for host_ip in each.host_ips
+            ):
+                if not each.first:
+                    self._last[each.protocol] = port
+                return port
+        where = f"{shown(each.host_ips[0], each.first)}-{each.last}" if each.first else each.host_ips[0]
+        raise PortTaken(f"Bind for {where} failed: all ports are allocated")
+
+    def _conflict(self, protocol: str, host_ip: str, first: int, last: int) -> int:
+        anywhere = ANY[":" in host_ip]
+        if host_ip != anywhere:
+            addresses: Iterable[str] = (host_ip, anywhere)
+        else:
+            addresses = [ip for of, ip in self._taken if of == protocol and (":" in ip) == (":" in host_ip)]
+        for address in addresses:
+            taken = self._taken.get((protocol, address))
+            if taken is not None and (found := taken.overlap(first, last)):
+                return found
+        return 0
+
+    def _take(self, each: Published) -> None:
+        taken = self._taken.setdefault((each.protocol, each.host_ip), _Taken())
+        taken.add(each.host_port, each.host_port + each.count - 1)
+
+    def _give(self, each: Published) -> None:
+        key = each.protocol, each.host_ip
+        taken = self._taken[key]
+        taken.remove(each.host_port)
+        if not taken.firsts:
+            del self._taken[key]
+
+
+def joined(ports: Iterable[Published]) -> tuple[Published, ...]:
+    """The same ports with neighbours put together."""
+    merged: list[Published] = []
+    for each in sorted(ports):
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last.protocol, last.host_ip) == (each.protocol, each.host_ip)
+            and each.host_port == last.host_port + last.count
+            and each.port == last.port + last.count
+        ):
+            merged[-1] = msgspec.structs.replace(last, count=last.count + each.count)
+        else:
+            merged.append(each)
+    return tuple(merged)
+
+
+def single(ports: Iterable[Published]) -> Iterator[Published]:
+    """The same ports, one by one."""
+    for each in ports:
+        if each.count == 1:
+            yield each
+        else:
+            for offset in range(each.count):
+                yield Published(each.protocol, each.host_ip, each.host_port + offset, each.port + offset)
+
+
+def shown(host_ip: str, port: int) -> str:
+    """`0.0.0.0:80`, `[::]:80`."""
+    return f"[{host_ip}]:{port}" if ":" in host_ip else f"{host_ip}:{port}"
+
+
+def _ephemeral() -> tuple[int, int]:
+    try:
+        low, high = map(int, _RANGE.read_text().split())
+    except (OSError, ValueError):
+        return EPHEMERAL
+    return (low, high) if 0 < low < high <= 65535 else EPHEMERAL
+
+
+# --- as clients see them ---------------------------------------------------------------------------------------------
+
+
+def listed(exposed: Iterable[str], ports: Sequence[Published]) -> list[Port]:
+    """`Ports` of the container list: what is exposed, and where it is published."""
+    found = [
+        Port(ip=each.host_ip, private_port=each.port, public_port=each.host_port, type=each.protocol)
+        for each in single(ports)
+    ]
+    published = {(each.private_port, each.type) for each in found}
+    for number, protocol in _exposed(exposed):
+        if (number, protocol) not in published:
+            found.append(Port(private_port=number, type=protocol))
+    return sorted(found, key=lambda each: (each.private_port, each.type, each.public_port, each.ip))
+
+
+def bound(exposed: Iterable[str], ports: Sequence[Published]) -> dict[str, list[PortBinding] | None]:
+    """`NetworkSettings.Ports` of inspect."""
+    found: dict[str, list[PortBinding] | None] = {
+        f"{number}/{protocol}": None for number, protocol in _exposed(exposed)
+    }
+    for each in single(ports):
+        key = f"{each.port}/{each.protocol}"
+        bindings = found.get(key)
+        if bindings is None:
+            bindings = found[key] = []
+        bindings.append(PortBinding(host_ip=each.host_ip, host_port=str(each.host_port)))
+    return found
+
+
+def _exposed(exposed: Iterable[str]) -> Iterator[tuple[int, str]]:
+    for text in exposed:
+        first, last, protocol = parse(text, "ExposedPorts")
+        for number in range(first, last + 1):
+            yield number, protocol
+
+
+# --- against the host's own programs ---------------------------------------------------------------------------------
+
+
+class Listeners:
+    """Holds published ports as a listening program would, so that no program, engine or kernel of this host gives them to somebody else.
+
+    A socket is bound to each and never read: packets for it are rewritten before they could come so far. 4 KB of kernel memory a port, as long as
+    fewer than a quarter of the descriptors that the process may have are held; ports beyond that are tried and let go. They go with the daemon, and
+    are taken again when it is back; a port that somebody else has by then stays published all the same.
+
+    Blocks for some microseconds a port. Threads: one at a time for one owner.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: dict[str, list[socket.socket]] = {}
+        self._count = 0
+
+    def hold(self, owner: str, ports: Iterable[Published]) -> None:
+        """Raises PortTaken, with nothing held, when a program of this host has one of them."""
+        sockets: list[socket.socket] = []
+        try:
+            for each in single(ports):
+                made = _bound(each)
+                if made is None:
+                    continue
+                if self._count + len(sockets) < self._most:
+                    sockets.append(made)
+                else:
+                    made.close()
+        except BaseException:
+            for made in sockets:
+                made.close()
+            raise
+        if sockets:
+            self._held[owner] = sockets
+            self._count += len(sockets)
+
+    def release(self, owner: str) -> None:
+        """Idempotent."""
+        sockets = self._held.pop(owner, ())
+        self._count -= len(sockets)
+        for each in sockets:
+            each.close()
+
+    def close(self) -> None:
+        for owner in [*self._held]:
+            self.release(owner)
+
+
+class PortInUse(PortTaken):
+    """By a program of this host; `at` is (protocol, port)."""
+
+    def __init__(self, words: str, at: tuple[str, int]) -> None:
+        super().__init__(words)
+        self.at = at
+
+
+def _bound(each: Published) -> socket.socket | None:
+    """None where this kernel knows no such sockets, and so nobody else has any."""
+    family = socket.AF_INET6 if each.version == 6 else socket.AF_INET
+    kind = socket.SOCK_DGRAM if each.protocol == "udp" else socket.SOCK_STREAM
+    try:
+        made = socket.socket(family, kind | socket.SOCK_CLOEXEC, PROTOCOLS[each.protocol])
+    except OSError as error:
+        if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.ESOCKTNOSUPPORT):
+            return None
+        raise
+    try:
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if kind == socket.SOCK_STREAM:
+            # Connections of the past do not matter; but nobody may listen, not even who asks for reuse.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((each.host_ip, each.host_port))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        else:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
+            made.bind((each.host_ip, each.host_port))
+    except OSError as error:
+        made.close()
+        where = shown(each.host_ip, each.host_port)
+        words = f"listen {each.protocol}{each.version} {where}: bind: {os.strerror(error.errno or 0).lower()}"
+        raise PortInUse(words, (each.protocol, each.host_port)) from error
+    return made
