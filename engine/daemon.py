@@ -157,6 +157,7 @@ class Daemon:
         self._took_over = bool(monitor.processes or monitor.exits)
         stack.push_async_callback(self._close_monitor, monitor)
         await self.containers.open()
+        await networks.settle()
         self.execs = Execs(config.run, self.containers, monitor, runtime)
         self.execs.open()
         self.health = HealthChecks(self.execs)

@@ -36,7 +36,8 @@ from engine.logs import drivers
 from engine.monitor.client import Exit, LaunchFailed, Monitor
 from engine.monitor.messages import LogFile
 from engine.networks.network import HOST, NONE, PREDEFINED_NAMES
-from engine.networks.networks import Networks, asked_for
+from engine.networks.networks import Joined, Networks, asked_for
+from engine.networks.publishing import Request
 from engine.runtime import cgroups, oci
 from engine.runtime.cgroups import Cgroups, Support
 from engine.runtime.oci import Runtime
@@ -340,7 +341,7 @@ class Container:
             mounted = await parts.volumes.mount(record.id, record.mounts, borrowed)
             undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
             record = self._replace(mounts=mounted.points)
-            network_path, networks = await self._join_network(undo, joined)
+            network_path, networks, ports = await self._join_network(undo, joined)
             await asyncio.to_thread(
                 lambda: bundle.write(
                     record, directory, network_path, networks, mounted.sources, parts.runtime, parts.cgroups, joined
@@ -350,8 +351,8 @@ class Container:
             rows, columns = record.size if any(record.size) else tuple(record.host.console_size)
             self._launching = True
             undo.callback(self._launch_failed)
-            undo.callback(self._replace, networks=record.networks)
-            saved = asyncio.ensure_future(parts.store.save(self._replace(networks=networks)))
+            undo.callback(self._replace, networks=record.networks, ports=record.ports)
+            saved = asyncio.ensure_future(parts.store.save(self._replace(networks=networks, ports=ports)))
             undo.push_async_callback(self._remove_cgroup)
             undo.push_async_callback(parts.runtime.delete, record.id)
             try:
@@ -430,22 +431,32 @@ class Container:
         self._launching = False
         self._early_exit = None
 
-    async def _join_network(
-        self, undo: contextlib.AsyncExitStack, joined: joins.Joined
-    ) -> tuple[str | None, dict[str, EndpointSettings]]:
-        """The network namespace's path (empty: a fresh one; None: the host's) and the endpoints to show."""
+    async def _join_network(self, undo: contextlib.AsyncExitStack, joined: joins.Joined) -> Joined:
+        """The network namespace's path (empty: a fresh one; None: the host's), the endpoints and the ports to show."""
         if joined.network:
-            return joined.network, {}
+            return Joined(joined.network, {})
         # That they exist is not asked at create: a 404 there means to clients that the image is missing, and they would pull it.
         host, mac = self.record.host, self.record.config.mac_address
         disabled = self.record.config.network_disabled is True and host.network_mode != "host"
         primary = "none" if disabled else self._parts.networks.name_of(host.network_mode)
         wanted = self.record.networks if self.record.networks and not disabled else {primary: EndpointSettings()}
-        path, networks = await self._parts.networks.join(
-            self.id, self.record.name, wanted, primary, mac if isinstance(mac, str) else "", host.dns
+        connected = await self._parts.networks.join(
+            self.id,
+            self.record.name,
+            wanted,
+            primary,
+            mac if isinstance(mac, str) else "",
+            host.dns,
+            self._wanted_ports,
         )
         undo.push_async_callback(self._parts.networks.leave, self.id)
-        return path, networks
+        return connected
+
+    @property
+    def _wanted_ports(self) -> Request:
+        config, host = self.record.config, self.record.host
+        exposed = tuple(config.exposed_ports) if isinstance(config.exposed_ports, dict) else ()
+        return Request(exposed, host.port_bindings or {}, host.publish_all_ports)
 
     # --- networks ---------------------------------------------------------------------------------------------------
 
@@ -491,7 +502,7 @@ class Container:
             )
 
     async def _save_networks(self, networks: dict[str, EndpointSettings]) -> None:
-        record = self._replace(networks=networks)
+        record = self._replace(networks=networks, ports=self._parts.networks.ports_of(self.id))
         if self.running:
             await asyncio.to_thread(bundle.write_network_files, record, self.directory, networks)
         await self.save()
@@ -577,7 +588,7 @@ class Container:
         """
         parts = self._parts
         networks = {name: asked_for(settings) for name, settings in self.record.networks.items()}
-        record = self._replace(networks=networks)
+        record = self._replace(networks=networks, ports=())
         outcomes = await asyncio.gather(
             parts.store.save(record),
             self._end_what_is_left() if abandoned else parts.runtime.discard(self.id, self.cgroup, parts.cgroups),
@@ -829,7 +840,9 @@ class Container:
             parts.volumes.resume(self.id, self.record.mounts)
             if process is not None:
                 record = self.record
-                await parts.networks.restore(self.id, record.name, record.networks, process, record.host.dns)
+                await parts.networks.restore(
+                    self.id, record.name, record.networks, process, record.host.dns, self._wanted_ports, record.ports
+                )
             if ended is not None:
                 self.exited(ended)
         elif status.state in _RUNNING:

@@ -18,6 +18,7 @@ import msgspec
 from engine.containers import limits, security
 from engine.containers.signals import signal_number
 from engine.errors import InvalidParameter
+from engine.networks import ports
 from engine.runtime import capabilities
 from engine.wire.containers import (
     Config,
@@ -34,7 +35,6 @@ DEFAULT_SHM_SIZE = 64 << 20
 MIN_HEALTH_DURATION = 1_000_000
 
 _HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
-_PORT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECASE)
 _MODES = {"ro", "rw", "z", "Z", "nocopy", "shared", "rshared", "slave", "rslave", "private", "rprivate"}
 _PROPAGATIONS = {"shared", "rshared", "slave", "rslave", "private", "rprivate"}
 _WORD = re.compile(r"[^\s\0]+")
@@ -65,8 +65,7 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
             raise InvalidParameter(f"invalid environment variable: {entry}")
         if "\0" in entry:
             raise InvalidParameter("invalid environment variable: it holds a NUL character")
-    for port in body.exposed_ports or ():
-        _check_port(port, "ExposedPorts")
+    ports.check(body.exposed_ports or (), {})
     if body.working_dir and not body.working_dir.startswith("/"):
         raise InvalidParameter(
             f"The working directory '{body.working_dir}' is invalid. It needs to be an absolute path"
@@ -141,13 +140,7 @@ def _checked_host(host: HostConfig) -> HostConfig:
                 raise InvalidParameter(f"{field}: invalid entry {word[:100]!r}")
     if host.userns_mode not in ("", "host"):
         raise InvalidParameter(f"UsernsMode: invalid user namespace mode: {host.userns_mode}")
-    for port, bindings in (host.port_bindings or {}).items():
-        _check_port(port, "PortBindings")
-        for binding in bindings or ():
-            if binding.host_port and not _valid_port_range(binding.host_port):
-                raise InvalidParameter(f"PortBindings: Invalid port specification: {binding.host_port!r}")
-            if binding.host_ip:
-                check_address(binding.host_ip, "PortBindings HostIp")
+    ports.check((), host.port_bindings or {})
     for extra in host.extra_hosts or ():
         name, _, address = extra.partition(":")
         if not _WORD.fullmatch(name) or not address:
@@ -386,19 +379,6 @@ def _check_hostname(hostname: str) -> None:
     # RFC 1123: labels of letters, digits and inner hyphens, 63 each; the kernel keeps 64 bytes in all (uname(2)).
     if len(hostname) > 64 or not all(_HOST_LABEL.fullmatch(label) for label in hostname.split(".")):
         raise InvalidParameter(f"invalid hostname format: {hostname}: Hostname must be a valid RFC 1123 host name")
-
-
-def _check_port(text: str, field: str) -> None:
-    match = _PORT.fullmatch(text)
-    if match is None or not 1 <= int(match[1]) <= 65535 or (match[2] and not int(match[1]) <= int(match[2]) <= 65535):
-        raise InvalidParameter(f"{field}: Invalid port specification: {text!r}: it must be <port>/<tcp|udp|sctp>")
-
-
-def _valid_port_range(text: str) -> bool:
-    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text)
-    if match is None:
-        return False
-    return int(match[1]) <= 65535 and (match[2] is None or int(match[1]) <= int(match[2]) <= 65535)
 
 
 class Bind(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.containers.lifecycle import State
+from engine.networks.ports import Published
 from engine.storage.records import Change, Records
 from engine.wire.containers import Config, EndpointSettings, HostConfig, MountPoint
 
@@ -58,6 +59,8 @@ class ContainerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     host: HostConfig
     networks: dict[str, EndpointSettings] = msgspec.field(default_factory=dict)
     """By network name: what was asked for and, while the container runs, what it got."""
+    ports: tuple[Published, ...] = ()
+    """What it got of the ports that it wants to be reached at, while it runs."""
     mounts: tuple[MountPoint, ...] = ()
     links: dict[str, str] = {}
     """Alias to id of each container that it is linked to on the default bridge."""

@@ -5,6 +5,7 @@ Not here: differences of older versions (`api/versions.py`), sizes (the caller g
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from engine.containers.create import strings
 from engine.containers.lifecycle import State
 from engine.containers.store import ContainerRecord, Health, Status
+from engine.networks import ports
 from engine.wire.containers import (
     ContainerInspect,
     ContainerState,
@@ -107,14 +109,11 @@ def summary(record: ContainerRecord, names: list[str], status: str) -> Container
 
 
 def _ports(record: ContainerRecord) -> list[Port]:
-    if record.status.state not in (State.RUNNING, State.PAUSED) or not isinstance(record.config.exposed_ports, dict):
-        return []
-    ports = []
-    for exposed in record.config.exposed_ports:
-        number, _, protocol = exposed.partition("/")
-        if number.isdigit():
-            ports.append(Port(private_port=int(number), type=protocol or "tcp"))
-    return ports
+    return ports.listed(_exposed(record), record.ports) if record.status.state in (State.RUNNING, State.PAUSED) else []
+
+
+def _exposed(record: ContainerRecord) -> Iterable[str]:
+    return record.config.exposed_ports if isinstance(record.config.exposed_ports, dict) else ()
 
 
 def inspect(
@@ -175,11 +174,10 @@ def _health(health: Health) -> HealthState:
 
 def _network_settings(record: ContainerRecord) -> NetworkSettings:
     status = record.status
-    ports = dict.fromkeys(record.config.exposed_ports) if isinstance(record.config.exposed_ports, dict) else {}
     top = record.networks.get("bridge") or EndpointSettings()
     return NetworkSettings(
         sandbox_id=record.id if status.pid else "",
-        ports=ports if status.pid else {},
+        ports=ports.bound(_exposed(record), record.ports) if status.pid else {},
         sandbox_key=f"/proc/{status.pid}/ns/net" if status.pid else "",
         endpoint_id=top.endpoint_id,
         gateway=top.gateway,

@@ -210,7 +210,7 @@ class Filter:
         """Whether `forget_outdated` has something to do; it walks the whole table of connections, once for all ports."""
         return bool(self._outdated)
 
-    def mend(self, *, elements: bool = True) -> bool:
+    def mend(self, elements: bool = True) -> bool:
         """Put back whatever somebody has taken out of the table; whether anything was missing.
 
         Without `elements` they are compared only when rules are missing: reading them takes 5 us each.

@@ -42,10 +42,12 @@ from engine.networks.ipam import (
 )
 from engine.networks.names import NameTable
 from engine.networks.network import BRIDGE, HOST, NONE, NetworkRecord, NetworkStore, Options
+from engine.networks.ports import Published
+from engine.networks.publishing import Publishing, Request, Target, bridges_call_netfilter
 from engine.networks.resolver import Resolver
 from engine.networks.sandboxes import BridgeFull, Interface, Stock
 from engine.storage.records import Records
-from engine.system import namespaces, netfilter
+from engine.system import namespaces, netfilter, netlink
 from engine.system.netlink import Link, Netlink, NetlinkError
 from engine.wire import networks as wire
 from engine.wire.containers import EndpointSettings
@@ -54,6 +56,8 @@ from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_NO_PORTS = Request()
 
 WORKERS = 4
 """Threads that wait for the kernel; more would only queue at its one network lock."""
@@ -72,7 +76,7 @@ class Process(Protocol):
 class Member:
     """A container that runs: its namespace and its endpoints."""
 
-    __slots__ = ("container_id", "endpoints", "lock", "name", "namespace", "servers")
+    __slots__ = ("container_id", "endpoints", "lock", "name", "namespace", "request", "servers", "target")
 
     def __init__(self, container_id: str, name: str, servers: Sequence[str]) -> None:
         self.container_id = container_id
@@ -83,6 +87,10 @@ class Member:
         """Descriptor, the member's own; -1: none was made here (NetworkMode host and none)."""
         self.endpoints: dict[str, EndpointSettings] = {}
         """By network id, in the order in which they came."""
+        self.request = Request()
+        """Ports that it wants to be reached at."""
+        self.target: Target | None = None
+        """Where they lead to now."""
         self.lock = asyncio.Lock()
 
 
@@ -144,6 +152,7 @@ class Joined(NamedTuple):
     """Its namespace for the OCI runtime; empty: a fresh one without links; None: the host's."""
     endpoints: dict[str, EndpointSettings]
     """By network name."""
+    ports: tuple[Published, ...] = ()
 
 
 class Networks:
@@ -159,6 +168,7 @@ class Networks:
         self._store = NetworkStore(records)
         self._events = events
         self._filter = Filter(f"engined-{config.bridge}")  # the alphabet of bridge names is a part of nftables' own
+        self._publishing = Publishing(self._filter, self._in_thread, self._reflect)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="network")
         self._all: dict[str, Network] = {}
         self._members: dict[str, Member] = {}
@@ -179,12 +189,18 @@ class Networks:
             await self._in_thread(self._open)
         except OSError as error:
             raise ServerError(f"bridge {self._default_bridge}: {error.strerror or error}") from error
+        await self._publishing.watch()
+
+    async def settle(self) -> None:
+        """Every container that runs has been restored: what belongs to none of them goes."""
+        await self._publishing.settle()
 
     async def close(self, remove: bool) -> None:
         """Let go of the namespaces; with `remove` also take down the bridges that the engine made, and the rules."""
         for member in self._members.values():
             _close(member.namespace)
         await self._resolver.close()
+        await self._publishing.close()
         await self._in_thread(self._close, remove)
         self._members.clear()
         self._workers.shutdown()
@@ -320,6 +336,7 @@ class Networks:
         primary: str,
         mac: str = "",
         servers: Sequence[str] = (),
+        request: Request = _NO_PORTS,
     ) -> Joined:
         """Namespace and endpoints for a container that starts; `mac` is for its endpoint on the network `primary`, which comes first.
 
@@ -352,13 +369,19 @@ class Networks:
             for found, given in plans:
                 endpoint_id = next(numbers) if found.pools else secrets.token_hex(32)
                 member.endpoints[found.record.id] = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+            member.request = request
+            member.target = self._target(member.endpoints.values())
+            ports: tuple[Published, ...] = ()
+            if member.target is not None:
+                ports = await self._publishing.publish(container_id, name, member.target, request)
+                undo.push_async_callback(self._publishing.withdraw, container_id)
             await self._serve_names(member)
             self._members[container_id] = member
             undo.pop_all()
         for found, _ in plans:
             self._appeared(found, member)
         path = None if any(found.record.name == HOST for found, _ in plans) else _path(member.namespace)
-        return Joined(path, {found.record.name: member.endpoints[found.record.id] for found, _ in plans})
+        return Joined(path, {found.record.name: member.endpoints[found.record.id] for found, _ in plans}, ports)
 
     async def leave(self, container_id: str) -> None:
         """Take back what a container had here. One that has nothing is fine."""
@@ -368,6 +391,7 @@ class Networks:
         async with member.lock:
             if self._members.pop(container_id, None) is None:
                 return
+            await self._publishing.withdraw(container_id)  # before another one can have its addresses
             ids = []
             for network_id, settings in member.endpoints.items():
                 found = self._all.get(network_id)
@@ -409,6 +433,7 @@ class Networks:
                 raise
             member.endpoints[record.id] = given = msgspec.structs.replace(given, endpoint_id=endpoint_id)
             self._appeared(found, member)
+            await self._republish(member)
             try:
                 await self._serve_names(member)
             except ServerError as error:  # it has its network; names may come with another one
@@ -431,7 +456,10 @@ class Networks:
                         self._unplug, member.namespace, found, settings.endpoint_id, settings.mac_address
                     )
                 del member.endpoints[found.record.id]
-                self._disappeared(found, member, settings)
+                try:
+                    await self._republish(member)
+                finally:
+                    self._disappeared(found, member, settings)
                 self._resolver.forward(container_id, self._leads_out(member))
                 with _told(found, container_id):
                     await self._reroute(member, left)
@@ -450,6 +478,23 @@ class Networks:
             raise Forbidden(f"container {container_id} is not connected to the network {record.name}")
         return record.name
 
+    async def _republish(self, member: Member) -> None:
+        """Its ports follow the endpoint by which it reaches the world; without one it has none."""
+        target = self._target(member.endpoints.values())
+        if target == member.target:
+            return
+        await self._publishing.withdraw(member.container_id)
+        member.target = target
+        if target is not None:
+            try:
+                await self._publishing.publish(member.container_id, member.name, target, member.request)
+            except ServerError as error:  # the network itself has changed as it was asked to
+                logger.warning("container %s: %s", member.container_id, error.message)
+
+    def ports_of(self, container_id: str) -> tuple[Published, ...]:
+        """What a container that runs has published."""
+        return self._publishing.of(container_id)
+
     async def restore(
         self,
         container_id: str,
@@ -457,6 +502,8 @@ class Networks:
         endpoints: Mapping[str, EndpointSettings],
         process: Process,
         servers: Sequence[str] = (),
+        request: Request = _NO_PORTS,
+        ports: Sequence[Published] = (),
     ) -> None:
         """Know again the endpoints of a container that ran on while no daemon was there. Its address is its own even outside today's subnet."""
         if container_id in self._members:
@@ -484,6 +531,10 @@ class Networks:
         self._members[container_id] = member
         for network_id in member.endpoints:
             self._name(self._all[network_id], member)
+        member.request = request
+        member.target = self._target(member.endpoints.values())
+        if member.target is not None:
+            self._publishing.restore(container_id, member.target, ports)
         async with member.lock:
             try:
                 await self._serve_names(member)
@@ -614,19 +665,31 @@ class Networks:
             if address.version in found.pools:
                 found.pools[address.version].give(address)
 
+    def _target(self, endpoints: Iterable[EndpointSettings]) -> Target | None:
+        """The endpoint that published ports lead to: that of the network it reaches the world by, when the engine is the router there."""
+        chosen = next((each for each in self._ranked(endpoints) if each.gateway), None)
+        found = self._all.get(chosen.network_id) if chosen is not None else None
+        if chosen is None or found is None or found.record.driver != "bridge":
+            return None
+        sixth = IPv6Address(chosen.global_ipv6_address) if chosen.global_ipv6_address else None
+        return Target(chosen.endpoint_id, (IPv4Address(chosen.ip_address), sixth), found.options.host_binding)
+
     def _default_gateways(self, endpoints: Iterable[EndpointSettings]) -> list[Address]:
+        ranked = self._ranked(endpoints)
+        chosen = (
+            next((each.gateway for each in ranked if each.gateway), ""),
+            next((each.ipv6_gateway for each in ranked if each.ipv6_gateway), ""),
+        )
+        return [ip_address(text) for text in chosen if text]
+
+    def _ranked(self, endpoints: Iterable[EndpointSettings]) -> list[EndpointSettings]:
         """Docker's rule: a network that leads out, rather one with both IP versions, else the first by name."""
 
         def rank(settings: EndpointSettings) -> tuple[bool, str]:
             found = self._all.get(settings.network_id)
             return not (settings.gateway and settings.ipv6_gateway), found.record.name if found is not None else ""
 
-        ranked = sorted(endpoints, key=rank)
-        chosen = (
-            next((each.gateway for each in ranked if each.gateway), ""),
-            next((each.ipv6_gateway for each in ranked if each.ipv6_gateway), ""),
-        )
-        return [ip_address(text) for text in chosen if text]
+        return sorted(endpoints, key=rank)
 
     def _inner(self, found: Network, settings: EndpointSettings) -> Interface:
         addresses = [_interface(ip_address(settings.ip_address), settings.ip_prefix_len)]
@@ -686,6 +749,7 @@ class Networks:
                 raise
             namespace = sandbox.detach()
             ids.append(sandbox.endpoint_id)
+            self._isolate(first, sandbox.endpoint_id)
         else:
             namespace = sandboxes.empty()
         try:
@@ -703,8 +767,18 @@ class Networks:
         name = name or sandboxes.free_name(namespace)
         interface = self._inner(found, given)
         if found.record.driver == "bridge":
-            return sandboxes.plug(self._links, namespace, found.port, name, interface)
+            endpoint_id = sandboxes.plug(self._links, namespace, found.port, name, interface)
+            self._isolate(found, endpoint_id)
+            return endpoint_id
         return macvlan.plug(self._links, namespace, found.record.name, found.options, name, interface)
+
+    def _isolate(self, found: Network, endpoint_id: str) -> None:
+        """Without icc neighbours are kept apart by the bridge itself, unless it asks the rules about every frame."""
+        if not found.options.icc and not bridges_call_netfilter():
+            self._links.apply(netlink.change_port(sandboxes.host_end(endpoint_id), isolated=True))
+
+    def _reflect(self, endpoint_id: str) -> None:
+        self._links.apply(netlink.change_port(sandboxes.host_end(endpoint_id), hairpin=True))
 
     def _unplug(self, namespace: int, found: Network, endpoint_id: str, mac: str) -> None:
         if found.record.driver == "bridge":

@@ -16,6 +16,7 @@ import itertools
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
@@ -243,6 +244,10 @@ class Ports:
             self._give(each)
         return ports
 
+    def of(self, owner: str) -> tuple[Published, ...]:
+        """What the owner has."""
+        return self._of.get(owner, ())
+
     def _choose(self, each: Wanted, refused: frozenset[tuple[str, int]]) -> int:
         if each.first and each.first == each.last:
             for host_ip in each.host_ips:
@@ -376,13 +381,14 @@ class Listeners:
     fewer than a quarter of the descriptors that the process may have are held; ports beyond that are tried and let go. They go with the daemon, and
     are taken again when it is back; a port that somebody else has by then stays published all the same.
 
-    Blocks for some microseconds a port. Threads: one at a time for one owner.
+    Blocks for some microseconds a port. Threads: any, but one at a time for one owner.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[str, list[socket.socket]] = {}
         self._count = 0
+        self._lock = threading.Lock()
 
     def hold(self, owner: str, ports: Iterable[Published]) -> None:
         """Raises PortTaken, with nothing held, when a program of this host has one of them."""
@@ -392,24 +398,27 @@ class Listeners:
                 made = _bound(each)
                 if made is None:
                     continue
-                if self._count + len(sockets) < self._most:
+                if self._count < self._most:
+                    with self._lock:
+                        self._count += 1
                     sockets.append(made)
                 else:
                     made.close()
         except BaseException:
-            for made in sockets:
-                made.close()
+            self._let_go(sockets)
             raise
         if sockets:
             self._held[owner] = sockets
-            self._count += len(sockets)
 
     def release(self, owner: str) -> None:
         """Idempotent."""
-        sockets = self._held.pop(owner, ())
-        self._count -= len(sockets)
+        self._let_go(self._held.pop(owner, ()))
+
+    def _let_go(self, sockets: Sequence[socket.socket]) -> None:
         for each in sockets:
             each.close()
+        with self._lock:
+            self._count -= len(sockets)
 
     def close(self) -> None:
         for owner in [*self._held]:

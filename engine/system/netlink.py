@@ -40,6 +40,7 @@ _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO
 )
 _IFLA_IFALIAS, _IFLA_AF_SPEC, _IFLA_EXT_MASK = 20, 26, 29
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
+_IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA, _IFLA_BRPORT_MODE, _IFLA_BRPORT_ISOLATED = 4, 5, 4, 33
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
 _IFLA_MACVLAN_MODE = 1
 _MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
@@ -142,9 +143,9 @@ class Netlink:
         self._socket.send(b"".join(_message(request, sequence, _ACK) for sequence, request in pending.items()))
         found: dict[int, NetlinkError | None] = {}
         while len(found) < len(pending):
-            for kind, flags, sequence, body in _messages(self._socket.recv(_RECEIVE)):
+            for kind, flags, sequence, body in read_messages(self._socket.recv(_RECEIVE)):
                 if kind == _ERROR and sequence in pending:
-                    found[sequence] = _failure(body, flags, pending[sequence].what)
+                    found[sequence] = refusal(body, flags, pending[sequence].what)
         return [found[sequence] for sequence in pending]
 
     def _dump(self, request: Request) -> Iterator[bytes]:
@@ -153,13 +154,13 @@ class Netlink:
             self._socket.send(_message(request, sequence, _DUMP))
             bodies: list[bytes] = []
             while True:
-                for kind, flags, answered, body in _messages(self._socket.recv(_RECEIVE)):
+                for kind, flags, answered, body in read_messages(self._socket.recv(_RECEIVE)):
                     if answered != sequence:
                         continue
-                    if kind == _ERROR and (failure := _failure(body, flags, request.what)):
+                    if kind == _ERROR and (failure := refusal(body, flags, request.what)):
                         raise failure
                     if kind == _DONE:
-                        if failure := _failure(body, 0, request.what):
+                        if failure := refusal(body, 0, request.what):
                             raise failure
                         return iter(bodies)
                     bodies.append(body)
@@ -181,12 +182,12 @@ class Netlink:
             self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
             self._socket.send(_message(request, sequence, 0))
             while True:
-                for kind, flags, answered, answer in _messages(self._socket.recv(_RECEIVE)):
+                for kind, flags, answered, answer in read_messages(self._socket.recv(_RECEIVE)):
                     if answered != sequence:
                         continue
                     if kind != _ERROR:
                         return _link(answer)
-                    failure = _failure(answer, flags, request.what)
+                    failure = refusal(answer, flags, request.what)
                     if failure is not None and failure.errno != errno.ENODEV:
                         raise failure
                     return None
@@ -197,7 +198,7 @@ class Netlink:
         found = []
         for body in self._dump(request):
             _, prefix, _, _, owner = _ADDRESS.unpack_from(body)
-            local = _attributes(body, _ADDRESS.size).get(_IFA_LOCAL)
+            local = read_attributes(body, _ADDRESS.size).get(_IFA_LOCAL)
             if local is not None and (not index or owner == index):
                 found.append(Address(owner, ipaddress.IPv4Interface((local, prefix))))
         return found
@@ -207,7 +208,7 @@ class Netlink:
         request = Request(_GETADDR, 0, _ADDRESS.pack(socket.AF_INET6, 0, 0, 0, index), "list of IPv6 addresses")
         return any(
             _ADDRESS.unpack_from(body)[4] == index
-            and _attributes(body, _ADDRESS.size).get(_IFA_ADDRESS) == interface.ip.packed
+            and read_attributes(body, _ADDRESS.size).get(_IFA_ADDRESS) == interface.ip.packed
             for body in self._dump(request)
         )
 
@@ -219,7 +220,7 @@ class Netlink:
         found = []
         for body in self._dump(request):
             _, prefix, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(body)
-            attributes = _attributes(body, _ROUTE.size)
+            attributes = read_attributes(body, _ROUTE.size)
             number = int.from_bytes(attributes.get(_RTA_TABLE, bytes((table,))), "little")
             if number != _RT_TABLE_LOCAL and kind == _RTN_UNICAST:
                 found.append(ipaddress.IPv4Network((attributes.get(_RTA_DST, bytes(4)), prefix)))
@@ -280,9 +281,21 @@ def change_link(
     if master is not None:
         body += _u32(_IFLA_MASTER, master)
     if without_ipv6_address:
-        mode = _attribute(_IFLA_INET6_ADDR_GEN_MODE, bytes((_ADDR_GEN_NONE,)))
+        mode = attribute(_IFLA_INET6_ADDR_GEN_MODE, bytes((_ADDR_GEN_NONE,)))
         body += _nest(_IFLA_AF_SPEC, _nest(socket.AF_INET6, mode))
     return Request(_NEWLINK, 0, body, f"link {name}")
+
+
+def change_port(name: str, *, hairpin: bool | None = None, isolated: bool | None = None) -> Request:
+    """A bridge's port: `hairpin` sends frames back by where they came from, `isolated` ports do not reach each other."""
+    data = b""
+    if hairpin is not None:
+        data += attribute(_IFLA_BRPORT_MODE, bytes((hairpin,)))
+    if isolated is not None:
+        data += attribute(_IFLA_BRPORT_ISOLATED, bytes((isolated,)))
+    kind = _text(_IFLA_INFO_SLAVE_KIND, "bridge") + _nest(_IFLA_INFO_SLAVE_DATA, data)
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name) + _nest(_IFLA_LINKINFO, kind)
+    return Request(_NEWLINK, 0, body, f"bridge port {name}")
 
 
 def delete_link(name: str) -> Request:
@@ -295,12 +308,12 @@ def add_address(index: int, interface: Interface) -> Request:
     address, network = interface.ip.packed, interface.network
     if interface.version == 6:
         body = _ADDRESS.pack(socket.AF_INET6, network.prefixlen, _IFA_F_NODAD, 0, index)
-        body += _attribute(_IFA_ADDRESS, address)
+        body += attribute(_IFA_ADDRESS, address)
     else:
         body = _ADDRESS.pack(socket.AF_INET, network.prefixlen, 0, 0, index)
-        body += _attribute(_IFA_LOCAL, address) + _attribute(_IFA_ADDRESS, address)
+        body += attribute(_IFA_LOCAL, address) + attribute(_IFA_ADDRESS, address)
         if network.prefixlen < 31:
-            body += _attribute(_IFA_BROADCAST, network.broadcast_address.packed)
+            body += attribute(_IFA_BROADCAST, network.broadcast_address.packed)
     return Request(_NEWADDR, _CREATE | _EXCL, body, f"address {interface}")
 
 
@@ -308,7 +321,7 @@ def add_default_route(gateway: IPAddress, index: int = 0, *, replace: bool = Fal
     """By the link of that index, or (0) by the one whose subnet the gateway is in. `replace`: in the place of the one there is."""
     family = socket.AF_INET6 if gateway.version == 6 else socket.AF_INET
     body = _ROUTE.pack(*(family, 0, 0, 0, _RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST, 0))
-    body += _attribute(_RTA_GATEWAY, gateway.packed)
+    body += attribute(_RTA_GATEWAY, gateway.packed)
     if index:
         body += _u32(_RTA_OIF, index)
     flags = _CREATE | (_REPLACE if replace else _EXCL)
@@ -327,7 +340,7 @@ def _message(request: Request, sequence: int, flags: int) -> bytes:
     )
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+def read_messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """(type, flags, sequence, body) of each message in what one recv gave."""
     position = 0
     while position + _HEADER.size <= len(data):
@@ -338,7 +351,7 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         position += size + 3 & ~3
 
 
-def _failure(body: bytes, flags: int, what: str) -> NetlinkError | None:
+def refusal(body: bytes, flags: int, what: str) -> NetlinkError | None:
     """What an NLMSG_ERROR says: an errno, the request's header (or the whole request), then the kernel's words, when it has any."""
     number = -struct.unpack_from("=i", body)[0]
     if number == 0:
@@ -347,12 +360,12 @@ def _failure(body: bytes, flags: int, what: str) -> NetlinkError | None:
     if flags & _ACK_TLVS:
         length = struct.unpack_from("=I", body, 4)[0]
         start = 4 + (_HEADER.size if flags & _CAPPED else length + 3 & ~3)
-        words = _attributes(body, start).get(_NLMSGERR_ATTR_MSG, b"").rstrip(b"\0").decode(errors="replace")
+        words = read_attributes(body, start).get(_NLMSGERR_ATTR_MSG, b"").rstrip(b"\0").decode(errors="replace")
     reason = os.strerror(number)
     return NetlinkError(number, f"{what}: {reason} ({words})" if words else f"{what}: {reason}")
 
 
-def _attributes(body: bytes, position: int) -> dict[int, bytes]:
+def read_attributes(body: bytes, position: int) -> dict[int, bytes]:
     found = {}
     while position + 4 <= len(body):
         size, kind = _ATTRIBUTE.unpack_from(body, position)
@@ -365,8 +378,8 @@ def _attributes(body: bytes, position: int) -> dict[int, bytes]:
 
 def _link(body: bytes) -> Link:
     _, _, index, flags, _ = _LINK.unpack_from(body)
-    attributes = _attributes(body, _LINK.size)
-    kind = _attributes(attributes.get(_IFLA_LINKINFO, b""), 0).get(_IFLA_INFO_KIND, b"")
+    attributes = read_attributes(body, _LINK.size)
+    kind = read_attributes(attributes.get(_IFLA_LINKINFO, b""), 0).get(_IFLA_INFO_KIND, b"")
     return Link(
         index,
         _string(attributes.get(_IFLA_IFNAME, b"")),
@@ -382,22 +395,22 @@ def _string(value: bytes) -> str:
     return value.split(b"\0", 1)[0].decode(errors="replace")
 
 
-def _attribute(kind: int, value: bytes) -> bytes:
+def attribute(kind: int, value: bytes) -> bytes:
     size = 4 + len(value)
     return _ATTRIBUTE.pack(size, kind) + value + bytes(-size & 3)
 
 
 def _nest(kind: int, value: bytes) -> bytes:
-    return _attribute(kind | _NESTED, value)
+    return attribute(kind | _NESTED, value)
 
 
 def _text(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
+    return attribute(kind, value.encode() + b"\0")
 
 
 def _u32(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack("=I", value))
+    return attribute(kind, struct.pack("=I", value))
 
 
 def _mac(address: str) -> bytes:
-    return _attribute(_IFLA_ADDRESS, bytes.fromhex(address.replace(":", "")))
+    return attribute(_IFLA_ADDRESS, bytes.fromhex(address.replace(":", "")))

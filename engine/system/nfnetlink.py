@@ -18,11 +18,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from engine.system.netlink import NetlinkError
-from engine.system.netlink import _attribute as attribute
-from engine.system.netlink import _attributes as attributes
-from engine.system.netlink import _failure as failure
-from engine.system.netlink import _messages as messages
+from engine.system.netlink import NetlinkError, attribute, read_attributes, read_messages, refusal
 
 _NFTABLES, _CONNTRACK = 10 << 8, 1 << 8
 _GETTABLE, _GETRULE, _NEWSETELEM, _GETSETELEM, _DELSETELEM, _NEWGEN = 1, 7, 12, 13, 14, 15
@@ -107,10 +103,10 @@ class Nfnetlink:
             waiting = set(range(first + 1, first + 1 + len(bodies)))
             refused: NetlinkError | None = None
             while waiting:
-                for kind, flags, sequence, body in messages(self._socket.recv(_RECEIVE)):
+                for kind, flags, sequence, body in read_messages(self._socket.recv(_RECEIVE)):
                     if kind != _ERROR or not first <= sequence <= first + len(bodies) + 1:
                         continue
-                    found = failure(body, flags, what)
+                    found = refusal(body, flags, what)
                     refused = refused or found
                     waiting.discard(sequence)
                     if found is not None and sequence in (first, first + len(bodies) + 1):
@@ -123,9 +119,9 @@ class Nfnetlink:
         body = attribute(_LIST_TABLE, table.encode() + b"\0") + attribute(_LIST_SET, name.encode() + b"\0")
         found: dict[bytes, Element] = {}
         for answer in self._dump(_NFTABLES | _GETSETELEM, _INET, body, f"set {name}"):
-            listed = attributes(answer, _FAMILY.size).get(_LIST_ELEMENTS, b"")
+            listed = read_attributes(answer, _FAMILY.size).get(_LIST_ELEMENTS, b"")
             for each in _list(listed):
-                parts = attributes(each, 0)
+                parts = read_attributes(each, 0)
                 key = _value(parts.get(_ELEMENT_KEY, b""))
                 found[key] = Element(
                     key, _value(parts.get(_ELEMENT_KEY_END, b"")), _value(parts.get(_ELEMENT_DATA, b""))
@@ -144,13 +140,13 @@ class Nfnetlink:
     def _table(self, table: str) -> Iterator[bytes]:
         body = attribute(_TABLE_NAME, table.encode() + b"\0")
         for answer in self._ask(_NFTABLES | _GETTABLE, _INET, body, f"table {table}"):
-            found = attributes(answer, _FAMILY.size)
+            found = read_attributes(answer, _FAMILY.size)
             yield found.get(_TABLE_HANDLE, b"") + found.get(_TABLE_FLAGS, b"")
 
     def _rules(self, table: str) -> Iterator[bytes]:
         body = attribute(_RULE_TABLE, table.encode() + b"\0")
         for answer in self._dump(_NFTABLES | _GETRULE, _INET, body, f"rules of table {table}"):
-            found = attributes(answer, _FAMILY.size)
+            found = read_attributes(answer, _FAMILY.size)
             yield found.get(_RULE_CHAIN, b"") + found.get(_RULE_HANDLE, b"")
 
     # --- the connection table ------------------------------------------------------------------------------------------
@@ -170,7 +166,7 @@ class Nfnetlink:
         body = _nest(_TUPLE_ORIGINAL, _nest(_TUPLE_PROTOCOL, protocol)) + _nest(_CT_FILTER, flags)
         forgotten = 0
         for answer in self._dump(_CONNTRACK | _CT_GET, family, body, "list of UDP connections"):
-            entry = attributes(answer, _FAMILY.size)
+            entry = read_attributes(answer, _FAMILY.size)
             if not _concerns(entry, version, ports, answered_by):
                 continue
             exact = attribute(_TUPLE_ORIGINAL | _NESTED, entry[_TUPLE_ORIGINAL])
@@ -191,13 +187,13 @@ class Nfnetlink:
             self._socket.send(_message(kind, _ACK, sequence, _FAMILY.pack(family, 0, 0) + body))
             answers: list[bytes] = []
             while True:
-                for kind_, flags, answered, answer in messages(self._socket.recv(_RECEIVE)):
+                for kind_, flags, answered, answer in read_messages(self._socket.recv(_RECEIVE)):
                     if answered != sequence:
                         continue
                     if kind_ != _ERROR:
                         answers.append(answer)
                         continue
-                    refused = failure(answer, flags, what)
+                    refused = refusal(answer, flags, what)
                     if refused is not None:
                         raise refused
                     return answers
@@ -211,11 +207,11 @@ class Nfnetlink:
                 answers: list[bytes] = []
                 interrupted = done = False
                 while not done:
-                    for kind_, flags, answered, answer in messages(self._socket.recv(_RECEIVE)):
+                    for kind_, flags, answered, answer in read_messages(self._socket.recv(_RECEIVE)):
                         if answered != sequence:
                             continue
                         interrupted = interrupted or bool(flags & _DUMP_INTERRUPTED)
-                        if kind_ == _ERROR and (refused := failure(answer, flags, what)):
+                        if kind_ == _ERROR and (refused := refusal(answer, flags, what)):
                             raise refused
                         done = done or kind_ in (_DONE, _ERROR)
                         if kind_ == _DONE and len(answer) >= 4 and (number := -struct.unpack_from("=i", answer)[0]) > 0:
@@ -317,18 +313,18 @@ def _list(data: bytes) -> Iterator[bytes]:
 
 
 def _value(nested: bytes) -> bytes:
-    return attributes(nested, 0).get(_DATA_VALUE, b"")
+    return read_attributes(nested, 0).get(_DATA_VALUE, b"")
 
 
 def _concerns(entry: dict[int, bytes], version: int, ports: Collection[int], answered_by: Collection[bytes]) -> bool:
     """Whether an entry is what was asked for; the kernel's own filter does not tell it all."""
-    original = attributes(entry.get(_TUPLE_ORIGINAL, b""), 0)
-    protocol = attributes(original.get(_TUPLE_PROTOCOL, b""), 0)
+    original = read_attributes(entry.get(_TUPLE_ORIGINAL, b""), 0)
+    protocol = read_attributes(original.get(_TUPLE_PROTOCOL, b""), 0)
     if protocol.get(_PROTOCOL_NUMBER) != bytes((socket.IPPROTO_UDP,)):
         return False
     if int.from_bytes(protocol.get(_PROTOCOL_DESTINATION, b""), "big") not in ports:
         return False
     source, destination = _IP_SOURCE[version], _IP_SOURCE[version] + 1
-    asked = attributes(original.get(_TUPLE_IP, b""), 0)
-    reply = attributes(attributes(entry.get(_TUPLE_REPLY, b""), 0).get(_TUPLE_IP, b""), 0)
+    asked = read_attributes(original.get(_TUPLE_IP, b""), 0)
+    reply = read_attributes(read_attributes(entry.get(_TUPLE_REPLY, b""), 0).get(_TUPLE_IP, b""), 0)
     return reply.get(destination) == asked.get(source) or reply.get(source) in answered_by

@@ -76,32 +76,32 @@ def test_link_is_read_as_pyroute2_writes_it() -> None:
         ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", "bridge")]}),
     ]
     message.encode()
-    ((_, _, _, body),) = netlink._messages(bytes(message.data))
+    ((_, _, _, body),) = netlink.read_messages(bytes(message.data))
     assert netlink._link(body) == netlink.Link(12, "br0", "bridge", 4, True, "alias", "02:00:00:00:00:01")
 
 
 def test_errors() -> None:
-    assert netlink._failure(struct.pack("=i", 0) + bytes(16), 0x100, "x") is None
-    failure = netlink._failure(struct.pack("=i", -17) + bytes(16), 0x100, "link a")
+    assert netlink.refusal(struct.pack("=i", 0) + bytes(16), 0x100, "x") is None
+    failure = netlink.refusal(struct.pack("=i", -17) + bytes(16), 0x100, "link a")
     assert isinstance(failure, NetlinkError)
     assert failure.errno == 17
     assert str(failure) == "[Errno 17] link a: File exists"
-    words = netlink._attribute(1, b"what is wrong\0")
-    failure = netlink._failure(struct.pack("=i", -22) + bytes(16) + words, 0x300, "link a")
+    words = netlink.attribute(1, b"what is wrong\0")
+    failure = netlink.refusal(struct.pack("=i", -22) + bytes(16) + words, 0x300, "link a")
     assert str(failure) == "[Errno 22] link a: Invalid argument (what is wrong)"
     request = struct.pack("=IHHII", 20, 16, 5, 1, 0) + b"body"
-    failure = netlink._failure(struct.pack("=i", -22) + request + words, 0x200, "link a")
+    failure = netlink.refusal(struct.pack("=i", -22) + request + words, 0x200, "link a")
     assert str(failure).endswith("(what is wrong)")
 
 
 def test_cut_messages_are_refused() -> None:
     with pytest.raises(NetlinkError, match="cut off"):
-        list(netlink._messages(struct.pack("=IHHII", 50, 2, 0, 1, 0) + bytes(10)))
+        list(netlink.read_messages(struct.pack("=IHHII", 50, 2, 0, 1, 0) + bytes(10)))
     with pytest.raises(NetlinkError, match="cut off"):
-        list(netlink._messages(struct.pack("=IHHII", 3, 2, 0, 1, 0)))
+        list(netlink.read_messages(struct.pack("=IHHII", 3, 2, 0, 1, 0)))
 
 
 @given(st.binary(max_size=300))
 def test_attributes_of_anything(data: bytes) -> None:
-    for value in netlink._attributes(data, 0).values():
+    for value in netlink.read_attributes(data, 0).values():
         assert value in data or not value
