@@ -1,7 +1,7 @@
 """From a container's record to the OCI runtime's config.json: what its process is, sees and may do.
 
 Rules: the specification's "Container create body", Docker's documented defaults (capabilities, masked paths, mounts, devices), runtime-spec
-config-linux.md. Reads nothing of the container; of the host only /dev, and only for a container that was given devices.
+config-linux.md. Reads nothing of the container; of the host only /dev, for a container that was given devices, and the flags of what is bound.
 
 Not here: whether the body is well formed (`create.py`), the files bound in (`bundle.py`), the network namespace (`networks/`).
 Raises InvalidParameter or NotFound with the field's name for what this host can't give.
@@ -260,8 +260,29 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
 
 
 def _bind(source: str, destination: str, writable: bool, propagation: str) -> oci.Mount:
-    options = ("rbind", propagation or "rprivate", "rw" if writable else "ro")
+    # The runtime gives a bind these flags alone: what the source's own mount forbids has to be said again.
+    forbidden = _forbidden(source)
+    access = "rw" if writable and "ro" not in forbidden else "ro"
+    options = ("rbind", propagation or "rprivate", access, *(each for each in forbidden if each != "ro"))
     return oci.Mount(destination=destination, type="bind", source=source, options=options)
+
+
+_FORBIDDING = {
+    os.ST_RDONLY: "ro",
+    os.ST_NOSUID: "nosuid",
+    os.ST_NODEV: "nodev",
+    os.ST_NOEXEC: "noexec",
+    os.ST_NOATIME: "noatime",
+    os.ST_NODIRATIME: "nodiratime",
+}
+
+
+def _forbidden(source: str) -> list[str]:
+    try:
+        flags = os.statvfs(source).f_flag
+    except OSError:
+        return []
+    return [option for flag, option in _FORBIDDING.items() if flags & flag]
 
 
 def _tmpfs(destination: str, options: str) -> oci.Mount:

@@ -319,32 +319,33 @@ class LocalDriver:
 
     def _mount(self, name: str, options: Options) -> None:
         path = self.mountpoint(name)
-        data = options.data
-        flags = options.flags
-        what = f"{options.device}:{path}, data: {options.words}"
-        try:
-            if options.type in _NETWORK_TYPES:
-                data = resolved(data)
-            with self._data(name) as place:
-                if self._mounted(name, place):
-                    return
-                mounts.mount(options.device, f"/proc/self/fd/{place}", options.type, flags, data)
+        with self._data(name) as place:
+            if self._mounted(name, place):
+                return
             try:
-                with self._data(name) as top:  # another descriptor: this one is of what is mounted
-                    where = f"/proc/self/fd/{top}"
-                    if options.propagation:
-                        mounts.mount("", where, flags=options.propagation)
-                    if flags & mounts.MS_BIND and flags & ~(mounts.MS_BIND | mounts.MS_REC):
-                        mounts.mount("", where, flags=(flags | mounts.MS_REMOUNT) & ~mounts.MS_REC)
-            except (EngineError, OSError):
-                self._unmount(name)
-                raise
-        except (EngineError, OSError) as error:
-            cause = error.__cause__ if isinstance(error, EngineError) and error.__cause__ else error
-            reason = (cause.strerror or str(cause)).lower() if isinstance(cause, OSError) else str(cause)
-            raise ServerError(
-                f"error while mounting volume '{path}': failed to mount local volume: mount {what}: {reason}"
-            ) from error
+                data = resolved(options.data) if options.type in _NETWORK_TYPES else options.data
+                mounts.mount(options.device, f"/proc/self/fd/{place}", options.type, options.flags, data)
+                try:
+                    self._adjust(name, options)
+                except (EngineError, OSError):
+                    self._unmount(name)
+                    raise
+            except (EngineError, OSError) as error:
+                cause = error.__cause__ if isinstance(error, EngineError) and error.__cause__ else error
+                reason = (cause.strerror or str(cause)).lower() if isinstance(cause, OSError) else str(cause)
+                raise ServerError(
+                    f"error while mounting volume '{path}': failed to mount local volume: "
+                    f"mount {options.device}:{path}, data: {options.words}: {reason}"
+                ) from error
+
+    def _adjust(self, name: str, options: Options) -> None:
+        """What mount(2) takes only in calls of their own: propagation, and the flags of a bind."""
+        with self._data(name) as top:  # another descriptor than before: of what is mounted
+            where = f"/proc/self/fd/{top}"
+            if options.propagation:
+                mounts.mount("", where, flags=options.propagation)
+            if options.flags & mounts.MS_BIND and options.flags & ~(mounts.MS_BIND | mounts.MS_REC):
+                mounts.mount("", where, flags=(options.flags | mounts.MS_REMOUNT) & ~mounts.MS_REC)
 
     def _mounted(self, name: str, place: int) -> bool:
         above = files.open_without_links(self._top, name, _DIRECTORY)
