@@ -49,7 +49,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
     """The id of the new image. Raises Conflict for a container that is being removed, ServerError when its files cannot be read."""
     record = container.record
-    changed = changes.apply(wish.config, wish.changes)
+    changed = changes.apply(wish.config, wish.changes, record.config.env or ())
     config = msgspec.structs.replace(create.merged(changed, record.config), on_build=changed.on_build)
     snapshots = images.snapshots
     async with contextlib.AsyncExitStack() as stack:

@@ -1,7 +1,8 @@
 """The `changes` of an import or a commit: Dockerfile instructions that only change an image's configuration.
 
-CMD, ENTRYPOINT, ENV, EXPOSE, HEALTHCHECK, LABEL, ONBUILD, SHELL, STOPSIGNAL, USER, VOLUME, WORKDIR, as the Dockerfile reference has them, without the
-expansion of variables. Pure. Not here: building.
+CMD, ENTRYPOINT, ENV, EXPOSE, HEALTHCHECK, LABEL, ONBUILD, SHELL, STOPSIGNAL, USER, VOLUME, WORKDIR, as the Dockerfile reference has them.
+ENV, EXPOSE, LABEL, STOPSIGNAL, USER, VOLUME and WORKDIR see the variables of the lines before theirs ("Environment replacement").
+Pure. Not here: building.
 Raises: InvalidParameter that names the instruction.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,26 +21,137 @@ from engine.wire.containers import Config, Empty, Healthcheck
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _PORT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#!?$-]")
 _MAX_LINES = 1000
+_MAX_VALUE = 128 * 1024
+"""Characters: no program can be given a longer one (execve(2), MAX_ARG_STRLEN)."""
 
 
-def apply(config: Config, changes: Sequence[str]) -> Config:
-    """`config` after every instruction, in order."""
+Variables = Mapping[str, str]
+
+
+def apply(config: Config, changes: Sequence[str], environment: Sequence[str] = ()) -> Config:
+    """`config` after every instruction, in order. `environment`: variables that are seen beneath those of `config`."""
     lines = [line.strip() for text in changes for line in text.replace("\\\n", "").splitlines()]
     if len(lines) > _MAX_LINES:
         raise InvalidParameter(f"changes: more than {_MAX_LINES} instructions")
     for line in lines:
         if not line or line.startswith("#"):
             continue
-        name, _, rest = line.partition(" ")
+        name, rest = [*line.split(maxsplit=1), ""][:2]
         instruction = _INSTRUCTIONS.get(name.upper())
         if instruction is None:
             raise InvalidParameter(f"{name} is not a valid change command")
-        rest = rest.strip()
         if not rest:
             raise InvalidParameter(f"{name.upper()} requires at least one argument")
-        config = msgspec.structs.replace(config, **instruction(config, rest))
+        variables = {
+            key: value for key, _, value in (one.partition("=") for one in (*environment, *(config.env or ())))
+        }
+        config = msgspec.structs.replace(config, **instruction(config, rest, variables))
     return config
+
+
+# --- words (Dockerfile reference, "Environment replacement" and "Escape") -------------------------------------------
+
+
+def _words(text: str) -> list[str]:
+    """The words as they are written, with their quotes and backslashes."""
+    found: list[str] = []
+    begin = -1
+    quote = ""
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if begin < 0 and not char.isspace():
+            begin = at
+        if char == "\\" and quote != "'":
+            at += 1
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char.isspace() and begin >= 0:
+            found.append(text[begin:at])
+            begin = -1
+        at += 1
+    return [*found, text[begin:]] if begin >= 0 else found
+
+
+def _expanded(text: str, variables: Variables) -> str:
+    """What a word means: quotes and backslashes taken off, variables replaced by their values."""
+    try:
+        value, _ = _until("", text, 0, variables)
+    except RecursionError:
+        raise InvalidParameter("changes: variables within variables, too deep") from None
+    return value
+
+
+def _until(end: str, text: str, at: int, variables: Variables) -> tuple[str, int]:
+    """The meaning of `text` from `at` to the unquoted `end`, or to its end when that is empty, and the place behind."""
+    out: list[str] = []
+    quote = ""
+    begun = at
+    while at < len(text):
+        char = text[at]
+        at += 1
+        if quote == "'":
+            if char == quote:
+                quote = ""
+            else:
+                out.append(char)
+        elif char == quote:
+            quote = ""
+        elif char == "\\":
+            following = text[at : at + 1]
+            # Within double quotes it is a character of its own before all but these.
+            out.append(char + following if quote and following not in ('"', "$", "\\") else following)
+            at += 1
+        elif char == "$":
+            value, at = _variable(text, at, variables)
+            out.append(value)
+        elif not quote and char in "'\"":
+            quote, begun = char, at
+        elif not quote and char == end:
+            return _bounded("".join(out)), at
+        else:
+            out.append(char)
+    if quote:
+        kind = "single-quote" if quote == "'" else "double-quote"
+        raise InvalidParameter(
+            f"unexpected end of statement while looking for matching {kind}: {text[begun - 1 :]}"[:300]
+        )
+    if end:
+        raise InvalidParameter(f"syntax error: missing '{end}': {text}"[:300])
+    return _bounded("".join(out)), at
+
+
+def _bounded(value: str) -> str:
+    if len(value) > _MAX_VALUE:  # `ENV A=$A$A`, a few dozen times
+        raise InvalidParameter(f"changes: a value of more than {_MAX_VALUE} characters")
+    return value
+
+
+def _variable(text: str, at: int, variables: Variables) -> tuple[str, int]:
+    """The value of what follows a `$`, and the place behind it."""
+    if text[at : at + 1] != "{":
+        name = _NAME.match(text, at)
+        return ("$", at) if name is None else (variables.get(name[0], ""), name.end())
+    name = _NAME.match(text, at + 1)
+    if name is None:
+        raise InvalidParameter(f"syntax error: bad substitution: ${text[at:]}"[:300])
+    value, at = variables.get(name[0], ""), name.end()
+    operator = text[at : at + 2]
+    if operator[:1] == "}":
+        return value, at + 1
+    if operator not in (":-", ":+", ":?"):
+        raise InvalidParameter(f"unsupported modifier ({operator}) in substitution: {text}"[:300])
+    word, at = _until("}", text, at + 2, variables)
+    if operator == ":?" and not value:
+        raise InvalidParameter(f"{name[0]}: {word or 'not allowed to be unset'}"[:300])
+    return (value or word if operator == ":-" else word if operator == ":+" and value else value), at
+
+
+# --- the instructions -----------------------------------------------------------------------------------------------
 
 
 def _array(text: str) -> list[str] | None:
@@ -60,67 +172,39 @@ def _command(config: Config, text: str) -> list[str]:
     return [*shell, text]
 
 
-def _cmd(config: Config, text: str) -> dict[str, Any]:
+def _cmd(config: Config, text: str, _: Variables) -> dict[str, Any]:
     return {"cmd": _command(config, text)}
 
 
-def _entrypoint(config: Config, text: str) -> dict[str, Any]:
+def _entrypoint(config: Config, text: str, _: Variables) -> dict[str, Any]:
     return {"entrypoint": _command(config, text)}
 
 
-def _words(text: str) -> list[str]:
-    """Words in quotes or without, backslashes taken off."""
-    found: list[str] = []
-    word: list[str] = []
-    quote = ""
-    within = False
-    at = 0
-    while at < len(text):
-        char = text[at]
-        if char == "\\" and quote != "'" and at + 1 < len(text):
-            at += 1
-            word.append(text[at])
-            within = True
-        elif quote:
-            if char == quote:
-                quote = ""
-            else:
-                word.append(char)
-        elif char in "'\"":
-            quote, within = char, True
-        elif char.isspace():
-            if within:
-                found.append("".join(word))
-            word, within = [], False
-        else:
-            word.append(char)
-            within = True
-        at += 1
-    if quote:
-        raise InvalidParameter(f"unexpected end of statement while looking for matching quote: {text}"[:300])
-    return [*found, "".join(word)] if within else found
-
-
-def _pairs(name: str, text: str) -> dict[str, str]:
+def _pairs(name: str, text: str, variables: Variables) -> dict[str, str]:
     """`key=value …`, or the old form `key value`."""
-    first = text.split(None, 1)
-    if "=" not in first[0]:
+    words = _words(text)
+    if "=" not in words[0]:
+        first = text.split(None, 1)
         if len(first) < 2:
             raise InvalidParameter(f"{name} must have two arguments")
-        return {first[0]: first[1]}
-    pairs = {}
-    for word in _words(text):
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise InvalidParameter(f"Syntax error - can't find = in {word!r}. Must be of the form: name=value")
-        if not key:
-            raise InvalidParameter(f"{name} names can not be blank")
-        pairs[key] = value
+        given = [(first[0], first[1])]
+    else:
+        given = []
+        for word in words:
+            key, equals, value = word.partition("=")
+            if not equals:
+                raise InvalidParameter(
+                    f"Syntax error - can't find = in {word!r}. Must be of the form: name=value"[:300]
+                )
+            given.append((key, value))
+    pairs = {_expanded(key, variables): _expanded(value, variables) for key, value in given}
+    if "" in pairs:
+        raise InvalidParameter(f"{name} names can not be blank")
     return pairs
 
 
-def _env(config: Config, text: str) -> dict[str, Any]:
-    pairs = _pairs("ENV", text)
+def _env(config: Config, text: str, variables: Variables) -> dict[str, Any]:
+    pairs = _pairs("ENV", text, variables)
     found = [line for line in config.env or () if line.partition("=")[0] not in pairs]
     order = [line.partition("=")[0] for line in config.env or ()]
     if not set(order) & set(pairs):
@@ -132,13 +216,14 @@ def _env(config: Config, text: str) -> dict[str, Any]:
     return {"env": [*changed, *(f"{key}={value}" for key, value in pairs.items())]}
 
 
-def _label(config: Config, text: str) -> dict[str, Any]:
-    return {"labels": {**config.labels, **_pairs("LABEL", text)}}
+def _label(config: Config, text: str, variables: Variables) -> dict[str, Any]:
+    return {"labels": {**config.labels, **_pairs("LABEL", text, variables)}}
 
 
-def _expose(config: Config, text: str) -> dict[str, Any]:
+def _expose(config: Config, text: str, variables: Variables) -> dict[str, Any]:
     ports: dict[str, Empty] = dict(config.exposed_ports) if isinstance(config.exposed_ports, dict) else {}
-    for word in text.split():
+    # A variable may hold several.
+    for word in (port for one in _words(text) for port in _expanded(one, variables).split()):
         match = _PORT.fullmatch(word)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if match is None or not 0 < first <= last <= 65535:
@@ -148,44 +233,45 @@ def _expose(config: Config, text: str) -> dict[str, Any]:
     return {"exposed_ports": ports}
 
 
-def _user(_: Config, text: str) -> dict[str, Any]:
-    return {"user": text}
+def _user(_: Config, text: str, variables: Variables) -> dict[str, Any]:
+    return {"user": _expanded(text, variables)}
 
 
-def _workdir(config: Config, text: str) -> dict[str, Any]:
-    return {"working_dir": posixpath.normpath(posixpath.join("/", config.working_dir, text))}
+def _workdir(config: Config, text: str, variables: Variables) -> dict[str, Any]:
+    path = _expanded(text, variables)
+    return {"working_dir": posixpath.normpath(posixpath.join("/", config.working_dir, path)).replace("//", "/")}
 
 
-def _volume(config: Config, text: str) -> dict[str, Any]:
-    paths = _array(text)
-    if paths is None:
-        paths = text.split()
+def _volume(config: Config, text: str, variables: Variables) -> dict[str, Any]:
+    words = _array(text)
+    paths = [_expanded(word, variables) for word in (_words(text) if words is None else words)]
     if not all(path.strip() for path in paths):
         raise InvalidParameter("VOLUME specified can not be an empty string")
     return {"volumes": {**(config.volumes or {}), **{path: {} for path in paths}}}
 
 
-def _onbuild(config: Config, text: str) -> dict[str, Any]:
+def _onbuild(config: Config, text: str, _: Variables) -> dict[str, Any]:
     trigger = text.split(maxsplit=1)[0].upper()
     if trigger in ("ONBUILD", "MAINTAINER", "FROM"):
         raise InvalidParameter(f"{trigger} isn't allowed as an ONBUILD trigger")
     return {"on_build": [*(config.on_build or ()), text]}
 
 
-def _stopsignal(_: Config, text: str) -> dict[str, Any]:
+def _stopsignal(_: Config, text: str, variables: Variables) -> dict[str, Any]:
+    text = _expanded(text, variables)
     if not re.fullmatch(r"\d+|[A-Z0-9+-]+", text.upper()):
         raise InvalidParameter(f"Invalid signal: {text}")
     return {"stop_signal": text}
 
 
-def _shell(_: Config, text: str) -> dict[str, Any]:
+def _shell(_: Config, text: str, _variables: Variables) -> dict[str, Any]:
     words = _array(text)
     if not words:
         raise InvalidParameter("SHELL requires the arguments to be in JSON form")
     return {"shell": words}
 
 
-def _healthcheck(config: Config, text: str) -> dict[str, Any]:
+def _healthcheck(config: Config, text: str, _variables: Variables) -> dict[str, Any]:
     options: dict[str, int] = {}
     fields = {"interval": "interval", "timeout": "timeout", "start-period": "start_period", "retries": "retries"}
     while text.startswith("--"):
@@ -221,7 +307,7 @@ def _duration(name: str, value: str) -> int:
     return total
 
 
-_INSTRUCTIONS: dict[str, Callable[[Config, str], dict[str, Any]]] = {
+_INSTRUCTIONS: dict[str, Callable[[Config, str, Variables], dict[str, Any]]] = {
     "CMD": _cmd,
     "ENTRYPOINT": _entrypoint,
     "ENV": _env,
