@@ -995,7 +995,7 @@ class Containers:
         self._names.add(record.id, record.name)
         self._creating[record.id] = image.id
         try:
-            async with parts.volumes.claim(record.id, mounts_wanted.points) as claim:
+            async with parts.volumes.claim(record.id, mounts_wanted.points, create.named_volumes(host)) as claim:
                 record = msgspec.structs.replace(record, mounts=claim.mounts)
                 if record.parent:
                     await claim.populate(mounts_wanted.populated, lambda: parts.snapshots.open_content(record.parent))

@@ -43,8 +43,6 @@ _SYS_OPEN_TREE, _SYS_MOVE_MOUNT = 428, 429
 """The same numbers on every architecture."""
 _OPEN_TREE_CLONE = 1
 _AT_SYMLINK_NOFOLLOW = 0x100
-_AT_EMPTY_PATH = 0x1000
-_AT_RECURSIVE = 0x8000
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _BUSY_WAIT = 0.02
 """Seconds between the two plain attempts: a process that was just killed may still be dying in the mount."""
@@ -101,35 +99,6 @@ def unmount(target: Path | str) -> bool:
             time.sleep(_BUSY_WAIT)
 
 
-def detach(target: Path | str) -> None:
-    """Take the topmost mount off `target` at once; it lives on for who holds a descriptor in it."""
-    if _libc.umount2(os.fsencode(target), _UMOUNT_NOFOLLOW | _MNT_DETACH) < 0:
-        raise _error(f"unmount of {target}") from _cause(target)
-
-
-def clone(descriptor: int) -> int:
-    """A mount of its own, attached nowhere, of what a descriptor (O_PATH will do) stands for with all that is mounted below it (open_tree(2)).
-
-    It lives until its descriptor, the answer, is closed. Unlike a mount that was detached it resolves `..` in its links.
-    """
-    tree: int = _libc.syscall(
-        *(ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(descriptor), b""),
-        ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE),
-    )
-    if tree < 0:
-        raise _error("copy of a mount") from _cause("")
-    return tree
-
-
-def bind(descriptor: int, target: Path | str) -> None:
-    """Attach a `clone` to `target`: no path is walked to its source."""
-    tree = clone(descriptor)
-    try:
-        _attach(tree, target, "")
-    finally:
-        os.close(tree)
-
-
 def mount_id(descriptor: int) -> int:
     """Which mount a descriptor is in (proc_pid_fdinfo(5))."""
     with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
@@ -168,18 +137,14 @@ def _copy_from(namespace: int, path: str, target: Path) -> None:
     finally:
         os.close(home)
     try:
-        _attach(tree, target, path)
+        moved: int = _libc.syscall(
+            *(ctypes.c_long(_SYS_MOVE_MOUNT), ctypes.c_int(tree), b"", ctypes.c_int(-1), os.fsencode(target)),
+            ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+        )
+        if moved < 0:
+            raise _error(f"mount of {path} on {target}") from _cause(target)
     finally:
         os.close(tree)
-
-
-def _attach(tree: int, target: Path | str, path: str) -> None:
-    moved: int = _libc.syscall(
-        *(ctypes.c_long(_SYS_MOVE_MOUNT), ctypes.c_int(tree), b"", ctypes.c_int(-1), os.fsencode(target)),
-        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
-    )
-    if moved < 0:
-        raise _error(f"mount of {path or 'a tree'} on {target}") from _cause(target)
 
 
 def own_directory() -> None:

@@ -31,13 +31,16 @@ import msgspec
 
 from engine._fast import copy, layer
 from engine.errors import EngineError, InvalidParameter, ServerError
-from engine.system import files, mounts
+from engine.system import files, mounts, trees
 
 NAME = "local"
 HIDDEN = ".volume-"
 LONGEST_NAME = 255 - len(HIDDEN)
 """Bytes: NAME_MAX less the prefix of one that is being made."""
 THREADS = 4
+"""For what takes a moment: directories, and the mounts for a start."""
+SLOW_THREADS = 32
+"""For what may take as long as a disk or a server far away: file systems, copies, removals."""
 
 _PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
@@ -179,12 +182,16 @@ class LocalDriver:
         self.directory = directory
         self._run = run
         self._threads = ThreadPoolExecutor(THREADS, "volumes")
+        self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, "volumes-slow")
         self._top = -1
         self._users: dict[str, set[str]] = {}
         """Volume with options → who has it mounted."""
 
     async def _in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    async def _in_slow_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._slow_threads, work, *arguments)
 
     # --- start and end of the engine ------------------------------------------------------------------------------------
 
@@ -233,7 +240,8 @@ class LocalDriver:
         if self._top >= 0:
             os.close(self._top)
             self._top = -1
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._slow_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # --- making and taking away -----------------------------------------------------------------------------------------
 
@@ -267,7 +275,7 @@ class LocalDriver:
 
     async def hide(self, name: str) -> None:
         """Not under its name any more, now that its record is to go; `restore` undoes it, `discard` ends it."""
-        await self._in_thread(self._hide, name)
+        await self._in_slow_thread(self._hide, name)
 
     def _hide(self, name: str) -> None:
         self._unmount(name)
@@ -285,7 +293,7 @@ class LocalDriver:
     async def discard(self, name: str) -> None:
         """Remove what `create` made or `hide` hid. What resists is logged: the next start tries again."""
         try:
-            await self._in_thread(self._discard, name)
+            await self._in_slow_thread(self._discard, name)
         except OSError as error:
             _log.warning("volume %s: removing its files: %s", name, error)
 
@@ -304,7 +312,7 @@ class LocalDriver:
         """Have its file system mounted, when it has options; the path where containers find it. Raises ServerError."""
         if parsed := parse_options(name, options):
             if not self._users.get(name):
-                await self._in_thread(self._mount, name, parsed)
+                await self._in_slow_thread(self._mount, name, parsed)
             self._users.setdefault(name, set()).add(user)
         return self.mountpoint(name)
 
@@ -315,7 +323,7 @@ class LocalDriver:
             users.discard(user)
             if not users:
                 del self._users[name]
-                await self._in_thread(self._unmount, name)
+                await self._in_slow_thread(self._unmount, name)
 
     def _mount(self, name: str, options: Options) -> None:
         path = self.mountpoint(name)
@@ -385,7 +393,11 @@ class LocalDriver:
         target = self._run / container_id / str(index)
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._data(name) as descriptor:
-            mounts.bind(descriptor, target)
+            tree = trees.clone(descriptor, recursive=True)
+        try:
+            trees.attach(tree, target)
+        finally:
+            os.close(tree)
         return str(target)
 
     async def open_content(self, name: str) -> int:
@@ -400,7 +412,7 @@ class LocalDriver:
         try:
             for target in directory.iterdir():
                 with contextlib.suppress(ServerError):
-                    mounts.detach(target)
+                    trees.detach(str(target))
                 target.rmdir()
             directory.rmdir()
         except FileNotFoundError:
@@ -415,7 +427,7 @@ class LocalDriver:
 
         `staged`: it is not under its name yet, and has no mount. Raises ServerError; nothing of the copy is left then.
         """
-        await self._in_thread(self._populate, name, source, staged)
+        await self._in_slow_thread(self._populate, name, source, staged)
 
     def _populate(self, name: str, source: int, staged: bool) -> None:
         with self._data(HIDDEN + name if staged else name) as place:

@@ -327,9 +327,12 @@ class VolumeStore:
     # --- the volumes of a container -----------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def claim(self, container_id: str, points: Sequence[MountPoint]) -> AsyncIterator[Claim]:
+    async def claim(
+        self, container_id: str, points: Sequence[MountPoint], named: Collection[str]
+    ) -> AsyncIterator[Claim]:
         """Have every volume that the mounts of a new container name, made where it is missing, with the container as its user.
 
+        `named`: those that the client named itself; the others are the container's own.
         Within, the container's record and `changes` are committed; whatever is raised there takes all of it back.
         """
         claim = Claim(self, container_id)
@@ -338,7 +341,7 @@ class VolumeStore:
             for name in names:
                 await locks.enter_async_context(self._lock(name))
             try:
-                claim.mounts = tuple([await self._claimed(claim, container_id, point) for point in points])
+                claim.mounts = tuple([await self._claimed(claim, container_id, point, named) for point in points])
                 claim.changes = tuple(self._table.put(name, record) for name, record in claim.made.items())
                 yield claim
             except BaseException:
@@ -350,13 +353,13 @@ class VolumeStore:
                 await self._keep(record)
                 self._events.publish("volume", "create", record.name, {"driver": record.driver})
 
-    async def _claimed(self, claim: Claim, container_id: str, point: MountPoint) -> MountPoint:
+    async def _claimed(self, claim: Claim, container_id: str, point: MountPoint, named: Collection[str]) -> MountPoint:
         if not isinstance(point.name, str):
             return point
         name, driver = point.name, point.driver if isinstance(point.driver, str) else ""
         record = claim.made.get(name) or await self._existing(name, driver)
         if record is None:
-            anonymous = point.mode == "" and bool(_ANONYMOUS.fullmatch(name))
+            anonymous = name not in named and bool(_ANONYMOUS.fullmatch(name))
             try:
                 record = await self._make(name, driver or local.NAME, {}, {}, anonymous=anonymous)
             except NotFound as error:

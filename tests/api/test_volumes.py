@@ -490,6 +490,10 @@ def test_docker_py(engine: TempEngine, tmp_path: Path) -> None:
         with pytest.raises(docker.errors.APIError) as raised:
             made.remove()
         assert raised.value.status_code == 409
+        heir = client.containers.create("busybox", "true", volumes_from=[f"{container.name}:ro"])
+        assert {each["Destination"]: each["RW"] for each in heir.attrs["Mounts"]} == {"/one": False, "/two": False}
+        heir.remove(v=True)
+        assert len(client.volumes.list()) == 2
         container.remove(v=True)
         assert [each.name for each in client.volumes.list()] == ["py"]
         made.remove()
