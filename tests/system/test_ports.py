@@ -1,0 +1,527 @@
+"""Published ports and what keeps networks apart, with real packets: containers of a real engine, and a LAN host in a namespace of the test's own.
+
+Silence is proved by order: what must not arrive is sent first, then something that does; when that has come, the other one would have come too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from engine.system import namespaces, netfilter
+from engine.system.nfnetlink import Nfnetlink
+from tests.harness import TempEngine, until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+T = TypeVar("T")
+
+HOST, LAN = "198.51.100.1", "198.51.100.2"
+HOST6, LAN6 = "fd98:51::1", "fd98:51::2"
+
+
+class Lan:
+    """A host on a link of its own to this one, which is its router."""
+
+    def __init__(self) -> None:
+        self.name = f"lan{secrets.token_hex(3)}"
+        run(f"ip netns add {self.name}")
+        run(f"ip link add {self.name} type veth peer name eth0 netns {self.name}")
+        run(f"ip address add {HOST}/24 dev {self.name}")
+        run(f"ip -6 address add {HOST6}/64 dev {self.name} nodad")
+        run(f"ip link set {self.name} up")
+        self("ip link set lo up")
+        self("ip link set eth0 up")
+        self(f"ip address add {LAN}/24 dev eth0")
+        self(f"ip -6 address add {LAN6}/64 dev eth0 nodad")
+        self(f"ip route add default via {HOST}")
+        self(f"ip -6 route add default via {HOST6}")
+        self.descriptor = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
+
+    def __call__(self, command: str) -> None:
+        run(f"ip netns exec {self.name} {command}")
+
+    def inside(self, action: Callable[[], T]) -> T:
+        return within(self.descriptor, action)
+
+    def raw(self, destination: str, port: int, payload: bytes) -> None:
+        """A UDP datagram for any address, put on the wire towards this host as no routing table would."""
+
+        def send() -> None:
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:
+                wire.bind(("eth0", 0x0800))
+                mac = bytes.fromhex(Path(f"/sys/class/net/{self.name}/address").read_text().strip().replace(":", ""))
+                udp = struct.pack(">HHHH", 4242, port, 8 + len(payload), 0) + payload
+                head = struct.pack(
+                    ">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0,
+                    socket.inet_aton(LAN), socket.inet_aton(destination),
+                )  # fmt: skip
+                total = sum(struct.unpack(">10H", head))
+                total = ~((total >> 16) + (total & 0xFFFF)) & 0xFFFF
+                wire.send(mac + bytes(6) + b"\x08\0" + head[:10] + total.to_bytes(2, "big") + head[12:] + udp)
+
+        self.inside(send)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        run(f"ip link delete {self.name}")
+        run(f"ip netns delete {self.name}")
+
+
+def run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (command, done.stderr)
+
+
+def within(namespace: int, action: Callable[[], T]) -> T:
+    """The action, in a thread that is in that network namespace."""
+    found: list[Any] = []
+
+    def body() -> None:
+        try:
+            namespaces.enter_network(namespace)
+            found.append((action(), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    value, error = found[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def lan() -> Iterator[Lan]:
+    made = Lan()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[TempEngine]:
+    with TempEngine() as made:
+        made.load_busybox()
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(engine: TempEngine) -> Iterator[None]:
+    yield
+    engine.remove_all()
+    kernel = Nfnetlink()
+    for name in ("address4", "any4", "address6", "any6"):
+        assert kernel.elements(table(engine), name) == {}
+    kernel.close()
+
+
+def table(engine: TempEngine) -> str:
+    return f"engined-{engine.bridge}"
+
+
+def answer(host: str, port: int, seconds: float = 5) -> str:
+    """What a service says that says one line; the reason when there is none."""
+    try:
+        with socket.create_connection((host, port), seconds) as connection:
+            return connection.makefile().readline().strip()
+    except OSError as error:
+        return type(error).__name__
+
+
+WHO = ("nc", "-ll", "-p", "80", "-e", "sh", "-c", "netstat -tn | awk '/:80 .*(ESTAB|CLOSE_W)/ {print $5}'")
+"""Tells each client its address, at port 80."""
+
+
+def serving(engine: TempEngine, bindings: Any, *, command: tuple[str, ...] = WHO, **keywords: Any) -> str:
+    host = {"PortBindings": bindings} | keywords.pop("host", {})
+    made = engine.started(*command, network=keywords.pop("network", "bridge"), host=host, **keywords)
+    if command == WHO:
+        namespace = os.open(f"/proc/{engine.inspect(made)['State']['Pid']}/ns/net", os.O_RDONLY)
+        try:
+            until(
+                "it listens",
+                lambda: within(namespace, lambda: ":0050 " in Path("/proc/thread-self/net/tcp6").read_text()),
+            )
+        finally:
+            os.close(namespace)
+    return made
+
+
+def ports_of(engine: TempEngine, container: str) -> dict[str, list[tuple[str, int]]]:
+    found = engine.inspect(container)["NetworkSettings"]["Ports"]
+    return {key: [(each["HostIp"], int(each["HostPort"])) for each in value or ()] for key, value in found.items()}
+
+
+def one_port(engine: TempEngine, container: str, key: str = "80/tcp", ip: str = "0.0.0.0") -> int:
+    return next(port for host_ip, port in ports_of(engine, container)[key] if host_ip == ip)
+
+
+def address_of(engine: TempEngine, container: str, network: str = "bridge") -> str:
+    return str(engine.inspect(container)["NetworkSettings"]["Networks"][network]["IPAddress"])
+
+
+def asks(engine: TempEngine, network: str, host: str, port: int) -> str:
+    """What a container on that network is told."""
+    return engine.docker(
+        "run", "--rm", f"--network={network}", "busybox", "nc", "-w", "3", host, str(port), status=None
+    ).out
+
+
+@contextlib.contextmanager
+def network(engine: TempEngine, **body: Any) -> Iterator[str]:
+    name = f"n{secrets.token_hex(4)}"
+    made = engine.request("POST", "/v1.24/networks/create", {"Name": name} | body)
+    assert made.status == 201, made
+    try:
+        yield name
+    finally:
+        engine.remove_all()
+        gone = engine.request("DELETE", f"/v1.24/networks/{name}")
+        assert gone.status == 204, gone
+
+
+# --- who reaches a port ------------------------------------------------------------------------------------------------
+
+
+def test_from_everywhere(engine: TempEngine, lan: Lan) -> None:
+    """The LAN with its own address, the host by address and by loopback, neighbours and the container itself."""
+    web = serving(engine, {"80/tcp": [{}]})
+    port = one_port(engine, web)
+    gateway = engine.inspect(web)["NetworkSettings"]["Gateway"]
+    assert LAN in lan.inside(lambda: answer(HOST, port))
+    assert HOST in answer(HOST, port)
+    assert gateway in answer("127.0.0.1", port)
+    assert gateway in asks(engine, "bridge", gateway, port)
+    assert gateway in asks(engine, "bridge", HOST, port)
+    assert gateway in engine.docker("exec", web, "nc", "-w", "3", HOST, str(port)).out
+    own = address_of(engine, web)
+    assert lan.inside(lambda: answer(own, 80, 1)) == "TimeoutError"
+    with network(engine) as other:
+        assert asks(engine, other, HOST, port), "another network reaches what is published"
+        assert not asks(engine, other, own, 80), "and nothing else"
+
+
+def test_bound_to_one_address(engine: TempEngine, lan: Lan) -> None:
+    web = serving(engine, {"80/tcp": [{"HostIp": HOST}]})
+    port = one_port(engine, web, ip=HOST)
+    assert LAN in lan.inside(lambda: answer(HOST, port))
+    assert answer("127.0.0.1", port) == "ConnectionRefusedError"
+
+
+class Sniffer:
+    """Payloads of UDP datagrams that come to a container, published or not."""
+
+    def __init__(self, engine: TempEngine, container: str) -> None:
+        namespace = os.open(f"/proc/{engine.inspect(container)['State']['Pid']}/ns/net", os.O_RDONLY)
+        self._wire = within(namespace, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800)))
+        self._wire.settimeout(20)
+        os.close(namespace)
+
+    def __enter__(self) -> Sniffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wire.close()
+
+    def next(self) -> bytes:
+        while True:
+            packet, where = self._wire.recvfrom(2048)
+            if packet[9] == socket.IPPROTO_UDP and where[2] != socket.PACKET_OUTGOING:
+                return packet[28:]
+
+
+def datagram(host: str, port: int, payload: bytes, source: int = 0) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.bind(("", source))
+        sender.sendto(payload, (host, port))
+
+
+def test_loopback_is_not_the_lans(engine: TempEngine, lan: Lan) -> None:
+    """A port bound to 127.0.0.1 hears the host alone, whatever the LAN or a container puts on the wire; nor does the container's own address."""
+    web = serving(
+        engine,
+        {"80/udp": [{"HostIp": "127.0.0.1"}], "81/udp": [{}]},
+        command=("sleep", "1000"),
+        host={"CapAdd": ["NET_RAW"]},
+    )
+    local, public = one_port(engine, web, "80/udp", "127.0.0.1"), one_port(engine, web, "81/udp")
+    with Sniffer(engine, web) as sniffer:
+        lan.raw("127.0.0.1", local, b"spoofed")
+        lan.inside(lambda: datagram(HOST, local, b"by address"))
+        lan.raw(address_of(engine, web), 80, b"by the container's own")
+        lan.inside(lambda: datagram(HOST, public, b"allowed"))
+        assert sniffer.next() == b"allowed"
+        datagram("127.0.0.1", local, b"from here")
+        assert sniffer.next() == b"from here"
+
+
+def test_ipv6(engine: TempEngine, lan: Lan) -> None:
+    with network(engine, EnableIPv6=True) as six:
+        web = serving(engine, {"80/tcp": [{}]}, network=six)
+        ports = ports_of(engine, web)["80/tcp"]
+        assert [ip for ip, _ in ports] == ["0.0.0.0", "::"]
+        assert len({port for _, port in ports}) == 1
+        port = ports[0][1]
+        assert LAN6 in lan.inside(lambda: answer(HOST6, port))
+        assert HOST6 in answer(HOST6, port)
+        assert LAN in lan.inside(lambda: answer(HOST, port))
+        assert asks(engine, six, HOST6, port)
+        assert engine.docker("exec", web, "nc", "-w", "3", HOST6, str(port)).out
+        inner = engine.inspect(web)["NetworkSettings"]["Networks"][six]["GlobalIPv6Address"]
+        assert lan.inside(lambda: answer(inner, 80, 1)) == "TimeoutError"
+
+
+def test_sctp(engine: TempEngine, lan: Lan) -> None:
+    """Its packets are led as those of the others: one is put on the wire, and comes."""
+    web = serving(engine, {"80/sctp": [{}]}, command=("sleep", "1000"))
+    port = one_port(engine, web, "80/sctp")
+    namespace = os.open(f"/proc/{engine.inspect(web)['State']['Pid']}/ns/net", os.O_RDONLY)
+    with within(namespace, lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP)) as receiver:
+        receiver.settimeout(20)
+        # INIT (RFC 9260, 3.3.2): tag, window, streams, first number; CRC32c over it all
+        chunk = struct.pack(">BBHIIHHI", 1, 0, 20, 7, 65535, 1, 1, 1)
+        packet = bytearray(struct.pack(">HHII", 4242, port, 0, 0) + chunk)
+        packet[8:12] = struct.pack("<I", crc32c(packet))
+
+        def send() -> None:
+            with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP) as sender:
+                sender.sendto(packet, (HOST, 0))
+
+        lan.inside(send)
+        got = receiver.recv(2048)
+    os.close(namespace)
+    assert got[12:16] == socket.inet_aton(LAN)
+    assert struct.unpack_from(">HH", got, 20) == (4242, 80)
+
+
+def crc32c(data: bytes | bytearray) -> int:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+# --- networks ------------------------------------------------------------------------------------------------------------
+
+
+def test_internal(engine: TempEngine, lan: Lan) -> None:
+    """No way out or in, not even by a port that another network publishes; neighbours talk."""
+    web = serving(engine, {"80/tcp": [{}]})
+    port = one_port(engine, web)
+    with network(engine, Internal=True) as inside:
+        shut = serving(engine, {"80/tcp": [{}]}, network=inside)
+        assert ports_of(engine, shut) == {}
+        own = address_of(engine, shut, inside)
+        assert asks(engine, inside, own, 80)
+        assert not asks(engine, inside, HOST, port)
+        assert lan.inside(lambda: answer(own, 80, 1)) == "TimeoutError"
+
+
+def test_without_icc(engine: TempEngine, lan: Lan) -> None:
+    """Neighbours hear nothing from each other, but what is published."""
+    with network(engine, Options={"com.docker.network.bridge.enable_icc": "false"}) as apart:
+        web = serving(engine, {"80/tcp": [{}]}, network=apart)
+        own = address_of(engine, web, apart)
+        assert answer(own, 80), "the host"
+        assert not asks(engine, apart, own, 80)
+        assert asks(engine, apart, HOST, one_port(engine, web))
+
+
+def test_masquerade(engine: TempEngine, lan: Lan) -> None:
+    """The LAN sees the host; with masquerade off it sees the container."""
+    with lan.inside(lambda: socket.create_server((LAN, 0))) as server:
+        server.settimeout(20)
+        number = str(server.getsockname()[1])
+
+        def client_of(network: str) -> tuple[str, str]:
+            made = engine.started("nc", "-w", "5", LAN, number, network=network)
+            connection, (peer, _) = server.accept()
+            connection.close()
+            return peer, address_of(engine, made, network)
+
+        assert client_of("bridge")[0] == HOST
+        with network(engine, Options={"com.docker.network.bridge.enable_ip_masquerade": "false"}) as plain:
+            seen, own = client_of(plain)
+            assert seen == own
+
+
+def test_host_binding(engine: TempEngine, lan: Lan) -> None:
+    with network(engine, Options={"com.docker.network.bridge.host_binding_ipv4": "127.0.0.1"}) as local:
+        web = serving(engine, {"80/tcp": [{}]}, network=local)
+        port = one_port(engine, web, ip="127.0.0.1")
+        assert answer("127.0.0.1", port)
+        assert lan.inside(lambda: answer(HOST, port)) == "ConnectionRefusedError"
+
+
+def test_the_way_out_moves(engine: TempEngine) -> None:
+    """Ports follow the network that a container reaches the world by."""
+    with network(engine) as first:
+        web = serving(engine, {"80/tcp": [{"HostPort": "0"}]}, network=first)
+        engine.docker("network", "connect", "bridge", web)
+        port = one_port(engine, web)
+        assert answer("127.0.0.1", port)
+        engine.docker("network", "disconnect", first, web)
+        port = one_port(engine, web)
+        assert answer("127.0.0.1", port)
+        engine.docker("network", "disconnect", "bridge", web)
+        assert answer("127.0.0.1", port) == "ConnectionRefusedError"
+        assert ports_of(engine, web) == {}
+
+
+# --- which ports -----------------------------------------------------------------------------------------------------------
+
+
+def test_conflicts(engine: TempEngine) -> None:
+    """Before the start, in Docker's words; nothing is left, and the port is free when its owner has gone."""
+    first = serving(engine, {"80/tcp": [{}]})
+    port = one_port(engine, first)
+    wanted = {"NetworkMode": "bridge", "PortBindings": {"80/tcp": [{"HostPort": str(port)}], "81/tcp": [{}]}}
+    second = engine.create("sleep", "1000", name=f"x{secrets.token_hex(3)}", network="bridge", host=wanted)
+    refused = engine.request("POST", f"/v1.24/containers/{second}/start")
+    assert refused.status == 500
+    words = refused.json()["message"]
+    assert words.startswith(
+        f"driver failed programming external connectivity on endpoint {engine.inspect(second)['Name'][1:]} ("
+    )
+    assert words.endswith(f"): Bind for 0.0.0.0:{port} failed: port is already allocated")
+    assert engine.inspect(second)["State"]["Status"] == "created"
+    engine.docker("rm", "-f", first)
+    engine.post(f"/containers/{second}/start")
+    assert one_port(engine, second) == port
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
+def test_programs_of_the_host(engine: TempEngine, kind: socket.SocketKind) -> None:
+    """One that listens is met before the start; while a container has a port none can."""
+    protocol = "tcp" if kind == socket.SOCK_STREAM else "udp"
+    with socket.socket(socket.AF_INET, kind) as program:
+        program.bind(("127.0.0.1", 0))
+        if protocol == "tcp":
+            program.listen()
+        port = program.getsockname()[1]
+        bindings = {f"80/{protocol}": [{"HostPort": str(port)}]}
+        container = engine.create("sleep", "1000", network="bridge", host={"PortBindings": bindings})
+        refused = engine.request("POST", f"/v1.24/containers/{container}/start")
+        assert refused.status == 500
+        assert refused.json()["message"].endswith(f"listen {protocol}4 0.0.0.0:{port}: bind: address already in use")
+    engine.post(f"/containers/{container}/start")
+    for _ in range(2):
+        with socket.socket(socket.AF_INET, kind) as program, pytest.raises(OSError, match="in use"):
+            program.bind(("127.0.0.1", port))
+        engine.restart()
+
+
+def test_range_and_all(engine: TempEngine) -> None:
+    """200 neighbouring ports; PublishAllPorts of what is exposed; a range for one port."""
+    probe = serving(engine, {"1-200/tcp": [{}], "80/tcp": [{"HostPort": "0"}]}, ExposedPorts={"9/udp": {}})
+    found = ports_of(engine, probe)
+    assert sum(len(each) for each in found.values()) == 201
+    assert found["9/udp"] == []
+    assert all(answer("127.0.0.1", port) for _, port in found["80/tcp"])
+    (row,) = engine.request("GET", "/v1.24/containers/json").json()
+    rows = row["Ports"]
+    assert {"PrivatePort": 9, "Type": "udp"} in rows
+    assert len(rows) == 202
+    assert {"IP": "0.0.0.0", "PrivatePort": 80, "PublicPort": one_port(engine, probe), "Type": "tcp"} in rows
+    every = serving(engine, {}, ExposedPorts={"80/tcp": {}, "7/udp": {}}, host={"PublishAllPorts": True})
+    assert answer("127.0.0.1", one_port(engine, every))
+    assert one_port(engine, every, "7/udp")
+    assert str(one_port(engine, every)) in engine.docker("port", every, "80/tcp").line
+    free = one_port(engine, every)
+    engine.docker("rm", "-f", every)
+    bindings = {"80/tcp": [{"HostPort": f"{free}-{free + 20}"}]}
+    given = {one_port(engine, serving(engine, bindings)) for _ in range(3)}
+    assert len(given) == 3
+    assert given <= {*range(free, free + 21)}
+
+
+def test_a_stopped_container_has_no_ports(engine: TempEngine) -> None:
+    web = serving(engine, {"80/tcp": [{}]})
+    port = one_port(engine, web)
+    engine.docker("kill", web)
+    until("the port is closed", lambda: answer("127.0.0.1", port) == "ConnectionRefusedError")
+    assert ports_of(engine, web) == {}
+    engine.post(f"/containers/{web}/start")
+    assert one_port(engine, web)
+
+
+# --- what happens to the host --------------------------------------------------------------------------------------------
+
+
+def test_daemon_gone(engine: TempEngine, lan: Lan) -> None:
+    """Traffic goes on without a daemon; the next one has the same ports, and closes those of what has ended meanwhile."""
+    web, gone = serving(engine, {"80/tcp": [{}], "81/udp": [{}]}), serving(engine, {"80/tcp": [{}]})
+    before, port, other = ports_of(engine, web), one_port(engine, web), one_port(engine, gone)
+    pid = engine.inspect(gone)["State"]["Pid"]
+    engine.kill9()
+    assert LAN in lan.inside(lambda: answer(HOST, port))
+    os.kill(pid, 9)
+    engine.start()
+    assert ports_of(engine, web) == before
+    assert LAN in lan.inside(lambda: answer(HOST, port))
+    until("the other's port is closed", lambda: answer("127.0.0.1", other) == "ConnectionRefusedError")
+    clash = engine.create("true", network="bridge", host={"PortBindings": {"80/tcp": [{"HostPort": str(port)}]}})
+    assert engine.request("POST", f"/v1.24/containers/{clash}/start").status == 500
+
+
+def test_somebody_takes_the_rules_away(engine: TempEngine, lan: Lan) -> None:
+    """The table, its rules, its elements: all of it is put back soon. Other tables are nobody's business here."""
+    web = serving(engine, {"80/tcp": [{}]})
+    port = one_port(engine, web)
+    name, other = table(engine), f"other-{secrets.token_hex(4)}"
+    layout = Nfnetlink()
+    for harm in (f"delete table inet {name}", f"flush chain inet {name} published"):
+        netfilter.run(harm)
+        until(f"it works again after: {harm}", lambda: LAN in lan.inside(lambda: answer(HOST, port, 0.5)))
+        with network(engine) as apart:
+            assert not asks(engine, apart, address_of(engine, web), 80)
+        web = serving(engine, {"80/tcp": [{"HostPort": str(port)}]})
+    before = layout.layout(name)
+    netfilter.run(f"add table inet {other}\nflush table inet {other}\ndelete table inet {other}")
+    assert layout.layout(name) == before
+    layout.close()
+    assert LAN in lan.inside(lambda: answer(HOST, port))
+
+
+def test_udp_clients_do_not_stay_with_the_old_container(engine: TempEngine, lan: Lan) -> None:
+    """A client that goes on sending from one port reaches whoever has the port now."""
+    first = serving(engine, {"80/udp": [{}]}, command=("sleep", "1000"))
+    port = one_port(engine, first, "80/udp")
+
+    def send(payload: bytes) -> None:
+        lan.inside(lambda: datagram(HOST, port, payload, 5353))
+
+    with Sniffer(engine, first) as sniffer:
+        send(b"one")
+        assert sniffer.next() == b"one"
+    engine.docker("rm", "-f", first)
+    send(b"nobody is there")
+    second = serving(engine, {"80/udp": [{"HostPort": str(port)}]}, command=("sleep", "1000"))
+    with Sniffer(engine, second) as sniffer:
+        stop = threading.Event()
+
+        def again() -> None:
+            while not stop.wait(0.05):
+                send(b"two")
+
+        sender = threading.Thread(target=again)
+        sender.start()
+        try:
+            assert sniffer.next() == b"two"
+        finally:
+            stop.set()
+            sender.join()
