@@ -240,7 +240,7 @@ async def restart(engine: Engine, request: Request) -> Reply:
 
 
 def _timeout(request: Request) -> int | None:
-    return parameters.integer(request.query, "t") if "t" in request.query else None
+    return parameters.integer(request.query, "t") if request.query.get("t", "") else None
 
 
 async def kill(engine: Engine, request: Request) -> Reply:

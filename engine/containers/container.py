@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -45,6 +46,7 @@ from engine.storage.overlay import OverlaySnapshots
 from engine.system import mounts
 from engine.system.files import remove_tree
 from engine.volumes.store import VolumeStore
+from engine.wire import oci as oci_wire
 from engine.wire.containers import (
     Config,
     CreateBody,
@@ -765,18 +767,29 @@ class Container:
             changed = update.resources(before, after, support) if self.running else None
             if changed is not None:
                 try:
-                    await self._parts.runtime.update(self.id, changed)
+                    await self._apply(changed)
                 except NotFound:
                     pass  # it has just ended: the next start takes the new limits
                 except ServerError as error:
                     back = update.resources(after, before, support)
                     with contextlib.suppress(EngineError):
                         if back is not None:
-                            await self._parts.runtime.update(self.id, back)
+                            await self._apply(back)
                     raise ServerError(f"Cannot update container {self.id}: {error.message}") from error
             await self._parts.store.save(self._replace(host=after))
             self.publish("update")
             return warnings
+
+    async def _apply(self, resources: oci_wire.Resources) -> None:
+        cpu = resources.cpu
+        if cpu is not None and cpu.quota == update.NO_QUOTA:
+            try:
+                await asyncio.to_thread(self._parts.cgroups.lift_quota, self.cgroup)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENODEV):  # else it has just ended: the runtime says so
+                    raise ServerError(f"its CPU quota cannot be taken away: {error.strerror}") from error
+            resources = msgspec.structs.replace(resources, cpu=msgspec.structs.replace(cpu, quota=None))
+        await self._parts.runtime.update(self.id, resources)
 
     async def resize(self, rows: int, columns: int) -> None:
         """Terminal size, now when it runs and for the next start."""

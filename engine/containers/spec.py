@@ -340,7 +340,7 @@ def _resources(host: HostConfig, hierarchies: Cgroups, devices: Iterable[oci.Dev
     )
     cpu = oci.Cpu(
         shares=host.cpu_shares or None,
-        quota=host.cpu_quota or None,
+        quota=host.cpu_quota if host.cpu_quota > 0 else None,  # a new cgroup has none
         period=host.cpu_period or None,
         cpus=host.cpuset_cpus,
         mems=host.cpuset_mems,

@@ -17,8 +17,10 @@ from engine.wire.containers import HostConfig, UpdateBody
 
 _LIMITS = tuple(name for name in UpdateBody.__struct_fields__ if name != "restart_policy")
 
+NO_QUOTA = -1
+
 _UNSET = {"memory": -1, "memory_swap": -1, "memory_reservation": -1, "cpu_shares": 1024, "cpu_period": 100_000}
-_UNSET |= {"cpu_quota": -1, "blkio_weight": 500}
+_UNSET |= {"cpu_quota": NO_QUOTA, "blkio_weight": 500}
 """What a fresh cgroup has where a limit was never set."""
 
 

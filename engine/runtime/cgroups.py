@@ -171,6 +171,13 @@ class Cgroups(msgspec.Struct, frozen=True):
                 continue
         return "0"
 
+    def lift_quota(self, cgroup: str) -> None:
+        """Take the CPU quota away. crun can't: it writes -1 as an unsigned number, which the kernel refuses. Raises OSError."""
+        directory = self.directory("cpu", cgroup)
+        if directory is not None:
+            file, text = ("cpu.cfs_quota_us", "-1") if "cpu" in self.controllers else ("cpu.max", "max")
+            (directory / file).write_text(text)
+
     def oom_killed(self, container_id: str, cgroup_parent: str = "") -> bool:
         """Whether the kernel killed a process of this container for its memory limit. False once the cgroup is gone."""
         directory = self.directory("memory", path(container_id, cgroup_parent))

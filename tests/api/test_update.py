@@ -43,6 +43,23 @@ def update(engine: TempEngine, identifier: str, status: int = 200, **body: Any) 
     return answer.json()
 
 
+def test_a_quota_is_taken_away_and_a_period_stands_alone(engine: TempEngine) -> None:
+    """Also where only the period changes, and from the start."""
+    identifier = engine.started("sleep", "600", host={"CpuQuota": -1})
+    for change, quota, period in (
+        ({"CpuPeriod": 50_000}, "-1", "50000"),
+        ({"CpuQuota": 20_000}, "20000", "50000"),
+        ({"CpuQuota": -1}, "-1", "50000"),
+        ({"CpuQuota": 30_000, "CpuPeriod": 60_000}, "30000", "60000"),
+        ({"CpuQuota": -1, "CpuPeriod": 100_000}, "-1", "100000"),
+    ):
+        assert update(engine, identifier, **change) == {"Warnings": []}
+        found = limit(engine, identifier, "quota"), limit(engine, identifier, "period")
+        assert found == ((quota, period) if V1 else (f"{quota.replace('-1', 'max')} {period}",) * 2)
+    engine.post(f"/containers/{identifier}/restart?t=0")
+    assert limit(engine, identifier, "quota") == ("-1" if V1 else "max 100000")
+
+
 def swap_of(memory: int, total: int) -> str:
     return str(total) if V1 else str(total - memory)
 

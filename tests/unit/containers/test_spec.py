@@ -231,7 +231,7 @@ def test_resources() -> None:
         kernel_memory=9,
         oom_kill_disable=True,
         cpu_shares=2,
-        cpu_quota=-1,
+        cpu_quota=1500,
         cpu_period=3000,
         cpuset_cpus="0-1",
         cpuset_mems="0",
@@ -246,10 +246,14 @@ def test_resources() -> None:
         "swappiness": 0,
         "disableOOMKiller": True,
     }
-    assert found["cpu"] == {"shares": 2, "quota": -1, "period": 3000, "cpus": "0-1", "mems": "0"}
+    assert found["cpu"] == {"shares": 2, "quota": 1500, "period": 3000, "cpus": "0-1", "mems": "0"}
     assert found["pids"] == {"limit": 9}
     assert found["blockIO"] == {"weight": 300}
     assert set(built(pids_limit=-1)["linux"]["resources"]) == {"devices"}
+
+
+def test_no_quota_is_not_written() -> None:
+    assert built(cpu_quota=-1, cpu_period=3000)["linux"]["resources"]["cpu"] == {"period": 3000}
 
 
 def test_swap() -> None:

@@ -127,3 +127,17 @@ def test_what_v2_offers(tmp_path: Path) -> None:
     assert support.cpus == "0-1"
     bare = host(tmp_path, V2, kept="cpu").support()
     assert bare.quota and not (bare.memory or bare.swap or bare.pids or bare.weight or bare.cpuset)
+
+
+def test_a_quota_is_taken_away(tmp_path: Path) -> None:
+    for name, controllers, file, text in (
+        ("v1", {"cpu": str(tmp_path / "v1")}, "cpu.cfs_quota_us", "-1"),
+        ("v2", {}, "cpu.max", "max"),
+    ):
+        directory = tmp_path / name / "parent" / "id"
+        directory.mkdir(parents=True)
+        unified = Cgroups(mode="v2", controllers={}, unified=str(tmp_path / "v2"), unified_controllers=("cpu",))
+        found = Cgroups(mode="v1", controllers=controllers) if controllers else unified
+        found.lift_quota("/parent/id")
+        assert (directory / file).read_text() == text
+    Cgroups(mode="none", controllers={}).lift_quota("/parent/id")
