@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import secrets
 from collections.abc import Collection, Iterable
 from ipaddress import AddressValueError, IPv4Interface, IPv6Interface, NetmaskValueError
 from pathlib import Path
@@ -53,8 +54,7 @@ def open_default(links: Netlink, name: str, configured: IPv4Interface | None) ->
     elif configured is not None:
         interface = configured
     else:
-        taken = [*links.routes(), *(address.interface.network for address in links.addresses())]
-        subnet = free_subnet(taken)
+        subnet = free_subnet(taken(links))
         if subnet is None:
             raise ServerError(
                 "no address pool is free: every default pool overlaps a route of this host; give --bridge-subnet"
@@ -64,6 +64,11 @@ def open_default(links: Netlink, name: str, configured: IPv4Interface | None) ->
         links.apply(netlink.add_address(bridge.ifindex, interface))
     links.apply(netlink.change_link(name, up=True, without_ipv6_address=_IPV6.exists()))
     return bridge, interface
+
+
+def taken(links: Netlink) -> list[tuple[int, int]]:
+    """Spans of IPv4 numbers that mean something to this host: its routes, and the subnets of its links, up or down."""
+    return [*links.route_spans(), *((first, last) for first, last, _ in links.address_spans())]
 
 
 def open_user(links: Netlink, name: str, alias: str, interfaces: Interfaces, mtu: int = 0) -> Link:
@@ -114,12 +119,17 @@ def remove(links: Netlink, name: str, alias: str) -> None:
             raise outcome
 
 
-def sweep(links: Netlink, alias: str, names: Collection[str]) -> None:
-    """Remove bridges with this engine's alias that no network answers for: what a crash between two steps left."""
-    for link in links.links():
-        if link.alias == alias and link.name not in names and link.kind == "bridge":
-            logger.info("removing bridge %s: no network has it", link.name)
-            links.outcomes([netlink.delete_link(link.name)])
+def sweep(links: Netlink, alias: str, names: Collection[str] = ()) -> None:
+    """Remove the bridges with this engine's alias, but for those of `names`: what a crash between two steps left, or all at the end."""
+    orphans = [
+        link.name for link in links.links() if link.alias == alias and link.name not in names and link.kind == "bridge"
+    ]
+    if not orphans:
+        return
+    # Deleted one by one each takes the kernel tens of milliseconds.
+    group = secrets.randbelow(1 << 30) + 1
+    links.outcomes([netlink.set_group(name, group) for name in orphans])
+    links.apply(netlink.delete_group(group))
 
 
 def forward(*, ipv6: bool = False) -> None:

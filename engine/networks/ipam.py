@@ -13,6 +13,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
 
+_EVERYWHERE = (0, (1 << 32) - 1)
+
 Address = IPv4Address | IPv6Address
 Subnet = IPv4Network | IPv6Network
 
@@ -27,16 +29,19 @@ NETWORK_PREFIX = 24
 """What users' networks get by default: a /24 of these, so that thousands fit where Docker's pools are used up by thirty."""
 
 
+def span(subnet: Subnet) -> tuple[int, int]:
+    """Its first and last number."""
+    return int(subnet.network_address), int(subnet.broadcast_address)
+
+
 def free_subnet(
-    taken: Iterable[IPv4Network], pools: Iterable[IPv4Network] = DEFAULT_POOLS, prefix: int = 0
+    taken: Iterable[tuple[int, int]], pools: Iterable[IPv4Network] = DEFAULT_POOLS, prefix: int = 0
 ) -> IPv4Network | None:
-    """The first subnet of the pools (of `prefix` bits; 0: a whole pool) that overlaps nothing of `taken`; None when there is none.
+    """The first subnet of the pools (of `prefix` bits; 0: a whole pool) that overlaps no span of `taken`; None when there is none.
 
     A default route in `taken` counts as nothing.
     """
-    occupied = sorted(
-        (int(network.network_address), int(network.broadcast_address)) for network in taken if network.prefixlen
-    )
+    occupied = sorted(each for each in taken if each != _EVERYWHERE)
     starts: list[int] = []
     ends: list[int] = []
     for start, end in occupied:

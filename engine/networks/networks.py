@@ -20,7 +20,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_network
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -38,6 +38,7 @@ from engine.networks.ipam import (
     Subnet,
     free_subnet,
     mac_address,
+    span,
     unique_local_subnet,
 )
 from engine.networks.names import NameTable
@@ -830,10 +831,9 @@ class Networks:
             self._check_host(made)
             self._make_with(network.with_gateways(made.record), made)
             return
-        avoided = [each for each in subnets if isinstance(each, IPv4Network)]
+        avoided = [span(each) for each in subnets if each.version == 4]
         for _ in range(_TRIES):
-            held = [address.interface.network for address in self._links.addresses()]
-            subnet = free_subnet([*avoided, *held, *self._links.routes()], NETWORK_POOLS, NETWORK_PREFIX)
+            subnet = free_subnet([*avoided, *bridge.taken(self._links)], NETWORK_POOLS, NETWORK_PREFIX)
             if subnet is None:
                 break
             before = made.record
@@ -843,7 +843,7 @@ class Networks:
             # Another engine of this host chose the same one at this moment; the one whose link is older keeps it.
             self._unmake(made)
             made.record = before
-            avoided.append(subnet)
+            avoided.append(span(subnet))
         raise ServerError(
             f"network {record.name}: could not find an available, non-overlapping IPv4 address pool among the defaults"
         )
@@ -874,20 +874,18 @@ class Networks:
         own = self._links.link(made.bridge)
         for config in made.record.ipam.config:
             subnet = ip_network(config.subnet)
-            for address in self._links.addresses():
-                if own is not None and address.ifindex == own.ifindex:
-                    continue
-                if subnet.version == 4 and subnet.overlaps(address.interface.network):
-                    raise Forbidden(
-                        f"network {made.record.name}: subnet {subnet}: Pool overlaps with other one on this address space: "
-                        f"a link of this host has {address.interface}"
-                    )
+            if subnet.version == 4 and self._on_other_link(subnet, lambda index: own is None or index != own.ifindex):
+                raise Forbidden(
+                    f"network {made.record.name}: subnet {subnet}: Pool overlaps with other one on this address space: a link "
+                    "of this host has an address in it"
+                )
 
-    def _taken_meanwhile(self, link: Link, subnet: IPv4Network) -> bool:
-        return any(
-            address.ifindex < link.ifindex and subnet.overlaps(address.interface.network)
-            for address in self._links.addresses()
-        )
+    def _taken_meanwhile(self, link: Link, subnet: Subnet) -> bool:
+        return self._on_other_link(subnet, lambda index: index < link.ifindex)
+
+    def _on_other_link(self, subnet: Subnet, which: Callable[[int], bool]) -> bool:
+        low, high = span(subnet)
+        return any(first <= high and low <= last and which(index) for first, last, index in self._links.address_spans())
 
     def _unmake(self, found: Network) -> None:
         if found.record.driver != "bridge":

@@ -38,7 +38,7 @@ _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO
     18,
     28,
 )
-_IFLA_IFALIAS, _IFLA_AF_SPEC, _IFLA_EXT_MASK = 20, 26, 29
+_IFLA_IFALIAS, _IFLA_AF_SPEC, _IFLA_GROUP, _IFLA_EXT_MASK = 20, 26, 27, 29
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
 _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA, _IFLA_BRPORT_MODE, _IFLA_BRPORT_ISOLATED = 4, 5, 4, 33
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
@@ -46,13 +46,13 @@ _IFLA_MACVLAN_MODE = 1
 _MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
 _IFA_F_NODAD = 2
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_TABLE = 1, 4, 5, 15
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
 _NLMSGERR_ATTR_MSG = 1
 _SKIP_STATISTICS = 8
 _NESTED = 0x8000
 
 _IFF_UP = 1
-_RT_TABLE_MAIN, _RT_TABLE_LOCAL, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST = 254, 255, 3, 0, 1
+_RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST = 254, 3, 0, 1
 _RT_SCOPE_LINK = 253
 
 _SOL_NETLINK, _NETLINK_CAP_ACK, _NETLINK_EXT_ACK, _NETLINK_GET_STRICT_CHK = 270, 10, 11, 12
@@ -203,27 +203,26 @@ class Netlink:
                 found.append(Address(owner, ipaddress.IPv4Interface((local, prefix))))
         return found
 
-    def has_ipv6_address(self, index: int, interface: ipaddress.IPv6Interface) -> bool:
-        """Whether the link has this very address."""
-        request = Request(_GETADDR, 0, _ADDRESS.pack(socket.AF_INET6, 0, 0, 0, index), "list of IPv6 addresses")
-        return any(
-            _ADDRESS.unpack_from(body)[4] == index
-            and read_attributes(body, _ADDRESS.size).get(_IFA_ADDRESS) == interface.ip.packed
-            for body in self._dump(request)
-        )
+    def address_spans(self) -> list[tuple[int, int, int]]:
+        """First and last number of the subnet of every IPv4 address, and its link's index: numbers alone, for hosts with thousands of them."""
+        request = Request(_GETADDR, 0, _ADDRESS.pack(socket.AF_INET, 0, 0, 0, 0), "list of addresses")
+        found = []
+        for body in self._dump(request):
+            _, prefix, _, _, owner = _ADDRESS.unpack_from(body)
+            first, last = _span(_number(body, _ADDRESS.size, _IFA_LOCAL), prefix)
+            found.append((first, last, owner))
+        return found
 
-    def routes(self) -> list[ipaddress.IPv4Network]:
-        """IPv4 destinations of every table, those alone that lead to other hosts; the default route is 0.0.0.0/0."""
+    def route_spans(self) -> list[tuple[int, int]]:
+        """First and last number of the IPv4 destinations that lead to other hosts, in every table; a default route is all numbers."""
         request = Request(
             _GETROUTE, 0, _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, _RTN_UNICAST, 0), "list of routes"
         )
         found = []
         for body in self._dump(request):
-            _, prefix, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(body)
-            attributes = read_attributes(body, _ROUTE.size)
-            number = int.from_bytes(attributes.get(_RTA_TABLE, bytes((table,))), "little")
-            if number != _RT_TABLE_LOCAL and kind == _RTN_UNICAST:
-                found.append(ipaddress.IPv4Network((attributes.get(_RTA_DST, bytes(4)), prefix)))
+            _, prefix, _, _, _, _, _, kind, _ = _ROUTE.unpack_from(body)
+            if kind == _RTN_UNICAST:
+                found.append(_span(_number(body, _ROUTE.size, _RTA_DST), prefix))
         return found
 
 
@@ -296,6 +295,17 @@ def change_port(name: str, *, hairpin: bool | None = None, isolated: bool | None
     kind = _text(_IFLA_INFO_SLAVE_KIND, "bridge") + _nest(_IFLA_INFO_SLAVE_DATA, data)
     body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name) + _nest(_IFLA_LINKINFO, kind)
     return Request(_NEWLINK, 0, body, f"bridge port {name}")
+
+
+def set_group(name: str, group: int) -> Request:
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name) + _u32(_IFLA_GROUP, group)
+    return Request(_NEWLINK, 0, body, f"group of link {name}")
+
+
+def delete_group(group: int) -> Request:
+    """Every link of the group at once: the kernel waits for its readers once, not for each link."""
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _u32(_IFLA_GROUP, group)
+    return Request(_DELLINK, 0, body, f"removal of links of group {group}")
 
 
 def delete_link(name: str) -> Request:
@@ -374,6 +384,23 @@ def read_attributes(body: bytes, position: int) -> dict[int, bytes]:
         found[kind & 0x3FFF] = body[position + 4 : position + size]
         position += size + 3 & ~3
     return found
+
+
+def _number(body: bytes, position: int, kind: int) -> int:
+    """An attribute of a network-order number; 0 when it is not there."""
+    while position + 4 <= len(body):
+        size, found = _ATTRIBUTE.unpack_from(body, position)
+        if found == kind:
+            return int.from_bytes(body[position + 4 : position + size], "big")
+        if size < 4:
+            break
+        position += size + 3 & ~3
+    return 0
+
+
+def _span(address: int, prefix: int) -> tuple[int, int]:
+    rest = (1 << 32 - prefix) - 1
+    return address & ~rest, address | rest
 
 
 def _link(body: bytes) -> Link:

@@ -1,4 +1,4 @@
-"""The bridge network on the real kernel, in network and mount namespaces of the test's own; read back through pyroute2.
+"""The default bridge, and networks of users, on the real kernel, in network and mount namespaces of the test's own; read back through pyroute2.
 
 Needs root. Each body runs in a forked child that has left the host's network behind; it ends by checking that nothing is left.
 """
@@ -16,17 +16,20 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from engine.config import Config
 from engine.errors import InvalidParameter, NotFound, ServerError
+from engine.events import EventLog
 from engine.networks import sandboxes
-from engine.networks.bridge import BridgeNetwork, Sandbox
+from engine.networks.networks import Networks
 from engine.storage.records import Records
 from engine.system import namespaces, netfilter, netlink
 from engine.system.netlink import Netlink
+from engine.wire.containers import EndpointSettings
 
 pyroute2 = pytest.importorskip("pyroute2")
 
@@ -71,12 +74,41 @@ def _leave_the_host() -> None:
         links.apply(netlink.change_link("lo", up=True))
 
 
+class Process(NamedTuple):
+    pid: int
+    pidfd: int
+
+
+class Sandbox(NamedTuple):
+    """What one container got on one network."""
+
+    path: str
+    endpoint: EndpointSettings
+
+
+class Engine(Networks):
+    """Networks as containers use them, with the default bridge's endpoints at hand."""
+
+    def __init__(self, config: Config, records: Records) -> None:
+        super().__init__(config, records, EventLog())
+
+    async def endpoint(self, container: str, mac: str = "", on: str = "bridge", **asked: Any) -> Sandbox:
+        wanted = {on: msgspec.convert(asked, EndpointSettings)}
+        joined = await self.join(container, container, wanted, on, mac)
+        assert joined.path
+        return Sandbox(joined.path, joined.endpoints[on])
+
+    @property
+    def subnet(self) -> Any:
+        return self.get("bridge").pools[4].subnet
+
+
 @contextlib.asynccontextmanager
-async def network(directory: Path, **config: Any) -> AsyncIterator[BridgeNetwork]:
+async def network(directory: Path, **config: Any) -> AsyncIterator[Engine]:
     """An open network; everything of it is gone afterwards."""
     before = set(os.listdir("/proc/self/fd"))
     records = Records(directory / "state.db")
-    made = BridgeNetwork(Config(**config), records)
+    made = Engine(Config(**config), records)
     try:
         await made.open()
         yield made
@@ -133,7 +165,7 @@ async def _netlink(_: Path) -> None:
         interface = IPv4Interface("10.9.0.1/24")
         links.apply(netlink.add_address(bridge.ifindex, interface))
         assert [each.interface for each in links.addresses(bridge.ifindex)] == [interface]
-        assert interface.network in links.routes()
+        assert (int(interface.network[0]), int(interface.network[-1])) in links.route_spans()
         with pytest.raises(netlink.NetlinkError, match=r"10.9.0.1/24.*exists"):
             links.apply(netlink.add_address(bridge.ifindex, interface))
         with pytest.raises(netlink.NetlinkError, match="link nothere") as caught:
@@ -192,7 +224,7 @@ async def _endpoints(directory: Path) -> None:
         assert one.endpoint.mac_address == "02:42:ac:11:00:02"
         assert one.endpoint.gateway == "172.17.0.1"
         assert one.endpoint.ip_prefix_len == 16
-        assert one.endpoint.network_id == bridge.id_of("default") == bridge.networks.get("bridge").id
+        assert one.endpoint.network_id == bridge.get("bridge").record.id
         assert two.endpoint.mac_address == "02:42:aa:00:00:07"
         assert len(one.endpoint.endpoint_id) == 64
         for source, target in ((one, "172.17.0.3"), (two, "172.17.0.2"), (one, "172.17.0.1"), (one, "127.0.0.1")):
@@ -203,8 +235,8 @@ async def _endpoints(directory: Path) -> None:
         shown = inside(one, "ip", "-o", "link").stdout
         assert "02:42:ac:11:00:02" in shown and "eth0" in shown
         assert "default via 172.17.0.1 dev eth0" in inside(one, "ip", "route").stdout
-        await bridge.release("one")
-        await bridge.release("one")
+        await bridge.leave("one")
+        await bridge.leave("one")
         await until(lambda: sandboxes.host_end(one.endpoint.endpoint_id) not in _links(), "veth of one gone")
         three = await bridge.endpoint("three")
         assert three.endpoint.ip_address == "172.17.0.4", "a freed address rests"
@@ -247,15 +279,15 @@ async def _subnets(directory: Path) -> None:
         assert lan
         links.apply(netlink.add_address(lan.ifindex, IPv4Interface("172.17.44.1/24")))
         records = Records(directory / "a.db")
-        first = BridgeNetwork(Config(bridge="e1"), records)
+        first = Engine(Config(bridge="e1"), records)
         await first.open()
-        second = BridgeNetwork(Config(bridge="e2", bridge_subnet="10.77.0.5/24"), records)
+        second = Engine(Config(bridge="e2", bridge_subnet="10.77.0.5/24"), records)
         await second.open()
         assert str(first.subnet) == "172.18.0.0/16", "172.17 is a route of the host"
         assert (str(second.subnet), str(second.gateway)) == ("10.77.0.0/24", "10.77.0.5")
         given = {(await second.endpoint(str(number))).endpoint.ip_address for number in range(6)}
         assert given == {f"10.77.0.{number}" for number in (1, 2, 3, 4, 6, 7)}, "the gateway's own is never given"
-        assert first.id_of("host") == second.id_of("host"), "ids are the records'"
+        assert first.get("host").record == second.get("host").record, "ids are the records'"
         await first.close(remove=True)
         assert links.link("e1") is None
         assert links.link("e2") is not None, "the other engine's bridge stays"
@@ -263,7 +295,7 @@ async def _subnets(directory: Path) -> None:
         records.close()
         # somebody else's bridge is used with its own address, and left alone
         records = Records(directory / "b.db")
-        adopting = BridgeNetwork(Config(bridge="lan", bridge_subnet="10.1.0.0/16"), records)
+        adopting = Engine(Config(bridge="lan", bridge_subnet="10.1.0.0/16"), records)
         await adopting.open()
         assert str(adopting.subnet) == "172.17.44.0/24"
         assert (await adopting.endpoint("x")).endpoint.ip_address == "172.17.44.2"
@@ -274,7 +306,7 @@ async def _subnets(directory: Path) -> None:
             pass
         links.apply(netlink.create_veth("v0", "v1", other))
         records = Records(directory / "c.db")
-        wrong = BridgeNetwork(Config(bridge="v0"), records)
+        wrong = Engine(Config(bridge="v0"), records)
         with pytest.raises(ServerError, match=r"v0.*no bridge"):
             await wrong.open()
         await wrong.close(remove=True)
@@ -285,7 +317,7 @@ async def _subnets(directory: Path) -> None:
 async def _restart(directory: Path) -> None:
     """A daemon that ended leaves running containers connected; the next one knows their addresses."""
     records = Records(directory / "state.db")
-    before = BridgeNetwork(Config(), records)
+    before = Engine(Config(), records)
     await before.open()
     sandbox = await before.endpoint("old")
     container = await asyncio.to_thread(subprocess.Popen, ["nsenter", f"--net={sandbox.path}", "sleep", "600"])
@@ -293,19 +325,20 @@ async def _restart(directory: Path) -> None:
         await until(
             lambda: os.path.samestat(os.stat(f"/proc/{container.pid}/ns/net"), os.stat(sandbox.path)), "sleep is inside"
         )
-        ids = {record.name: record.id for record in before.networks}
+        ids = {each.record.name: each.record.id for each in before}
         await before.close(remove=False)
-        after = BridgeNetwork(Config(), records)
+        after = Engine(Config(), records)
         await after.open()
-        assert {record.name: record.id for record in after.networks} == ids
+        assert {each.record.name: each.record.id for each in after} == ids
         assert after.subnet == before.subnet
-        assert (await after.restore("old", sandbox.endpoint)).endpoint == sandbox.endpoint
+        after.restore("old", "old", {"bridge": sandbox.endpoint}, Process(container.pid, os.pidfd_open(container.pid)))
+        assert after.shown(after.get("bridge")).containers["old"].ipv4_address == "172.17.0.2/16"
         new = await after.endpoint("new")
         assert new.endpoint.ip_address == "172.17.0.3"
         assert reaches(new, "172.17.0.2")
         container.kill()
         container.wait()
-        await after.release("old")
+        await after.leave("old")
         await until(lambda: sandboxes.host_end(sandbox.endpoint.endpoint_id) not in _links(), "veth gone")
         await after.close(remove=True)
     finally:
@@ -317,16 +350,13 @@ async def _restart(directory: Path) -> None:
 
 async def _failures(directory: Path) -> None:
     async with network(directory, bridge_subnet="10.5.0.0/29") as bridge:
-        for mac in ("xx", "02:42:ac:11:00", "03:42:ac:11:00:02", "02:42:ac:11:00:0g"):
-            with pytest.raises(InvalidParameter, match="MacAddress"):
-                await bridge.endpoint("bad", mac)
         for number in range(5):
             await bridge.endpoint(str(number))
         with pytest.raises(ServerError, match="no available IPv4 addresses"):
             await bridge.endpoint("more")
-        await bridge.release("3")
+        await bridge.leave("3")
         assert (await bridge.endpoint("more")).endpoint.ip_address == "10.5.0.5"
-        await bridge.release("2")
+        await bridge.leave("2")
         # the kernel refuses: the address comes back
         original = sandboxes.Sandbox.configure
 
@@ -339,7 +369,7 @@ async def _failures(directory: Path) -> None:
                 await bridge.endpoint("one")
         sandboxes.Sandbox.configure = original  # type: ignore[method-assign]
         assert (await bridge.endpoint("one")).endpoint.ip_address == "10.5.0.4"
-        await bridge.release("1")
+        await bridge.leave("1")
         # a caller that gives up leaves nothing
         for _ in range(20):
             starting = asyncio.ensure_future(bridge.endpoint("given-up"))
@@ -348,10 +378,8 @@ async def _failures(directory: Path) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await starting
         await bridge.endpoint("last")
-        for mode in ("host", "none", "bridge", "default", bridge.id_of("bridge")[:12]):
-            bridge.check_mode(mode)
         with pytest.raises(NotFound, match="network nothere not found"):
-            bridge.check_mode("nothere")
+            await bridge.endpoint("x", on="nothere")
     records = Records(directory / "wrong.db")
     for wrong in (
         {"bridge": "a/b"},
@@ -360,7 +388,7 @@ async def _failures(directory: Path) -> None:
         {"bridge_subnet": "10.0.0.0/31"},
     ):
         with pytest.raises(InvalidParameter):
-            BridgeNetwork(Config(**wrong), records)
+            Engine(Config(**wrong), records)
     records.close()
 
 
@@ -370,7 +398,7 @@ async def _concurrent(directory: Path) -> None:
         assert len({sandbox.endpoint.ip_address for sandbox in made}) == 120
         assert len({sandbox.path for sandbox in made}) == 120
         assert reaches(made[0], made[-1].endpoint.ip_address)
-        await asyncio.gather(*(bridge.release(str(number)) for number in range(120)))
+        await asyncio.gather(*(bridge.leave(str(number)) for number in range(120)))
 
 
 async def _lingering(directory: Path) -> None:
@@ -379,7 +407,7 @@ async def _lingering(directory: Path) -> None:
     async with network(directory) as bridge:
         sandbox = await bridge.endpoint("held")
         descriptor = os.open(sandbox.path, os.O_RDONLY)
-        await bridge.release("held")
+        await bridge.leave("held")
         await until(lambda: sandboxes.host_end(sandbox.endpoint.endpoint_id) not in _links(), "veth deleted")
         os.close(descriptor)
 
@@ -395,7 +423,7 @@ async def _full(directory: Path) -> None:
                 count += 1
         assert isinstance(caught.value.__cause__, sandboxes.BridgeFull)
         assert count >= 1000
-        await bridge.release("first")
+        await bridge.leave("first")
 
         async def one_more() -> bool:
             with contextlib.suppress(ServerError):
@@ -407,8 +435,8 @@ async def _full(directory: Path) -> None:
         while not await one_more():
             assert time.monotonic() < end
             await asyncio.sleep(0.05)
-        for container in [*bridge._held]:
-            await bridge.release(container)
+        for container in [*bridge.get("bridge").members]:
+            await bridge.leave(container)
 
 
 @pytest.mark.parametrize(

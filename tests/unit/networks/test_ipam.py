@@ -15,6 +15,7 @@ from engine.networks.ipam import (
     AddressPool,
     free_subnet,
     mac_address,
+    span,
     unique_local_subnet,
 )
 
@@ -32,9 +33,9 @@ def test_default_pools_are_dockers() -> None:
 
 
 def test_free_subnet_avoids_routes_but_not_the_default_one() -> None:
-    taken = [IPv4Network("0.0.0.0/0"), IPv4Network("172.17.3.0/24"), IPv4Network("172.18.0.0/15")]
+    taken = [*map(span, (IPv4Network("0.0.0.0/0"), IPv4Network("172.17.3.0/24"), IPv4Network("172.18.0.0/15")))]
     assert str(free_subnet(taken)) == "172.20.0.0/16"
-    assert free_subnet([IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16")]) is None
+    assert free_subnet(map(span, (IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16")))) is None
 
 
 @given(
@@ -54,13 +55,13 @@ def test_free_subnet_is_the_first_that_is_free(taken: list[IPv4Network]) -> None
     pools = (IPv4Network("172.18.0.0/16"), IPv4Network("172.19.0.0/18"))
     every = [subnet for pool in pools for subnet in pool.subnets(new_prefix=24)]
     free = [subnet for subnet in every if not any(subnet.overlaps(network) for network in taken)]
-    assert free_subnet(taken, pools, 24) == (free[0] if free else None)
+    assert free_subnet(map(span, taken), pools, 24) == (free[0] if free else None)
 
 
 def test_users_networks_are_small() -> None:
     found: list[IPv4Network] = []
     for _ in range(500):
-        subnet = free_subnet(found, NETWORK_POOLS, NETWORK_PREFIX)
+        subnet = free_subnet(map(span, found), NETWORK_POOLS, NETWORK_PREFIX)
         assert subnet is not None
         found.append(subnet)
     assert (str(found[0]), str(found[499])) == ("172.18.0.0/24", "172.19.243.0/24")
