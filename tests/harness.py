@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
 
 from tests import client
 from tests.archives import busybox, docker_archive
@@ -99,6 +100,8 @@ class TempEngine:
         self.arguments = arguments
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[str] = set()
+        self._bridges: set[str] = set()
+        """Of networks that there have been."""
         self._links_before = _links()
         (self.base / "docker").mkdir()
 
@@ -332,10 +335,21 @@ class TempEngine:
         """Ids of all containers, running or not."""
         return [entry["Id"] for entry in self.request("GET", "/v1.24/containers/json?all=1").json()]
 
+    def networks(self) -> dict[str, str]:
+        """Names and ids of users' networks."""
+        answer = self.request("GET", "/v1.24/networks?filters=" + quote('{"type":["custom"]}'))
+        assert answer.status == 200, answer
+        found = {entry["Name"]: entry["Id"] for entry in answer.json()}
+        self._bridges.update(f"br-{identifier[:12]}" for identifier in found.values())
+        return found
+
     def remove_all(self) -> None:
-        """`rm -f` of every container."""
+        """`rm -f` of every container, and of every network."""
         for identifier in self.containers():
             answer = self.request("DELETE", f"/v1.24/containers/{identifier}?force=1&v=1")
+            assert answer.status in (204, 404), answer
+        for identifier in self.networks().values():
+            answer = self.request("DELETE", f"/v1.24/networks/{identifier}")
             assert answer.status in (204, 404), answer
 
     # --- what is on the host ---------------------------------------------------------------------------------------
@@ -344,6 +358,7 @@ class TempEngine:
         """Learn the ids of all containers there have been, so that what is left of them can be told later."""
         with contextlib.suppress(OSError, AssertionError, ValueError):
             self._known.update(self.containers())
+            self.networks()
             history = self.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body
             for line in history.splitlines():
                 event = json.loads(line)
@@ -386,7 +401,7 @@ class TempEngine:
             found += [f"container process {process}" for process in self._container_processes()]
             found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
-            found += [f"link: {link}" for link in _links() if link == self.bridge]
+            found += [f"link: {link}" for link in _links() if link == self.bridge or link in self._bridges]
             # A link that came since, is no bridge and is in none, is ours: its bridge is gone, or it never was in it.
             found += [
                 f"link: {link}"
@@ -448,11 +463,11 @@ class TempEngine:
             if self._names_container(path):
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
-        if self.bridge in _links():
+        for bridge in {self.bridge, *self._bridges} & _links().keys():
             for link, master in _links().items():
-                if master == self.bridge:
+                if master == bridge:
                     subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
-            subprocess.run(["ip", "link", "delete", self.bridge], check=False, capture_output=True)
+            subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True)
 
 
 def kill_and_wait(pid: int) -> None:
