@@ -331,7 +331,9 @@ async def _restart(directory: Path) -> None:
         await after.open()
         assert {each.record.name: each.record.id for each in after} == ids
         assert after.subnet == before.subnet
-        after.restore("old", "old", {"bridge": sandbox.endpoint}, Process(container.pid, os.pidfd_open(container.pid)))
+        await after.restore(
+            "old", "old", {"bridge": sandbox.endpoint}, Process(container.pid, os.pidfd_open(container.pid))
+        )
         assert after.shown(after.get("bridge")).containers["old"].ipv4_address == "172.17.0.2/16"
         new = await after.endpoint("new")
         assert new.endpoint.ip_address == "172.17.0.3"
