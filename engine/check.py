@@ -26,8 +26,10 @@ from engine.system import namespaces, netfilter, netlink, seccomp
 KERNEL = (5, 10)
 """Oldest kernel that is tested; openat2(2), pidfds and overlay on overlay came before."""
 
-DESCRIPTORS = 8
-"""Descriptors that daemon and monitor each hold for a running container: namespace, pidfd, stdio, log, and some air."""
+PUBLISHED = 4
+"""Published ports of a container that a plan should have room for."""
+DESCRIPTORS = 8 + PUBLISHED
+"""Descriptors that daemon and monitor each hold for a running container: namespace, pidfd, stdio, log, ports, and some air."""
 TASKS = 32
 """Processes and threads of a container that a plan should have room for."""
 SPARE_DESCRIPTORS, SPARE_TASKS, SPARE_NEIGHBOURS = 512, 8192, 512
@@ -81,9 +83,10 @@ def findings(containers: int) -> Iterator[Finding]:
     if os.geteuid() == 0:
         yield attempt("bridge and veth", _try_links, "modprobe bridge veth")
         if netfilter.available():
-            yield attempt("nftables NAT", _try_nat, "modprobe nf_tables nft_chain_nat nft_masq")
+            yield attempt("nftables NAT", _try_nat, "modprobe nf_tables nft_chain_nat nft_masq nft_fib_inet")
             yield forward_policies(netfilter.run("list chains"))
     yield ports(containers)
+    yield ephemeral_ports(containers)
     yield open_files(containers, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     for subject, name, wanted in settings(containers):
         row = setting(subject, name, wanted)
@@ -161,7 +164,20 @@ def _try_links() -> None:
 
 
 def _try_nat() -> None:
-    netfilter.run("table inet check {\nchain c {\ntype nat hook postrouting priority srcnat;\nmasquerade\n}\n}")
+    netfilter.run("""
+        table inet check {
+            map ports { type inet_proto . inet_service : ipv4_addr . inet_service; }
+            set subnets { type ipv4_addr . ifname; flags interval; }
+            chain out {
+                type nat hook postrouting priority srcnat;
+                ct status dnat ip saddr . oifname @subnets masquerade
+            }
+            chain in {
+                type nat hook prerouting priority dstnat;
+                fib daddr type local dnat ip to meta l4proto . th dport map @ports
+            }
+        }
+        """)
 
 
 def forward_policies(chains: str) -> Finding:
@@ -188,6 +204,19 @@ def ports(containers: int) -> Finding:
     )
 
 
+def ephemeral_ports(containers: int, range_: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> Finding:
+    """Where published ports without a number come from; the host's own connections take theirs there, too."""
+    wanted = containers * PUBLISHED + 1024
+    low, high = map(int, range_.read_text().split())
+    name = "net.ipv4.ip_local_port_range"
+    return Finding(
+        "ephemeral ports",
+        high - low + 1 >= wanted,
+        f"{name} = {low} {high}: {high - low + 1} (wanted {wanted})",
+        f'sysctl -w {name}="{max(1024, 61000 - wanted)} 60999", and in /etc/sysctl.d; beyond that give ports a number',
+    )
+
+
 def open_files(containers: int, hard: int) -> Finding:
     """RLIMIT_NOFILE of this process, as the engine would inherit it."""
     wanted = containers * DESCRIPTORS + SPARE_DESCRIPTORS
@@ -209,6 +238,7 @@ def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
         ("inotify watches", "fs.inotify.max_user_watches", containers * WATCHES + 8192),
         ("neighbours, soft", "net.ipv4.neigh.default.gc_thresh2", 2 * containers + SPARE_NEIGHBOURS),
         ("neighbours, hard", "net.ipv4.neigh.default.gc_thresh3", 4 * containers + SPARE_NEIGHBOURS),
+        ("IPv6 neighbours, hard", "net.ipv6.neigh.default.gc_thresh3", 4 * containers + SPARE_NEIGHBOURS),
         ("receive backlog", "net.core.netdev_max_backlog", 1000 if containers <= 500 else 5000),
         ("tracked connections", "net.netfilter.nf_conntrack_max", containers * CONNECTIONS),
     )

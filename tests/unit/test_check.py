@@ -43,7 +43,17 @@ def test_ports_and_files() -> None:
     assert "2 networks" in check.ports(1024).cure
     assert check.open_files(1000, -1).ok
     assert not check.open_files(1000, 1024).ok
-    assert "LimitNOFILE=8512" in check.open_files(1000, 1024).cure
+    assert "LimitNOFILE=12512" in check.open_files(1000, 1024).cure
+
+
+def test_ephemeral_ports(tmp_path: Path) -> None:
+    known = tmp_path / "range"
+    known.write_text("32768\t60999\n")
+    assert check.ephemeral_ports(1000, known).ok
+    short = check.ephemeral_ports(10_000, known)
+    assert not short.ok
+    assert "28232 (wanted 41024)" in short.text
+    assert '"19976 60999"' in short.cure
 
 
 def test_cgroups_and_file_systems(tmp_path: Path) -> None:

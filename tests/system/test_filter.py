@@ -1,0 +1,232 @@
+"""The engine's nftables table in a network namespace of the test's own: what is in it, and that it is put back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from pathlib import Path
+
+import pytest
+
+from engine.networks.filter import BridgeRules, Filter
+from engine.networks.ports import Published
+from engine.system import namespaces, netfilter, netlink
+from engine.system.netlink import Netlink, NetlinkError
+from engine.system.nfnetlink import Element, Generations, Nfnetlink
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+TABLE = "engined-test"
+RULES = BridgeRules("br0", (IPv4Network("10.9.0.0/24"), IPv6Network("fd00:9::/64")))
+WEB = (IPv4Address("10.9.0.2"), IPv6Address("fd00:9::2"))
+PORTS = (
+    Published("tcp", "0.0.0.0", 8000, 80, 200),
+    Published("tcp", "::", 8000, 80, 200),
+    Published("udp", "127.0.0.1", 53, 53),
+    Published("sctp", "::1", 9, 9),
+)
+
+
+def alone(body: Callable[[], None]) -> None:
+    """The body in a thread with a fresh network namespace; its failure is the test's."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with namespaces.new_network() as descriptor:
+                with Netlink() as links:
+                    links.apply(netlink.create_bridge("br0", mac="02:42:00:00:00:01"))
+                body()
+            os.close(descriptor)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def content() -> dict[str, int]:
+    """Elements of each set."""
+    kernel = Nfnetlink()
+    names = (
+        "bridges",
+        "inside",
+        "internal",
+        "masqueraded",
+        "hairpin4",
+        "hairpin6",
+        "address4",
+        "any4",
+        "address6",
+        "any6",
+    )
+    found = {name: len(kernel.elements(TABLE, name)) for name in names}
+    kernel.close()
+    return found
+
+
+FULL = {
+    "bridges": 1,
+    "inside": 1,
+    "internal": 0,
+    "masqueraded": 1,
+    "hairpin4": 1,
+    "hairpin6": 1,
+    "address4": 1,
+    "any4": 200,
+    "address6": 1,
+    "any6": 200,
+}
+EMPTY = dict.fromkeys(FULL, 0)
+
+
+def made() -> Filter:
+    table = Filter(TABLE)
+    table.open([RULES])
+    table.settle()
+    table.publish("web", WEB, PORTS)
+    return table
+
+
+def test_elements_come_and_go() -> None:
+    def body() -> None:
+        table = made()
+        assert content() == FULL
+        listed = netfilter.run(f"list table inet {TABLE}")
+        assert "tcp . 8199 : 10.9.0.2 . 279" in listed
+        assert "udp . 127.0.0.1 . 53 : 10.9.0.2 . 53" in listed
+        assert "sctp . ::1 . 9 : fd00:9::2 . 9" in listed
+        assert '10.9.0.0/24 . "br0"' in listed
+        assert Path("/proc/sys/net/ipv4/conf/br0/route_localnet").read_text() == "1\n"
+        table.unpublish("web")
+        table.unpublish("web")
+        table.remove_network("br0")
+        table.remove_network("br0")
+        assert content() == EMPTY
+        table.add_network(BridgeRules("br1", (IPv4Network("10.8.0.0/24"),), internal=True, icc=False))
+        assert content() == EMPTY | {"bridges": 1, "internal": 1, "hairpin4": 1}
+        table.publish("four", (WEB[0], None), PORTS)
+        assert content()["any6"] == 0, "it has no such address"
+        table.close(remove=True)
+        assert TABLE not in netfilter.run("list tables")
+
+    alone(body)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "flush ruleset",
+        f"delete table inet {TABLE}",
+        f"flush table inet {TABLE}",
+        f"flush chain inet {TABLE} forward",
+        f"flush set inet {TABLE} bridges",
+        f"delete element inet {TABLE} any4 {{ tcp . 8100 }}",
+        f"add element inet {TABLE} any4 {{ tcp . 1 : 10.9.0.3 . 1 }}",
+        f"delete element inet {TABLE} any4 {{ tcp . 8100 }}\nadd element inet {TABLE} any4 {{ tcp . 8100 : 10.9.0.9 . 1 }}",
+        f"add table inet {TABLE} {{ flags dormant; }}",
+    ],
+)
+def test_what_is_missing_is_put_back(harm: str) -> None:
+    def body() -> None:
+        table = made()
+        notices = Generations()
+        before = netfilter.run(f"list table inet {TABLE}")
+        assert not table.mend()
+        table.publish("more", WEB, [Published("tcp", "0.0.0.0", 1, 1)])
+        table.unpublish("more")
+        assert not notices.by_others(table.port), "own changes are no news"
+        netfilter.run(harm)
+        assert notices.by_others(table.port)
+        assert netfilter.run("list ruleset") != before
+        assert table.mend()
+        assert sorted(netfilter.run(f"list table inet {TABLE}").split()) == sorted(before.split())
+        assert content() == FULL
+        assert not table.mend()
+        notices.close()
+        table.close(remove=True)
+
+    alone(body)
+
+
+def test_changes_of_a_table_that_is_gone() -> None:
+    """They find it as it should be."""
+
+    def body() -> None:
+        table = made()
+        netfilter.run("flush ruleset")
+        table.unpublish("web")
+        assert content() == FULL | dict.fromkeys(("address4", "any4", "address6", "any6"), 0)
+        netfilter.run("flush ruleset")
+        table.publish("web", WEB, PORTS)
+        assert content() == FULL
+        table.close(remove=True)
+
+    alone(body)
+
+
+def test_the_next_daemon() -> None:
+    """It lays its rules, and takes nothing from what runs on until all is known."""
+
+    def body() -> None:
+        first = made()
+        first.publish("gone", WEB, [Published("tcp", "0.0.0.0", 7, 7)])
+        first.close(remove=False)
+        second = Filter(TABLE)
+        second.open([RULES])
+        assert content() == FULL | {"any4": 201}
+        second.publish("web", WEB, PORTS)
+        assert not second.mend()
+        second.settle()
+        assert content() == FULL
+        second.close(remove=True)
+
+    alone(body)
+
+
+def test_a_table_of_another_version() -> None:
+    def body() -> None:
+        netfilter.run(f"table inet {TABLE} {{\nset bridges {{\ntype ipv4_addr;\n}}\nchain old {{\n}}\n}}")
+        table = made()
+        assert content() == FULL
+        assert "chain old" not in netfilter.run("list ruleset")
+        table.close(remove=True)
+
+    alone(body)
+
+
+def test_all_or_nothing() -> None:
+    def body() -> None:
+        table = made()
+        kernel = Nfnetlink()
+        good, bad = ("bridges", Element(b"x".ljust(16, b"\0"))), ("nothere", Element(bytes(16)))
+        for add in ([good, bad], [bad, good]):
+            with pytest.raises(NetlinkError, match="words: No such file or directory"):
+                kernel.change(TABLE, [], add, "words")
+        with pytest.raises(NetlinkError):
+            kernel.change(TABLE, [good], [], "words")
+        assert content() == FULL
+        assert kernel.layout("engined-none") == ()
+        kernel.close()
+        table.close(remove=True)
+
+    alone(body)
+
+
+def test_many() -> None:
+    """Messages and transactions have sizes; a thousand containers' ports have not."""
+
+    def body() -> None:
+        table = made()
+        table.publish("many", WEB, [Published("tcp", "0.0.0.0", 10000, 1, 40000)])
+        assert content()["any4"] == 40200
+        table.unpublish("many")
+        assert content() == FULL
+        table.close(remove=True)
+
+    alone(body)
