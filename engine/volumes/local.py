@@ -186,6 +186,7 @@ class LocalDriver:
         self._top = -1
         self._users: dict[str, set[str]] = {}
         """Volume with options → who has it mounted."""
+        self._leaving: dict[str, asyncio.Future[None]] = {}
 
     async def _in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -237,6 +238,8 @@ class LocalDriver:
             self._unmount(name)
 
     async def close(self) -> None:
+        """Waits for what was left behind callers."""
+        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
         if self._top >= 0:
             os.close(self._top)
             self._top = -1
@@ -385,27 +388,40 @@ class LocalDriver:
             reason = "a link" if error.errno in (errno.ELOOP, errno.EXDEV) else (error.strerror or "").lower()
             raise ServerError(f"volume {name}: {self.mountpoint(name)} is not its directory: {reason}") from error
 
-    async def place(self, container_id: str, index: int, name: str) -> str:
-        """Attach its content where the runtime finds it and nobody else can change what is found, until `leave_places`."""
-        return await self._in_thread(self._place, container_id, index, name)
+    async def place(self, container_id: str, names: Mapping[str, str]) -> dict[str, str]:
+        """Attach the content of volumes where the runtime finds it and nobody else can change what is found, until `leave_places`.
 
-    def _place(self, container_id: str, index: int, name: str) -> str:
-        target = self._run / container_id / str(index)
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._data(name) as descriptor:
-            tree = trees.clone(descriptor, recursive=True)
-        try:
-            trees.attach(tree, target)
-        finally:
-            os.close(tree)
-        return str(target)
+        `names` by destination, as the paths that are the answer.
+        """
+        if leaving := self._leaving.get(container_id):
+            await leaving
+        return await self._in_thread(self._place, container_id, names)
+
+    def _place(self, container_id: str, names: Mapping[str, str]) -> dict[str, str]:
+        directory = self._run / container_id
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found: dict[str, str] = {}
+        for index, (destination, name) in enumerate(names.items()):
+            target = f"{directory}/{index}"
+            os.mkdir(target, 0o700)
+            with self._data(name) as descriptor:
+                tree = trees.clone(descriptor, recursive=True)
+            try:
+                trees.attach(tree, target)
+            finally:
+                os.close(tree)
+            found[destination] = target
+        return found
 
     async def open_content(self, name: str) -> int:
         """A descriptor of its content, what is mounted there on top. The caller closes it."""
         return await self._in_thread(self._open_data, name)
 
-    async def leave_places(self, container_id: str) -> None:
-        await self._in_thread(self._leave_places, container_id)
+    def leave_places(self, container_id: str) -> None:
+        """Take those mounts away, behind the caller: each waits for an RCU grace period, milliseconds that no start has to."""
+        leaving = asyncio.ensure_future(self._in_thread(self._leave_places, container_id))
+        self._leaving[container_id] = leaving
+        leaving.add_done_callback(lambda _: self._leaving.pop(container_id, None))
 
     def _leave_places(self, container_id: str) -> None:
         directory = self._run / container_id

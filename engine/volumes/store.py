@@ -400,12 +400,11 @@ class VolumeStore:
         changed: list[MountPoint] = []
         sources: dict[str, str] = {}
         done: list[MountPoint] = []
-        if any(isinstance(point.name, str) for point in points):
-            borrowed.push_async_callback(self._local.leave_places, container_id)
+        to_place: dict[str, str] = {}
         try:
             if binds := [point for point in points if not isinstance(point.name, str)]:
                 await asyncio.to_thread(_ensure_sources, binds)
-            for index, point in enumerate(points):
+            for point in points:
                 if not isinstance(point.name, str):
                     changed.append(point)
                     continue
@@ -417,7 +416,7 @@ class VolumeStore:
                     path = await driver.mount(record.name, record.options, _user(container_id, point))
                 done.append(point)
                 if record.driver == local.NAME:
-                    sources[point.destination] = await self._local.place(container_id, index, record.name)
+                    to_place[point.destination] = record.name
                 else:
                     sources[point.destination] = path
                 changed.append(msgspec.structs.replace(point, source=path))
@@ -433,6 +432,9 @@ class VolumeStore:
                         "read/write": str(point.rw).lower(),
                     },
                 )
+            if to_place:
+                borrowed.callback(self._local.leave_places, container_id)
+                sources |= await self._local.place(container_id, to_place)
         except BaseException:
             await self.unmount(container_id, done)
             raise
