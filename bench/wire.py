@@ -169,7 +169,7 @@ def joined(data: bytes) -> bytes:
             size = int(data[at:end], 16)
         except ValueError:
             return data
-        if end < 0 or data[end + 2 + size : end + 4 + size] not in (b"\r\n", b""):
+        if end < 0 or data[end + 2 + size : end + 4 + size] != b"\r\n":
             return data
         pieces.append(data[end + 2 : end + 2 + size])
         at = end + 4 + size
