@@ -99,7 +99,7 @@ def life_job(size: Size, name: str, where: str, network: str, published: int, ta
             *(Figure(f"{name}-{part}", f"{part} of `true`, {where}", "ms") for part in PARTS),
             Figure(name, f"create + start + wait + remove of `true`, {where}", "ms", target=target),
         ],
-        life(network, published, size.of(5 if published < 2 else 2, 1)),
+        life(network, published, size.of(3 if published < 2 else 1, 1)),
         size.rounds(rounds),
         prepare=lambda engine: answers_right(engine, network, published),
     )
@@ -143,15 +143,15 @@ def exec_echo(engine: Engine, _: Any) -> float:
 def jobs(size: Size) -> list[Job]:
     eight = Target({"dockerd": 8, "podman": 1})
     return [
-        life_job(size, "run", "no network", "none", 0, eight, 5),
-        life_job(size, "run-bridge", "bridge", "bridge", 0, eight, 5),
+        life_job(size, "run", "no network", "none", 0, eight, 4),
+        life_job(size, "run-bridge", "bridge", "bridge", 0, eight, 4),
         life_job(size, "run-1-port", "bridge, 1 published port", "bridge", 1, Target({"podman": 1}), 3),
         life_job(size, "run-20-ports", "bridge, 20 published ports", "bridge", 20, Target({"podman": 1}), 2),
         Job(
             "run-16-at-once",
             [Figure("run-16-at-once", "the same on the bridge, 16 clients at once", "1/s", False, eight)],
             lives_at_once(size.of(2, 1)),
-            size.rounds(3),
+            size.rounds(2),
             rest=1.5,
         ),
         Job(

@@ -65,12 +65,12 @@ class Gigabyte:
                 steps.remove(connection, container)
 
     def _read(self, engine: Engine, container: str, payload: int, since: int) -> tuple[float, ...]:
-        """MB/s of reading all, or of as much as ten seconds hold; milliseconds of the end and of what came since."""
+        """MB/s of reading all, or of as much as six seconds hold; milliseconds of the end and of what came since."""
         rates: list[float] = []
         enough = time.perf_counter() + 3
         while not rates or time.perf_counter() < enough:
             begin = time.perf_counter()
-            lines, whole = wire.Download(engine.socket, "GET", f"/containers/{container}/logs?stdout=1").count(MARK, 10)
+            lines, whole = wire.Download(engine.socket, "GET", f"/containers/{container}/logs?stdout=1").count(MARK, 6)
             rates.append(lines * len(LINE) / (time.perf_counter() - begin) / 1e6)
             assert lines * len(LINE) == payload or not whole, f"{lines} lines of {payload // len(LINE)}"
         last = [f"last {number}".encode() for number in range(1, LAST)]
@@ -90,7 +90,7 @@ class Gigabyte:
 
 
 def follow_latency(engine: Engine, _: Any) -> float:
-    """Milliseconds from a line into the container's stdin until a follower of its log has it. Median of twenty."""
+    """Milliseconds from a line into the container's stdin until a follower of its log has it. Median of eight."""
     with engine.connection() as connection:
         container = steps.run(
             *(connection, "cat"), OpenStdin=True, AttachStdin=True, host={"LogConfig": {"Type": "json-file"}}
@@ -104,7 +104,7 @@ def follow_latency(engine: Engine, _: Any) -> float:
         while b"first\n" not in received:
             received += follower.recv(65536)
         found = []
-        for number in range(20):
+        for number in range(8):
             line = b"line %d\n" % number
             begin = time.perf_counter()
             stdin.sendall(line)
@@ -152,6 +152,6 @@ def jobs(size: Size) -> list[Job]:
                 )
             ],
             follow_latency,
-            size.rounds(5),
+            size.rounds(3),
         ),
     ]

@@ -92,11 +92,12 @@ def read_jobs(
                 Figure(f"{name}-{called}", f"{what}, one connection", "ms", target=bounded),
                 Figure(f"{name}-{called}-rate", f"the same, {CONNECTIONS} connections", "1/s", False, times),
             ],
-            lambda engine, target: rate(engine, target, 0.1 if size.quick else 0.3),
+            lambda engine, target: rate(engine, target, 0.1 if size.quick else 0.25),
             size.rounds(3),
             prepare=prepare,
             idle=idle,
             rest=0.05,
+            warm=False,
         )
 
     four, floor = Target({"dockerd": 4, "podman": 1}), Target({"podman": 1}, bound)

@@ -129,7 +129,7 @@ def dense(size: Size) -> list[Job]:
         Job(
             "idle-cpu",
             [Figure("idle-cpu", f"processor of the engine with {many} idle containers", "% of one")],
-            lambda engine, _: processor(engine, size.of(5, 2)),
+            lambda engine, _: processor(engine, size.of(4, 2)),
             idle=many,
             rest=2,
         ),
