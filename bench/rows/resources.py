@@ -86,7 +86,7 @@ def rest_jobs(size: Size) -> list[Job]:
     return [
         Job(
             "memory",
-            [Figure("memory", "PSS of all engine processes at rest", "MiB", target=Target({"podman": 0.1}, 60))],
+            [Figure("memory", "PSS of all engine processes at rest", "MiB", target=Target(at_most=60))],
             at_rest,
             idle=None,
         )
