@@ -275,8 +275,7 @@ class Podman(_Peer):
 
     def __init__(self) -> None:
         super().__init__()
-        there = [*Path("/sys/fs/cgroup").glob("**/libpod_parent")]
-        self.groups = "" if there else "libpod_parent"
+        self.groups = "" if _groups("libpod_parent") else "libpod_parent"
 
     def start(self) -> None:
         base = self.base
@@ -307,11 +306,14 @@ class Podman(_Peer):
 KINDS: tuple[type[Engine], ...] = (Engined, Dockerd, Podman)
 
 
+def _groups(name: str) -> list[str]:
+    """Control groups of that name in any hierarchy. Others come and go meanwhile."""
+    return [f"{path}/{name}" for path, names, _ in os.walk("/sys/fs/cgroup") if name in names]
+
+
 def _remove_groups(name: str) -> None:
     """The empty control groups that a peer leaves in each hierarchy."""
-    if not name:
-        return
-    for top in Path("/sys/fs/cgroup").glob(f"**/{name}"):
+    for top in _groups(name):
         for directory, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)

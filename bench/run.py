@@ -141,9 +141,9 @@ def main() -> int:
         )
         print(f"{document.heading()}; medians (times better)")
         document.rows.extend(measured(jobs, engines, arguments.seconds))
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{now:%Y%m%dT%H%M%SZ}-{document.commit}.json"
-    path.write_bytes(document.encode())
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{now:%Y%m%dT%H%M%SZ}-{document.commit}.json"
+        path.write_bytes(document.encode())
     missed = [row.name for row in document.rows if row.misses()]
     wrong = sorted({f"{engine}: {row.name}" for row in document.rows for engine in row.wrong})
     judged = sum(row.judged() for row in document.rows)

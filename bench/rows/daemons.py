@@ -52,7 +52,6 @@ def few(size: Size) -> list[Job]:
                     "daemon-start",
                     "the daemon from its start until its API answers",
                     "ms",
-                    target=Target({"dockerd": 1}),
                 )
             ],
             come,

@@ -1,0 +1,97 @@
+"""`python -m bench.shares`: where the processor's time of a job goes in engined, by process: daemon, monitor, and the runtime they ran.
+
+Processor time, not time that passes: it means the same on a busy machine, and it is what a dense host pays.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import steps, wire
+from bench.engines import TICKS, Engined
+from bench.image import LINES_SIZE
+from bench.rows import lifecycle, streams
+from bench.run import load_image
+
+TIMES = 40
+
+
+def spent(engine: Engined) -> dict[str, float]:
+    """Seconds: of each process's own threads, and of the children that have ended."""
+    found = {}
+    for pid in engine.namespaces.pids():
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        name = "monitor" if b"engine.monitor" in command else "daemon"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        threads = os.listdir(f"/proc/{pid}/task")
+        found[name] = sum(
+            int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9 for thread in threads
+        )
+        found[f"{name}'s children"] = (int(fields[13]) + int(fields[14])) / TICKS
+    return found
+
+
+def memory(engine: Engined) -> str:
+    parts = []
+    for pid in engine.namespaces.pids():
+        name = "monitor" if b"engine.monitor" in Path(f"/proc/{pid}/cmdline").read_bytes() else "daemon"
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        kinds = {kind: int(size) / 1024 for kind, size in re.findall(r"^(Pss\w*):\s+(\d+) kB", text, re.MULTILINE)}
+        parts.append(f"{name} {kinds['Pss']:.1f} MiB (anonymous {kinds.get('Pss_Anon', 0):.1f})")
+    return ", ".join(parts)
+
+
+def share(engine: Engined, what: str, times: int, work: Callable[[], object]) -> None:
+    """Print milliseconds a time."""
+    work()
+    before = spent(engine)
+    for _ in range(times):
+        work()
+    after = spent(engine)
+    parts = {name: (after[name] - before[name]) * 1000 / times for name in after}
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value >= 0.005)
+    print(f"{what:<46}{sum(parts.values()):8.2f} ms: {shown}", flush=True)
+
+
+def main() -> int:
+    if os.geteuid() != 0:
+        print("bench.shares: engines need root", file=sys.stderr)
+        return 1
+    engine = Engined()
+    try:
+        engine.start()
+        load_image(engine)
+        print(f"at rest: {memory(engine)}")
+        with engine.connection() as connection:
+            for network in ("none", "bridge"):
+                share(engine, f"run, {network}", TIMES, lambda network=network: lifecycle.one_life(connection, network))  # type: ignore[misc]
+            steps.stock(engine, 1)
+            share(engine, "exec of echo, one of six", TIMES // 4, lambda: lifecycle.exec_echo(engine, None))
+            inspect = wire.request("GET", f"/containers/{engine.idle[0]}/json")
+            listing = wire.request("GET", "/containers/json")
+
+            def ask(data: bytes) -> None:
+                for _ in range(1000):
+                    connection.send(data)
+                    connection.answer()
+
+            share(engine, "1,000 inspects", 5, lambda: ask(inspect))
+            share(engine, "1,000 lists of one", 5, lambda: ask(listing))
+        copies = 200_000_000 // LINES_SIZE
+        for driver in ("none", "json-file"):
+            for tty in (False, True):
+                what = f"attach, {copies * LINES_SIZE / 1e6:.0f} MB, {'tty' if tty else 'frames'}, log {driver}"
+                share(engine, what, 1, lambda: streams.attached(engine, copies, driver, tty))  # noqa: B023
+        steps.stock(engine, 50)
+        print(f"with 50 idle containers: {memory(engine)}")
+    finally:
+        engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
