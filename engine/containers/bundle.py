@@ -21,6 +21,7 @@ from engine.runtime.oci import Runtime
 from engine.wire import oci
 from engine.wire.containers import EndpointSettings
 
+_RESOLV_CONF = Path("/etc/resolv.conf")
 _RESOLVED = Path("/run/systemd/resolve/resolv.conf")
 """Where systemd-resolved keeps the servers that it asks itself (systemd-resolved(8)): for those who can't reach its 127.0.0.53."""
 
@@ -121,7 +122,7 @@ def write_network_files(record: ContainerRecord, directory: Path, networks: dict
 
 def _host_lines(*, loopback_reachable: bool) -> list[str]:
     lines: list[str] = []
-    for path in (Path("/etc/resolv.conf"), _RESOLVED):
+    for path in (_RESOLV_CONF, _RESOLVED):
         try:
             lines = path.read_text().splitlines()
         except OSError:

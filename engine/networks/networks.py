@@ -538,7 +538,7 @@ class Networks:
             self._publishing.restore(container_id, member.target, ports)
         async with member.lock:
             try:
-                await self._serve_names(member)
+                await self._serve_names(member, again=True)
             except ServerError as error:
                 logger.warning("%s", error.message)
 
@@ -594,12 +594,16 @@ class Networks:
             links={alias or target: target for target, _, alias in links},
         )
 
-    async def _serve_names(self, member: Member) -> None:
-        """The resolver for a container on a user's network. Raises ServerError."""
+    async def _serve_names(self, member: Member, *, again: bool = False) -> None:
+        """The resolver for a container on a user's network; `again`: it has run on without a daemon. Raises ServerError."""
         named = any(not self._all[each].record.predefined for each in member.endpoints)
         if named and member.namespace >= 0:
             await self._resolver.open_for(
-                member.container_id, member.namespace, servers=member.servers, forward=self._leads_out(member)
+                member.container_id,
+                member.namespace,
+                servers=member.servers,
+                forward=self._leads_out(member),
+                again=again,
             )
 
     def _leads_out(self, member: Member) -> bool:

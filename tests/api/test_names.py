@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,27 @@ def test_internal_networks_ask_nobody_outside(engine: TempEngine, networks: Any)
     lonely = on(engine, "inner", "lonely")
     assert look_up(engine, lonely, "example.com") == "SERVFAIL"
     assert look_up(engine, lonely, "single") == "NXDOMAIN"
+
+
+def test_own_name_servers_are_asked_from_inside(engine: TempEngine, networks: Any) -> None:
+    """One on an internal network, where only its containers reach it."""
+    networks("net", Internal=True)
+    server = on(engine, "net", "server")
+    where = address(engine, server, "net")
+    asking = on(engine, "net", "asking", host={"Dns": [where]})
+    inside = f"--net=/proc/{engine.inspect(server)['State']['Pid']}/ns/net"
+    answering = subprocess.Popen(
+        ["nsenter", inside, sys.executable, "-m", "dnslib.fixedresolver", "-r", ". 60 IN A 9.9.9.9", "-a", where],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until("its server answers", lambda: look_up(engine, asking, "example.com") == ["9.9.9.9"])
+        assert look_up(engine, asking, "server") == [where]
+        assert look_up(engine, server, "example.com") == "SERVFAIL"
+    finally:
+        answering.kill()
+        answering.wait()
 
 
 def test_connected_from_the_default_bridge(engine: TempEngine, networks: Any) -> None:

@@ -618,21 +618,51 @@ def test_without_a_way_out_the_host_is_not_asked(namespace: int) -> None:
 
 
 def test_opened_again_after_the_daemon_went_away(namespace: int) -> None:
-    """The rules of the first one are still there, the sockets are not."""
+    """Its rules are still there, its sockets are not; whoever had a connection may still hold it."""
 
     async def body() -> None:
         first = Resolver(table(), tuple)
         await first.open_for("c", namespace)
-        await first.close()
-        with pytest.raises((ConnectionRefusedError, TimeoutError)):
-            await raw(namespace, DNSRecord.question("web").pack(), wait=1)
-        async with serving(namespace):
-            assert addresses(await ask(namespace, "web")) == ["10.0.0.3"]
-            assert addresses(await ask(namespace, "web", tcp=True)) == ["10.0.0.3"]
-            with namespaces.inside_network(namespace):
-                assert netfilter.run("list ruleset").count("table") == 1
+        with _asking(namespace, socket.SOCK_STREAM) as held:
+            await until(lambda: first._clients["c"].connections, "accepted")
+            rules = _rules(namespace)
+            await first.close()
+            with pytest.raises((ConnectionRefusedError, TimeoutError)):
+                await raw(namespace, DNSRecord.question("web").pack(), wait=0.1)
+            async with serving(namespace, again=True):
+                assert addresses(await ask(namespace, "web")) == ["10.0.0.3"]
+                assert addresses(await ask(namespace, "web", tcp=True)) == ["10.0.0.3"]
+                assert _rules(namespace) == rules
+            held.close()
 
     run(body)
+
+
+@pytest.mark.parametrize("loss", ["taken", "other rules"])
+def test_opened_again_where_the_old_ports_are_lost(namespace: int, loss: str) -> None:
+    """Another process of the container has them now, or it has changed the rules."""
+
+    async def body() -> None:
+        first = Resolver(table(), tuple)
+        await first.open_for("c", namespace)
+        before = _rules(namespace)
+        await first.close()
+        with namespaces.inside_network(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+            if loss == "taken":
+                taken.bind(("0.0.0.0", int(before.partition("udp dport set ")[2].split()[0])))
+            else:
+                netfilter.run("flush table ip engined-names")
+            async with serving(namespace, again=True):
+                assert addresses(await ask(namespace, "web")) == ["10.0.0.3"]
+                assert addresses(await ask(namespace, "web", tcp=True)) == ["10.0.0.3"]
+        assert _rules(namespace).count("table") == 1 and _rules(namespace) != before
+
+    run(body)
+
+
+def _rules(namespace: int) -> str:
+    with namespaces.inside_network(namespace):
+        return netfilter.run("list ruleset")
 
 
 def test_a_host_without_nftables(namespace: int, monkeypatch: pytest.MonkeyPatch) -> None:

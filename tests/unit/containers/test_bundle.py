@@ -93,3 +93,32 @@ def test_files_are_rewritten_in_place(tmp_path: Path) -> None:
     )
     assert (tmp_path / "hosts").stat().st_ino == before
     assert (tmp_path / "hosts").read_text().endswith("10.0.0.1\tweb\n")
+
+
+def test_resolv_conf_on_a_users_network(tmp_path: Path) -> None:
+    networks = {"net": EndpointSettings(ip_address="10.0.0.2", global_ipv6_address="fd00::2")}
+    host = HostConfig(dns=["1.1.1.1"], dns_search=["x"], dns_options=["timeout:1"])
+    bundle.write_network_files(record(Config(hostname="web"), host), tmp_path, networks)
+    assert (tmp_path / "resolv.conf").read_text() == "search x\nnameserver 127.0.0.11\noptions timeout:1 ndots:0\n"
+    assert (tmp_path / "hosts").read_text().endswith("10.0.0.2\tweb\nfd00::2\tweb\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "behind", "reachable", "expected"),
+    [
+        ("nameserver 127.0.0.53", "nameserver 10.0.0.1", False, "nameserver 10.0.0.1"),
+        ("nameserver 127.0.0.53", "nameserver 10.0.0.1", True, "nameserver 127.0.0.53"),
+        ("nameserver 127.0.0.53", None, False, "nameserver 127.0.0.53"),
+        ("nameserver 127.0.0.1", "nameserver 10.0.0.1", False, "nameserver 127.0.0.1"),
+        (None, None, False, None),
+    ],
+)
+def test_the_servers_behind_systemds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None, behind: str | None, reachable: bool, expected: str
+) -> None:
+    for name, text in (("_RESOLV_CONF", own), ("_RESOLVED", behind)):
+        path = tmp_path / name
+        if text is not None:
+            path.write_text(text)
+        monkeypatch.setattr(bundle, name, path)
+    assert bundle._host_lines(loopback_reachable=reachable) == ([expected] if expected else [])
