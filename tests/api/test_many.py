@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from tests import client
 from tests.harness import TempEngine, until
 
 COUNT = 200
@@ -99,3 +101,35 @@ def test_sixteen_removals_of_one_container(engine: TempEngine) -> None:
     assert 204 in answers
     assert set(answers) <= {204, 404, 409}, answers
     assert engine.containers() == []
+
+
+@pytest.mark.own
+def test_restarts_and_execs_leave_memory_descriptors_and_processes_as_they_were(own_engine: TempEngine) -> None:
+    engine = own_engine
+    before = engine.footprint()
+    identifier = engine.started("sleep", "600", network="bridge")
+
+    def restarts(count: int) -> None:
+        for _ in range(count):
+            engine.post(f"/containers/{identifier}/restart?t=0")
+
+    def execs(count: int) -> None:
+        for number in range(count):
+            body = {"Cmd": ["echo", str(number)], "AttachStdout": True}
+            made = engine.request("POST", f"/v1.24/containers/{identifier}/exec", body)
+            said = engine.request("POST", f"/v1.24/exec/{made.json()['Id']}/start", {})
+            assert [text for _, text in client.frames(said.body)] == [b"%d\n" % number]
+
+    def resident() -> int:
+        """KiB of daemon and monitor."""
+        status = (Path(f"/proc/{pid}/status").read_text() for pid in (engine.pid, engine.monitor_pid()))
+        return sum(int(text.partition("VmRSS:")[2].split()[0]) for text in status)
+
+    for act, count in ((restarts, 30), (execs, 100)):
+        act(count)  # caches fill and threads come
+        descriptors, memory = engine.descriptors(), resident()
+        act(count)
+        until("descriptors are closed", lambda most=descriptors: engine.descriptors() <= most + 4)
+        assert resident() < memory + 3000
+    engine.remove_all()
+    engine.assert_settles(before)
