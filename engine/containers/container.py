@@ -788,7 +788,6 @@ class Container:
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENODEV):  # else it has just ended: the runtime says so
                     raise ServerError(f"its CPU quota cannot be taken away: {error.strerror}") from error
-            resources = msgspec.structs.replace(resources, cpu=msgspec.structs.replace(cpu, quota=None))
         await self._parts.runtime.update(self.id, resources)
 
     async def resize(self, rows: int, columns: int) -> None:

@@ -172,7 +172,7 @@ class Cgroups(msgspec.Struct, frozen=True):
         return "0"
 
     def lift_quota(self, cgroup: str) -> None:
-        """Take the CPU quota away. crun can't: it writes -1 as an unsigned number, which the kernel refuses. Raises OSError."""
+        """Take the CPU quota away, which not every runtime can. Raises OSError."""
         directory = self.directory("cpu", cgroup)
         if directory is not None:
             file, text = ("cpu.cfs_quota_us", "-1") if "cpu" in self.controllers else ("cpu.max", "max")

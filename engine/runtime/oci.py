@@ -181,7 +181,10 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                 raise
 
     async def update(self, key: str, resources: oci.Resources) -> None:
-        """Change limits of a running container."""
+        """Change limits of a running container. A quota of -1 has been taken away by the caller (`Cgroups.lift_quota`)."""
+        if resources.cpu is not None and resources.cpu.quota == -1 and self.name != "runc":
+            # crun writes it as an unsigned number, which the kernel refuses; runc has to be told, or its next update brings the old one back.
+            resources = msgspec.structs.replace(resources, cpu=msgspec.structs.replace(resources.cpu, quota=None))
         await self._call("update", "--resources", "-", key, stdin=oci.encode(resources))
 
     def seccomp(self, profile: seccomp.Profile) -> tuple[msgspec.Raw, dict[str, str]]:

@@ -50,6 +50,7 @@ def test_a_quota_is_taken_away_and_a_period_stands_alone(engine: TempEngine) -> 
         ({"CpuPeriod": 50_000}, "-1", "50000"),
         ({"CpuQuota": 20_000}, "20000", "50000"),
         ({"CpuQuota": -1}, "-1", "50000"),
+        ({"Memory": 64 * MB}, "-1", "50000"),
         ({"CpuQuota": 30_000, "CpuPeriod": 60_000}, "30000", "60000"),
         ({"CpuQuota": -1, "CpuPeriod": 100_000}, "-1", "100000"),
     ):
