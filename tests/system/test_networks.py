@@ -1,0 +1,337 @@
+"""Networks of users on the real kernel: what survives a daemon and a reboot, what a crash leaves, what a failure takes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import threading
+import time
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.errors import Forbidden, InvalidParameter, ServerError
+from engine.networks import bridge, sandboxes
+from engine.networks.networks import Networks
+from engine.system import namespaces, netlink
+from engine.system.netlink import Netlink
+from engine.wire.containers import EndpointSettings
+from engine.wire.networks import NetworkCreate
+from tests.harness import TempEngine, until
+from tests.system.test_bridge import Body, Process, Sandbox, inside, isolated, network, reaches
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def body(name: str, *subnets: str, **fields: Any) -> NetworkCreate:
+    ipam = {"Config": [{"Subnet": subnet} for subnet in subnets]}
+    return msgspec.convert({"Name": name, "IPAM": ipam} | fields, NetworkCreate)
+
+
+def links() -> set[str]:
+    with Netlink() as kernel:
+        return {link.name for link in kernel.links()}
+
+
+def bridges() -> set[str]:
+    return {name for name in links() if name.startswith("br-")}
+
+
+# --- in namespaces of the test's own ---------------------------------------------------------------------------------
+
+
+async def _traffic(directory: Path) -> None:
+    """Both IP versions, several networks at once, and the way out by the right one."""
+    async with network(directory) as networks:
+        await networks.create(body("six", "10.1.0.0/24", "fd01::/64", EnableIPv6=True))
+        await networks.create(body("automatic", EnableIPv6=True))
+        await networks.create(body("inner", "10.2.0.0/24", Internal=True))
+        one = await networks.endpoint("one", on="six", IPAMConfig={"LinkLocalIPs": ["169.254.7.7"]})
+        both = await networks.join(
+            "both", "both", {name: EndpointSettings() for name in ("automatic", "inner", "six", "bridge")}, "inner"
+        )
+        assert both.path
+        two = Sandbox(both.path, both.endpoints["six"])
+        names = [
+            line.split(":")[1].strip().split("@")[0] for line in inside(two, "ip", "-o", "link").stdout.splitlines()
+        ]
+        assert names == ["lo", "eth0", "eth1", "eth2", "eth3"]
+        assert "10.2.0.2/24" in inside(two, "ip", "addr", "show", "eth0").stdout, (
+            "the network of its NetworkMode is first"
+        )
+        assert both.endpoints["inner"].gateway == ""
+        unique = both.endpoints["automatic"].global_ipv6_address
+        assert unique.startswith("fd")
+        assert f"default via {both.endpoints['automatic'].gateway} " in inside(two, "ip", "route").stdout
+        assert "169.254.7.7/16" in inside(one, "ip", "addr").stdout
+        for target in ("10.1.0.1", two.endpoint.ip_address, two.endpoint.global_ipv6_address, "fd01::1", "::1"):
+            assert reaches(one, target), target
+        assert not inside(await networks.endpoint("four"), "cat", "/proc/net/if_inet6").stdout, "IPv6 is off elsewhere"
+        for container in ("one", "both", "four"):
+            await networks.leave(container)
+
+
+async def _macvlan(directory: Path) -> None:
+    """A container on the LAN itself, seen there by its own MAC."""
+    with namespaces.new_network() as lan:
+        far = Netlink()
+    # the LAN: a veth pair whose far end is another host
+    with Netlink() as kernel:
+        kernel.apply(netlink.create_veth("lan0", "far0", lan), netlink.change_link("lan0", up=True))
+        there = far.link("far0")
+        assert there
+        far.apply(
+            netlink.change_link("far0", up=True), netlink.add_address(there.ifindex, IPv4Interface("192.0.2.1/24"))
+        )
+        async with network(directory) as networks:
+            with pytest.raises(InvalidParameter, match="parent link 'nothere'"):
+                await networks.create(body("no", "192.0.2.0/24", Driver="macvlan", Options={"parent": "nothere"}))
+            await networks.create(body("lan", "192.0.2.0/24", Driver="macvlan", Options={"parent": "lan0"}))
+            one = await networks.endpoint("one", on="lan")
+            assert one.endpoint.ip_address == "192.0.2.2"
+            assert reaches(one, "192.0.2.1")
+            assert "default via 192.0.2.1" in inside(one, "ip", "route").stdout
+            seen = Sandbox(f"/proc/{os.getpid()}/fd/{lan}", one.endpoint)
+            assert one.endpoint.mac_address in inside(seen, "ip", "neigh").stdout
+            two = await networks.endpoint("two")
+            held = await asyncio.to_thread(subprocess.Popen, ["nsenter", f"--net={two.path}", "sleep", "600"])
+            process = Process(held.pid, os.pidfd_open(held.pid))
+            await networks.connect("two", "lan", EndpointSettings(), process)
+            assert reaches(two, "192.0.2.2"), "mode bridge"
+            await networks.disconnect("two", "lan")
+            assert "eth1" not in inside(two, "ip", "link").stdout
+            held.kill()
+            held.wait()
+            os.close(process.pidfd)
+            await networks.leave("one")
+            await networks.leave("two")
+            await networks.remove("lan")
+            kernel.apply(netlink.delete_link("lan0"))
+    far.close()
+    os.close(lan)
+
+
+async def _undone(directory: Path) -> None:
+    """Whatever step fails, nothing of a network or an endpoint stays."""
+    async with network(directory) as networks:
+        await networks.create(body("first", "10.3.0.0/29"))
+        await networks.create(body("second", "10.4.0.0/29"))
+        before = bridges()
+        # a network: its rules, its record
+        for part, name in ((networks._filter, "add_network"), (networks._store, "add")):
+            original = getattr(part, name)
+
+            def refuse(*_: object) -> None:
+                raise ServerError("refused")
+
+            setattr(part, name, refuse)
+            with pytest.raises(ServerError, match="refused"):
+                await networks.create(body("third"))
+            setattr(part, name, original)
+            assert bridges() == before
+        with pytest.raises(Forbidden, match="Pool overlaps"):
+            await networks.create(body("third", "10.3.0.0/16"))
+        # an endpoint: the second of two networks is full, or the kernel refuses
+        wanted = {"first": EndpointSettings(), "second": EndpointSettings()}
+        for number in range(5):
+            await networks.endpoint(f"filler{number}", on="second")
+        for _ in range(10):
+            with pytest.raises(ServerError, match=r"no available IPv4 addresses.*second"):
+                await networks.join("new", "new", wanted, "first")
+        assert not networks.get("first").members
+        await networks.leave("filler0")
+        plug = sandboxes.plug
+
+        def fail(*_: object) -> str:
+            raise netlink.NetlinkError(12, "veth: Cannot allocate memory")
+
+        sandboxes.plug = fail
+        for _ in range(10):
+            with pytest.raises(ServerError, match=r"network first, container new.*Cannot allocate"):
+                await networks.join("new", "new", wanted, "first")
+        sandboxes.plug = plug
+        joined = await networks.join("new", "new", wanted, "first")
+        assert {name: each.ip_address for name, each in joined.endpoints.items()}.keys() == wanted.keys()
+        for member in [*networks._members]:
+            await networks.leave(member)
+        with pytest.raises(Forbidden, match="bridge lo"):
+            await networks.create(body("third", Options={"engine.network.bridge.name": "lo"}))
+
+
+async def _adopted(directory: Path) -> None:
+    """A bridge that was there is used by its name, and left when its network goes."""
+    with Netlink() as kernel:
+        kernel.apply(netlink.create_bridge("mine0", mac="02:00:00:00:00:01"))
+        async with network(directory) as networks:
+            await networks.create(body("mine", "10.5.0.0/24", Options={"engine.network.bridge.name": "mine0"}))
+            one = await networks.endpoint("one", on="mine")
+            assert reaches(one, "10.5.0.1")
+            with pytest.raises(Forbidden, match="bridge name mine0 is already used"):
+                await networks.create(body("other", Options={"engine.network.bridge.name": "mine0"}))
+            await networks.leave("one")
+            await networks.remove("mine")
+            assert "mine0" in links()
+            kernel.apply(netlink.delete_link("mine0"))
+
+
+async def _swept(directory: Path) -> None:
+    """Bridges of this engine that no record answers for go at start; those of another engine stay."""
+    async with network(directory) as networks:
+        await networks.create(body("kept"))
+        kept = networks.get("kept").bridge
+        alias = networks._alias
+        with Netlink() as kernel:
+            for name, text in (("br-orphan", alias), ("br-other", "engined 0123456789ab")):
+                kernel.apply(
+                    netlink.create_bridge(name, mac="02:00:00:00:00:01"), netlink.change_link(name, alias=text)
+                )
+            bridge.sweep(kernel, alias, {kept})
+            assert "br-orphan" not in links()
+            assert {kept, "br-other"} <= links()
+            kernel.apply(netlink.delete_link("br-other"))
+
+
+async def _taken_by_another(directory: Path) -> None:
+    """Another engine that takes the same subnet at the same moment: the younger link gives way."""
+    async with network(directory) as networks:
+        original = Networks._taken_meanwhile
+        seen: list[str] = []
+
+        def taken(self: Networks, link: Any, subnet: Any) -> bool:
+            seen.append(str(subnet))
+            return len(seen) < 3
+
+        Networks._taken_meanwhile = taken  # type: ignore[method-assign]
+        await networks.create(body("mine"))
+        Networks._taken_meanwhile = original  # type: ignore[method-assign]
+        assert seen == ["172.18.0.0/24", "172.18.1.0/24", "172.18.2.0/24"]
+        assert str(networks.get("mine").pools[4].subnet) == "172.18.2.0/24"
+        assert bridges() == {networks.get("mine").bridge}
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [_traffic, _macvlan, _undone, _adopted, _swept, _taken_by_another],
+    ids=lambda scene: scene.__name__.strip("_"),
+)
+def test_networks(scene: Body, tmp_path: Path) -> None:
+    isolated(scene, tmp_path)
+
+
+# --- with a daemon that dies -----------------------------------------------------------------------------------------
+
+
+def create(engine: TempEngine, name: str, **fields: Any) -> str:
+    answer = engine.request("POST", "/v1.24/networks/create", {"Name": name} | fields)
+    assert answer.status == 201, answer
+    engine.networks()
+    return str(answer.json()["Id"])
+
+
+def inspect(engine: TempEngine, name: str) -> Any:
+    answer = engine.request("GET", f"/v1.24/networks/{name}")
+    assert answer.status == 200, answer
+    return answer.json()
+
+
+def own_bridges(engine: TempEngine) -> set[str]:
+    """Bridges of users' networks that carry this engine's mark."""
+    mark = f"engined {inspect(engine, 'bridge')['Id'][:12]}"
+    found = set()
+    for link in Path("/sys/class/net").iterdir():
+        with contextlib.suppress(OSError):
+            if (link / "ifalias").read_text().strip() == mark:
+                found.add(link.name)
+    return found
+
+
+def test_networks_outlive_the_daemon(own_engine: TempEngine) -> None:
+    engine = own_engine
+    create(engine, "one", IPAM={"Config": [{"Subnet": "10.215.0.0/24"}]})
+    create(engine, "two")
+    fixed = {"NetworkingConfig": {"EndpointsConfig": {"one": {"IPAMConfig": {"IPv4Address": "10.215.0.7"}}}}}
+    container = engine.started("sleep", "600", network="one", name="stays", **fixed)
+    peer = engine.started("sleep", "600", network="two", name="peer")
+    for name in ("two", "bridge"):
+        answer = engine.request("POST", f"/v1.24/networks/{name}/connect", {"Container": container})
+        assert answer.status == 200, answer
+    settings = engine.inspect(container)["NetworkSettings"]
+    before = [inspect(engine, name) for name in ("one", "two", "bridge")]
+    address = engine.inspect(peer)["NetworkSettings"]["Networks"]["two"]["IPAddress"]
+    descriptors = engine.descriptors()
+    for _ in range(2):
+        engine.restart()
+        assert engine.inspect(container)["NetworkSettings"] == settings
+        assert [inspect(engine, name) for name in ("one", "two", "bridge")] == before
+        assert "1 packets received" in engine.docker("exec", "stays", "ping", "-c", "1", "-W", "5", address).out
+    assert engine.request("DELETE", "/v1.24/networks/two").status == 403
+    taken = {each["IPv4Address"] for each in inspect(engine, "two")["Containers"].values()}
+    other = engine.started("true", network="two")
+    assert engine.wait(other) == 0
+    assert len(taken) == 2
+    answer = engine.request("POST", "/v1.24/networks/two/disconnect", {"Container": container})
+    assert answer.status == 200, answer
+    assert "eth1" not in engine.docker("exec", "stays", "ip", "link").out
+    answer = engine.request("POST", "/v1.24/networks/two/connect", {"Container": container})
+    assert answer.status == 200, answer
+    assert "1 packets received" in engine.docker("exec", "stays", "ping", "-c", "1", "-W", "5", address).out
+    engine.remove_all()
+    assert own_bridges(engine) == set()
+    until("descriptors are closed", lambda: engine.descriptors() <= descriptors)
+
+
+def test_networks_come_back_after_a_reboot(own_engine: TempEngine) -> None:
+    engine = own_engine
+    create(engine, "kept", Options={"com.docker.network.driver.mtu": "1300"}, Labels={"a": "b"})
+    before = inspect(engine, "kept")
+    container = engine.started("sleep", "600", network="kept", name="again", host={"RestartPolicy": {"Name": "always"}})
+    assert own_bridges(engine) == {f"br-{before['Id'][:12]}"}
+    engine.reboot()
+    until("it runs again", lambda: inspect(engine, "kept")["Containers"].keys() == {container})
+    until("its process runs", lambda: engine.inspect(container)["State"]["Status"] == "running")
+    after = inspect(engine, "kept")
+    after.pop("Containers")
+    assert after == {name: value for name, value in before.items() if name != "Containers"}
+    assert own_bridges(engine) == {f"br-{before['Id'][:12]}"}
+    gateway = before["IPAM"]["Config"][0]["Gateway"]
+    assert "1 packets received" in engine.docker("exec", "again", "ping", "-c", "1", "-W", "5", gateway).out
+
+
+def test_a_crash_leaves_no_bridge(own_engine: TempEngine) -> None:
+    """SIGKILL at random instants while networks come and go: every bridge has its record, and every record its bridge."""
+    engine, chance = own_engine, random.Random(7)
+    for round_ in range(5):
+        stopped = threading.Event()
+
+        def come_and_go(worker: int, round_: int = round_, stopped: threading.Event = stopped) -> None:
+            number = 0
+            with contextlib.suppress(OSError, ValueError, AssertionError):
+                while not stopped.is_set():
+                    name = f"n{round_}-{worker}-{number}"
+                    engine.request("POST", "/v1.24/networks/create", {"Name": name})
+                    if number % 3:
+                        engine.request("DELETE", f"/v1.24/networks/{name}")
+                    number += 1
+
+        workers = [threading.Thread(target=come_and_go, args=(each,)) for each in range(3)]
+        for worker in workers:
+            worker.start()
+        time.sleep(0.2 + chance.random() / 2)
+        engine.kill9()
+        stopped.set()
+        for worker in workers:
+            worker.join()
+        engine.start()
+        recorded = {f"br-{identifier[:12]}" for identifier in engine.networks().values()}
+        assert own_bridges(engine) == recorded
+    subnets = [inspect(engine, name)["IPAM"]["Config"][0]["Subnet"] for name in engine.networks()]
+    assert len(set(subnets)) == len(subnets)
+    for name in engine.networks():
+        assert engine.request("DELETE", f"/v1.24/networks/{name}").status == 204
+    assert own_bridges(engine) == set()
