@@ -205,6 +205,7 @@ class LocalDriver:
         names = set(os.listdir(self._top))
         for hidden in sorted(name for name in names if name.startswith(HIDDEN)):
             name = hidden.removeprefix(HIDDEN)
+            self._unmount(hidden)
             if name in recorded and name not in names:
                 os.rename(hidden, name, src_dir_fd=self._top, dst_dir_fd=self._top)
             else:
@@ -226,14 +227,14 @@ class LocalDriver:
         """A container that outlived the last daemon has it mounted."""
         self._users.setdefault(name, set()).add(user)
 
-    async def sweep(self) -> None:
-        """Unmount what nobody who runs has; after every `resume`."""
-        await self._in_thread(self._sweep)
+    async def sweep(self, with_options: set[str]) -> None:
+        """Unmount of those volumes what nobody who runs has; after every `resume`. What an operator mounted on others stays."""
+        await self._in_thread(self._sweep, with_options - self._users.keys())
 
-    def _sweep(self) -> None:
+    def _sweep(self, names: set[str]) -> None:
         prefix = len(os.path.realpath(self.directory)) + 1
         below = {entry.target[prefix:].partition("/")[0] for entry in mounts.mounts(self.directory)}
-        for name in below - {""} - self._users.keys():
+        for name in below & names:
             _log.info("volume %s: unmounting what a crash left", name)
             self._unmount(name)
 
@@ -435,6 +436,14 @@ class LocalDriver:
             return
         except OSError as error:
             _log.warning("%s: %s", directory, error)
+
+    async def is_empty(self, name: str) -> bool:
+        """Whether its directory has no entry; a mount on it counts as it is now."""
+        return await self._in_thread(self._is_empty, name)
+
+    def _is_empty(self, name: str) -> bool:
+        with self._data(name) as place:
+            return not os.listdir(f"/proc/self/fd/{place}")
 
     # --- the image's content ---------------------------------------------------------------------------------------------
 

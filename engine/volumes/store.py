@@ -101,7 +101,11 @@ class Claim:
 
         `image` opens the image's content, when it is needed. Raises InvalidParameter where the image has a file in the place.
         """
-        wanted = [each for each in self.mounts if each.destination in destinations and isinstance(each.name, str)]
+        wanted = [
+            each
+            for each in self.mounts
+            if each.destination in destinations and await self._store.may_be_empty(each, self)
+        ]
         if not wanted:
             return
         root = await image()
@@ -186,7 +190,7 @@ class VolumeStore:
 
     async def sweep(self) -> None:
         """Unmount what no running container has; after every `resume`."""
-        await self._local.sweep()
+        await self._local.sweep({name for name, record in self._volumes.items() if record.options})
 
     async def close(self) -> None:
         await self._plugins.close()
@@ -368,6 +372,15 @@ class VolumeStore:
             claim.made[name] = record
         self._use(name, container_id)
         return msgspec.structs.replace(point, driver=record.driver, source=self._mountpoint(record))
+
+    async def may_be_empty(self, point: MountPoint, claim: Claim) -> bool:
+        """Whether it is worth while to look into the image for this mount."""
+        if not isinstance(point.name, str):
+            return False
+        record = self._volumes.get(point.name)
+        if point.name in claim.made or record is None or record.driver != local.NAME or record.options:
+            return True
+        return await self._local.is_empty(point.name)
 
     async def populate(
         self, point: MountPoint, source: int, container_id: str, made: Mapping[str, VolumeRecord]

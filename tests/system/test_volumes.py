@@ -191,6 +191,20 @@ def test_half_made_and_half_removed_volumes(engine: TempEngine) -> None:
     assert not (engine.run / "volumes").exists()
 
 
+def test_an_operators_mount_stays(engine: TempEngine) -> None:
+    """A disk that was mounted in the place of a plain volume's data is nobody's leftover."""
+    place = make(engine, "disk")
+    subprocess.run(["mount", "-t", "tmpfs", "disk", place], check=True)
+    (place / "file").write_text("x\n")
+    container = running(engine, "cat /v/file; sleep 1000", Binds=["disk:/v"])
+    until("it sees the disk", lambda: engine.logs(container) == b"x\n")
+    engine.restart()
+    gone(engine, container)
+    engine.restart()
+    assert mounted(engine) == [str(place)] and (place / "file").read_text() == "x\n"
+    remove(engine, "disk")
+
+
 # --- the image's content ---------------------------------------------------------------------------------------------------
 
 
