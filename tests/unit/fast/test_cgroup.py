@@ -67,7 +67,7 @@ def test_io_v1(entries: list[tuple[int, int, bytes, int]]) -> None:
     assert [(major, minor, op, value) for op, major, minor, value in parse("io_v1", text)] == entries
 
 
-@given(st.lists(st.tuples(devices, devices, st.lists(st.tuples(words, numbers)))))
+@given(st.lists(st.tuples(devices, devices, st.lists(st.tuples(words, numbers), max_size=7)), max_size=9))
 def test_io_v2(entries: list[tuple[int, int, list[tuple[bytes, int]]]]) -> None:
     text = b"".join(
         b"%d:%d" % (major, minor) + b"".join(b" %s=%d" % pair for pair in pairs) + b" odd =7 cost.vrate=1.5\n"
@@ -86,7 +86,10 @@ HEAD = (
 
 @given(
     st.lists(
-        st.tuples(st.from_regex(rb"[a-z0-9:@.\xff]{1,15}", fullmatch=True), st.lists(numbers, min_size=16, max_size=16))
+        st.tuples(
+            st.from_regex(rb"[a-z0-9:@.\xff]{1,15}", fullmatch=True), st.lists(numbers, min_size=16, max_size=16)
+        ),
+        max_size=5,
     )
 )
 def test_interfaces(rows: list[tuple[bytes, list[int]]]) -> None:
