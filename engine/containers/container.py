@@ -825,8 +825,7 @@ class Container:
                 forget(self)
             self._answer_waiters(self.record.status.exit_code)
             self._parts.monitor.drop(self.id)
-            await self._parts.snapshots.remove(self.id)
-            await asyncio.to_thread(remove_tree, self.directory)
+            await asyncio.gather(self._parts.snapshots.remove(self.id), asyncio.to_thread(remove_tree, self.directory))
             self.publish("destroy")
 
     def _check_present(self) -> None:
