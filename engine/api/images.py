@@ -101,13 +101,13 @@ async def delete(engine: Engine, request: Request) -> Reply:
     return json_reply(request, done, Deletion)
 
 
-def save_one(engine: Engine, request: Request) -> StreamReply:
-    archive = save(engine.images, engine.events, [request.parameters["name"]])
+async def save_one(engine: Engine, request: Request) -> StreamReply:
+    archive = await save(engine.images, engine.events, [request.parameters["name"]])
     return stream_reply(request, archive, "application/x-tar")
 
 
-def save_many(engine: Engine, request: Request) -> StreamReply:
-    archive = save(engine.images, engine.events, request.query.get_all("names"))
+async def save_many(engine: Engine, request: Request) -> StreamReply:
+    archive = await save(engine.images, engine.events, request.query.get_all("names"))
     return stream_reply(request, archive, "application/x-tar")
 
 

@@ -66,8 +66,12 @@ def chosen(store: ImageStore, name: Reference) -> list[tuple[Reference, ImageRec
             if candidate.repository == name.repository and name.tag in ("", candidate.tag):
                 found.append((candidate, record))
     if not found:
-        raise NotFound(f"An image does not exist locally with the tag: {name.familiar}")
+        raise _unknown(name)
     return sorted(found, key=lambda pair: pair[0].tag)
+
+
+def _unknown(name: Reference) -> NotFound:
+    return NotFound(f"An image does not exist locally with the tag: {name.familiar}")
 
 
 class Pushing:
@@ -89,10 +93,11 @@ class Pushing:
             async with self._store.claimed() as claim:
                 for chain_id in record.chain_ids:
                     claim(chain_id)  # nobody deletes it while it is read
+                config = await self._configuration(name, record)
                 async with contextlib.aclosing(self._layers(record)) as steps:
                     async for progress in steps:
                         yield progress
-                digest, size = await self._manifest(name, record)
+                digest, size = await self._manifest(name, record, config)
             yield Progress(status=f"{name.tag}: digest: {digest} size: {size}")
             yield Progress(progress_detail=ProgressDetail(), aux=PushResult(tag=name.tag, digest=digest, size=size))
 
@@ -192,9 +197,14 @@ class Pushing:
 
     # --- the manifest -----------------------------------------------------------------------------------------------
 
-    async def _manifest(self, name: Reference, record: ImageRecord) -> tuple[str, int]:
+    async def _configuration(self, name: Reference, record: ImageRecord) -> bytes:
+        try:
+            return await asyncio.to_thread(self._store.configuration, record)
+        except NotFound:  # deleted since the push was asked for
+            raise _unknown(name) from None
+
+    async def _manifest(self, name: Reference, record: ImageRecord, raw_config: bytes) -> tuple[str, int]:
         """Digest and size of what the tag leads to now."""
-        raw_config = await asyncio.to_thread(self._store.configuration, record)
         if not await self._repository.has_blob(record.id):
             await self._repository.upload(lambda: _Document(raw_config))
         blobs = [self._there[diff_id, record.oci] for diff_id in record.config.rootfs.diff_ids]
@@ -211,7 +221,10 @@ class Pushing:
         """The manifest that the image was pulled with, when it names just these blobs. Blocking."""
         if not record.manifest:
             return None
-        raw, manifest = self._store.manifest(record)
+        try:
+            raw, manifest = self._store.manifest(record)
+        except NotFound:  # with the image, meanwhile
+            return None
         same = [(blob.digest, blob.size) for blob in manifest.layers] == [(blob.digest, blob.size) for blob in blobs]
         return raw if same else None
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.errors import InvalidParameter, ServerError
+from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
 from engine.images import layers, reference
 from engine.images.archive import NAME_ANNOTATION, REF_NAME_ANNOTATION
@@ -68,27 +68,57 @@ def _meant(store: ImageStore, name: str) -> list[tuple[ImageRecord, list[Referen
     return [(record, [wanted] if wanted.canonical in record.tags else [])]
 
 
-def save(store: ImageStore, events: EventLog, names: Sequence[str]) -> AsyncGenerator[bytes, None]:
+async def save(store: ImageStore, events: EventLog, names: Sequence[str]) -> Saving:
     """The archive of what `names` mean. Raises NotFound before it begins, ServerError in it when a layer's files are not what they were."""
-    return _stream(store, events, _chosen(store, names))
-
-
-async def _stream(store: ImageStore, events: EventLog, images: Sequence[Saved]) -> AsyncGenerator[bytes, None]:
-    async with store.claimed() as claim:
+    images = _chosen(store, names)
+    try:
+        configurations = [await asyncio.to_thread(store.configuration, image.record) for image in images]
         for image in images:
             store.get(image.record.id)
-            for chain_id in image.record.chain_ids:
-                claim(chain_id)
-        out = _Archive(store)
-        yield out.head("blobs/", b"") + out.head("blobs/sha256/", b"")
+    except NotFound:  # deleted since
+        raise NotFound(f"No such image: {', '.join(names)}"[:300]) from None
+    return Saving(
+        store, events, images, configurations
+    )  # which claims the layers: between that and the look there was no wait
+
+
+class Saving:
+    """An archive on its way out, in chunks. Its layers are kept for it until `aclose`."""
+
+    def __init__(
+        self, store: ImageStore, events: EventLog, images: Sequence[Saved], configurations: Sequence[bytes]
+    ) -> None:
+        self._claims = store.claims()
         for image in images:
-            for diff_id, chain_id in zip(image.record.config.rootfs.diff_ids, image.record.chain_ids, strict=True):
-                async with contextlib.aclosing(out.layer(diff_id, chain_id)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-            raw = await asyncio.to_thread(store.configuration, image.record)
-            yield await asyncio.to_thread(out.documents, image, raw)
-        yield out.end(images)
+            for chain_id in image.record.chain_ids:
+                self._claims.claim(chain_id)
+        self._chunks = _stream(store, events, images, configurations)
+
+    def __aiter__(self) -> Saving:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._chunks)
+
+    async def aclose(self) -> None:
+        try:
+            await self._chunks.aclose()
+        finally:
+            await uninterrupted(self._claims.release())
+
+
+async def _stream(
+    store: ImageStore, events: EventLog, images: Sequence[Saved], configurations: Sequence[bytes]
+) -> AsyncGenerator[bytes, None]:
+    out = _Archive(store)
+    yield out.head("blobs/", b"") + out.head("blobs/sha256/", b"")
+    for image, raw in zip(images, configurations, strict=True):
+        for diff_id, chain_id in zip(image.record.config.rootfs.diff_ids, image.record.chain_ids, strict=True):
+            async with contextlib.aclosing(out.layer(diff_id, chain_id)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        yield await asyncio.to_thread(out.documents, image, raw)
+    yield out.end(images)
     for image in images:
         for name in [tag.familiar for tag in image.names] or [image.record.id]:
             events.publish("image", "save", image.record.id, {**image.record.labels, "name": name})

@@ -174,7 +174,7 @@ class ImageStore:
     def get(self, name: str) -> ImageRecord:
         """By reference (latest when it has no tag), id, or a prefix of an id that only one image has.
 
-        Raises NotFound, with Docker's words about the form when that is what is wrong; InvalidParameter for an ambiguous prefix.
+        Raises NotFound, with Docker's words about the form when that is what is wrong.
         """
         found = self._images.get(name) or self._images.get(f"sha256:{name}")
         if found is not None:
@@ -192,7 +192,7 @@ class ImageStore:
         if prefix and set(prefix) <= set("0123456789abcdef"):
             matches = [image_id for image_id in self._images if image_id.startswith(prefix, 7)]
             if len(matches) > 1:
-                raise InvalidParameter(f"Multiple images found with provided prefix: {name}: the id is ambiguous")
+                raise NotFound(f"No such image: {name}: {len(matches)} images have an id that begins so")
             if matches:
                 return self._images[matches[0]]
             malformed = ""
@@ -510,11 +510,15 @@ class ImageStore:
     @contextlib.asynccontextmanager
     async def claimed(self) -> AsyncIterator[Callable[[str], None]]:
         """A function that claims a layer, which need not be there yet; those that no image took over go when the context ends."""
-        claims = _Claims(self._snapshots, self._loading)
+        claims = self.claims()
         try:
             yield claims.claim
         finally:
             await uninterrupted(claims.release())
+
+    def claims(self) -> Claims:
+        """As `claimed`, for what does not end where it begins."""
+        return Claims(self._snapshots, self._loading)
 
     def configuration(self, record: ImageRecord) -> bytes:
         """The document that gave the image its id. Blocking."""
@@ -640,7 +644,7 @@ class _Load:
         self._snapshots = snapshots
         self._layers = layers
         self._found = found
-        self._claims = _Claims(snapshots, loading)
+        self._claims = Claims(snapshots, loading)
         self._reports: asyncio.Queue[Progress | None] = asyncio.Queue()
 
     async def run(self) -> AsyncGenerator[Progress, None]:
@@ -701,7 +705,7 @@ class _Load:
         await self._claims.release()
 
 
-class _Claims:
+class Claims:
     """The layers that one operation needs until its images are recorded."""
 
     def __init__(self, snapshots: OverlaySnapshots, loading: dict[str, int]) -> None:

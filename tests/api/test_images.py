@@ -225,3 +225,31 @@ def _with_new_layer(content: bytes, *members: tarfile.TarInfo) -> bytes:
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     return out.getvalue()
+
+
+@pytest.mark.own
+def test_a_prefix_of_several_ids_names_none(engine: TempEngine) -> None:
+    """By the tables an image that a name does not lead to is 404, wherever it is asked for."""
+    before = {image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()}
+    ids = {image[7]: image for image in before}
+    for number in range(20):  # of 17 ids, two begin alike
+        load(engine, _with_new_layer(b"prefix%d" % number))
+        engine.request("POST", f"/v1.24/images/fresh/tag?repo=prefix&tag=t{number}")
+        found = engine.request("GET", f"/v1.24/images/prefix:t{number}/json").json()["Id"]
+        if found[7] in ids:
+            break
+        ids[found[7]] = found
+    alike = sum(image["Id"][7] == found[7] for image in engine.request("GET", "/v1.24/images/json").json())
+    assert alike > 1
+    for name in (found[7], f"sha256:{found[7]}"):
+        for method, target in (
+            ("GET", f"/images/{name}/json"),
+            ("GET", f"/images/{name}/history"),
+            ("GET", f"/images/{name}/get"),
+            ("POST", f"/images/{name}/tag?repo=x"),
+            ("DELETE", f"/images/{name}"),
+        ):
+            answer = engine.request(method, f"/v1.24{target}")
+            assert answer.status == 404 and f"No such image: {name}: {alike} images" in answer.message, (target, answer)
+    for image in {found, *ids.values()} - before:
+        engine.request("DELETE", f"/v1.24/images/{image}?force=1")

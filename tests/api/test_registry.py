@@ -415,6 +415,31 @@ def test_passwords(clean: TempEngine, guarded: Registry) -> None:
     assert not errors(pull(clean, name, "v1", guarded.auth))
 
 
+def test_skopeo_both_ways_with_passwords_and_tls(clean: TempEngine, guarded: Registry, tmp_path: Path) -> None:
+    name = f"{guarded.host}/both/ways"
+    certificates = tmp_path / "certificates"
+    certificates.mkdir()
+    shutil.copy(guarded.authority, certificates / "ca.crt")
+    credentials = f"{USER}:{PASSWORD}"
+    load(clean, IMAGE, f"{name}:ours")
+    pushed = push(clean, name, "ours", guarded.auth)[-1]["aux"]["Digest"]
+    here = _layers(clean, f"{name}:ours")
+    clean.docker("rmi", "-f", IMAGE.id)
+    source = ("--src-cert-dir", str(certificates), "--src-creds", credentials, f"docker://{name}:ours")
+    target = ("--dest-cert-dir", str(certificates), "--dest-creds", credentials)
+    skopeo("copy", *source, f"dir:{tmp_path}/dir")
+    assert digest((tmp_path / "dir" / "manifest.json").read_bytes()) == pushed
+    skopeo("copy", *target, f"dir:{tmp_path}/dir", f"docker://{name}:theirs")
+    skopeo("copy", "--format", "oci", *target, f"dir:{tmp_path}/dir", f"docker://{name}:oci")
+    for tag in ("theirs", "oci"):
+        assert not errors(pull(clean, name, tag, guarded.auth))
+        found = clean.request("GET", f"/v1.24/images/{name}:{tag}/json").json()
+        # As an OCI image it has another configuration: skopeo leaves out what OCI does not know.
+        assert (found["Id"] == IMAGE.id) is (f"{name}@{pushed}" in found["RepoDigests"]) is (tag == "theirs")
+        assert _layers(clean, f"{name}:{tag}") == here
+        clean.docker("rmi", "-f", found["Id"])
+
+
 def test_login(clean: TempEngine, guarded: Registry) -> None:
     body = {"username": USER, "password": PASSWORD, "email": "", "serveraddress": guarded.host}
     answer = clean.request("POST", "/v1.24/auth", body)

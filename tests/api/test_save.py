@@ -150,7 +150,9 @@ def test_a_client_that_leaves(loaded: TempEngine) -> None:
         for name in os.listdir(f"/proc/{loaded.pid}/fd"):
             with contextlib.suppress(FileNotFoundError):
                 found.append(os.readlink(f"/proc/{loaded.pid}/fd/{name}"))
-        return [path for path in found if path.startswith(str(loaded.root / "layers"))]
+        return [
+            path for path in found if path.startswith(f"{loaded.root}/layers/")
+        ]  # not the write-back, which holds the directory
 
     for _ in range(5):
         with socket.socket(socket.AF_UNIX) as connection:

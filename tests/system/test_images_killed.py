@@ -47,13 +47,16 @@ def whole(engine: TempEngine) -> set[str]:
     for image in images:
         found = engine.request("GET", f"/v1.24/images/{image['Id']}/json").json()
         data = found["GraphDriver"]["Data"]
-        directories.update((data["UpperDir"], *data["LowerDir"].split(":")))
+        directories.update((data["UpperDir"], *data.get("LowerDir", data["UpperDir"]).split(":")))
         saved = engine.request("GET", f"/v1.24/images/{image['Id']}/get")
         assert saved.status == 200, saved
         with tarfile.open(fileobj=io.BytesIO(saved.body)) as archive:
             for diff_id in found["RootFS"]["Layers"]:
                 member = archive.extractfile(f"blobs/sha256/{diff_id[7:]}")
                 assert member is not None and hashlib.sha256(member.read()).hexdigest() == diff_id[7:]
+    directories.update(
+        engine.inspect(container)["GraphDriver"]["Data"]["UpperDir"] for container in engine.containers()
+    )
     assert {str(path) for path in (engine.root / "layers").glob("*/diff")} == directories
     blobs = set(os.listdir(engine.root / "content" / "sha256"))
     assert {image["Id"][7:] for image in images} <= blobs
