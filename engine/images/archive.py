@@ -17,6 +17,7 @@ import hashlib
 import os
 import platform
 import posixpath
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -83,7 +84,13 @@ async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.
             kind = layers.compression(span)
             if kind:
                 plain = await stack.enter_async_context(_temporary(directory))
-                size = await threads.work(layers.inflate, span, kind, plain)
+                stop = threading.Event()
+                inflating = asyncio.ensure_future(threads.work(layers.inflate, span, kind, plain, stop))
+                try:
+                    size = await asyncio.shield(inflating)
+                finally:
+                    stop.set()  # for who has left: the thread works on our descriptors
+                    await layers.uninterrupted(asyncio.wait([inflating]))
                 await layers.uninterrupted(asyncio.to_thread(os.ftruncate, spool, 0))
                 span = Span(plain, 0, size)
         except OSError as error:

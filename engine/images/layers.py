@@ -11,7 +11,6 @@ import bz2
 import contextlib
 import hashlib
 import lzma
-import mmap
 import os
 import struct
 import threading
@@ -46,7 +45,7 @@ RECIPE = "recipe"
 
 _SIZE = struct.Struct("<Q")
 _CHUNK = 256 * 1024
-_HASH_CHUNK = 4 << 20
+_HASH_CHUNK = 1 << 20
 _POLL = 0.1
 """Seconds between two reports of progress."""
 
@@ -298,42 +297,32 @@ class Extracted(NamedTuple):
 def digest_of(span: Span) -> str:
     """The diff_id of a layer: digest of its uncompressed stream. Blocking."""
     kind = compression(span)
-    return _digest_of_plain(span) if not kind else _digest_of_source(Inflated(_Bytes(span), kind))
-
-
-def _digest_of_source(source: Inflated) -> str:
+    given = _Bytes(span, array("q", [0]))
+    source = Inflated(given, kind) if kind else given
     hashed = hashlib.sha256()
-    buffer = bytearray(_CHUNK)
-    while size := source.readinto(memoryview(buffer)):
-        hashed.update(memoryview(buffer)[:size])
+    # Read, not mapped: the pages of a mapped file would count as the daemon's memory.
+    buffer = memoryview(bytearray(_HASH_CHUNK))
+    while size := source.readinto(buffer):
+        hashed.update(buffer[:size])
     return f"sha256:{hashed.hexdigest()}"
 
 
-def _digest_of_plain(span: Span) -> str:
-    hashed = hashlib.sha256()
-    if span.size:
-        skew = span.offset % mmap.ALLOCATIONGRANULARITY
-        with (
-            mmap.mmap(
-                span.descriptor, span.size + skew, mmap.MAP_SHARED, mmap.PROT_READ, offset=span.offset - skew
-            ) as mapped,
-            memoryview(mapped) as view,
-        ):
-            for at in range(skew, len(view), _HASH_CHUNK):
-                hashed.update(view[at : at + _HASH_CHUNK])
-    return f"sha256:{hashed.hexdigest()}"
+def inflate(span: Span, kind: str, target: int, stop: threading.Event) -> int:
+    """Write the content of a compressed span to the descriptor of an empty file; its size. Blocking; ends early when it is told to `stop`.
 
-
-def inflate(span: Span, kind: str, target: int) -> int:
-    """Write the content of a compressed span to a descriptor; its size. Blocking."""
-    source = Inflated(_Bytes(span), kind)
+    Zeros become holes: what a few megabytes can be inflated to without end takes no space.
+    """
+    source = Inflated(_Bytes(span, array("q", [0])), kind)
     buffer = memoryview(bytearray(_CHUNK))
+    zeros = bytes(_CHUNK)
     size = 0
-    while got := source.readinto(buffer):
+    while not stop.is_set() and (got := source.readinto(buffer)):
         piece = buffer[:got]
-        while piece:
-            piece = piece[os.write(target, piece) :]
+        if piece.tobytes() != zeros[:got]:
+            while piece:
+                piece = piece[os.pwrite(target, piece, size + got - len(piece)) :]
         size += got
+    os.ftruncate(target, size)
     return size
 
 

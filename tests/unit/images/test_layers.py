@@ -1,0 +1,105 @@
+"""Compressed streams and layers on their way in, apart from what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ServerError
+from engine.images import layers
+from engine.images.layers import Incoming, Span
+from engine.system import files
+
+SIZE = 256 << 20
+
+
+@pytest.fixture
+def descriptors(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    found = files.temporary_file(tmp_path), files.temporary_file(tmp_path)
+    yield found
+    for descriptor in found:
+        os.close(descriptor)
+
+
+def bomb(into: int) -> Span:
+    packed = gzip.compress(bytes(16 << 20)) * (SIZE >> 24) + gzip.compress(b"end")
+    os.write(into, packed)
+    return Span(into, 0, len(packed))
+
+
+def peak() -> int:
+    """Bytes that this process has had in memory at most since `clear_refs` (proc(5)), mapped files included."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
+
+
+def test_zeros_become_holes(descriptors: tuple[int, int]) -> None:
+    packed, plain = descriptors
+    assert layers.inflate(bomb(packed), "gzip", plain, threading.Event()) == SIZE + 3
+    assert os.fstat(plain).st_size == SIZE + 3 and os.fstat(plain).st_blocks * 512 < 1 << 20
+    assert os.pread(plain, 10, SIZE - 5) == b"\0\0\0\0\0end"
+
+
+def test_who_has_left_inflates_no_further(descriptors: tuple[int, int]) -> None:
+    packed, plain = descriptors
+    stop = threading.Event()
+    stop.set()
+    assert layers.inflate(bomb(packed), "gzip", plain, stop) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_digest_takes_no_memory(descriptors: tuple[int, int]) -> None:
+    plain = descriptors[0]
+    os.ftruncate(plain, SIZE)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    hashed = hashlib.sha256()
+    for _ in range(SIZE >> 20):
+        hashed.update(bytes(1 << 20))
+    assert layers.digest_of(Span(plain, 0, SIZE)) == f"sha256:{hashed.hexdigest()}"
+    assert peak() - before < 32 << 20
+
+
+def test_bytes_are_waited_for(descriptors: tuple[int, int]) -> None:
+    async def work() -> None:
+        descriptor = descriptors[0]
+        there = 0
+        end: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
+        incoming = Incoming(descriptor, 10, lambda: there, end)
+        waiting = asyncio.create_task(asyncio.to_thread(incoming.wait, 0, 4))
+        for there in (1, 3, 7):  # noqa: B007 (the lambda reads it)
+            assert not waiting.done()
+            incoming.arrived()
+            await asyncio.sleep(0.01)
+        assert await waiting == 7
+        assert incoming.wait(6) == 1
+        there = 10
+        assert incoming.wait(9, 8) == 1  # no more will come than all of it
+        await incoming.whole()
+
+    asyncio.run(work())
+
+
+def test_who_waits_is_told_that_nothing_comes(descriptors: tuple[int, int]) -> None:
+    async def work() -> None:
+        end = asyncio.create_task(asyncio.Event().wait())
+        incoming = Incoming(descriptors[0], 10, lambda: 5, end)  # type: ignore[arg-type]
+        waiting = asyncio.create_task(asyncio.to_thread(incoming.wait, 5))
+        whole = asyncio.create_task(incoming.whole())
+        await asyncio.sleep(0.01)
+        incoming.stop()
+        for task in (waiting, whole):
+            with pytest.raises(ServerError, match="not received"):
+                await task
+        end.cancel()
+
+    asyncio.run(work())
