@@ -456,6 +456,8 @@ class _Incoming:
         error: BaseException | None = None
         try:
             async for chunk in body:
+                if not chunk:
+                    continue  # to the thread that would mean the end
                 with self._changed:
                     self._chunks.append(chunk)
                     self._size += len(chunk)
