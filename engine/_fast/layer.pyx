@@ -135,7 +135,7 @@ cdef extern from *:
 cdef enum:
     DEEPEST = 64            # directories open at once
     NAMES = 100000          # tries for a name that the tree does not have yet
-    UNCHECKED = 16 << 20    # bytes that `unpack` may write between two looks at the free space
+    UNCHECKED = 16 << 20    # bytes that `unpack` may write between two looks at the free space, or a quarter of what it has where that is less
     RESERVE = 512 << 20     # bytes that it leaves free, or a twentieth of the file system where that is less
     INODES = 4096           # inodes likewise
 
@@ -358,7 +358,8 @@ cdef class _Layout:
     cdef bint keep_kinds            # no directory is replaced by something else, nor the reverse
     cdef const char *base           # where in the root names begin
     cdef size_t base_length
-    cdef int64_t unchecked          # bytes written since free space was looked at
+    cdef int64_t allowed            # bytes that may be written to `device` before free space is looked at again
+    cdef uint64_t device
 
     def __cinit__(self, int root, Reader reader not None):
         self.root = root
@@ -366,7 +367,6 @@ cdef class _Layout:
         self.parent_fd = -1
         self.directories = NULL
         self.base = b""
-        self.unchecked = UNCHECKED
 
     def __dealloc__(self):
         cdef size_t index
@@ -589,23 +589,31 @@ cdef class _Layout:
         """Before `size` bytes are written to a file: refuse what would fill the file system up.
 
         An archive of some kilobytes may inflate to anything. A twentieth of a file system stays free, or 512 MiB where that is less, and likewise
-        4,096 of its inodes; at most 16 MiB and one file's inode are written between two looks.
+        4,096 of its inodes.
         """
         cdef statvfs_t found
+        cdef stat_t file
         cdef int64_t free, reserve
-        self.unchecked += size
-        if self.unchecked < UNCHECKED:
+        if fstat(fd, &file) < 0:
+            return self.fail_system()
+        self.allowed -= size
+        if self.allowed >= 0 and file.st_dev == self.device:
             return 0
-        self.unchecked = 0
         if fstatvfs(fd, &found) < 0:
             return self.fail_system()
-        free = <int64_t>(found.f_bavail * found.f_frsize)
         reserve = <int64_t>(found.f_blocks * found.f_frsize // 20)
-        if size > free - (reserve if reserve < RESERVE else RESERVE):
+        free = <int64_t>(found.f_bavail * found.f_frsize) - (reserve if reserve < RESERVE else RESERVE) - size
+        if free < 0:
             return self.reader.fail_system(self.reader.entry.name, ENOSPC)
-        reserve = <int64_t>(found.f_files // 20)
-        if found.f_files and <int64_t>found.f_favail < (reserve if reserve < INODES else INODES):
-            return self.reader.fail_system(self.reader.entry.name, ENOSPC)
+        self.allowed = free // 4 if free // 4 < UNCHECKED else UNCHECKED
+        self.device = file.st_dev
+        if found.f_files:
+            reserve = <int64_t>(found.f_files // 20)
+            free = <int64_t>found.f_favail - (reserve if reserve < INODES else INODES)
+            if free <= 0:
+                return self.reader.fail_system(self.reader.entry.name, ENOSPC)
+            if free * 1024 < self.allowed:
+                self.allowed = free * 1024      # each of them is charged at least four times that
         return 0
 
     cdef int white_out(self, const char *base) noexcept nogil:

@@ -201,6 +201,7 @@ cdef class _Walk:
     cdef char path[MAX_PATH + 1]
     cdef size_t length
     cdef const char *name           # the last part of `path`
+    cdef bint shallow               # what lies too deep for a path is passed over
     cdef int error
     cdef char failed[MAX_PATH + 1]
 
@@ -308,7 +309,10 @@ cdef class _Walk:
         self.order_used = self.frames[self.depth - 1].end if self.depth else 0
 
     cdef int next(self, int *parent) noexcept nogil:
-        """The next name: `path`, `name` and the descriptor of its directory. 1, 0 when the directory has no more, -1."""
+        """The next name: `path`, `name` and the descriptor of its directory. 1, 0 when the directory has no more, -1.
+
+        A path of more than 4,095 bytes is an error, or 2 when the walk is `shallow`.
+        """
         cdef Frame *frame = &self.frames[self.depth - 1]
         cdef const char *name
         cdef const char *path
@@ -333,7 +337,7 @@ cdef class _Walk:
         length = strlen(name)
         at = self.length + 1 if self.length else 0
         if at + length > MAX_PATH:
-            return self.fail(ENAMETOOLONG)
+            return 2 if self.shallow else self.fail(ENAMETOOLONG)
         if at:
             self.path[self.length] = b"/"
         memcpy(self.path + at, name, length + 1)
@@ -453,6 +457,19 @@ cdef class Packer(_Walk):
         if got < 0:
             self.raise_failure()
         return piece if <size_t>got == size else piece[:got]
+
+    def close(self):
+        """Give the descriptors back. What is read from now on is nothing."""
+        while self.depth:
+            self.leave()
+        if self.file >= 0:
+            close(self.file)
+        if self.top >= 0:
+            close(self.top)
+        self.file = self.top = -1
+        self.head_size = self.head_at = self.extent = self.extent_count = 0
+        self.padding = 0
+        self.stage = 3
 
     cdef int64_t fill(self, uint8_t *data, size_t room) noexcept nogil:
         cdef size_t done = 0, part
@@ -1025,7 +1042,7 @@ cdef class _Changes(_Walk):
                 return -1
             if got == 0:
                 self.leave()
-            elif self.look(parent) < 0:
+            elif got == 1 and self.look(parent) < 0:
                 return -1
         return 0
 
@@ -1114,8 +1131,7 @@ cdef class _Changes(_Walk):
             if fstatat(frame.fd, name, &own, AT_SYMLINK_NOFOLLOW) == 0:
                 continue
             if length + 1 + strlen(name) > MAX_PATH:
-                status = self.fail(ENAMETOOLONG)
-                break
+                continue
             self.path[length] = b"/"
             memcpy(self.path + length + 1, name, strlen(name) + 1)
             status = self.shown(&found, shows)
@@ -1141,7 +1157,7 @@ def changes(int upper, layers not None):
     """What an overlay's upper directory changes of the layers below it, descriptors topmost first: (path, kind), parents before what is in them.
 
     Kinds are the API's: 0 modified, 1 added, 2 deleted. A directory is modified when it looks other than below, or when something came or went in
-    it; one that was removed and made again is modified, and what it had is deleted. Paths are bytes.
+    it; one that was removed and made again is modified, and what it had is deleted. Paths are bytes, those of more than 4,095 are left out.
     """
     cdef _Changes walk = _Changes()
     cdef size_t index
@@ -1155,6 +1171,7 @@ def changes(int upper, layers not None):
     for index in range(walk.layer_count):
         walk.layers[index] = layers[index]
     walk.top = os.dup(upper)
+    walk.shallow = True
     with nogil:
         status = walk.run(upper)
     if status < 0:

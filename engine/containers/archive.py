@@ -326,6 +326,7 @@ class Archive:
             await uninterrupted(asyncio.wait([waiting]))
             if not waiting.cancelled():
                 waiting.exception()  # nobody asks any more
+        self._packer.close()
         await self._borrowed.aclose()
 
 

@@ -1,0 +1,301 @@
+"""Files of hostile containers: paths swapped in a tight loop, names and files made to harm, archives that are bombs; crashes in mid-call; leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import socket
+import subprocess
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests import client
+from tests.archives import Node, directory, symlink, tar
+from tests.harness import TempEngine, until
+from tests.trees import snapshot
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+CALLS = 10_000
+"""GET and PUT calls together while paths are swapped."""
+
+
+@pytest.fixture
+def own() -> Iterator[TempEngine]:
+    with TempEngine() as engine:
+        engine.load_busybox()
+        yield engine
+
+
+def archive(engine: TempEngine, method: str, container: str, path: str, body: Any = None) -> client.Answer:
+    return engine.request(method, f"/v1.24/containers/{container}/archive?path={quote(path, safe='')}", body)
+
+
+class Keeper:
+    """Many requests on one connection; a broken one is replaced."""
+
+    def __init__(self, engine: TempEngine) -> None:
+        self._engine = engine
+        self._connection: client._UnixConnection | None = None
+
+    def ask(self, method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:
+        for _ in range(2):
+            connection = self._connection
+            if connection is None:
+                connection = self._connection = client._UnixConnection(self._engine.socket, 60)
+            try:
+                connection.request(method, target, body)
+                response = connection.getresponse()
+                return response.status, response.read()
+            except OSError:
+                connection.close()
+                self._connection = None
+        raise AssertionError("the engine does not answer")
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
+    """`/t/p` is by turns a directory, a link to a directory of the host's name, and a link out by `..`; so is a directory in a volume."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("host's secret")
+    before = snapshot(outside)
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    swap = f"""
+    mkdir -p /t/real /vol/real; echo -n mine > /t/real/secret; echo -n mine > /vol/real/secret
+    ln -s {outside} /t/link; ln -s ../../../../../../../../..{outside} /t/up; ln -s {outside} /vol/link; ln -s /proc/1/root{outside} /t/magic
+    while :; do
+      for d in /t /vol; do
+        mv $d/real $d/p; mv $d/p $d/real; mv $d/link $d/p; mv $d/p $d/link
+        mv /t/up /t/p; mv /t/p /t/up; mv /t/magic /t/p; mv /t/p /t/magic
+      done
+    done
+    """
+    binds = [f"{volume}:/vol"]
+    container = own.started("sh", "-c", swap, host={"Binds": binds})
+    until("it swaps", lambda: archive(own, "HEAD", container, "/t/magic").status == 200)
+    evil = tar([Node("secret", b"written"), Node("p/secret", b"written"), directory("p"), symlink("p2", "p")])
+    base = f"/v1.24/containers/{container}/archive?path="
+    statuses: dict[int, int] = {}
+    bodies: set[bytes] = set()
+
+    def work(at: int) -> None:
+        keeper = Keeper(own)
+        for turn in range(CALLS // 8):
+            path = ("/t/p", "/t/p/", "/t/p/secret", "/vol/p/secret", "/vol/p/.", "/t/magic/secret")[(turn + at) % 6]
+            status, body = keeper.ask("GET", base + quote(path, safe=""))
+            statuses[status] = statuses.get(status, 0) + 1
+            if b"host's secret" in body:
+                bodies.add(body)
+            path = ("/t/p", "/t", "/vol/p", "/vol", "/t/p/.")[(turn + at) % 5]
+            status, body = keeper.ask("PUT", base + quote(path, safe=""), evil)
+            statuses[status] = statuses.get(status, 0) + 1
+        keeper.close()
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not bodies, "a file of the host was read"
+    assert snapshot(outside) == before, "a file of the host was written"
+    assert sum(statuses.values()) == CALLS
+    assert statuses.get(200, 0) > CALLS // 10, statuses  # it is no refusal of everything
+    assert own.inspect(container)["State"]["Running"]
+
+
+def test_names_and_files_made_to_harm(own: TempEngine) -> None:
+    script = r"""
+    mkdir /h; cd /h; mkfifo fifo; mknod null c 1 3; mknod zero c 1 5; mknod disk b 8 0; ln -s /proc/self/root/etc magic; ln -s loop loop
+    dd if=/dev/zero of=hole bs=1 count=1 seek=10G 2>/dev/null; printf x > "$(printf 'not\377utf8')"
+    n=12345678901234567890123456789012345678901234567890; i=0; while [ $i -lt 100 ]; do mkdir $n; cd $n; i=$((i+1)); done
+    cd /h; mkdir flat; cd flat; i=0; while [ $i -lt 300 ]; do mkdir d; cd d; i=$((i+1)); done; touch /ready; sleep 1000
+    """
+    container = own.started("sh", "-c", script)
+    until("it is done", lambda: archive(own, "HEAD", container, "/ready").status == 200)
+    before = own.descriptors()
+    for path in ("/h/fifo", "/h/null", "/h/zero", "/h/disk"):
+        answer = archive(own, "GET", container, path)
+        assert answer.status == 200 and len(answer.body) == 1536  # a header, and nothing was read
+    assert len(archive(own, "GET", container, "/h/hole").body) < 20_000
+    assert archive(own, "GET", container, "/h/magic/passwd").status in (400, 404)
+    assert archive(own, "GET", container, "/h/loop/x").status == 400
+    assert archive(own, "HEAD", container, "/h/loop").status == 200
+    assert archive(own, "GET", container, "/" + "x" * 300).status == 400
+    assert archive(own, "GET", container, "/h" * 2100).status == 400
+    assert archive(own, "GET", container, "/h/not%FFutf8").status == 404
+    assert own.request("GET", f"/v1.24/containers/{container}/archive?path=/h/not%FFutf8").status == 400
+    answer = archive(own, "GET", container, "/h/flat")
+    with tarfile.open(fileobj=io.BytesIO(answer.body)) as opened:
+        assert len(opened.getnames()) == 301
+    with contextlib.suppress(Exception):  # paths that no tar reader takes: the answer breaks off
+        archive(own, "GET", container, "/h")
+    for entry in own.request("GET", f"/v1.24/containers/{container}/changes").json() or []:
+        assert entry["Kind"] in (0, 1, 2)
+    until("every descriptor is given back", lambda: own.descriptors() <= before + 1)
+    assert own.docker("exec", container, "echo", "alive").out == "alive\n"
+
+
+def test_sockets_are_left_out(own: TempEngine, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        container = own.create("true", host={"Binds": [f"{tmp_path}:/vol"]})
+        with tarfile.open(fileobj=io.BytesIO(archive(own, "GET", container, "/vol").body)) as opened:
+            assert opened.getnames() == ["vol"]
+        assert archive(own, "GET", container, "/vol/s").status == 400
+        assert archive(own, "HEAD", container, "/vol/s").status == 200
+
+
+def test_a_bomb_ends_before_the_disk_is_full(own: TempEngine, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=8192", "tmpfs", small], check=True)
+    try:
+        container = own.create("true", host={"Binds": [f"{small}:/vol"]})
+        bomb = gzip.compress(tar([Node(f"f{at}", bytes(8 << 20)) for at in range(40)]))
+        assert len(bomb) < 1 << 20
+        answer = archive(own, "PUT", container, "/vol", bomb)
+        assert answer.status == 500 and "no space left on device" in answer.message
+        free = os.statvfs(small)
+        assert free.f_bavail >= free.f_blocks // 20
+        many = gzip.compress(tar([Node(f"e{at}") for at in range(30_000)]))
+        answer = archive(own, "PUT", container, "/vol", many)
+        assert answer.status == 500 and os.statvfs(small).f_favail >= 8192 // 20 - 1
+    finally:
+        until(
+            "it is let go", lambda: not subprocess.run(["umount", small], check=False, capture_output=True).returncode
+        )
+
+
+def test_memory_stays_flat_for_a_slow_client(own: TempEngine) -> None:
+    container = own.create("true")
+    assert archive(own, "PUT", container, "/", tar([Node("big", os.urandom(1 << 20) * 64)])).status == 200
+
+    def resident() -> int:
+        return int(Path(f"/proc/{own.pid}/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    connections = []
+    for _ in range(8):
+        connection = client.connect(own.socket)
+        connection.sendall(f"GET /v1.24/containers/{container}/archive?path=/big HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        connections.append(connection)
+    for _ in range(8):
+        connection = client.connect(own.socket, 1)
+        head = f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n"
+        connection.sendall(head.encode())
+        with contextlib.suppress(TimeoutError):  # a file that has no end: the engine takes as much as it writes
+            connection.sendall(tar([Node("x", bytes(1 << 20))])[:1000])
+        connections.append(connection)
+    time.sleep(0.5)
+    assert resident() - before < 64 << 20
+    assert own.request("GET", "/v1.24/containers/json").status == 200
+    for connection in connections:
+        connection.close()
+    until("the work has stopped", lambda: archive_threads_idle(own))
+
+
+def archive_threads_idle(engine: TempEngine) -> bool:
+    """No call holds a container's root any more: each has a mount in the namespace aside."""
+    found = set()
+    for task in os.listdir(f"/proc/{engine.pid}/task"):
+        with contextlib.suppress(OSError):
+            found.add(Path(f"/proc/{engine.pid}/task/{task}/mountinfo").read_text())
+    return all(text.count("overlay") == 0 for text in found if " /layers " in text)
+
+
+def test_a_client_that_goes_away_stops_the_work(own: TempEngine) -> None:
+    container = own.create("true")
+    assert archive(own, "PUT", container, "/", tar([Node("big", os.urandom(1 << 20) * 64)])).status == 200
+    before = own.descriptors()
+    for target in ("archive?path=/", "export"):
+        with client.connect(own.socket) as connection:
+            connection.sendall(f"GET /v1.24/containers/{container}/{target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            connection.recv(100)
+    with client.connect(own.socket) as connection:
+        connection.sendall(
+            f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n".encode()
+        )
+        connection.sendall(tar([Node("part", b"x" * 100_000)])[:50_000])
+    until("nothing is held", lambda: own.descriptors() <= before and archive_threads_idle(own))
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
+@pytest.mark.parametrize("call", ["GET", "PUT", "export"])
+def test_killed_in_mid_call(own: TempEngine, running: bool, call: str) -> None:
+    container = own.create("sleep", "1000")
+    assert archive(own, "PUT", container, "/", tar([Node("big", os.urandom(1 << 20) * 32)])).status == 200
+    if running:
+        own.post(f"/containers/{container}/start")
+    own.restart()
+    before = own.footprint()
+    with client.connect(own.socket) as connection:
+        if call == "PUT":
+            head = f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
+            connection.sendall(head.encode() + tar([Node("part", b"x" * 400_000)])[:300_000])
+            until("it is extracted", lambda: archive(own, "HEAD", container, "/tmp/part").status == 200)
+        else:
+            target = "export" if call == "export" else "archive?path=/"
+            connection.sendall(f"GET /v1.24/containers/{container}/{target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            connection.recv(100)
+        own.kill9()
+    assert not [
+        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(own.base) in line and not running
+    ]
+    own.start()
+    own.assert_settles(before)
+    assert archive(own, "PUT", container, "/tmp", tar([Node("part", b"whole")])).status == 200
+    if not running:
+        own.post(f"/containers/{container}/start")
+    assert own.docker("exec", container, "cat", "/tmp/part").out == "whole"
+
+
+def test_start_stop_and_remove_while_files_are_read(own: TempEngine) -> None:
+    """One overlay of a container at a time: what a start makes is seen by calls that began before it, and the reverse."""
+    container = own.create("sh", "-c", "while :; do date > /ticks; sleep 0.02; done")
+    assert archive(own, "PUT", container, "/", tar([Node("big", os.urandom(1 << 20) * 32)])).status == 200
+    with client.connect(own.socket) as slow:
+        slow.sendall(f"GET /v1.24/containers/{container}/archive?path=/ HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        slow.recv(100)
+        for _ in range(3):
+            own.post(f"/containers/{container}/start")
+            until("it ticks", lambda: archive(own, "HEAD", container, "/ticks").status == 200)
+            assert archive(own, "PUT", container, "/tmp", tar([Node("x", b"put")])).status == 200
+            assert own.docker("exec", container, "cat", "/tmp/x").out == "put"
+            own.post(f"/containers/{container}/stop?t=0")
+            assert archive(own, "GET", container, "/tmp/x").body.count(b"put") == 1
+        assert own.request("DELETE", f"/v1.24/containers/{container}?force=1").status == 204
+    until("nothing is held", lambda: archive_threads_idle(own))
+    assert archive(own, "GET", container, "/").status == 404
+
+
+def test_calls_leave_no_mount_and_no_descriptor(own: TempEngine, tmp_path: Path) -> None:
+    container = own.started("sleep", "1000", host={"Binds": [f"{tmp_path}:/vol", "named:/named"]})
+    for _ in range(2):
+        archive(own, "GET", container, "/vol")
+    mounts, before = Path("/proc/self/mountinfo").read_text(), own.descriptors()
+    for _ in range(30):
+        assert archive(own, "GET", container, "/vol").status == 200
+        assert archive(own, "PUT", container, "/named", tar([Node("x", b"x")])).status == 200
+        assert archive(own, "GET", container, "/nope").status == 404
+        assert archive(own, "PUT", container, "/vol", b"garbage" * 100).status == 400
+        assert own.request("GET", f"/v1.24/containers/{container}/changes").status == 200
+        assert own.request("GET", f"/v1.24/containers/{container}/export").status == 200
+    until("descriptors are given back", lambda: own.descriptors() <= before)
+    until("mounts are given back", lambda: archive_threads_idle(own))
+    assert [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(own.base) in line] == [
+        line for line in mounts.splitlines() if str(own.base) in line
+    ]
