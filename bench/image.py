@@ -1,6 +1,6 @@
 """The images that everybody runs and moves: made on the spot, the same bytes in every run.
 
-`bench:latest` is busybox and a file of lines. `big:latest` is 450 MB in four layers of 15,000 files: half noise, half text, sizes from
+`bench:latest` is busybox and a file of lines. `big:0` and its like are 450 MB in four layers of 15,000 files: half noise, half text, sizes from
 some hundred bytes to some hundred KB, as an image of a language's run time is.
 """
 
@@ -23,7 +23,7 @@ MARK = b"~"
 LINES_SIZE = 160_000 * len(LINE)
 EPOCH = 1_700_000_000
 
-BIG = "big:latest"
+BIG = "big:0"
 BIG_LAYERS = 4
 BIG_FILES = 15_000
 BIG_SIZE = 450_000_000
@@ -89,10 +89,11 @@ def digest(path: Path) -> str:
 
 
 class Big:
-    """`big:latest` as files in a directory: its layers, its configuration, and the archive of all."""
+    """`big:NUMBER` as files in a directory, no layer but the first that of another number: its layers, its configuration, and the archive of all."""
 
-    def __init__(self, directory: Path, scale: int = 1) -> None:
+    def __init__(self, directory: Path, scale: int, number: int) -> None:
         """`scale` divides files and bytes, for a quick run. The first layer is busybox's, so that it runs."""
+        self.name = f"big:{number}"
         self.size = BIG_SIZE // scale
         self.layers = []
         base = directory / "layer0"
@@ -100,7 +101,13 @@ class Big:
         self.layers.append(base)
         for at in range(1, BIG_LAYERS):
             path = directory / f"layer{at}"
-            tree(path, at, BIG_FILES // (BIG_LAYERS - 1) // scale, self.size // (BIG_LAYERS - 1), "usr/")
+            tree(
+                path,
+                number * BIG_LAYERS + at,
+                BIG_FILES // (BIG_LAYERS - 1) // scale,
+                self.size // (BIG_LAYERS - 1),
+                "usr/",
+            )
             self.layers.append(path)
         diffs = [digest(path) for path in self.layers]
         document = json.loads(archives.Image([], (), {"Cmd": ["sh"]}).configuration())
@@ -113,7 +120,7 @@ class Big:
 
     def _write(self, diffs: list[str]) -> None:
         names = [f"{one[7:]}/layer.tar" for one in diffs]
-        manifest = [{"Config": f"{self.id[7:]}.json", "RepoTags": [BIG], "Layers": names}]
+        manifest = [{"Config": f"{self.id[7:]}.json", "RepoTags": [self.name], "Layers": names}]
         with tarfile.open(self.archive, "w") as archive:
             for name, data in (
                 (f"{self.id[7:]}.json", self.configuration),

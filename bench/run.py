@@ -109,7 +109,7 @@ def main() -> int:
     parser.add_argument("--seconds", action="store_true", help="say how long each row took")
     arguments = parser.parse_args()
     size = Size(arguments.quick)
-    material = Material(size.of(1, 10))
+    material = Material(size.of(1, 10), size.rounds(2))
     jobs = rows.jobs(size, material)
     if arguments.list:
         for job in jobs:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -100,26 +98,3 @@ def stock(engine: Engine, count: int) -> None:
         for stray in there - set(engine.idle):  # of a job that failed
             remove(connection, stray)
     assert set(engine.idle) <= there, (engine.name, len(there), len(engine.idle))
-
-
-def clear(engine: Engine) -> None:
-    """Remove every container."""
-    engine.idle.clear()
-    with engine.connection() as connection:
-        listed = [one["Id"] for one in connection.json("GET", "/containers/json?all=1")]
-    side_by_side(engine, listed, remove)
-
-
-def remove_image(engine: Engine, name: str) -> None:
-    """Remove the image when it is there."""
-    with engine.connection() as connection:
-        status, body = connection.ask("DELETE", f"/images/{name}?force=1")
-        assert status in (200, 404), (engine.name, status, body)
-
-
-@contextlib.contextmanager
-def timed(seconds: list[float]) -> Any:
-    """Append how long the block took."""
-    begin = time.perf_counter()
-    yield
-    seconds.append(time.perf_counter() - begin)

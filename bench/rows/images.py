@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import itertools
 import shutil
 import subprocess
 import tempfile
@@ -12,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench import steps, wire
+from bench import wire
 from bench.engines import Engine
 from bench.image import BIG, Big
 from bench.job import Figure, Job, Size
@@ -25,12 +27,20 @@ HOST = f"127.0.0.1:{PORT}"
 
 
 class Material:
-    """The image on disk, and in a registry's storage; made when it is first asked for, gone at `close`."""
+    """Images on disk, and in a registry's storage; made when they are first asked for, gone at `close`.
 
-    def __init__(self, scale: int) -> None:
+    Every load and every pull has an image of its own, and none is deleted in between: ext4 passes over inodes that were deleted within the last
+    minutes, one by one (`recently_deleted`), which takes longer than all that an engine does.
+    """
+
+    PULLED = 10
+    """Number of the first image that is pulled; those below are loaded."""
+
+    def __init__(self, scale: int, pulls: int) -> None:
         self._scale = scale
+        self._pulls = pulls
         self._directory: Path | None = None
-        self._big: Big | None = None
+        self._big: dict[int, Big] = {}
         self._stored: Path | None = None
 
     @property
@@ -39,31 +49,25 @@ class Material:
             self._directory = Path(tempfile.mkdtemp(prefix="bench", dir="/tmp"))
         return self._directory
 
+    def image(self, number: int) -> Big:
+        if number not in self._big:
+            place = self.directory / str(number)
+            place.mkdir()
+            self._big[number] = Big(place, self._scale, number)
+        return self._big[number]
+
     @property
     def big(self) -> Big:
-        if self._big is None:
-            self._big = Big(self.directory, self._scale)
-        return self._big
+        """`big:0`."""
+        return self.image(0)
 
     @property
     def stored(self) -> Path:
-        """Storage of a registry that has `big:latest`, its layers packed by zlib at level 4."""
+        """Storage of a registry that has the images to pull, their layers packed by zlib at level 4."""
         if self._stored is None:
-            big = self.big
             with registries.Registry() as registry, ThreadPoolExecutor(2) as pool:
-                registry.put_blob("big", big.configuration)
-                layers = list(pool.map(lambda path: _packed(registry, path), big.layers))
-                document = {
-                    "schemaVersion": 2,
-                    "mediaType": registries.DOCKER_MANIFEST,
-                    "config": {
-                        "mediaType": "application/vnd.docker.container.image.v1+json",
-                        "size": len(big.configuration),
-                        "digest": big.id,
-                    },
-                    "layers": layers,
-                }
-                registry.put_manifest("big", "latest", document, registries.DOCKER_MANIFEST)
+                for number in range(self.PULLED, self.PULLED + self._pulls):
+                    _put(registry, pool, self.image(number))
                 shutil.copytree(registry.base / "data", self.directory / "data")
             self._stored = self.directory / "data"
         return self._stored
@@ -71,12 +75,26 @@ class Material:
     def close(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-        self._directory = self._big = self._stored = None
+        self._directory = self._stored = None
+        self._big.clear()
+
+
+def _put(registry: registries.Registry, pool: ThreadPoolExecutor, big: Big) -> None:
+    registry.put_blob("big", big.configuration)
+    document = {
+        "schemaVersion": 2,
+        "mediaType": registries.DOCKER_MANIFEST,
+        "config": {
+            "mediaType": "application/vnd.docker.container.image.v1+json",
+            "size": len(big.configuration),
+            "digest": big.id,
+        },
+        "layers": list(pool.map(lambda path: _packed(registry, path), big.layers)),
+    }
+    registry.put_manifest("big", big.name.partition(":")[2], document, registries.DOCKER_MANIFEST)
 
 
 def _packed(registry: registries.Registry, path: Path) -> dict[str, Any]:
-    import gzip
-
     packed = gzip.compress(path.read_bytes(), 4, mtime=0)
     return {
         "mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip",
@@ -121,18 +139,18 @@ def has(engine: Engine, name: str, identifier: str) -> None:
     assert shown["Id"].removeprefix("sha256:") == identifier[7:], f"{name} is {shown['Id']}, not {identifier}"
 
 
-def load(material: Material, engine: Engine) -> None:
+def load(engine: Engine, big: Big) -> None:
     with engine.connection() as connection:
-        connection.upload("POST", "/images/load?quiet=1", str(material.big.archive))
+        connection.upload("POST", "/images/load?quiet=1", str(big.archive))
 
 
 def loaded(material: Material) -> Any:
-    def sample(engine: Engine, _: Any) -> float:
-        steps.remove_image(engine, BIG)
+    def sample(engine: Engine, numbers: Iterator[int]) -> float:
+        big = material.image(next(numbers))
         begin = time.perf_counter()
-        load(material, engine)
+        load(engine, big)
         elapsed = time.perf_counter() - begin
-        has(engine, BIG, material.big.id)
+        has(engine, big.name, big.id)
         return elapsed * 1000
 
     return sample
@@ -150,17 +168,15 @@ def saved(material: Material) -> Any:
 
 
 def pulled(material: Material) -> Any:
-    name = f"{HOST}/big:latest"
-
-    def sample(engine: Engine, _: Any) -> float:
-        steps.remove_image(engine, name)
-        with registry(engine, material.stored), engine.connection() as connection:
+    def sample(engine: Engine, numbers: Iterator[int]) -> float:
+        storage, big = material.stored, material.image(next(numbers))
+        tag = big.name.partition(":")[2]
+        with registry(engine, storage), engine.connection() as connection:
             begin = time.perf_counter()
-            body = connection.expect(200, "POST", f"/images/create?fromImage={HOST}/big&tag=latest")
+            body = connection.expect(200, "POST", f"/images/create?fromImage={HOST}/big&tag={tag}")
             elapsed = time.perf_counter() - begin
             assert b'"error"' not in body, body[-500:]
-        has(engine, name, material.big.id)
-        steps.remove_image(engine, name)
+        has(engine, f"{HOST}/big:{tag}", big.id)
         return elapsed * 1000
 
     return sample
@@ -196,7 +212,7 @@ def with_big(material: Material) -> Any:
         with engine.connection() as connection:
             status, _ = connection.ask("GET", f"/images/{BIG}/json")
         if status != 200:
-            load(material, engine)
+            load(engine, material.big)
         has(engine, BIG, material.big.id)
 
     return prepare
@@ -210,7 +226,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
         return Job(name, [figure], sample, size.rounds(2), prepare=prepare, warm=False, flush=True)
 
     return [
-        job("load", "load", Target({"dockerd": 4, "podman": 1}), loaded(material)),
+        job("load", "load", Target({"dockerd": 4, "podman": 1}), loaded(material), lambda _: itertools.count()),
         job("save", "save", Target({"dockerd": 1, "podman": 1}), saved(material), with_big(material)),
         job(
             "push",
@@ -219,9 +235,8 @@ def jobs(size: Size, material: Material) -> list[Job]:
             pushed(material),
             with_big(material),
         ),
-        # Last, and without the loaded one, whose layers need not be fetched.
         job(
             *("pull", "pull", Target({"dockerd": 3, "podman": 1}), pulled(material)),
-            lambda engine: steps.remove_image(engine, BIG),
+            lambda _: itertools.count(Material.PULLED),
         ),
     ]
