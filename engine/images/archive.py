@@ -131,9 +131,10 @@ async def _spool(body: AsyncIterator[bytes], descriptor: int) -> int:
 
 
 def _write(descriptor: int, chunks: list[bytes]) -> int:
-    data = memoryview(b"".join(chunks))
-    while data:
-        data = data[os.write(descriptor, data) :]
+    for chunk in chunks:  # one by one: to join them takes the GIL for as long as a copy of all
+        data = memoryview(chunk)
+        while data:
+            data = data[os.write(descriptor, data) :]
     return 0
 
 
