@@ -925,6 +925,10 @@ cdef enum:
     MODIFIED = 0
     ADDED = 1
     DELETED = 2
+    SAME = 9                # a directory that may yet turn out to be modified
+
+    TOLD = 1
+    COVERED = 2
 
 
 cdef class _Changes(_Walk):
@@ -934,7 +938,8 @@ cdef class _Changes(_Walk):
     cdef size_t layer_count
     cdef uint8_t *seen              # for each directory on the way and each layer: 1 when what is below it there shows through
     cdef size_t seen_room
-    cdef uint8_t *told              # for each directory on the way: 1 when it has been told
+    cdef uint8_t *told              # for each directory on the way: TOLD, and COVERED when nothing of the layers below shows through
+    cdef size_t *slots              # for each directory on the way: where its change is in `out`
     cdef char *out                  # per change: kind, path, NUL
     cdef size_t out_size
     cdef size_t out_room
@@ -943,6 +948,7 @@ cdef class _Changes(_Walk):
         free(self.layers)
         free(self.seen)
         free(self.told)
+        free(self.slots)
         free(self.out)
 
     cdef int tell(self, int kind, const char *path, size_t length) noexcept nogil:
@@ -962,13 +968,11 @@ cdef class _Changes(_Walk):
         self.out_size += length + 3
         return 0
 
-    cdef int tell_parents(self) noexcept nogil:
+    cdef void tell_parent(self) noexcept nogil:
         """What came or went changed the directory that it is in."""
-        cdef Frame *frame = &self.frames[self.depth - 1]
-        if self.depth > 1 and not self.told[self.depth - 1]:
-            self.told[self.depth - 1] = 1
-            return self.tell(MODIFIED, self.path, frame.path)
-        return 0
+        if self.depth > 1 and not self.told[self.depth - 1] & TOLD:
+            self.told[self.depth - 1] |= TOLD
+            self.out[self.slots[self.depth - 1]] = 0x30 + MODIFIED
 
     cdef int below(self, stat_t *found, uint8_t *shows) noexcept nogil:
         """What the layers have at `path`: 1, 0 for nothing, -1. `shows`: in which of them a directory there shows through."""
@@ -1012,7 +1016,7 @@ cdef class _Changes(_Walk):
             close(fd)
             return -1
         memset(self.seen, 1, self.layer_count)
-        self.told[0] = 1
+        self.told[0] = TOLD
         return self.enter(fd)
 
     cdef int make_room(self) noexcept nogil:
@@ -1029,6 +1033,10 @@ cdef class _Changes(_Walk):
             if room == NULL:
                 return self.fail(ENOMEM)
             self.told = <uint8_t *>room
+            room = realloc(self.slots, wanted * sizeof(size_t))
+            if room == NULL:
+                return self.fail(ENOMEM)
+            self.slots = <size_t *>room
             self.seen_room = wanted
         return 0
 
@@ -1049,7 +1057,7 @@ cdef class _Changes(_Walk):
     cdef int look(self, int parent) noexcept nogil:
         cdef stat_t own, lower
         cdef uint8_t *shows
-        cdef size_t at = self.out_size, length = self.length
+        cdef size_t length = self.length
         cdef int fd, there, kind
         cdef bint opaque
         if fstatat(parent, self.name, &own, AT_SYMLINK_NOFOLLOW) < 0:
@@ -1063,35 +1071,33 @@ cdef class _Changes(_Walk):
         if is_whiteout(&own):
             if not there:
                 return 0
-            return -1 if self.tell_parents() < 0 else self.tell(DELETED, self.path, length)
+            self.tell_parent()
+            return self.tell(DELETED, self.path, length)
         if not there and is_mount_point(self.path, parent, self.name, &own):
             return 0
         if not S_ISDIR(own.st_mode):
-            if not there and self.tell_parents() < 0:
-                return -1
+            if not there:
+                self.tell_parent()
             return self.tell(MODIFIED if there else ADDED, self.path, length)
         fd = openat(parent, self.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
         if fd < 0:
             return 0 if errno in (ENOENT, ENOTDIR, ELOOP) else self.fail(errno)
         opaque = is_opaque(fd)
-        self.told[self.depth] = 1
+        self.told[self.depth] = TOLD | self.told[self.depth - 1] & COVERED | (COVERED if opaque else 0)
+        kind = MODIFIED
         if not there:
-            if self.tell_parents() < 0 or self.tell(ADDED, self.path, length) < 0:
-                close(fd)
-                return -1
-        elif not S_ISDIR(lower.st_mode) or opaque or self.differs(&own, &lower, fd):
-            if self.tell(MODIFIED, self.path, length) < 0:
-                close(fd)
-                return -1
-        else:
-            self.told[self.depth] = 0
+            self.tell_parent()
+            kind = ADDED
+        elif S_ISDIR(lower.st_mode) and not opaque and not self.differs(&own, &lower, fd):
+            self.told[self.depth] &= ~TOLD
+            kind = SAME
+        self.slots[self.depth] = self.out_size
+        if self.tell(kind, self.path, length) < 0:
+            close(fd)
+            return -1
         if self.enter(fd) < 0:
             return -1
-        if opaque:
-            if self.tell_missing() < 0:
-                return -1
-            memset(self.seen + (self.depth - 1) * self.layer_count, 0, self.layer_count)
-        return 0
+        return self.tell_missing() if self.told[self.depth - 1] & COVERED else 0
 
     cdef bint differs(self, const stat_t *own, const stat_t *lower, int fd) noexcept nogil:
         """A directory lies in the upper one because something in it does: it is changed itself when it looks other than below."""
@@ -1103,7 +1109,7 @@ cdef class _Changes(_Walk):
         return strcmp(self.path, b"etc") != 0
 
     cdef int tell_missing(self) noexcept nogil:
-        """What the layers have in the opaque directory just entered, and the container has not."""
+        """What the layers have in the covered directory just entered, and the container has not."""
         cdef Frame *frame = &self.frames[self.depth - 1]
         cdef uint8_t *shows = self.seen + (self.depth - 1) * self.layer_count
         cdef size_t index, first = self.names_used, order = self.order_used, at, length
@@ -1136,6 +1142,7 @@ cdef class _Changes(_Walk):
             memcpy(self.path + length + 1, name, strlen(name) + 1)
             status = self.shown(&found, shows)
             if status > 0:
+                self.tell_parent()
                 status = self.tell(DELETED, self.path, length + 1 + strlen(name))
             if status < 0:
                 break
@@ -1178,4 +1185,8 @@ def changes(int upper, layers not None):
         walk.raise_failure()
     if walk.out_size == 0:
         return []
-    return [(record[1:], record[0] - 0x30) for record in (<bytes>walk.out[: walk.out_size - 1]).split(b"\0")]
+    return [
+        (record[1:], record[0] - 0x30)
+        for record in (<bytes>walk.out[: walk.out_size - 1]).split(b"\0")
+        if record[0] != 0x30 + SAME
+    ]

@@ -569,3 +569,105 @@ def test_usage(tmp_path: Path) -> None:
         assert layer.usage(directory_fd) == (100, 4)
     finally:
         os.close(directory_fd)
+
+
+# --- into a container -------------------------------------------------------------------------------------------------
+
+
+def put(play: Playground, data: bytes | Sequence[Node], at: bytes = b"", *, keep_kinds: bool = False) -> None:
+    """As `Playground.apply`, for `unpack`."""
+    descriptor = os.open(play.root, os.O_RDONLY)
+    try:
+        layer.unpack(io.BytesIO(data if isinstance(data, bytes) else tar(data)), descriptor, at, keep_kinds=keep_kinds)
+    finally:
+        os.close(descriptor)
+        assert play._outside() == play._before
+
+
+def test_unpack_goes_where_it_is_told_and_keeps_what_is_there(play: Playground) -> None:
+    (play.root / "in" / "sub").mkdir(parents=True)
+    (play.root / "in").chmod(0o700)
+    (play.root / "in" / "sub" / "kept").write_text("kept")
+    os.symlink("/in", play.root / "link")
+    nodes = [
+        directory("./", mode=0o755),
+        directory("sub", mode=0o750, uid=3),
+        Node("sub/.wh.kept", b"a name"),
+        Node("sub/new", b"n"),
+        hard_link("sub/same", "sub/new"),
+        Node("a/b", b"made"),
+    ]
+    put(play, nodes, b"link")
+    assert stat.S_IMODE((play.root / "in").stat().st_mode) == 0o700, "the directory itself stays as it is"
+    found = play.root / "in" / "sub"
+    assert (stat.S_IMODE(found.stat().st_mode), found.stat().st_uid) == (0o750, 3)
+    assert sorted(os.listdir(found)) == [".wh.kept", "kept", "new", "same"]
+    assert (found / "same").samefile(found / "new") and (play.root / "in/a/b").read_text() == "made"
+
+
+def test_unpack_replaces_links_and_follows_those_in_the_way(play: Playground) -> None:
+    os.symlink(play.base / "victim" / "file", play.root / "file")
+    os.symlink("/inner", play.root / "way")
+    (play.root / "inner").mkdir()
+    put(
+        play, [Node("file", b"mine"), Node("way/x", b"x"), directory("way2"), symlink("way2", "/inner"), Node("way2/y")]
+    )
+    assert (play.root / "file").read_text() == "mine" and not (play.root / "file").is_symlink()
+    assert sorted(os.listdir(play.root / "inner")) == ["x", "y"]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "..", "/../x"])
+def test_unpack_refuses_names_above_its_directory(play: Playground, name: str) -> None:
+    (play.root / "in").mkdir()
+    for nodes in ([Node(name, b"x")], [Node("a"), hard_link("b", name)], [hard_link("b", "../../victim/file")]):
+        with pytest.raises(ArchiveError, match="leads out of the directory"):
+            put(play, nodes, b"in")
+    assert os.listdir(play.root) == ["in"]
+
+
+def test_unpack_keeps_kinds(play: Playground) -> None:
+    (play.root / "d").mkdir()
+    (play.root / "f").write_text("f")
+    for nodes in ([Node("d", b"x")], [symlink("d", "f")], [hard_link("d", "f")], [directory("f")]):
+        with pytest.raises(ArchiveError, match="cannot overwrite"):
+            put(play, nodes, keep_kinds=True)
+    put(play, [directory("d"), Node("f", b"new")], keep_kinds=True)
+    assert (play.root / "d").is_dir() and (play.root / "f").read_text() == "new"
+    put(play, [Node("d", b"x"), directory("f")])
+    assert (play.root / "d").is_file() and (play.root / "f").is_dir()
+
+
+def test_unpack_refuses_paths_that_get_too_long(play: Playground) -> None:
+    at = "/".join(["n" * 200] * 20)
+    os.makedirs(play.root / at[:1000])
+    with pytest.raises(OSError, match="name too long"):
+        put(play, [Node("m" * 200, b"x")], at.encode())
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(nodes(), max_size=8),
+    st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255)), max_size=3),
+    st.sampled_from([b"", b"in", b"way", b"in/.."]),
+    st.booleans(),
+)
+def test_no_archive_that_is_put_writes_outside(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: list[Node],
+    changes: list[tuple[int, int]],
+    at: bytes,
+    keep_kinds: bool,
+) -> None:
+    play = Playground(tmp_path_factory.mktemp("fuzz"))
+    (play.root / "in").mkdir()
+    os.symlink("../../outer", play.root / "way")
+    os.symlink(play.base / "victim", play.root / "a")
+    data = bytearray(tar(entries))
+    for where, value in changes:
+        data[where % len(data)] = value
+    for block in range(0, len(data) - 511, 512):
+        if data[block + 257 : block + 262] == b"ustar":
+            data[block + 148 : block + 156] = b" " * 8
+            data[block + 148 : block + 156] = b"%06o\0 " % sum(data[block : block + 512])
+    with contextlib.suppress(ArchiveError, OSError):
+        put(play, bytes(data), at, keep_kinds=keep_kinds)

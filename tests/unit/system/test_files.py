@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from engine.system import files
 
@@ -96,3 +99,49 @@ def test_remove_tree(tmp_path: Path) -> None:
     for name in ("a", "f", "a", "no/such"):
         files.remove_tree(tmp_path / name)
     assert os.listdir(tmp_path) == []
+
+
+NAMES = ["a", "b", "c", "..", ".", ""]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c", "a/b", "a/c", "b/a", "a/b/c"]), st.integers(0, 6)), max_size=7),
+    st.lists(st.sampled_from(NAMES), max_size=6),
+)
+def test_where_a_path_leads_is_where_the_kernel_goes(
+    tmp_path_factory: pytest.TempPathFactory, made: list[tuple[str, int]], parts: list[str]
+) -> None:
+    """Trees of directories, files and links of every kind; whatever openat2(2) opens is found at the resolved path, without a link."""
+    top = tmp_path_factory.mktemp("resolve")
+    targets = ["a", "/b", "../a/b", "/", "../../../..", "c/../a", "/a/./c"]
+    for name, target in made:
+        with contextlib.suppress(OSError):
+            if target < 3:
+                os.mkdir(top / name)
+            else:
+                os.symlink(targets[(target + len(name)) % len(targets)], top / name)
+    path = "/".join(parts)
+    root = files.open_directory(top)
+    try:
+        try:
+            resolved = files.resolve_in_root(root, path)
+        except OSError as error:
+            assert error.errno == errno.ELOOP
+            resolved = None
+        try:
+            kernel = files.open_in_root(root, path, os.O_PATH)
+        except OSError:
+            return
+        try:
+            assert resolved is not None
+            assert b".." not in resolved.split(b"/") and not resolved.startswith(b"/")
+            found = files.open_without_links(root, resolved, os.O_PATH | os.O_NOFOLLOW)
+            try:
+                assert os.fstat(found).st_ino == os.fstat(kernel).st_ino
+            finally:
+                os.close(found)
+        finally:
+            os.close(kernel)
+    finally:
+        os.close(root)

@@ -1,0 +1,382 @@
+"""Trees written as tar streams that others read, and layers' changes, compared with what plain Python makes of the same directories.
+
+Needs root: owners, devices and trusted attributes are what it is about.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine._fast import layer, pack
+from tests.archives import Node, directory, hard_link, symlink, tar
+from tests.trees import snapshot
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def packed(path: Path, name: bytes = b"", *, piece: int = 100_001, top: bool = False, **more: bool) -> bytes:
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        packer = pack.Packer(descriptor, name, top=top, **more)
+    finally:
+        os.close(descriptor)
+    out = []
+    while data := packer.read(piece):
+        assert len(data) <= piece
+        out.append(data)
+    packer.close()
+    assert packer.read(10) == b""
+    return b"".join(out)
+
+
+def laid_out(data: bytes, target: Path) -> Path:
+    target.mkdir(exist_ok=True)
+    descriptor = os.open(target, os.O_RDONLY)
+    try:
+        layer.apply(io.BytesIO(data), descriptor)
+    finally:
+        os.close(descriptor)
+    return target
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    top = tmp_path / "tree"
+    (top / "d" / ("n" * 200) / ("m" * 200)).mkdir(parents=True)
+    (top / "d" / ("n" * 200) / "file").write_bytes(b"q" * 1000)
+    (top / "plain").write_bytes(os.urandom(300_000))
+    (top / "d").chmod(0o3771)
+    os.link(top / "plain", top / "d" / "hard")
+    os.symlink("no/where", top / "soft")
+    os.symlink("t" * 500, top / "long")
+    os.mkfifo(top / "pipe")
+    os.mknod(top / "null", 0o640 | stat.S_IFCHR, os.makedev(259, 70_000))
+    os.setxattr(top / "plain", "user.name", b"\xff\0value\n")
+    os.setxattr(top / "d", "user.name", b"of a directory")
+    os.setxattr(top / "d", "trusted.overlay.origin", b"not ours to tell")
+    os.chown(top / "soft", 3_000_000, 5_000_000, follow_symlinks=False)
+    (top / os.fsdecode(b"\xff\xfe")).write_bytes(b"no UTF-8")
+    (top / "old").write_bytes(b"")
+    os.utime(top / "old", ns=(0, -1_250_000_000))
+    os.utime(top / "pipe", ns=(10**18 + 1, 10**18 + 1))
+    return top
+
+
+def test_what_gnu_tar_and_our_own_reader_make_of_it(tree: Path, tmp_path: Path) -> None:
+    data = packed(tree, fine=True)
+    ours = laid_out(data, tmp_path / "ours")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    subprocess.run(
+        ["tar", "-C", theirs, "--xattrs", "--xattrs-include=*", "--same-owner", "-xpf", "-"],
+        input=data,
+        check=True,
+        capture_output=True,
+    )
+    os.removexattr(tree / "d", "trusted.overlay.origin")
+    expected = snapshot(tree)
+    for found in (snapshot(ours), snapshot(theirs)):
+        expected.pop(".", None)
+        found.pop(".")
+        assert found == expected
+
+
+def test_pieces_of_any_size(tree: Path) -> None:
+    whole = packed(tree)
+    assert len(whole) % 512 == 0 and whole.endswith(bytes(1024))
+    assert all(packed(tree, piece=size) == whole for size in (1 << 20, 512, 4097, 511))
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [(b"x", ["x/", "x/a"]), (b".", ["./", "./a"]), (b"/", ["/", "/a"]), (b"", ["/", "a"])],
+)
+def test_what_the_top_is_called(tmp_path: Path, name: bytes, names: list[str]) -> None:
+    (tmp_path / "top").mkdir()
+    (tmp_path / "top" / "a").write_bytes(b"")
+    data = packed(tmp_path / "top", name, top=True)
+    assert [data[at : at + 100].rstrip(b"\0").decode() for at in (0, 512)] == names
+
+
+def test_one_file_and_one_link(tree: Path) -> None:
+    for path, kind in (("plain", "isfile"), ("soft", "issym"), ("pipe", "isfifo"), ("null", "ischr")):
+        with tarfile.open(fileobj=io.BytesIO(packed(tree / path, b"called"))) as opened:
+            (member,) = opened.getmembers()
+            assert member.name == "called" and getattr(member, kind)()
+
+
+@pytest.mark.parametrize("pieces", [[], [(0, 5000)], [(1 << 20, 3)], [(0, 1), (1 << 20, 8192), (3 << 30, 100)]])
+@pytest.mark.parametrize("tail", [0, 1 << 30])
+def test_holes(tmp_path: Path, pieces: list[tuple[int, int]], tail: int) -> None:
+    top = tmp_path / "tree"
+    top.mkdir()
+    with open(top / "hole", "wb") as file:
+        for offset, size in pieces:
+            file.seek(offset)
+            file.write(os.urandom(size))
+        file.truncate(file.tell() + tail)
+    data = packed(top)
+    assert len(data) < 100_000
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    subprocess.run(["tar", "-C", theirs, "-xSpf", "-"], input=data, check=True)
+    with tarfile.open(fileobj=io.BytesIO(data)) as opened:
+        assert opened.getmember("hole").size == os.stat(top / "hole").st_size
+    for made in (theirs, laid_out(data, tmp_path / "ours")):
+        assert os.stat(made / "hole").st_size == os.stat(top / "hole").st_size
+        assert os.stat(made / "hole").st_blocks < 100
+        with open(made / "hole", "rb") as one, open(top / "hole", "rb") as other:
+            for offset, size in pieces:
+                one.seek(max(0, offset - 10))
+                other.seek(max(0, offset - 10))
+                assert one.read(size + 20) == other.read(size + 20)
+
+
+def test_deeper_than_descriptors_stay_open(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    at, names = top, []
+    for depth in range(300):
+        (at / "z").write_bytes(b"behind")
+        (at / "a").write_bytes(b"before")
+        names += ["m/" * depth + "a", "m/" * depth + "z"]
+        at = at / "m"
+        at.mkdir()
+    descriptor = os.open(top, os.O_RDONLY)
+    try:
+        packer = pack.Packer(descriptor, b"")
+        before = len(os.listdir("/proc/self/fd"))
+        found, open_most = b"", 0
+        while data := packer.read(5000):
+            found += data
+            open_most = max(open_most, len(os.listdir("/proc/self/fd")) - before)
+    finally:
+        os.close(descriptor)
+    assert open_most <= 66  # and the top, and a file
+    with tarfile.open(fileobj=io.BytesIO(found)) as opened:
+        assert sorted(name for name in opened.getnames() if not name.endswith("m") and name) == sorted(names)
+
+
+def test_paths_that_are_too_long(tmp_path: Path) -> None:
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("n" * 250, dir_fd=at)
+        below = os.open("n" * 250, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    with pytest.raises(OSError, match="name too long"):
+        packed(tmp_path)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert len(pack.changes(descriptor, [])) == 16
+    finally:
+        os.close(descriptor)
+
+
+def test_what_vanishes_and_shrinks(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 10_000)
+    (tmp_path / "b").write_bytes(b"y" * 10_000)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    packer = pack.Packer(descriptor, b"", top=False)
+    os.close(descriptor)
+    data = packer.read(600)
+    (tmp_path / "b").unlink()
+    os.truncate(tmp_path / "a", 100)
+    while more := packer.read(600):
+        data += more
+    with tarfile.open(fileobj=io.BytesIO(data)) as opened:
+        (member,) = opened.getmembers()
+        file = opened.extractfile(member)
+        assert file is not None and file.read() == (b"x" * 100).ljust(10_000, b"\0")
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+LOW = [
+    directory("d", mode=0o750),
+    Node("d/one", b"1"),
+    Node("d/two", b"2"),
+    directory("e"),
+    Node("e/deep/file", b"f"),
+    Node("gone", b"g"),
+    directory("etc"),
+]
+
+
+def test_a_layer_comes_back_as_it_was(tmp_path: Path) -> None:
+    nodes = [
+        Node(".wh.gone"),
+        directory("d", mode=0o750),
+        Node("d/.wh.one"),
+        directory("e"),
+        Node("e/.wh..wh..opq"),
+        Node("e/new", b"n"),
+        Node("f", b"data"),
+        hard_link("g", "f"),
+    ]
+    upper = laid_out(tar(nodes), tmp_path / "upper")
+    again = laid_out(packed(upper, layer=True, fine=True), tmp_path / "again")
+    assert snapshot(upper, times=False) == snapshot(again, times=False)
+    assert os.getxattr(again / "e", "trusted.overlay.opaque") == b"y"
+
+
+def test_mount_points_of_the_runtime_are_nobodys(tmp_path: Path) -> None:
+    upper = laid_out(
+        tar(
+            [directory("dev"), directory("proc"), directory("sys"), directory("etc"), Node("etc/hosts"), Node("etc/x")]
+        ),
+        tmp_path / "upper",
+    )
+    with tarfile.open(fileobj=io.BytesIO(packed(upper, layer=True))) as opened:
+        assert opened.getnames() == ["etc", "etc/x"]
+    (upper / "proc" / "mine").write_bytes(b"")
+    (upper / "etc" / "hosts").write_bytes(b"content")
+    with tarfile.open(fileobj=io.BytesIO(packed(upper, layer=True))) as opened:
+        assert opened.getnames() == ["etc", "etc/hosts", "etc/x", "proc", "proc/mine"]
+
+
+def changes(upper: Path, *lower: Path) -> list[tuple[bytes, int]]:
+    descriptors = [os.open(path, os.O_RDONLY) for path in (upper, *lower)]
+    try:
+        return pack.changes(descriptors[0], descriptors[1:])
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def shown(layers: Sequence[Path], path: str) -> Path | None:
+    """What layers (topmost first) show at a path, by the rules of overlayfs in the plainest way."""
+    parts = path.split("/")
+    visible = list(layers)
+    for depth in range(1, len(parts) + 1):
+        at = "/".join(parts[:depth])
+        found: list[Path] = []
+        for each in visible:
+            here = each / at
+            if not os.path.lexists(here):
+                continue
+            looks = os.lstat(here)
+            if stat.S_ISCHR(looks.st_mode) and looks.st_rdev == 0:
+                break
+            if not stat.S_ISDIR(looks.st_mode):
+                if not found:
+                    found.append(each)
+                break
+            found.append(each)
+            if "trusted.overlay.opaque" in os.listxattr(here):
+                break
+        visible = found
+        if not visible or (depth < len(parts) and not stat.S_ISDIR(os.lstat(visible[0] / at).st_mode)):
+            return None
+    return visible[0] / path
+
+
+def everything(layers: Sequence[Path]) -> dict[str, Path]:
+    names = {
+        os.path.relpath(os.path.join(top, name), each)
+        for each in layers
+        for top, below, files in os.walk(each)
+        for name in (*below, *files)
+    }
+    return {name: where for name in names if (where := shown(layers, name)) is not None}
+
+
+def expected(upper: Path, lower: Sequence[Path]) -> dict[str, int]:
+    before, after = everything(lower), everything([upper, *lower])
+    found: dict[str, int] = {}
+    for name, where in after.items():
+        if name not in before:
+            found[name] = 1
+        elif where.is_relative_to(upper):
+            one, other = os.lstat(where), os.lstat(before[name])
+            same = stat.S_ISDIR(one.st_mode) and (one.st_mode, one.st_uid, one.st_gid, one.st_mtime_ns) == (
+                *(other.st_mode, other.st_uid, other.st_gid, other.st_mtime_ns),
+            )
+            if not same or "trusted.overlay.opaque" in os.listxattr(where, follow_symlinks=False):
+                found[name] = 0
+    for name in before:
+        if name not in after and (os.path.dirname(name) in after or "/" not in name):
+            parent = os.path.dirname(name)
+            if not parent or stat.S_ISDIR(os.lstat(after[parent]).st_mode):
+                found[name] = 2
+    for name, kind in list(found.items()):
+        parent = os.path.dirname(name)
+        if kind and parent and parent in before:
+            found.setdefault(parent, 0)
+    return found
+
+
+NAMES = [
+    "a",
+    "b",
+    "c",
+    "a/b",
+    "a/c",
+    "a/b/c",
+    "b/a",
+    "b/a/c",
+    ".wh.a",
+    "a/.wh.b",
+    "b/.wh.a",
+    "a/.wh..wh..opq",
+    "b/.wh..wh..opq",
+    "a/b/.wh..wh..opq",
+]
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> Node:
+    name = draw(st.sampled_from(NAMES))
+    if ".wh." in name:
+        return Node(name)
+    kind = draw(st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE]))
+    data = b"x" if kind == tarfile.REGTYPE else b""
+    return Node(name, data, kind, draw(st.sampled_from([0o755, 0o700])), "a" if kind == tarfile.SYMTYPE else "")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(nodes(), max_size=7), min_size=1, max_size=4))
+def test_changes_are_those_of_the_plain_comparison(
+    tmp_path_factory: pytest.TempPathFactory, layers: list[list[Node]]
+) -> None:
+    base = tmp_path_factory.mktemp("changes")
+    made: list[Path] = []
+    for at, entries in enumerate(layers):
+        target = base / str(at)
+        target.mkdir()
+        descriptor = os.open(target, os.O_RDONLY)
+        try:
+            layer.apply(io.BytesIO(tar(entries)), descriptor)
+        except (ValueError, OSError):
+            return  # a parent that is no directory, or a link to itself: no layer
+        finally:
+            os.close(descriptor)
+        for top, _, _ in os.walk(target, topdown=False):
+            os.utime(top, ns=(0, 0))  # made because something lies in it
+        made.append(target)
+    found = changes(made[0], *made[1:])
+    assert [path for path, _ in found] == list(dict.fromkeys(path for path, _ in found))
+    assert {path.decode()[1:]: kind for path, kind in found} == expected(made[0], made[1:])
+    positions = {path: at for at, (path, _) in enumerate(found)}
+    for path, at in positions.items():
+        assert positions.get(os.path.dirname(path), -1) < at
+
+
+def test_changes_of_what_was_removed_and_made_again(tmp_path: Path) -> None:
+    low = laid_out(tar(LOW), tmp_path / "low")
+    upper = laid_out(
+        tar([directory("e"), Node("e/.wh..wh..opq"), Node("e/new", b"n"), symlink("d", "e")]), tmp_path / "up"
+    )
+    assert changes(upper, low) == [(b"/d", 0), (b"/e", 0), (b"/e/deep", 2), (b"/e/new", 1)]
+    assert changes(low) == [(b"/" + os.fsencode(name), 1) for name in sorted(everything([low]))]
