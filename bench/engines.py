@@ -1,9 +1,9 @@
 """The engines that are compared: each on a root of its own, in a network and mount namespace of its own, ended with all it started.
 
-The namespaces are held by a process that lives as long as this one (it reads a pipe): whatever ends the benchmark, nothing keeps
-them, and the kernel takes their links, rules and mounts back. Every engine runs with its defaults, but for paths and what is said at
-its class. What belongs to an engine is what runs in its network namespace: daemon, monitor, containerd, shims, conmon, proxies; its
-containers have their own.
+The namespaces are held by a process that reads a pipe of this one's: an interruption ends all from here; when this process is killed
+outright, the holder kills the engine (its directories, and what its containers ran, stay then). Every engine runs with its defaults, but
+for paths and what is said at its class. What belongs to an engine is what runs in its network namespace: daemon, monitor, containerd,
+shims, conmon, proxies; its containers have their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ mount --make-rprivate /
 ip link set lo up
 for place in /run/netns /var/lib/cni; do mkdir -p $place && mount -t tmpfs tmpfs $place; done
 echo held
-exec cat >/dev/null
+cat >/dev/null
+here=$(readlink /proc/$$/ns/net)
+for process in /proc/[0-9]*; do
+    pid=${process#/proc/}
+    [ "$pid" = $$ ] || [ "$(readlink $process/ns/net)" != "$here" ] || kill -9 $pid || true
+done
 """
 """/run/netns and /var/lib/cni are where peers keep what they cannot be told to keep elsewhere."""
 
@@ -39,7 +44,7 @@ class Namespaces:
 
     def __init__(self) -> None:
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", "sh", "-ec", HOLDER],
+            ["unshare", "--net", "--mount", "sh", "-c", f"set -e{HOLDER}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

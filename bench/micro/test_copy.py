@@ -44,7 +44,7 @@ def test_copy_tree(benchmark: Any, tree: Path, tmp_path: Path) -> None:
     copied = [path for path in (tmp_path / "target").rglob("*") if path.is_file()]
     assert len(copied) == SMALL + LARGE
     assert sum(path.stat().st_size for path in copied) > LARGE * LARGE_SIZE
-    benchmark.pedantic(run, setup=setup, rounds=5)
+    benchmark.pedantic(run, setup=setup, rounds=2)
     os.close(source)
 
 
@@ -54,4 +54,4 @@ def test_gnu_cp(benchmark: Any, tree: Path, tmp_path: Path) -> None:
     def run() -> None:
         subprocess.run(["cp", "-a", f"{tree}/.", fresh(tmp_path)], check=True)
 
-    benchmark.pedantic(run, rounds=5)
+    benchmark.pedantic(run, rounds=2)
