@@ -31,7 +31,8 @@ from typing import NamedTuple
 from engine._fast import layer as _layer
 from engine._fast import pack
 from engine._fast.tar import ArchiveError
-from engine.containers.container import Container, Mounted
+from engine.containers.container import Container
+from engine.containers.mounted import Mounted
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.images.layers import MAGIC, Inflated, compression_of, uninterrupted
 from engine.system import files, mounts, trees
@@ -107,26 +108,26 @@ def parse(path: str) -> Asked:
 class Root:
     """The root of a container for one call. In a thread of the namespace aside; `descriptor` may be used in any."""
 
-    def __init__(self, view: str, mounted: list[tuple[Mounted, int]], pins: list[str], aside: trees.Aside) -> None:
-        """`mounted`: trees to mount over it, outermost first; `pins`: places where the container has mounts that are not shown."""
+    def __init__(self, view: str, mounted: list[Mounted], pins: list[str], aside: trees.Aside) -> None:
+        """`mounted`: what to mount over it, outermost first; `pins`: places where the container has mounts that are not shown."""
         self._place = aside.place()
         self.descriptor = -1
         try:
             self.descriptor = trees.clone(view)
             trees.attach(self.descriptor, self._place)
-            for mount, tree in mounted:
-                self._mount(mount, tree)
+            for each in mounted:
+                self._mount(each)
             for pin in pins:
                 self._pin(pin)
         except BaseException:
             self.close()
             raise
 
-    def _mount(self, mount: Mounted, tree: int) -> None:
-        target = self._mount_point(mount, stat.S_ISDIR(os.fstat(tree).st_mode))
+    def _mount(self, mount: Mounted) -> None:
+        target = self._mount_point(mount, stat.S_ISDIR(os.fstat(mount.tree).st_mode))
         try:
-            trees.guard(tree, read_only=not mount.writable, recursive=True)
-            trees.attach(tree, target)
+            trees.guard(mount.tree, read_only=not mount.writable, recursive=True)
+            trees.attach(mount.tree, target)
         finally:
             os.close(target)
 
@@ -251,30 +252,18 @@ async def _root(container: Container, *, writable: bool = False, volumes: bool =
             raise Conflict(f"container {container.id} is being removed") from error
         record = container.record
         pins = [*_SYSTEM, *(record.host.tmpfs or ())] if writable and container.running else []
-        sources: list[int] = []
-        stack.callback(_close_all, sources)
         made: list[Root] = []
 
         def assemble() -> None:
-            made.append(Root(view, list(zip(mounted, sources, strict=True)), pins, aside))
-            _close_all(sources)
+            made.append(Root(view, mounted, pins, aside))
             made[0].guard(read_only=not writable or record.host.readonly_rootfs, recursive=not writable)
 
         try:
-            await uninterrupted(asyncio.to_thread(_clone_all, mounted, sources))
             await uninterrupted(aside.run(assemble))
             yield made[0]
         finally:
             for root in made:
                 await uninterrupted(aside.run(root.close))
-
-
-def _clone_all(mounted: list[Mounted], trees_made: list[int]) -> None:
-    for mount in mounted:
-        try:
-            trees_made.append(trees.clone(mount.source, recursive=True))
-        except FileNotFoundError as error:
-            raise ServerError(f"mount source of {mount.destination}: no such file or directory") from error
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from engine.config import Config as EngineConfig
-from engine.containers import bundle, create, joins, lifecycle, limits, logs, restart, top, update
+from engine.containers import bundle, create, joins, lifecycle, limits, logs, mounted, restart, top, update
 from engine.containers.create import Link
 from engine.containers.lifecycle import State, Verb
 from engine.containers.names import Names, checked_name
@@ -32,6 +32,7 @@ from engine.containers.stats import Down, Statistics, Stream
 from engine.containers.store import ContainerRecord, ContainerStore, Health, Status
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, NotModified, ServerError
 from engine.events import EventLog
+from engine.images.layers import uninterrupted
 from engine.images.store import ImageStore, ImageUser
 from engine.logs import drivers
 from engine.monitor.client import Exit, LaunchFailed, Monitor
@@ -88,16 +89,6 @@ class Parts:
     """Told when a container's processes begin to run (start, unpause), and when they no longer do (exit, pause)."""
     gone: Callable[[str], None] = lambda container_id: None
     """Told when a container has been removed."""
-
-
-@dataclass(frozen=True)
-class Mounted:
-    """Something of the host that the engine mounts over a container's root."""
-
-    source: Path | int
-    """A path, or a descriptor."""
-    destination: str
-    writable: bool
 
 
 class Container:
@@ -160,19 +151,31 @@ class Container:
         return self._parts.snapshots
 
     @contextlib.asynccontextmanager
-    async def mounted(self) -> AsyncIterator[list[Mounted]]:
+    async def mounted(self) -> AsyncIterator[list[mounted.Mounted]]:
         """What a start mounts over its root, outermost first: volumes, binds, network files. They are there for as long as the context lasts."""
         record = self.record
+        owner = self.directory
+        if joined := create.joined(record.host.network_mode):
+            with contextlib.suppress(EngineError):
+                owner = self._peers.get(joined).directory
+        sources: dict[str, mounted.Source] = {}
+        for name in ("hosts", "hostname", "resolv.conf"):
+            if (owner / name).exists():  # not before its first start
+                sources[f"/etc/{name}"] = mounted.Source(owner / name, f"/etc/{name}", True)
         async with self._parts.volumes.opened(self.id, record.mounts) as opened:
-            found = {point.destination: Mounted(source, point.destination, point.rw) for point, source in opened}
-            owner = self.directory
-            if joined := create.joined(record.host.network_mode):
-                with contextlib.suppress(EngineError):
-                    owner = self._peers.get(joined).directory
-            for name in ("hosts", "hostname", "resolv.conf"):
-                if (owner / name).exists():  # not before its first start
-                    found.setdefault(f"/etc/{name}", Mounted(owner / name, f"/etc/{name}", True))
-            yield sorted(found.values(), key=lambda each: each.destination.count("/"))
+            for point, source in opened:
+                bind = "" if isinstance(point.name, str) else point.source
+                sources[point.destination] = mounted.Source(source, point.destination, point.rw, bind)
+            process = self._parts.monitor.processes.get(self.id)
+            cloning = asyncio.ensure_future(asyncio.to_thread(mounted.clone, sources.values(), process))
+            try:
+                yield await asyncio.shield(cloning)
+            finally:
+                try:
+                    await uninterrupted(asyncio.wait([cloning]))
+                finally:
+                    for each in cloning.result() if cloning.exception() is None else ():
+                        os.close(each.tree)
 
     @property
     def graph(self) -> dict[str, str]:

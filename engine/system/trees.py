@@ -72,6 +72,19 @@ def clone(source: Path | str | int, *, recursive: bool = False) -> int:
     return tree
 
 
+def clone_within(namespace: int, descriptor: int) -> int:
+    """As `clone`, of the mount at a descriptor in another mount namespace, whose descriptor is given. A thread of its own enters that."""
+    with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
+        return thread.submit(_clone_within, namespace, descriptor).result()
+
+
+def _clone_within(namespace: int, descriptor: int) -> int:
+    mounts.own_directory()  # setns(2) refuses a thread that shares it
+    if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)) < 0:
+        raise _failure("mount namespace")
+    return clone(descriptor)
+
+
 def attach(tree: int, target: Path | str | int) -> None:
     """Mount a tree at a path, or on what a descriptor stands for, in the calling thread's namespace. The descriptor stays the caller's."""
     at, path = (target, b"") if isinstance(target, int) else (_AT_FDCWD, os.fsencode(target))

@@ -299,3 +299,39 @@ def test_calls_leave_no_mount_and_no_descriptor(own: TempEngine, tmp_path: Path)
     assert [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(own.base) in line] == [
         line for line in mounts.splitlines() if str(own.base) in line
     ]
+
+
+def test_a_bind_whose_host_path_the_container_swaps(own: TempEngine, tmp_path: Path) -> None:
+    """`-v /a:/a -v /a/b:/b`: what is read and written at /b is what the container has there, whatever it makes of /a/b."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_text("mine")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("host's secret")
+    command = f"mv /a/b /a/c; ln -s {tmp_path}/outside /a/b; touch /ready; sleep 1000"
+    container = own.started("sh", "-c", command, host={"Binds": [f"{tmp_path}/a:/a", f"{tmp_path}/a/b:/b"]})
+    until("it has swapped", lambda: archive(own, "HEAD", container, "/ready").status == 200)
+    answer = archive(own, "GET", container, "/b/file")
+    assert answer.status == 200 and b"mine" in answer.body and b"host's secret" not in answer.body
+    assert archive(own, "PUT", container, "/b", tar([Node("file", b"written")])).status == 200
+    assert (tmp_path / "outside" / "file").read_text() == "host's secret"
+    assert (tmp_path / "a" / "c" / "file").read_text() == "written"
+    assert b"host's secret" not in archive(own, "GET", container, "/").body
+
+
+def test_a_bound_file_that_was_replaced_on_the_host(own: TempEngine, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("host's secret")
+    (tmp_path / "a").mkdir()
+    for name in ("conf", "a/f"):
+        (tmp_path / name).write_text("old")
+    binds = [f"{tmp_path}/conf:/conf", f"{tmp_path}/a:/a", f"{tmp_path}/a/f:/f"]
+    container = own.started("sleep", "1000", host={"Binds": binds})
+    (tmp_path / "new").write_text("new")
+    os.rename(tmp_path / "new", tmp_path / "conf")
+    assert (
+        b"new" in archive(own, "GET", container, "/conf").body
+    )  # as Docker, though the container still has the old one
+    own.docker("exec", container, "sh", "-c", f"rm /a/f; ln -s {tmp_path}/outside /a/f")
+    answer = archive(own, "GET", container, "/f")
+    assert answer.status == 200 and b"host's secret" not in answer.body
+    assert archive(own, "PUT", container, "/", tar([Node("f", b"x")])).status in (200, 500)
+    assert (tmp_path / "outside").read_text() == "host's secret"
