@@ -199,13 +199,15 @@ class Root:
             return True
         return False
 
-    def stat(self, asked: Asked, found: int) -> PathStat:
-        """`found` is its descriptor."""
+    def stat(self, asked: Asked, found: int, name: str) -> PathStat:
+        """`found` is its descriptor. Raises InvalidParameter for a link that leads round in circles."""
         looks = os.fstat(found)
         target = ""
         if stat.S_ISLNK(looks.st_mode):
-            with contextlib.suppress(OSError):
+            try:
                 target = "/" + files.resolve_in_root(self.descriptor, asked.path).decode(errors="replace")
+            except OSError as error:  # Without a target a client would take the link's own directory for it.
+                raise _missing(error, asked.given, name) from error
         return PathStat(
             name=asked.name,
             size=looks.st_size,
@@ -326,7 +328,7 @@ async def inspect(container: Container, path: str, name: str) -> PathStat:
     def look() -> PathStat:
         found = root.open(asked, name)
         try:
-            return root.stat(asked, found)
+            return root.stat(asked, found, name)
         finally:
             os.close(found)
 
@@ -343,7 +345,7 @@ async def get(container: Container, path: str, name: str) -> tuple[PathStat, Arc
         def begin() -> tuple[PathStat, pack.Packer, bytes]:
             found = root.open(asked, name)
             try:
-                looks = root.stat(asked, found)
+                looks = root.stat(asked, found, name)
                 packer = _packer(found, asked.name)
                 return looks, packer, packer.read(_FIRST)
             finally:

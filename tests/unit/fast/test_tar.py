@@ -204,7 +204,19 @@ def test_every_truncation_is_an_error_or_a_clean_end() -> None:
             found = index(data[:size])
         except ArchiveError:
             continue
-        assert len(found) <= whole and (size % 512 == 0 or size > marks)
+        padding = not any(data[size : size + -size % 512])
+        assert len(found) <= whole and (size % 512 == 0 or size > marks or padding)
+
+
+@pytest.mark.parametrize("step", [1, 512, 1 << 20])
+def test_an_archive_that_ends_with_its_last_entrys_content(step: int) -> None:
+    """What Go's tar.Writer has written before Close, which programs forget."""
+    head = bytes(header(size=b"%011o" % 700))
+    data = head + b"x" * 700 + bytes(324) + head + b"y" * 700
+    assert [(size, offset) for _, _, offset, size, _ in index(data, step)] == [(700, 512), (700, 2048)]
+    for short in (1, 700, 701):
+        with pytest.raises(ArchiveError, match="truncated"):
+            index(data[:-short], step)
 
 
 def test_old_headers_and_global_headers() -> None:
