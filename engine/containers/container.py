@@ -103,6 +103,7 @@ class Container:
         "_peers",
         "_restart",
         "_restart_delay",
+        "_returning",
         "_teardown",
         "_waiters",
         "encoded",
@@ -129,6 +130,8 @@ class Container:
         """The last signal that a user's kill sent to this run."""
         self._restart: asyncio.Task[None] | None = None
         self._restart_delay = 0.0
+        self._returning: asyncio.Event | None = None
+        """Set at the end of a restart that a user asked for and that is under way."""
 
     # --- what is known ------------------------------------------------------------------------------------------
 
@@ -333,8 +336,7 @@ class Container:
 
     async def _launch(self) -> None:
         parts, record = self._parts, self.record
-        if record.status.state == State.RESTARTING:
-            await self._peers_started()
+        await self._peers_started()
         async with contextlib.AsyncExitStack() as borrowed, contextlib.AsyncExitStack() as undo:
             shm = parts.config.run / "shm" / self.id
             joined = await joins.join(record, self._peers.get, parts.monitor.processes, shm, borrowed)
@@ -403,15 +405,24 @@ class Container:
         return self._replace(**changes) if changes else self.record
 
     async def _peers_started(self) -> None:
-        """At boot all start at once; one that builds on others waits while they do, for some seconds: two may wait for each other."""
+        """One that builds on others waits while they restart, for some seconds: two may wait for each other.
+
+        At boot all start at once, and `docker-compose restart` restarts all of a project at once.
+        """
         host = self.record.host
+        booting = self.record.status.state == State.RESTARTING
         names = [create.joined(mode) for mode in (host.network_mode, host.pid_mode, host.ipc_mode)]
         for name in (*filter(None, names), *self.record.links.values()):
             with contextlib.suppress(EngineError, TimeoutError):
                 peer = self._peers.get(name)
-                if peer is not self and peer.record.status.state == State.RESTARTING:
-                    async with asyncio.timeout(_PEERS_WAIT), peer.lock:
-                        pass
+                if peer is self:
+                    continue
+                async with asyncio.timeout(_PEERS_WAIT):
+                    if peer._returning is not None:
+                        await peer._returning.wait()
+                    elif booting and peer.record.status.state == State.RESTARTING:
+                        async with peer.lock:
+                            pass
 
     async def relink(self) -> None:
         """A container that this one is linked to has started, perhaps with another address: its hosts file follows."""
@@ -724,11 +735,17 @@ class Container:
     async def restart(self, timeout: float | None = None) -> None:
         """Stop when it runs, then start."""
         self._check_present()
-        if self.running:
-            with contextlib.suppress(NotModified):
-                await self.stop(timeout)
-        with contextlib.suppress(NotModified):  # another was faster
-            await self.start()
+        self._returning = returned = asyncio.Event()
+        try:
+            if self.running:
+                with contextlib.suppress(NotModified):
+                    await self.stop(timeout)
+            with contextlib.suppress(NotModified):  # another was faster
+                await self.start()
+        finally:
+            returned.set()
+            if self._returning is returned:
+                self._returning = None
         self.publish("restart")
 
     async def pause(self) -> None:

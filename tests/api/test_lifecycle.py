@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -469,3 +470,22 @@ def test_order_and_attributes_of_events(engine: TempEngine) -> None:
             assert attributes["exitCode"] == "7"
     times = [event["timeNano"] for event in found]
     assert times == sorted(times)
+
+
+def test_a_start_waits_for_the_restart_of_whose_network_it_joins(engine: TempEngine) -> None:
+    """As when compose restarts a project: all its containers at once."""
+    owner = engine.started("sleep", "600")  # takes no SIGTERM: its stop takes the second that it is given
+    joiner = engine.create("sleep", "600", network=f"container:{owner}")
+    begin = time.time()
+
+    def killed() -> bool:
+        target = f"/v1.24/events?since={begin:.9f}&until={time.time():.9f}"
+        return b'"Action":"kill"' in engine.request("GET", target).body
+
+    with ThreadPoolExecutor(1) as pool:
+        restart = pool.submit(engine.post, f"/containers/{owner}/restart?t=1")
+        until("the restart has begun", killed)
+        engine.post(f"/containers/{joiner}/start")
+        restart.result()
+    first, second = (os.readlink(f"/proc/{engine.inspect(each)['State']['Pid']}/ns/net") for each in (owner, joiner))
+    assert first == second
