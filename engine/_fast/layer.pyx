@@ -30,6 +30,7 @@ from engine._fast.tar cimport TAR_MAX_PATH, Entry, Reader
 cdef extern from "<fcntl.h>" nogil:
     enum:
         AT_REMOVEDIR
+        AT_FDCWD
         AT_SYMLINK_NOFOLLOW
         O_CLOEXEC
         O_CREAT
@@ -445,8 +446,10 @@ cdef class _Layout:
                             return self.fail(b"a parent of the entry is no directory")
                         unlinkat(above, self.parent + begin, 0)
                     if mkdirat(above, self.parent + begin, 0o755) == 0:
-                        fchmodat(above, self.parent + begin, 0o755, 0)
-                        fd = self.open_directory(self.parent, O_PATH)
+                        fd = openat(above, self.parent + begin, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+                        if fd >= 0 and fchmod(fd, 0o755) < 0:       # whatever the umask made of it
+                            close(fd)
+                            fd = -1
                 if fd < 0:
                     close(above)
                     return self.fail_system()
@@ -683,13 +686,18 @@ cdef class _Layout:
         return self.finish_directory(self.parent_fd, base)
 
     cdef int finish_directory(self, int above, const char *base) noexcept nogil:
+        """On one descriptor: a container may put a link in its place at any time, and chmod(2) by name would follow that out of its root."""
         cdef Entry *entry = &self.reader.entry
+        cdef int status = 0, fd = openat(above, base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+        if fd < 0:
+            return self.fail_system()
         # Always: it may have been there, with another owner.
-        if fchownat(above, base, entry.uid, entry.gid, AT_SYMLINK_NOFOLLOW) < 0:
-            return self.fail_system()
-        if fchmodat(above, base, entry.mode, 0) < 0:
-            return self.fail_system()
-        if self.set_attributes(-1, above, base) < 0:
+        if fchown(fd, entry.uid, entry.gid) < 0 or fchmod(fd, entry.mode) < 0:
+            status = self.fail_system()
+        elif self.set_attributes(fd, -1, NULL) < 0:
+            status = -1
+        close(fd)
+        if status < 0:
             return -1
         if above == self.root:
             self.forget_parent()        # its set-group-id bit may be another now
@@ -841,6 +849,19 @@ cdef class _Layout:
             return mknodat(self.parent_fd, base, S_IFBLK | entry.mode, makedev(entry.major, entry.minor))
         return mknodat(self.parent_fd, base, S_IFIFO | entry.mode, 0)
 
+    cdef int change_mode(self, const char *base) noexcept nogil:
+        """Of a node that must not be opened. By a descriptor all the same: chmod(2) by name follows a link put in the node's place."""
+        cdef char path[32]
+        cdef int status, fd = openat(self.parent_fd, base, O_PATH | O_NOFOLLOW | O_CLOEXEC)
+        if fd < 0:
+            return self.fail_system()
+        snprintf(path, sizeof(path), b"/proc/self/fd/%d", fd)
+        status = fchmodat(AT_FDCWD, path, self.reader.entry.mode, 0)
+        if status < 0:
+            self.fail_system()
+        close(fd)
+        return status
+
     cdef int place_special(self, const char *base) noexcept nogil:
         """A symbolic link, device or FIFO."""
         cdef Entry *entry = &self.reader.entry
@@ -860,8 +881,8 @@ cdef class _Layout:
             fchownat(self.parent_fd, base, entry.uid, entry.gid, AT_SYMLINK_NOFOLLOW) < 0
         ):
             return self.fail_system()
-        if entry.type != b"2" and fchmodat(self.parent_fd, base, entry.mode, 0) < 0:
-            return self.fail_system()
+        if entry.type != b"2" and self.change_mode(base) < 0:
+            return -1
         if self.set_attributes(-1, self.parent_fd, base) < 0:
             return -1
         self.set_times(times)

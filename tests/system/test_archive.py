@@ -8,6 +8,7 @@ import io
 import os
 import socket
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -115,6 +116,43 @@ def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
     assert sum(statuses.values()) == CALLS
     assert statuses.get(200, 0) > CALLS // 10, statuses  # it is no refusal of everything
     assert own.inspect(container)["State"]["Running"]
+
+
+EXCHANGE = """
+import ctypes, sys
+syscall, names = ctypes.CDLL(None).syscall, [name.encode() for name in sys.argv[1:]]
+while True:
+    for name in names:
+        syscall(316, -100, b"mine", -100, name, 2)  # renameat2(2), RENAME_EXCHANGE: without an instant in which there is neither
+"""
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "parent"])
+def test_owners_and_modes_reach_no_link_that_takes_the_place(own: TempEngine, tmp_path: Path, kind: str) -> None:
+    """What an archive makes is replaced by a link to the host's root, by way of /proc, between its making and its chmod."""
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    before = outside.stat()
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    for name in ("magic", "plain"):
+        (volume / name).symlink_to(f"/proc/{own.pid}/root{outside}" if name == "magic" else outside)
+    container = own.create("true", host={"Binds": [f"{volume}:/vol"]})
+    made = {
+        "directory": [directory("mine", mode=0o777, uid=7, gid=7)],
+        "fifo": [Node("mine", type=tarfile.FIFOTYPE, mode=0o777, uid=7, gid=7)],
+        "parent": [Node("mine/below", b"x", mode=0o777, uid=7, gid=7)],
+    }[kind]
+    evil = tar(made * 500)
+    swapper = subprocess.Popen([sys.executable, "-c", EXCHANGE, "magic", "plain"], cwd=volume)
+    try:
+        statuses = {archive(own, "PUT", container, "/vol", evil).status for _ in range(30)}
+    finally:
+        swapper.kill()
+        swapper.wait()
+    after = outside.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid), statuses
+    assert not os.listdir(outside) and own.request("GET", "/_ping").status == 200
 
 
 def test_names_and_files_made_to_harm(own: TempEngine) -> None:
