@@ -13,11 +13,14 @@ alone: for `unpack` they are names like others.
 directory is opened anew from the container's root, volumes included, and what is made is made by its last name in that directory. An archive may
 be a bomb: see `charge`.
 
+What `unpack` spends is nearly all the kernel's, in making files: so threads of its own write the small ones (`Crew`), while it reads on. What comes out is
+as if each entry had waited for the one before it.
+
 Owns:    nothing between calls. Descriptors stay the caller's.
 Threads: any number at once, each on another directory. The GIL is released for the whole of a call, but for reading a Python source.
 Raises:  tar.ArchiveError, and OSError with the kernel's errno and the entry's name. What was laid out by then stays: the caller's to remove.
 """
-from libc.errno cimport EAGAIN, EEXIST, EINTR, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM, errno
+from libc.errno cimport EAGAIN, EEXIST, EINTR, EISDIR, ENAMETOOLONG, ENOMEM, ENOENT, ENOSPC, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, realloc
@@ -40,9 +43,39 @@ cdef extern from "<fcntl.h>" nogil:
         O_PATH
         O_RDONLY
         O_WRONLY
+        F_DUPFD_CLOEXEC
+    int fcntl(int fd, int command, ...)
     int openat(int directory, const char *path, int flags, ...)
 
+cdef extern from "<pthread.h>" nogil:
+    ctypedef unsigned long pthread_t
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_create(pthread_t *thread, const void *attributes, void *(*run)(void *) noexcept nogil, void *argument)
+    int pthread_join(pthread_t thread, void **result)
+    int pthread_mutex_init(pthread_mutex_t *mutex, const void *attributes)
+    int pthread_mutex_destroy(pthread_mutex_t *mutex)
+    int pthread_mutex_lock(pthread_mutex_t *mutex)
+    int pthread_mutex_unlock(pthread_mutex_t *mutex)
+    int pthread_cond_init(pthread_cond_t *condition, const void *attributes)
+    int pthread_cond_destroy(pthread_cond_t *condition)
+    int pthread_cond_broadcast(pthread_cond_t *condition)
+    int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct sigset_t:
+        pass
+    enum:
+        SIG_SETMASK
+    int sigfillset(sigset_t *signals)
+    int pthread_sigmask(int how, const sigset_t *signals, sigset_t *before)
+
 cdef extern from "<unistd.h>" nogil:
+    enum:
+        _SC_NPROCESSORS_ONLN
+    long sysconf(int name)
     int close(int fd)
     int unlinkat(int directory, const char *path, int flags)
     int ftruncate(int fd, int64_t size)
@@ -139,6 +172,11 @@ cdef enum:
     UNCHECKED = 16 << 20    # bytes that `unpack` may write between two looks at the free space, or a quarter of what it has where that is less
     RESERVE = 512 << 20     # bytes that it leaves free, or a twentieth of the file system where that is less
     INODES = 4096           # inodes likewise
+    SMALL = 64 << 10        # bytes of a file up to which it is the crew's
+    FEW = 64                # files that are written before threads are worth their start
+    HANDS = 2               # threads of a crew: more only queue for the kernel's locks
+    BATCH = 192 << 10       # bytes of a batch
+    BATCHES = 20            # how many there are at most
 
 
 cdef struct Removal:
@@ -294,6 +332,307 @@ def usage(int directory):
     return size, entries
 
 
+# --- files of a container, made and written ---------------------------------------------------------------------------
+
+cdef struct Owner:
+    uint32_t uid
+    uint32_t gid
+    bint given              # to be set, rather than what the file is made with
+
+
+cdef int make_file(int parent, const char *base, const Owner *owner, uint32_t mode) noexcept nogil:
+    """A new file, open to be written; -1. With its mode already where nothing can be lost by that: no one else's, and no set-id bit."""
+    if owner.given or mode & 0o7000:
+        mode &= 0o700
+    return openat(parent, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode)
+
+
+cdef int give(int fd, const Owner *owner, uint32_t mode, uint8_t *kept) noexcept nogil:
+    """Owner and mode of what `make_file` made; -1. `kept`: of each mode, whether a file made with it in this directory has had it.
+
+    The umask, and an access control list that the directory hands down, take bits of it away.
+    """
+    cdef stat_t found
+    if owner.given:
+        # chown(2) clears the set-id bits and security.capability.
+        return -1 if fchown(fd, owner.uid, owner.gid) < 0 or fchmod(fd, mode) < 0 else 0
+    if mode & 0o7000:
+        return fchmod(fd, mode)
+    if kept[mode]:
+        return 0
+    if fstat(fd, &found) < 0:
+        return -1
+    if found.st_mode & 0o7777 != mode:
+        return fchmod(fd, mode)
+    kept[mode] = True
+    return 0
+
+
+cdef int write_all(int fd, const uint8_t *data, size_t size) noexcept nogil:
+    cdef ssize_t put
+    while size:
+        put = write(fd, data, size)
+        if put < 0:
+            if errno == EINTR:
+                continue
+            return -1
+        data += put
+        size -= put
+    return 0
+
+
+# A file in a batch; its name, with the NUL, and its content follow.
+cdef struct Small:
+    size_t room             # of all of it
+    size_t length           # of the name
+    size_t size
+    timespec time
+    Owner owner
+    uint32_t mode
+
+
+# Files for one directory, in the order of the archive.
+cdef struct Batch:
+    Batch *next
+    int directory           # its own descriptor, or the errno of why there is none, negative
+    uint64_t device         # and inode, which say whether two descriptors are of one directory
+    uint64_t inode
+    size_t used
+    int64_t charged         # bytes, as `charge` counts them
+    int64_t files
+    uint8_t data[BATCH]
+
+
+cdef struct Crew
+
+cdef struct Hand:
+    Crew *crew
+    pthread_t thread
+    Batch *first            # what it has to do; the first is being written
+    Batch *last
+    int64_t charged
+
+
+# Threads that write small files. All is guarded by `lock`, but what is in a batch, which nobody changes once it has been handed over.
+#
+# The order of the archive holds where it matters: what is for one directory goes to one hand as long as that has something for it, and whoever
+# makes anything else asks first whether its name is `awaited`, or waits until all is written.
+cdef struct Crew:
+    pthread_mutex_t lock
+    pthread_cond_t changed
+    Hand hands[HANDS]
+    int count
+    int batches             # that were allocated
+    Batch *spare
+    int64_t charged
+    int64_t files
+    bint ending
+    int error               # errno of the first failure; what is handed over afterwards is dropped
+    char failed[4096]
+
+
+cdef int write_small(int directory, const Small *small, uint8_t *kept) noexcept nogil:
+    """0, or errno."""
+    cdef const char *base = <const char *>small + sizeof(Small)
+    cdef timespec times[2]
+    cdef stat_t found
+    cdef int status = 0
+    cdef int fd = make_file(directory, base, &small.owner, small.mode)
+    if fd < 0 and errno == EEXIST:
+        if fstatat(directory, base, &found, AT_SYMLINK_NOFOLLOW) == 0 and S_ISDIR(found.st_mode):
+            return EISDIR   # a container's doing: it was not there before
+        if unlinkat(directory, base, 0) < 0 and errno != ENOENT:
+            return errno
+        fd = make_file(directory, base, &small.owner, small.mode)
+    if fd < 0:
+        return errno
+    times[0] = times[1] = small.time
+    if (
+        write_all(fd, <const uint8_t *>base + small.length + 1, small.size) < 0
+        or give(fd, &small.owner, small.mode, kept) < 0
+        or futimens(fd, times) < 0
+    ):
+        status = errno
+    if close(fd) < 0 and status == 0:
+        status = errno
+    return status
+
+
+cdef void *run_hand(void *argument) noexcept nogil:
+    cdef Hand *hand = <Hand *>argument
+    cdef Crew *crew = hand.crew
+    cdef Batch *batch
+    cdef Small *small
+    cdef uint8_t kept[512]
+    cdef size_t at
+    cdef int status
+    pthread_mutex_lock(&crew.lock)
+    while True:
+        batch = hand.first
+        if batch == NULL:
+            if crew.ending:
+                break
+            pthread_cond_wait(&crew.changed, &crew.lock)
+            continue
+        status = crew.error
+        if batch.directory < 0 and status == 0:
+            status = -batch.directory
+        pthread_mutex_unlock(&crew.lock)
+        memset(kept, 0, sizeof(kept))
+        at = 0
+        small = <Small *>batch.data
+        while status == 0 and at < batch.used:
+            small = <Small *>(batch.data + at)
+            status = write_small(batch.directory, small, kept)
+            at += small.room
+        if batch.directory >= 0:
+            close(batch.directory)
+        pthread_mutex_lock(&crew.lock)
+        if status and crew.error == 0:
+            crew.error = status
+            memcpy(crew.failed, <const char *>small + sizeof(Small), small.length + 1)
+        hand.first = batch.next
+        hand.charged -= batch.charged
+        crew.charged -= batch.charged
+        crew.files -= batch.files
+        batch.next = crew.spare
+        crew.spare = batch
+        pthread_cond_broadcast(&crew.changed)
+    pthread_mutex_unlock(&crew.lock)
+    return NULL
+
+
+cdef Crew *assemble() noexcept nogil:
+    """NULL where one processor is all there is, or nothing can be had."""
+    cdef Crew *crew
+    cdef sigset_t all, before
+    cdef long processors = sysconf(_SC_NPROCESSORS_ONLN)
+    if processors < 2:
+        return NULL
+    crew = <Crew *>malloc(sizeof(Crew))
+    if crew == NULL:
+        return NULL
+    memset(crew, 0, sizeof(Crew))
+    pthread_mutex_init(&crew.lock, NULL)
+    pthread_cond_init(&crew.changed, NULL)
+    sigfillset(&all)
+    pthread_sigmask(SIG_SETMASK, &all, &before)
+    while crew.count < HANDS:
+        crew.hands[crew.count].crew = crew
+        if pthread_create(&crew.hands[crew.count].thread, NULL, run_hand, &crew.hands[crew.count]) != 0:
+            break
+        crew.count += 1
+    pthread_sigmask(SIG_SETMASK, &before, NULL)
+    if crew.count == 0:
+        dismiss(crew)
+        return NULL
+    return crew
+
+
+cdef void dismiss(Crew *crew) noexcept nogil:
+    """After all it has to do."""
+    cdef Batch *batch
+    cdef int index
+    pthread_mutex_lock(&crew.lock)
+    crew.ending = True
+    pthread_cond_broadcast(&crew.changed)
+    pthread_mutex_unlock(&crew.lock)
+    for index in range(crew.count):
+        pthread_join(crew.hands[index].thread, NULL)
+    while crew.spare != NULL:
+        batch = crew.spare
+        crew.spare = batch.next
+        free(batch)
+    pthread_cond_destroy(&crew.changed)
+    pthread_mutex_destroy(&crew.lock)
+    free(crew)
+
+
+cdef Batch *new_batch(Crew *crew) noexcept nogil:
+    """An empty one, as soon as there is one; NULL without memory."""
+    cdef Batch *batch
+    pthread_mutex_lock(&crew.lock)
+    if crew.spare == NULL and crew.batches < BATCHES:
+        batch = <Batch *>malloc(sizeof(Batch))
+        if batch != NULL:
+            crew.batches += 1
+    else:
+        while crew.spare == NULL:
+            pthread_cond_wait(&crew.changed, &crew.lock)
+        batch = crew.spare
+        crew.spare = batch.next
+    pthread_mutex_unlock(&crew.lock)
+    return batch
+
+
+cdef void hand_over(Crew *crew, Batch *batch) noexcept nogil:
+    cdef Hand *hand
+    cdef Hand *chosen = NULL
+    cdef Batch *other
+    cdef int index
+    batch.next = NULL
+    pthread_mutex_lock(&crew.lock)
+    for index in range(crew.count):
+        hand = &crew.hands[index]
+        other = hand.first
+        while other != NULL and not (other.inode == batch.inode and other.device == batch.device):
+            other = other.next
+        if other != NULL:
+            chosen = hand
+            break
+        if chosen == NULL or hand.charged < chosen.charged:
+            chosen = hand
+    if chosen.first == NULL:
+        chosen.first = batch
+    else:
+        chosen.last.next = batch
+    chosen.last = batch
+    chosen.charged += batch.charged
+    crew.charged += batch.charged
+    crew.files += batch.files
+    pthread_cond_broadcast(&crew.changed)
+    pthread_mutex_unlock(&crew.lock)
+
+
+cdef bint has_name(const Batch *batch, const char *base, size_t length) noexcept nogil:
+    cdef size_t at = 0
+    cdef const Small *small
+    while at < batch.used:
+        small = <const Small *>(batch.data + at)
+        if small.length == length and strcmp(<const char *>small + sizeof(Small), base) == 0:
+            return True
+        at += small.room
+    return False
+
+
+cdef bint awaited(Crew *crew, uint64_t device, uint64_t inode, const char *base) noexcept nogil:
+    """Whether the crew still has a file of that name for that directory."""
+    cdef Batch *batch
+    cdef size_t length = strlen(base)
+    cdef int index
+    cdef bint found = False
+    pthread_mutex_lock(&crew.lock)
+    for index in range(crew.count):
+        batch = crew.hands[index].first
+        while batch != NULL and not found:
+            found = batch.inode == inode and batch.device == device and has_name(batch, base, length)
+            batch = batch.next
+    pthread_mutex_unlock(&crew.lock)
+    return found
+
+
+cdef void finish(Crew *crew) noexcept nogil:
+    """Wait until all that was handed over is written."""
+    cdef int index = 0
+    pthread_mutex_lock(&crew.lock)
+    while index < crew.count:
+        if crew.hands[index].first != NULL:
+            pthread_cond_wait(&crew.changed, &crew.lock)
+        else:
+            index += 1
+    pthread_mutex_unlock(&crew.lock)
+
+
 # --- a layer from its tar stream ------------------------------------------------------------------------------------
 
 cdef int64_t MAX_NAMES = 32 * 1024 * 1024       # bytes kept of the names of directories, whose times come last
@@ -361,6 +700,12 @@ cdef class _Layout:
     cdef size_t base_length
     cdef int64_t allowed            # bytes that may be written to `device` before free space is looked at again
     cdef uint64_t device
+    cdef uint64_t parent_device     # and inode, of `parent`
+    cdef uint64_t parent_inode
+    cdef uint8_t kept[512]          # see `give`
+    cdef Crew *crew                 # NULL: none
+    cdef Batch *batch               # for `parent`, not yet handed over; NULL: none
+    cdef int files                  # that were written before there was a crew
 
     def __cinit__(self, int root, Reader reader not None):
         self.root = root
@@ -368,6 +713,8 @@ cdef class _Layout:
         self.parent_fd = -1
         self.directories = NULL
         self.base = b""
+        self.crew = NULL
+        self.batch = NULL
 
     def __dealloc__(self):
         cdef size_t index
@@ -387,6 +734,7 @@ cdef class _Layout:
     # --- directories ------------------------------------------------------------------------------------------------
 
     cdef void forget_parent(self) noexcept nogil:
+        self.hand_over()
         if self.parent_fd >= 0:
             close(self.parent_fd)
         self.parent_fd = -1
@@ -410,7 +758,7 @@ cdef class _Layout:
         self.parent[length] = 0
         self.parent_fd = self.open_directory(self.parent, O_PATH)
         if self.parent_fd < 0 and (errno == ENOENT or errno == ENOTDIR):
-            if self.make_parents(length) < 0:
+            if self.settle() < 0 or self.make_parents(length) < 0:
                 return -1
             self.parent_fd = self.open_directory(self.parent, O_PATH)
         if self.parent_fd < 0:
@@ -418,6 +766,9 @@ cdef class _Layout:
         if fstat(self.parent_fd, &found) < 0:
             return self.fail_system()
         self.parent_gives_group = found.st_mode & S_ISGID != 0
+        self.parent_device = found.st_dev
+        self.parent_inode = found.st_ino
+        memset(self.kept, 0, sizeof(self.kept))
         return 0
 
     cdef int make_parents(self, size_t length) noexcept nogil:
@@ -524,6 +875,15 @@ cdef class _Layout:
     # --- entries ----------------------------------------------------------------------------------------------------
 
     cdef int run(self) noexcept nogil:
+        cdef int status = self.place_all()
+        if self.settle() < 0:
+            status = -1
+        if self.crew != NULL:
+            dismiss(self.crew)
+            self.crew = NULL
+        return status if status < 0 else self.finish_directories()
+
+    cdef int place_all(self) noexcept nogil:
         cdef int got
         while True:
             got = self.reader.next()
@@ -533,9 +893,7 @@ cdef class _Layout:
                 break
             if self.place() < 0:
                 return -1
-        if self.reader.drain() < 0:
-            return -1
-        return self.finish_directories()
+        return self.reader.drain()
 
     cdef int place(self) noexcept nogil:
         cdef Entry *entry = &self.reader.entry
@@ -565,6 +923,11 @@ cdef class _Layout:
         base = self.path + begin
         if self.enter(begin - 1 if begin else 0) < 0:
             return -1
+        if self.crew != NULL:
+            if entry.type == b"0" and entry.size <= SMALL and not entry.sparse and entry.attribute_count == 0 and self.may_batch(base):
+                return self.add_small(base)
+            if self.await_name(base) < 0:
+                return -1
         if not self.into and strncmp(base, b".wh.", 4) == 0:
             if strcmp(base, b".wh..wh..opq") == 0:
                 return self.make_opaque(self.parent_fd)
@@ -577,6 +940,94 @@ cdef class _Layout:
             return self.place_link(base)
         return self.place_special(base)
 
+    # --- what the crew does ---------------------------------------------------------------------------------------------
+
+    cdef bint may_batch(self, const char *base) noexcept nogil:
+        """Only what replaces nothing but a file: paths lead where they lead now, whether or not the crew has come to it."""
+        cdef stat_t found
+        if fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
+            return errno == ENOENT
+        return S_ISREG(found.st_mode)
+
+    cdef int add_small(self, const char *base) noexcept nogil:
+        cdef Entry *entry = &self.reader.entry
+        cdef size_t length = strlen(base), size = <size_t>entry.size, part
+        cdef size_t room = (sizeof(Small) + length + 1 + size + 15) & ~<size_t>15
+        cdef const uint8_t *data
+        cdef uint8_t *at
+        cdef Small *small
+        if self.charge(entry.size + 4096) < 0:
+            return -1
+        if self.batch != NULL and self.batch.used + room > BATCH:
+            self.hand_over()
+        if self.batch == NULL:
+            if self.check_crew() < 0:
+                return -1
+            self.batch = new_batch(self.crew)
+            if self.batch == NULL:
+                return self.reader.fail_system(entry.name, ENOMEM)
+            self.batch.used = 0
+            self.batch.charged = self.batch.files = 0
+            self.batch.device = self.parent_device
+            self.batch.inode = self.parent_inode
+        small = <Small *>(self.batch.data + self.batch.used)
+        small.room = room
+        small.length = length
+        small.size = size
+        small.time.tv_sec = entry.seconds
+        small.time.tv_nsec = entry.nanoseconds
+        small.mode = entry.mode
+        self.set_owner(&small.owner)
+        at = <uint8_t *>small + sizeof(Small)
+        memcpy(at, base, length + 1)
+        at += length + 1
+        while size:
+            if self.reader.payload(&data, &part) <= 0:
+                return self.fail(b"truncated archive")
+            memcpy(at, data, part)
+            at += part
+            size -= part
+        # Only now is it whole.
+        self.batch.used += room
+        self.batch.files += 1
+        self.batch.charged += entry.size + 4096
+        self.size += entry.size
+        return 0
+
+    cdef void hand_over(self) noexcept nogil:
+        cdef Batch *batch = self.batch
+        self.batch = NULL
+        if batch == NULL:
+            return
+        batch.directory = fcntl(self.parent_fd, F_DUPFD_CLOEXEC, 0)
+        if batch.directory < 0:
+            batch.directory = -errno
+        hand_over(self.crew, batch)
+
+    cdef int check_crew(self) noexcept nogil:
+        """-1 when it has failed."""
+        cdef int error
+        pthread_mutex_lock(&self.crew.lock)
+        error = self.crew.error
+        pthread_mutex_unlock(&self.crew.lock)
+        return self.reader.fail_system(self.crew.failed, error) if error else 0
+
+    cdef int await_name(self, const char *base) noexcept nogil:
+        """Before something is made in `parent`: have what comes before it under the same name."""
+        if self.batch != NULL and has_name(self.batch, base, strlen(base)):
+            return self.settle()
+        if awaited(self.crew, self.parent_device, self.parent_inode, base):
+            return self.settle()
+        return 0
+
+    cdef int settle(self) noexcept nogil:
+        """Have all that came so far; -1 when some of it failed."""
+        if self.crew == NULL:
+            return 0
+        self.hand_over()
+        finish(self.crew)
+        return self.check_crew()
+
     cdef int put_base(self, char *path, int length) noexcept nogil:
         """A clean path seen from the root rather than from where the names begin; its length, or -1 when it gets too long."""
         if self.base_length == 0:
@@ -588,31 +1039,33 @@ cdef class _Layout:
         path[self.base_length] = b"/"
         return <int>self.base_length + 1 + length
 
-    cdef int charge(self, int fd, int64_t size) noexcept nogil:
-        """Before `size` bytes are written to a file: refuse what would fill the file system up.
+    cdef int charge(self, int64_t size) noexcept nogil:
+        """Before `size` bytes are written to a file in `parent`: refuse what would fill the file system up.
 
         An archive of some kilobytes may inflate to anything. A twentieth of a file system stays free, or 512 MiB where that is less, and likewise
-        4,096 of its inodes.
+        4,096 of its inodes. What the crew has not written yet is as good as written.
         """
         cdef statvfs_t found
-        cdef stat_t file
-        cdef int64_t free, reserve
-        if fstat(fd, &file) < 0:
-            return self.fail_system()
+        cdef int64_t free, reserve, charged = 0, files = 0
         self.allowed -= size
-        if self.allowed >= 0 and file.st_dev == self.device:
+        if self.allowed >= 0 and self.parent_device == self.device:
             return 0
-        if fstatvfs(fd, &found) < 0:
+        if self.crew != NULL:
+            self.hand_over()
+            pthread_mutex_lock(&self.crew.lock)
+            charged, files = self.crew.charged, self.crew.files
+            pthread_mutex_unlock(&self.crew.lock)
+        if fstatvfs(self.parent_fd, &found) < 0:
             return self.fail_system()
         reserve = <int64_t>(found.f_blocks * found.f_frsize // 20)
-        free = <int64_t>(found.f_bavail * found.f_frsize) - (reserve if reserve < RESERVE else RESERVE) - size
+        free = <int64_t>(found.f_bavail * found.f_frsize) - (reserve if reserve < RESERVE else RESERVE) - size - charged
         if free < 0:
             return self.reader.fail_system(self.reader.entry.name, ENOSPC)
         self.allowed = free // 4 if free // 4 < UNCHECKED else UNCHECKED
-        self.device = file.st_dev
+        self.device = self.parent_device
         if found.f_files:
             reserve = <int64_t>(found.f_files // 20)
-            free = <int64_t>found.f_favail - (reserve if reserve < INODES else INODES)
+            free = <int64_t>found.f_favail - (reserve if reserve < INODES else INODES) - files
             if free <= 0:
                 return self.reader.fail_system(self.reader.entry.name, ENOSPC)
             if free * 1024 < self.allowed:
@@ -642,6 +1095,8 @@ cdef class _Layout:
         cdef stat_t found
         cdef Removal removal
         cdef int parent = self.parent_fd
+        if self.settle() < 0:
+            return -1
         if fstatat(parent, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
             return self.fail_system()
         if not (S_ISCHR(found.st_mode) and found.st_rdev == 0):
@@ -662,11 +1117,13 @@ cdef class _Layout:
     cdef int place_directory(self, const char *base) noexcept nogil:
         cdef stat_t found
         cdef int fd, whiteout = 0
-        if self.into and self.charge(self.parent_fd, 4096) < 0:
+        if self.into and self.charge(4096) < 0:
             return -1
         if mkdirat(self.parent_fd, base, 0o700) < 0:
             if errno != EEXIST or fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
                 return self.fail_system()
+            if self.settle() < 0:       # it may be about to have another group or mode
+                return -1
             if not S_ISDIR(found.st_mode):
                 if self.keep_kinds:
                     return self.fail(b"cannot overwrite non-directory with directory")
@@ -703,31 +1160,36 @@ cdef class _Layout:
             self.forget_parent()        # its set-group-id bit may be another now
         return self.remember(self.path, False)
 
+    cdef void set_owner(self, Owner *owner) noexcept nogil:
+        owner.uid, owner.gid = self.reader.entry.uid, self.reader.entry.gid
+        owner.given = owner.uid != 0 or owner.gid != 0 or self.parent_gives_group
+
     cdef int place_file(self, const char *base) noexcept nogil:
         cdef Entry *entry = &self.reader.entry
         cdef timespec times[2]
+        cdef Owner owner
         cdef int status = 0, fd
-        fd = openat(self.parent_fd, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, entry.mode & 0o700)
+        if self.into:
+            if self.charge(entry.size + 4096) < 0:
+                return -1
+            self.files += 1
+            if self.files == FEW:
+                self.crew = assemble()
+        self.set_owner(&owner)
+        fd = make_file(self.parent_fd, base, &owner, entry.mode)
         if fd < 0:
             if errno != EEXIST:
                 return self.fail_system()
             if self.make_room(base) < 0:
                 return -1
-            fd = openat(self.parent_fd, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, entry.mode & 0o700)
+            fd = make_file(self.parent_fd, base, &owner, entry.mode)
             if fd < 0:
                 return self.fail_system()
-        if self.into:
-            status = self.charge(fd, entry.size + 4096)
-        if status < 0:
-            pass
-        elif entry.sparse:
+        if entry.sparse:
             status = self.write_sparse(fd)
         elif entry.size:
             status = self.write_whole(fd)
-        if status == 0 and (entry.uid or entry.gid or self.parent_gives_group) and fchown(fd, entry.uid, entry.gid) < 0:
-            status = self.fail_system()
-        # After chown(2), which clears the set-id bits and security.capability.
-        if status == 0 and fchmod(fd, entry.mode) < 0:
+        if status == 0 and give(fd, &owner, entry.mode, self.kept) < 0:
             status = self.fail_system()
         if status == 0 and entry.attribute_count:
             status = self.set_attributes(fd, -1, NULL)
@@ -743,7 +1205,6 @@ cdef class _Layout:
     cdef int write_whole(self, int fd) noexcept nogil:
         cdef const uint8_t *data
         cdef size_t size
-        cdef ssize_t put
         cdef int got
         if self.reader.recording and self.reader.record_file(self.path, 0, self.reader.entry.size) < 0:
             return -1
@@ -751,14 +1212,8 @@ cdef class _Layout:
             got = self.reader.payload(&data, &size)
             if got <= 0:
                 return got
-            while size:
-                put = write(fd, data, size)
-                if put < 0:
-                    if errno == EINTR:
-                        continue
-                    return self.fail_system()
-                data += put
-                size -= put
+            if write_all(fd, data, size) < 0:
+                return self.fail_system()
 
     cdef int write_sparse(self, int fd) noexcept nogil:
         cdef Entry *entry = &self.reader.entry
@@ -800,6 +1255,8 @@ cdef class _Layout:
         cdef char *slash
         cdef stat_t old, new
         cdef int fd, status = 0
+        if self.settle() < 0:
+            return -1
         if length <= 0:
             return self.fail(b"the hard link leads out of the directory" if self.into else b"the hard link leads out of the layer")
         if self.put_base(self.link, length) < 0:
@@ -868,7 +1325,7 @@ cdef class _Layout:
         cdef timespec times[2]
         if entry.type == b"2" and entry.link[0] == 0:
             return self.fail(b"symbolic link to nothing")
-        if self.into and self.charge(self.parent_fd, 4096) < 0:
+        if self.into and self.charge(4096) < 0:
             return -1
         if self.make_special(base) < 0:
             if errno != EEXIST:

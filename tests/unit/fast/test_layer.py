@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import os
+import resource
 import stat
 import subprocess
 import tarfile
@@ -642,6 +643,128 @@ def test_unpack_refuses_paths_that_get_too_long(play: Playground) -> None:
     os.makedirs(play.root / at[:1000])
     with pytest.raises(OSError, match="name too long"):
         put(play, [Node("m" * 200, b"x")], at.encode())
+
+
+BEFORE = [directory("before"), *(Node(f"before/{at}", b"%d" % at) for at in range(100))]
+"""So many files that the small ones behind them are written by other threads."""
+
+
+def without_times_of_directories(play: Playground) -> dict[str, tuple[object, ...]]:
+    found = snapshot(play.root)
+    return {
+        name: (*each[:3], None, *each[4:]) if (play.root / name).is_dir() else each
+        for name, each in found.items()
+        if not name.startswith("before")
+    }
+
+
+def test_a_crew_makes_the_same_tree(play: Playground) -> None:
+    nodes = [
+        node
+        for at in range(12)
+        for node in (
+            directory(f"d{at}", mode=0o2775 if at % 3 == 0 else 0o755, gid=at, mtime=1000 + at),
+            *(
+                Node(
+                    f"d{at}/{each}",
+                    os.urandom(each * 331),
+                    mode=(0o644, 0o755, 0o666, 0o4755, 0o400)[each % 5],
+                    uid=each % 2,
+                    mtime=5000.25 + each,
+                )
+                for each in range(40)
+            ),
+        )
+    ]
+    put(play, nodes)
+    for node in nodes:
+        found = (play.root / node.name).stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime) == (
+            node.mode,
+            node.uid,
+            node.gid,
+            node.mtime,
+        )
+        assert (play.root / node.name).is_dir() or (play.root / node.name).read_bytes() == node.data
+
+
+def test_a_crew_keeps_the_order_of_the_archive(play: Playground) -> None:
+    (play.root / "was").mkdir()
+    os.symlink("was", play.root / "link")
+    (play.root / "old").write_text("old")
+    nodes = [
+        *BEFORE,
+        *(Node("often", b"%d" % at) for at in range(200)),
+        hard_link("same", "often"),
+        Node("turned", b"a file"),
+        directory("turned"),
+        Node("turned/in", b"in"),
+        Node("link", b"a file now"),
+        Node("was/untouched", b"x"),
+        Node("old", b"new"),
+        directory("gone"),
+        *(Node(f"gone/{at}", b"x") for at in range(50)),
+        Node("gone", b"a file"),
+        Node("large", b"small"),
+        Node("large", b"l" * 300_000),
+        Node("again", b"l" * 300_000),
+        Node("again", b"small"),
+    ]
+    put(play, nodes)
+    texts = {name: (play.root / name).read_bytes() for name in ("often", "turned/in", "link", "old", "gone", "again")}
+    assert texts == {
+        "often": b"199",
+        "turned/in": b"in",
+        "link": b"a file now",
+        "old": b"new",
+        "gone": b"a file",
+        "again": b"small",
+    }
+    assert (play.root / "same").samefile(play.root / "often") and (play.root / "large").stat().st_size == 300_000
+    assert os.listdir(play.root / "was") == ["untouched"] and not (play.root / "link").is_symlink()
+
+
+def test_a_crew_says_what_went_wrong(play: Playground) -> None:
+    with pytest.raises(ArchiveError, match="a parent of the entry is no directory: file/below"):
+        put(play, [*BEFORE, Node("file", b"x"), Node("file/below", b"x")])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large: 'too-large'"):
+            put(play, [*BEFORE, Node("too-large", b"x" * 30_000), *(Node(f"{at}", b"x" * 5000) for at in range(2000))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(OSError, match="name too long"):
+        put(play, [*BEFORE, Node("n" * 256, b"x")])
+    with pytest.raises(ArchiveError, match="truncated"):
+        put(play, tar([*BEFORE, Node("cut", b"x" * 50_000)])[:-60_000])
+
+
+def test_a_crew_leaves_no_thread_and_no_descriptor(play: Playground) -> None:
+    nodes = [*BEFORE, *(Node(f"d{at % 50}/{at}", b"x") for at in range(500))]
+    put(play, nodes)
+    before = os.listdir("/proc/self/fd"), len(os.listdir("/proc/self/task"))
+    put(play, nodes)
+    with pytest.raises(ArchiveError):
+        put(play, [*nodes, Node("../x")])
+    assert (os.listdir("/proc/self/fd"), len(os.listdir("/proc/self/task"))) == before
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(nodes(), max_size=30), st.booleans())
+def test_a_crew_does_as_one_thread_would(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[Node], keep_kinds: bool
+) -> None:
+    outcomes = []
+    for before in ([], BEFORE):
+        play = Playground(tmp_path_factory.mktemp("crew"))
+        failure = ""
+        try:
+            put(play, [*before, *entries], keep_kinds=keep_kinds)
+        except (ArchiveError, OSError) as error:
+            failure = str(error)
+        outcomes.append((failure, without_times_of_directories(play)))
+    assert outcomes[0] == outcomes[1]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
