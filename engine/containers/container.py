@@ -980,7 +980,10 @@ class Containers:
 
     def get(self, text: str) -> Container:
         """By id, name or unique prefix. Raises NotFound `No such container: X`."""
-        return self._all[self._names.resolve(text)]
+        found = self._all.get(self._names.resolve(text))
+        if found is None:  # it is being created
+            raise NotFound(f"No such container: {text}")
+        return found
 
     def find(self, container_id: str) -> Container | None:
         """By whole id; None when it is gone."""
@@ -1023,7 +1026,7 @@ class Containers:
             networks=networks,
             links={} if on_users_network else self._links_of(host),
         )
-        self._names.add(record.id, record.name)
+        self._names.reserve(record.id, record.name)
         self._creating[record.id] = image.id
         try:
             async with parts.volumes.claim(record.id, mounts_wanted.points, create.named_volumes(host)) as claim:
@@ -1042,6 +1045,7 @@ class Containers:
         finally:
             del self._creating[record.id]
         container = Container(parts, record, self)
+        self._names.add(record.id, record.name)
         self._add(container)
         container.publish("create", record.created)
         return Created(record.id, warnings)

@@ -489,3 +489,14 @@ def test_a_start_waits_for_the_restart_of_whose_network_it_joins(engine: TempEng
         restart.result()
     first, second = (os.readlink(f"/proc/{engine.inspect(each)['State']['Pid']}/ns/net") for each in (owner, joiner))
     assert first == second
+
+
+def test_a_name_means_nothing_before_its_create_is_done(engine: TempEngine) -> None:
+    seen: set[int] = set()
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(20):
+            making = pool.submit(engine.create, "true", name=f"new{number}")
+            while not making.done():
+                seen.add(engine.request("GET", f"/v1.24/containers/new{number}/json").status)
+            making.result()
+    assert seen <= {200, 404}
