@@ -177,6 +177,7 @@ cdef enum:
     HANDS = 2               # threads of a crew: more only queue for the kernel's locks
     BATCH = 192 << 10       # bytes of a batch
     BATCHES = 20            # how many there are at most
+    RACES = 64              # times that one entry is tried again when others use its name
 
 
 cdef struct Removal:
@@ -436,16 +437,18 @@ cdef int write_small(int directory, const Small *small, uint8_t *kept) noexcept 
     cdef const char *base = <const char *>small + sizeof(Small)
     cdef timespec times[2]
     cdef stat_t found
-    cdef int status = 0
-    cdef int fd = make_file(directory, base, &small.owner, small.mode)
-    if fd < 0 and errno == EEXIST:
+    cdef int status = 0, fd, races = 0
+    while True:
+        fd = make_file(directory, base, &small.owner, small.mode)
+        if fd >= 0:
+            break
+        if errno != EEXIST or races == RACES:
+            return errno
+        races += 1
         if fstatat(directory, base, &found, AT_SYMLINK_NOFOLLOW) == 0 and S_ISDIR(found.st_mode):
             return EISDIR   # a container's doing: it was not there before
         if unlinkat(directory, base, 0) < 0 and errno != ENOENT:
             return errno
-        fd = make_file(directory, base, &small.owner, small.mode)
-    if fd < 0:
-        return errno
     times[0] = times[1] = small.time
     if (
         write_all(fd, <const uint8_t *>base + small.length + 1, small.size) < 0
@@ -730,6 +733,10 @@ cdef class _Layout:
 
     cdef int fail_system(self) noexcept nogil:
         return self.reader.fail_system(self.reader.entry.name, errno)
+
+    cdef int missing(self) noexcept nogil:
+        """After a call about what was just made failed: in a live container others may have taken it away, and then that is that."""
+        return 0 if self.into and errno == ENOENT else self.fail_system()
 
     # --- directories ------------------------------------------------------------------------------------------------
 
@@ -1091,14 +1098,17 @@ cdef class _Layout:
         return status
 
     cdef int make_room(self, const char *base) noexcept nogil:
-        """Take away what an earlier entry put there. 1 when that was a whiteout, else 0, or -1."""
+        """Take away what an earlier entry put there. 1 when that was a whiteout, else 0, or -1.
+
+        In a live container others may have been faster, or put something there anew: who calls tries again, `RACES` times at most.
+        """
         cdef stat_t found
         cdef Removal removal
         cdef int parent = self.parent_fd
         if self.settle() < 0:
             return -1
         if fstatat(parent, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
-            return self.fail_system()
+            return 0 if self.into and errno == ENOENT else self.fail_system()
         if not (S_ISCHR(found.st_mode) and found.st_rdev == 0):
             self.replaced = True
         if S_ISDIR(found.st_mode):
@@ -1110,28 +1120,32 @@ cdef class _Layout:
             if removal.error:
                 return self.reader.fail_system(self.reader.entry.name, removal.error)
             return 0
-        if unlinkat(parent, base, 0) < 0:
+        if unlinkat(parent, base, 0) < 0 and not (self.into and (errno == ENOENT or errno == EISDIR)):
             return self.fail_system()
         return not self.into and S_ISCHR(found.st_mode) and found.st_rdev == 0
 
     cdef int place_directory(self, const char *base) noexcept nogil:
         cdef stat_t found
-        cdef int fd, whiteout = 0
+        cdef int fd, whiteout = 0, races = 0
         if self.into and self.charge(4096) < 0:
             return -1
-        if mkdirat(self.parent_fd, base, 0o700) < 0:
-            if errno != EEXIST or fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
+        while mkdirat(self.parent_fd, base, 0o700) < 0:
+            if errno != EEXIST or races == RACES:
                 return self.fail_system()
             if self.settle() < 0:       # it may be about to have another group or mode
                 return -1
-            if not S_ISDIR(found.st_mode):
-                if self.keep_kinds:
-                    return self.fail(b"cannot overwrite non-directory with directory")
-                whiteout = self.make_room(base)
-                if whiteout < 0:
-                    return -1
-                if mkdirat(self.parent_fd, base, 0o700) < 0:
-                    return self.fail_system()
+            races += 1
+            if fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
+                if errno == ENOENT:
+                    continue
+                return self.fail_system()
+            if S_ISDIR(found.st_mode):
+                break
+            if self.keep_kinds:
+                return self.fail(b"cannot overwrite non-directory with directory")
+            whiteout = self.make_room(base)
+            if whiteout < 0:
+                return -1
         if whiteout:
             fd = openat(self.parent_fd, base, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
             if fd < 0:
@@ -1147,7 +1161,7 @@ cdef class _Layout:
         cdef Entry *entry = &self.reader.entry
         cdef int status = 0, fd = openat(above, base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
         if fd < 0:
-            return self.fail_system()
+            return self.missing()
         # Always: it may have been there, with another owner.
         if fchown(fd, entry.uid, entry.gid) < 0 or fchmod(fd, entry.mode) < 0:
             status = self.fail_system()
@@ -1168,7 +1182,7 @@ cdef class _Layout:
         cdef Entry *entry = &self.reader.entry
         cdef timespec times[2]
         cdef Owner owner
-        cdef int status = 0, fd
+        cdef int status = 0, fd, races = 0
         if self.into:
             if self.charge(entry.size + 4096) < 0:
                 return -1
@@ -1176,15 +1190,15 @@ cdef class _Layout:
             if self.files == FEW:
                 self.crew = assemble()
         self.set_owner(&owner)
-        fd = make_file(self.parent_fd, base, &owner, entry.mode)
-        if fd < 0:
-            if errno != EEXIST:
+        while True:
+            fd = make_file(self.parent_fd, base, &owner, entry.mode)
+            if fd >= 0:
+                break
+            if errno != EEXIST or races == RACES:
                 return self.fail_system()
+            races += 1
             if self.make_room(base) < 0:
                 return -1
-            fd = make_file(self.parent_fd, base, &owner, entry.mode)
-            if fd < 0:
-                return self.fail_system()
         if entry.sparse:
             status = self.write_sparse(fd)
         elif entry.size:
@@ -1311,7 +1325,7 @@ cdef class _Layout:
         cdef char path[32]
         cdef int status, fd = openat(self.parent_fd, base, O_PATH | O_NOFOLLOW | O_CLOEXEC)
         if fd < 0:
-            return self.fail_system()
+            return self.missing()
         snprintf(path, sizeof(path), b"/proc/self/fd/%d", fd)
         status = fchmodat(AT_FDCWD, path, self.reader.entry.mode, 0)
         if status < 0:
@@ -1323,28 +1337,28 @@ cdef class _Layout:
         """A symbolic link, device or FIFO."""
         cdef Entry *entry = &self.reader.entry
         cdef timespec times[2]
+        cdef int races = 0
         if entry.type == b"2" and entry.link[0] == 0:
             return self.fail(b"symbolic link to nothing")
         if self.into and self.charge(4096) < 0:
             return -1
-        if self.make_special(base) < 0:
-            if errno != EEXIST:
+        while self.make_special(base) < 0:
+            if errno != EEXIST or races == RACES:
                 return self.fail_system()
+            races += 1
             if self.make_room(base) < 0:
                 return -1
-            if self.make_special(base) < 0:
-                return self.fail_system()
         if (entry.uid or entry.gid or self.parent_gives_group) and (
             fchownat(self.parent_fd, base, entry.uid, entry.gid, AT_SYMLINK_NOFOLLOW) < 0
         ):
-            return self.fail_system()
+            return self.missing()
         if entry.type != b"2" and self.change_mode(base) < 0:
             return -1
         if self.set_attributes(-1, self.parent_fd, base) < 0:
             return -1
         self.set_times(times)
         if utimensat(self.parent_fd, base, times, AT_SYMLINK_NOFOLLOW) < 0:
-            return self.fail_system()
+            return self.missing()
         return 0
 
     cdef int set_attributes(self, int fd, int above, const char *base) noexcept nogil:

@@ -33,7 +33,7 @@ from engine._fast import pack
 from engine._fast.tar import ArchiveError
 from engine.containers.container import Container
 from engine.containers.mounted import Mounted
-from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.images.layers import MAGIC, Inflated, compression_of, uninterrupted
 from engine.system import files, mounts, trees
 from engine.wire import times
@@ -247,11 +247,6 @@ async def _root(container: Container, *, writable: bool = False, volumes: bool =
     snapshots = container.snapshots
     aside = snapshots.aside
     async with contextlib.AsyncExitStack() as stack:
-        mounted = await stack.enter_async_context(container.mounted()) if volumes else []
-        try:
-            view = await stack.enter_async_context(snapshots.opened(container.id, container.directory / "rootfs"))
-        except NotFound as error:
-            raise Conflict(f"container {container.id} is being removed") from error
         record = container.record
         pins = [*_SYSTEM, *(record.host.tmpfs or ())] if writable and container.running else []
         made: list[Root] = []
@@ -261,7 +256,14 @@ async def _root(container: Container, *, writable: bool = False, volumes: bool =
             made[0].guard(read_only=not writable or record.host.readonly_rootfs, recursive=not writable)
 
         try:
-            await uninterrupted(aside.run(assemble))
+            try:
+                mounted = await stack.enter_async_context(container.mounted()) if volumes else []
+                view = await stack.enter_async_context(snapshots.opened(container.id, container.directory / "rootfs"))
+                await uninterrupted(aside.run(assemble))
+            except EngineError as error:
+                if container.removed:  # a part of it went first
+                    raise NotFound(f"No such container: {container.id}") from error
+                raise
             yield made[0]
         finally:
             for root in made:
@@ -410,7 +412,7 @@ async def changes(container: Container) -> list[PathChange]:
         upper = container.snapshots.upper(container.id)
         lower = container.snapshots.lower(container.id)
     except NotFound as error:
-        raise Conflict(f"container {container.id} is being removed") from error
+        raise NotFound(f"No such container: {container.id}") from error
     return await asyncio.to_thread(_changes, os.fspath(upper), [os.fspath(each) for each in lower])
 
 

@@ -486,10 +486,10 @@ class VolumeStore:
                 driver = await self._driver(record.driver, f"mount {record.name}")
                 async with self._lock(record.name):
                     path = await driver.mount(record.name, record.options, _user(user, point))
-                stack.push_async_callback(self._leave, record, driver, _user(user, point))
-                if record.driver == local.NAME:
-                    found.append((point, await self._local.open_content(record.name)))
-                else:
+                    stack.push_async_callback(self._leave, record, driver, _user(user, point))
+                    if record.driver == local.NAME:
+                        found.append((point, await self._local.open_content(record.name)))
+                if record.driver != local.NAME:
                     found.append((point, await asyncio.to_thread(_open_path, path)))
             yield found
 
