@@ -1185,8 +1185,11 @@ def changes(int upper, layers not None):
         walk.raise_failure()
     if walk.out_size == 0:
         return []
-    return [
-        (record[1:], record[0] - 0x30)
-        for record in (<bytes>walk.out[: walk.out_size - 1]).split(b"\0")
-        if record[0] != 0x30 + SAME
-    ]
+    found = []
+    for record in (<bytes>walk.out[: walk.out_size - 1]).split(b"\0"):
+        if record[0] != 0x30 + SAME:
+            found.append((record[1:], record[0] - 0x30))
+            if len(found) % 1000 == 0:
+                with nogil:             # others get a turn
+                    pass
+    return found

@@ -348,6 +348,16 @@ def test_changes(engine: TempEngine) -> None:
     assert sorted(shown) == sorted(f"{'CAD'[kind]} {path}" for path, kind in found.items())
 
 
+def test_many_changes(engine: TempEngine) -> None:
+    container = engine.create("true")
+    nodes = [node for d in range(25) for node in (directory(f"d{d}"), *(Node(f"d{d}/{n}") for n in range(100)))]
+    assert put(engine, container, "/tmp", nodes).status == 200
+    found = engine.request("GET", f"/v1.24/containers/{container}/changes").json()
+    expected = {f"/tmp/{node.name}": 1 for node in nodes} | {"/tmp": 0}
+    assert {entry["Path"]: entry["Kind"] for entry in found} == expected and len(found) == len(expected)
+    assert all(list(entry) == ["Path", "Kind"] for entry in found)
+
+
 def test_the_start_itself_changes_nothing(engine: TempEngine) -> None:
     container = engine.started("true")
     engine.wait(container)
