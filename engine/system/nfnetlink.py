@@ -115,7 +115,10 @@ class Nfnetlink:
             raise refused
 
     def elements(self, table: str, name: str) -> dict[bytes, Element]:
-        """What a set of an `inet` table holds, by key. Raises NetlinkError ENOENT when there is no such table or set."""
+        """What a set of an `inet` table holds, by key. While the kernel makes room for thousands that have just come, some may be missing.
+
+        Raises NetlinkError ENOENT when there is no such table or set.
+        """
         body = attribute(_LIST_TABLE, table.encode() + b"\0") + attribute(_LIST_SET, name.encode() + b"\0")
         found: dict[bytes, Element] = {}
         for answer in self._dump(_NFTABLES | _GETSETELEM, _INET, body, f"set {name}"):
