@@ -71,10 +71,12 @@ def taken(links: Netlink) -> list[tuple[int, int]]:
     return [*links.route_spans(), *((first, last) for first, last, _ in links.address_spans())]
 
 
-def open_user(links: Netlink, name: str, alias: str, interfaces: Interfaces, mtu: int = 0) -> Link:
-    """A user's bridge with the addresses of its gateways: made, or the one that is there with those added that it lacks.
+def open_user(
+    links: Netlink, name: str, alias: str, interfaces: Interfaces, mtu: int = 0
+) -> tuple[Link, tuple[IPv4Interface | IPv6Interface, ...]]:
+    """A user's bridge with the addresses of its gateways: made, or the one that is there with those lent to it that it lacks; which.
 
-    A failure removes what was made.
+    A failure takes back what was made and lent.
     """
     bridge = links.link(name)
     made = bridge is None
@@ -82,6 +84,7 @@ def open_user(links: Netlink, name: str, alias: str, interfaces: Interfaces, mtu
         bridge = _made(links, name, alias, mtu)
     elif bridge.kind != "bridge":
         raise Forbidden(f"bridge {name}: a link of that name exists and is no bridge ({bridge.kind or 'physical'})")
+    added: tuple[IPv4Interface | IPv6Interface, ...] = ()
     try:
         # An address that takes IPv6 packets needs a link-local one beside it.
         wanted = [*interfaces]
@@ -90,14 +93,17 @@ def open_user(links: Netlink, name: str, alias: str, interfaces: Interfaces, mtu
             wanted.append(_LINK_LOCAL)
         changes = [netlink.change_link(name, up=True, without_ipv6_address=_IPV6.exists())]
         changes += [netlink.add_address(bridge.ifindex, interface) for interface in wanted]
-        for outcome in links.outcomes(changes):
+        outcomes = links.outcomes(changes)
+        added = tuple(each for each, outcome in zip(wanted, outcomes[1:], strict=True) if outcome is None)
+        for outcome in outcomes:
             if outcome is not None and outcome.errno != errno.EEXIST:
                 raise outcome
     except BaseException:
-        if made:
-            links.outcomes([netlink.delete_link(name)])
+        links.outcomes(
+            [netlink.delete_link(name)] if made else [netlink.delete_address(bridge.ifindex, each) for each in added]
+        )
         raise
-    return bridge
+    return bridge, () if bridge.alias == alias else added
 
 
 def _made(links: Netlink, name: str, alias: str, mtu: int) -> Link:
@@ -110,12 +116,15 @@ def _made(links: Netlink, name: str, alias: str, mtu: int) -> Link:
     return bridge
 
 
-def remove(links: Netlink, name: str, alias: str) -> None:
-    """Take the bridge down, when the engine made it. One that is not there is fine."""
+def remove(links: Netlink, name: str, alias: str, lent: Interfaces = ()) -> None:
+    """Take the bridge down, when the engine made it; else take back the addresses that it lent. One that is not there is fine."""
     bridge = links.link(name)
-    if bridge is not None and bridge.alias == alias:
-        outcome = links.outcomes([netlink.delete_link(name)])[0]
-        if outcome is not None and outcome.errno != errno.ENODEV:
+    if bridge is None:
+        return
+    own = bridge.alias == alias
+    changes = [netlink.delete_link(name)] if own else [netlink.delete_address(bridge.ifindex, each) for each in lent]
+    for outcome in links.outcomes(changes):
+        if outcome is not None and outcome.errno not in (errno.ENODEV, errno.EADDRNOTAVAIL):
             raise outcome
 
 

@@ -165,6 +165,7 @@ class Filter:
             rules = self._networks.pop(bridge, None)
             if rules is not None:
                 self._change([*_of_network(rules)], ())
+                _route_localnet(rules, "0")
 
     def publish(
         self,
@@ -231,6 +232,8 @@ class Filter:
             self._kernel.close()
             self._kernel = None
             if remove:
+                for rules in self._networks.values():
+                    _route_localnet(rules, "0")
                 netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}")
 
     # --- with the lock held --------------------------------------------------------------------------------------------
@@ -343,10 +346,15 @@ def _port(number: int) -> bytes:
     return number.to_bytes(2, "big") + b"\0\0"
 
 
-def _route_localnet(rules: BridgeRules) -> None:
-    """The answer to a rewritten packet from 127.0.0.1 comes in by the bridge for 127.0.0.1: routing shall take it."""
+def _route_localnet(rules: BridgeRules, switch: str = "1") -> None:
+    """The answer to a rewritten packet from 127.0.0.1 comes in by the bridge for 127.0.0.1: routing shall take it.
+
+    "0" is for a bridge that stays when the rules go, which keep others' 127.0.0.0/8 away from it.
+    """
     if not rules.internal:
         try:
-            Path(_ROUTE_LOCALNET.format(rules.bridge)).write_text("1")
+            Path(_ROUTE_LOCALNET.format(rules.bridge)).write_text(switch)
+        except FileNotFoundError:
+            pass  # the bridge has gone
         except OSError as error:
             logger.warning("bridge %s: no published port on 127.0.0.1: %s", rules.bridge, error)

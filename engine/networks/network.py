@@ -57,6 +57,8 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     """As asked for, with subnet and gateway filled in where they were not given."""
     chosen_by_user: tuple[int, ...] = ()
     """IP versions whose subnet the user gave: static addresses may be asked for there."""
+    lent: tuple[str, ...] = ()
+    """Addresses that a bridge which was there has from the engine, `10.0.0.1/24`: taken back with the network."""
 
     @property
     def predefined(self) -> bool:

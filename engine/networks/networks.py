@@ -20,7 +20,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface, ip_network
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -137,6 +137,11 @@ class Network:
     def gateways(self) -> list[IPv4Interface | IPv6Interface]:
         """What the bridge itself is called in its subnets."""
         return [_interface(gateway, subnet.prefixlen) for subnet, gateway, _ in network.pools(self.record)]
+
+    @property
+    def lent(self) -> list[IPv4Interface | IPv6Interface]:
+        """Addresses that its bridge gives back."""
+        return [ip_interface(text) for text in self.record.lent]
 
     def fill(self) -> None:
         """Its pools, from its record."""
@@ -807,7 +812,7 @@ class Networks:
             each.fill()
         for each in users:
             try:
-                each.link = bridge.open_user(links, each.bridge, self._alias, each.gateways(), each.options.mtu)
+                each.link, _ = bridge.open_user(links, each.bridge, self._alias, each.gateways(), each.options.mtu)
             except (EngineError, OSError) as error:
                 logger.error("network %s: its bridge %s: %s", each.record.name, each.bridge, error)
         bridge.forward(ipv6=any(6 in each.pools for each in users))
@@ -858,17 +863,18 @@ class Networks:
         made.fill()
         if record.driver != "bridge":
             return
-        made.link = bridge.open_user(self._links, made.bridge, self._alias, made.gateways(), made.options.mtu)
+        made.link, lent = bridge.open_user(self._links, made.bridge, self._alias, made.gateways(), made.options.mtu)
+        made.record = msgspec.structs.replace(record, lent=tuple(map(str, lent)))
         try:
             if 6 in made.pools:
                 bridge.forward(ipv6=True)
             if netfilter.available():
                 self._filter.add_network(made.rules)
         except netfilter.NetfilterError as error:
-            bridge.remove(self._links, made.bridge, self._alias)
+            bridge.remove(self._links, made.bridge, self._alias, lent)
             raise ServerError(f"network {record.name}: its rules: {error}") from error
         except BaseException:
-            bridge.remove(self._links, made.bridge, self._alias)
+            bridge.remove(self._links, made.bridge, self._alias, lent)
             raise
 
     def _check_host(self, made: Network) -> None:
@@ -895,7 +901,7 @@ class Networks:
         if found.record.driver != "bridge":
             return
         try:
-            bridge.remove(self._links, found.bridge, self._alias)
+            bridge.remove(self._links, found.bridge, self._alias, found.lent)
         except OSError as error:
             logger.warning("bridge %s: %s", found.bridge, error)
         if netfilter.available():
@@ -914,7 +920,8 @@ class Networks:
             for each in self._all.values():
                 if each.record.driver == "bridge":
                     try:
-                        bridge.remove(self._kernel, each.bridge, bridge.ALIAS if each.record.name == BRIDGE else alias)
+                        own = bridge.ALIAS if each.record.name == BRIDGE else alias
+                        bridge.remove(self._kernel, each.bridge, own, each.lent)
                     except OSError as error:
                         logger.warning("bridge %s: %s", each.bridge, error)
         try:

@@ -327,6 +327,14 @@ def add_address(index: int, interface: Interface) -> Request:
     return Request(_NEWADDR, _CREATE | _EXCL, body, f"address {interface}")
 
 
+def delete_address(index: int, interface: Interface) -> Request:
+    """One that is not there is an error (EADDRNOTAVAIL)."""
+    family = socket.AF_INET6 if interface.version == 6 else socket.AF_INET
+    body = _ADDRESS.pack(family, interface.network.prefixlen, 0, 0, index)
+    body += attribute(_IFA_LOCAL, interface.ip.packed) + attribute(_IFA_ADDRESS, interface.ip.packed)
+    return Request(_DELADDR, 0, body, f"removal of address {interface}")
+
+
 def add_default_route(gateway: IPAddress, index: int = 0, *, replace: bool = False) -> Request:
     """By the link of that index, or (0) by the one whose subnet the gateway is in. `replace`: in the place of the one there is."""
     family = socket.AF_INET6 if gateway.version == 6 else socket.AF_INET

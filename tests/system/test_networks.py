@@ -165,18 +165,35 @@ async def _undone(directory: Path) -> None:
 
 
 async def _adopted(directory: Path) -> None:
-    """A bridge that was there is used by its name, and left when its network goes."""
+    """A bridge that was there is used by its name, and left as it was when its network goes."""
+
+    def localnet() -> str:
+        return Path("/proc/sys/net/ipv4/conf/mine0/route_localnet").read_text().strip()
+
+    def addresses() -> set[str]:
+        bridge = kernel.link("mine0")
+        assert bridge is not None
+        return {str(each.interface) for each in kernel.addresses(bridge.ifindex)}
+
     with Netlink() as kernel:
         kernel.apply(netlink.create_bridge("mine0", mac="02:00:00:00:00:01"))
+        own = kernel.link("mine0")
+        assert own is not None
+        kernel.apply(netlink.add_address(own.ifindex, IPv4Interface("10.5.1.1/24")))
         async with network(directory) as networks:
             await networks.create(body("mine", "10.5.0.0/24", Options={"engine.network.bridge.name": "mine0"}))
             one = await networks.endpoint("one", on="mine")
             assert reaches(one, "10.5.0.1")
+            assert (addresses(), localnet()) == ({"10.5.1.1/24", "10.5.0.1/24"}, "1")
             with pytest.raises(Forbidden, match="bridge name mine0 is already used"):
                 await networks.create(body("other", Options={"engine.network.bridge.name": "mine0"}))
             await networks.leave("one")
             await networks.remove("mine")
-            assert "mine0" in links()
+            assert (addresses(), localnet()) == ({"10.5.1.1/24"}, "0")
+            await networks.create(body("own", "10.5.1.0/24", Options={"engine.network.bridge.name": "mine0"}))
+            assert addresses() == {"10.5.1.1/24"}
+            await networks.remove("own")
+            assert addresses() == {"10.5.1.1/24"}, "what was there stays"
             kernel.apply(netlink.delete_link("mine0"))
 
 
