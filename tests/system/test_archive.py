@@ -76,12 +76,11 @@ def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     swap = f"""
-    mkdir -p /t/real /vol/real; echo -n mine > /t/real/secret; echo -n mine > /vol/real/secret
-    ln -s {outside} /t/link; ln -s ../../../../../../../../..{outside} /t/up; ln -s {outside} /vol/link; ln -s /proc/1/root{outside} /t/magic
+    mkdir -p /t /vol; ln -s /proc/1/root{outside} /t/magic
     while :; do
       for d in /t /vol; do
-        mv $d/real $d/p; mv $d/p $d/real; mv $d/link $d/p; mv $d/p $d/link
-        mv /t/up /t/p; mv /t/p /t/up; mv /t/magic /t/p; mv /t/p /t/magic
+        mkdir $d/p; echo -n mine > $d/p/secret; rm -rf $d/p; ln -s {outside} $d/p
+        rm -rf $d/p; ln -s ../../../../../../../../..{outside} $d/p; rm -rf $d/p; ln -s /proc/1/root{outside} $d/p; rm -rf $d/p
       done
     done
     """
@@ -90,7 +89,7 @@ def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
     until("it swaps", lambda: archive(own, "HEAD", container, "/t/magic").status == 200)
     evil = tar([Node("secret", b"written"), Node("p/secret", b"written"), directory("p"), symlink("p2", "p")])
     base = f"/v1.24/containers/{container}/archive?path="
-    statuses: dict[int, int] = {}
+    answered: list[int] = []
     bodies: set[bytes] = set()
 
     def work(at: int) -> None:
@@ -98,12 +97,12 @@ def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
         for turn in range(CALLS // 8):
             path = ("/t/p", "/t/p/", "/t/p/secret", "/vol/p/secret", "/vol/p/.", "/t/magic/secret")[(turn + at) % 6]
             status, body = keeper.ask("GET", base + quote(path, safe=""))
-            statuses[status] = statuses.get(status, 0) + 1
+            answered.append(status)
             if b"host's secret" in body:
                 bodies.add(body)
             path = ("/t/p", "/t", "/vol/p", "/vol", "/t/p/.")[(turn + at) % 5]
             status, body = keeper.ask("PUT", base + quote(path, safe=""), evil)
-            statuses[status] = statuses.get(status, 0) + 1
+            answered.append(status)
         keeper.close()
 
     threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
@@ -113,8 +112,8 @@ def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
         thread.join()
     assert not bodies, "a file of the host was read"
     assert snapshot(outside) == before, "a file of the host was written"
-    assert sum(statuses.values()) == CALLS
-    assert statuses.get(200, 0) > CALLS // 10, statuses  # it is no refusal of everything
+    assert len(answered) == CALLS
+    assert answered.count(200) > CALLS // 10  # it is no refusal of everything
     assert own.inspect(container)["State"]["Running"]
 
 
