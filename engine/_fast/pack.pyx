@@ -1,9 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Trees of files as they lie on the disk: written as a tar stream, and told as the changes of a container.
 
-A tree is walked by descriptors. Each name is opened with O_PATH | O_NOFOLLOW first, and only what is a regular file then is opened to be read,
-through that very descriptor: no link is followed, no FIFO or device is ever opened, whatever a container puts in their places meanwhile.
-The names of a directory are read whole and sorted, so one tree is one stream.
+A tree is walked by descriptors, and no link is followed. Each name is opened with O_PATH | O_NOFOLLOW first, and only what is a regular file then is
+opened to be read, through that very descriptor: no FIFO or device is ever opened, whatever a container puts in their places meanwhile. That is two
+opens, of which /proc's costs as much as the file. So where a mount opens no devices (nodev, as of those that an archive is taken from), what its
+directory calls a file is opened at once, O_NOFOLLOW and O_NONBLOCK, and gone about in the other way when it turns out to be something else: a FIFO
+that a container has put there meanwhile may have had a reader for an instant. The names of a directory are read whole and sorted, so one tree is one stream.
 
 Headers are ustar's, with a PAX header in front where those can't say it (long names, large numbers, attributes; POSIX.1, pax); files with holes
 are GNU's sparse files, version 1.0 (GNU tar manual, "Storing Sparse Files"). Sockets are left out: tar has no form for them.
@@ -77,6 +79,17 @@ cdef extern from "<sys/stat.h>" nogil:
     bint S_ISREG(uint32_t mode)
     bint S_ISSOCK(uint32_t mode)
 
+cdef extern from "<sys/statvfs.h>" nogil:
+    cdef struct statvfs_t "statvfs":
+        unsigned long f_flag
+    enum:
+        ST_NODEV
+    int fstatvfs(int fd, statvfs_t *found)
+
+cdef extern from "<dirent.h>" nogil:
+    enum:
+        DT_REG
+
 cdef extern from "<sys/sysmacros.h>" nogil:
     uint32_t major(uint64_t device)
     uint32_t minor(uint64_t device)
@@ -145,6 +158,11 @@ cdef bint is_opaque(int directory) noexcept nogil:
     return fgetxattr(directory, b"trusted.overlay.opaque", value, sizeof(value)) == 1 and value[0] == b"y"
 
 
+cdef bint is_nodev(int directory) noexcept nogil:
+    cdef statvfs_t mount
+    return fstatvfs(directory, &mount) == 0 and mount.f_flag & ST_NODEV != 0
+
+
 cdef bint is_empty(int parent, const char *name) noexcept nogil:
     """Whether that directory has nothing in it."""
     cdef uint8_t found[1024]
@@ -182,10 +200,11 @@ cdef struct Frame:
     size_t next         # index of the next of its names
     size_t end
     size_t names        # where they begin
+    bint nodev          # no device opens in it
 
 
 cdef class _Walk:
-    """The way from a directory down to where the walk is: names in `names`, their order per directory in `order`."""
+    """The way from a directory down to where the walk is: names in `names`, each behind its d_type, their order per directory in `order`."""
 
     cdef int top
     cdef Frame *frames
@@ -201,6 +220,7 @@ cdef class _Walk:
     cdef char path[MAX_PATH + 1]
     cdef size_t length
     cdef const char *name           # the last part of `path`
+    cdef bint is_file               # as its directory says
     cdef bint shallow               # what lies too deep for a path is passed over
     cdef int error
     cdef char failed[MAX_PATH + 1]
@@ -252,6 +272,7 @@ cdef class _Walk:
         frame.path = self.length
         frame.names = self.names_used
         frame.next = frame.end = self.order_used
+        frame.nodev = is_nodev(fd)
         self.depth += 1
         return self.read_names(frame)
 
@@ -259,6 +280,7 @@ cdef class _Walk:
         cdef long size
         cdef size_t at, length
         cdef const char *name
+        cdef char type
         cdef void *room
         while True:
             size = syscall(SYS_getdents64, frame.fd, self.found, <size_t>DIRENTS)
@@ -273,11 +295,12 @@ cdef class _Walk:
             at = 0
             while at < <size_t>size:
                 name = <const char *>(self.found + at + 19)
+                type = <char>self.found[at + 18]
                 at += (<uint16_t *>(self.found + at + 16))[0]
                 if is_dot(name):
                     continue
                 length = strlen(name) + 1
-                if self.names_used + length > self.names_room:
+                if self.names_used + 1 + length > self.names_room:
                     if self.names_room >= MAX_NAMES:
                         return self.fail(E2BIG)
                     room = realloc(self.names, self.names_room * 2 if self.names_room else 64 * 1024)
@@ -291,6 +314,8 @@ cdef class _Walk:
                         return self.fail(ENOMEM)
                     self.order = <size_t *>room
                     self.order_room = self.order_room * 2 if self.order_room else 4096
+                self.names[self.names_used] = type
+                self.names_used += 1
                 memcpy(self.names + self.names_used, name, length)
                 self.order[self.order_used] = self.names_used
                 self.order_used += 1
@@ -332,7 +357,9 @@ cdef class _Walk:
                     frame.next = frame.end
                     return 0
                 return self.fail(errno)
+            frame.nodev = is_nodev(frame.fd)
         name = self.names + self.order[frame.next]
+        self.is_file = (name - 1)[0] == DT_REG
         frame.next += 1
         length = strlen(name)
         at = self.length + 1 if self.length else 0
@@ -549,8 +576,8 @@ cdef class Packer(_Walk):
             return self.fail(errno)
         self.stage = 2 if self.single else 1
         if self.single:
-            return self.describe(self.top, &found)
-        if self.with_top and self.describe(self.top, &found) < 0:
+            return self.describe(self.top, &found, False)
+        if self.with_top and self.describe(self.top, &found, False) < 0:
             return -1
         fd = openat(self.top, b".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
         if fd < 0:
@@ -559,8 +586,12 @@ cdef class Packer(_Walk):
 
     cdef int entry(self, int parent) noexcept nogil:
         cdef stat_t found
-        cdef int below, status
-        cdef int fd = openat(parent, self.name, O_PATH | O_NOFOLLOW | O_CLOEXEC)
+        cdef int below, status, fd
+        if self.is_file and self.frames[self.depth - 1].nodev:
+            status = self.file_entry(parent)
+            if status <= 0:
+                return status
+        fd = openat(parent, self.name, O_PATH | O_NOFOLLOW | O_CLOEXEC)
         if fd < 0:
             return 0 if errno == ENOENT else self.fail(errno)
         if fstat(fd, &found) < 0:
@@ -573,7 +604,7 @@ cdef class Packer(_Walk):
         if S_ISSOCK(found.st_mode):
             close(fd)
             return 0
-        status = self.describe(fd, &found)
+        status = self.describe(fd, &found, False)
         if status == 0 and S_ISDIR(found.st_mode):
             below = openat(fd, b".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
             if below < 0:
@@ -587,6 +618,19 @@ cdef class Packer(_Walk):
                     close(below)
         close(fd)
         return status
+
+    cdef int file_entry(self, int parent) noexcept nogil:
+        """An entry that its directory says is a file. 1 when it cannot be taken so, with nothing done; 0, or -1."""
+        cdef stat_t found
+        cdef int fd = openat(parent, self.name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
+        if fd < 0:
+            return 1
+        if fstat(fd, &found) < 0 or not S_ISREG(found.st_mode) or (
+            self.layer and is_mount_point(self.path, parent, self.name, &found)
+        ):
+            close(fd)
+            return 1
+        return self.describe(fd, &found, True)
 
     cdef int white_out(self, const char *directory, const char *name) noexcept nogil:
         """An empty file `.wh.NAME` beside the entry, or in it when it is a directory."""
@@ -625,13 +669,17 @@ cdef class Packer(_Walk):
         self.full[length] = 0
         return length
 
-    cdef int describe(self, int fd, stat_t *found) noexcept nogil:
-        """The headers of what an O_PATH descriptor stands for, and a file's content for `fill`."""
+    cdef int describe(self, int fd, stat_t *found, bint readable) noexcept nogil:
+        """The headers of what a descriptor stands for, and a file's content for `fill`.
+
+        `readable`: it is a file, open to be read, and the descriptor is used up; else it is an O_PATH descriptor.
+        """
         cdef size_t length = self.full_name(S_ISDIR(found.st_mode))
         cdef const char *first = NULL
         cdef char path[32]
         cdef ssize_t size
-        cdef int64_t holes
+        if readable:
+            self.file = fd          # `step` closes it
         if length > MAX_PATH:
             return self.fail(ENAMETOOLONG)
         self.pax_size = 0
@@ -642,10 +690,11 @@ cdef class Packer(_Walk):
                 return self.write_head(b"1", found, length, first, 0)
         snprintf(path, sizeof(path), b"/proc/self/fd/%d", fd)
         if S_ISREG(found.st_mode):
-            self.file = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
-            if self.file < 0:
-                return self.fail(errno)
-            if fstat(self.file, found) < 0 or self.keep_attributes(self.file, NULL) < 0:
+            if not readable:
+                self.file = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
+                if self.file < 0 or fstat(self.file, found) < 0:
+                    return self.fail(errno)
+            if self.keep_attributes(self.file, NULL) < 0:
                 return self.fail(errno)
             return self.describe_file(found, length)
         if S_ISDIR(found.st_mode):
@@ -796,7 +845,10 @@ cdef class Packer(_Walk):
         cdef ssize_t size, got
         cdef char key[300]
         cdef const char *name = self.attributes
-        size = flistxattr(fd, self.attributes, MAX_VALUE) if fd >= 0 else listxattr(path, self.attributes, MAX_VALUE)
+        # How much there is first, which is nothing nearly always: for as much as one offers the kernel finds memory.
+        size = flistxattr(fd, NULL, 0) if fd >= 0 else listxattr(path, NULL, 0)
+        if size > 0:
+            size = flistxattr(fd, self.attributes, MAX_VALUE) if fd >= 0 else listxattr(path, self.attributes, MAX_VALUE)
         if size < 0:
             return 0 if errno in (EOPNOTSUPP, EPERM, EACCES, ENOENT, ERANGE) else self.fail(errno)
         while name < self.attributes + size:
