@@ -42,8 +42,12 @@ from engine.wire.containers import PathChange, PathStat
 _FIRST = 128 * 1024
 """Bytes of an archive that are made before the answer begins: what goes wrong by then still has a status."""
 _CHUNK = 1 << 20
-_WAITING = 1 << 20
+_WAITING = 2 << 20
 """Bytes of a body that wait for the thread that extracts it."""
+_WORTH = 512 * 1024
+"""Bytes of a body that the thread waits for, since each time it wakes it and the loop wait for one another's GIL. Its buffer holds as much."""
+_PATIENCE = 0.01
+"""Seconds that it waits for so many, before it takes what there is."""
 _SYSTEM = ("/proc", "/sys", "/dev")
 
 _GO_MODES = (
@@ -441,22 +445,25 @@ class _Incoming:
         self._changed = threading.Condition()
         self._chunks: deque[bytes] = deque()
         self._size = 0
+        self._starved = False
+        """The thread waits for whatever comes."""
         self._ended = False
         self._error: BaseException | None = None
-        self._rest = b""
+        self._taken: deque[bytes] = deque()
+        """The thread's own."""
 
     async def feed(self, body: AsyncIterator[bytes]) -> None:
         """All of the body; what it ends with is what the thread gets."""
         error: BaseException | None = None
         try:
             async for chunk in body:
-                if not chunk:
-                    continue  # to the thread that would mean the end
                 with self._changed:
+                    before, self._size = self._size, self._size + len(chunk)
                     self._chunks.append(chunk)
-                    self._size += len(chunk)
                     full = self._size > _WAITING
-                    self._changed.notify()
+                    if self._starved or before < _WORTH <= self._size:
+                        self._starved = False
+                        self._changed.notify()
                 if full:
                     await self._room.wait()
                     self._room.clear()
@@ -470,38 +477,55 @@ class _Incoming:
                 self._ended, self._error = True, error
                 self._changed.notify()
 
-    def read(self, size: int = -1) -> bytes:
-        """Some bytes, none at the end. In the thread. Raises what the body ended with."""
-        chunk = self._rest
-        if not chunk:
+    def _take(self) -> bool:
+        """Have some chunks in `_taken`; False at the end. In the thread. Raises what the body ended with."""
+        while not self._taken:
             with self._changed:
+                if self._size < _WORTH and not self._ended:
+                    self._changed.wait(_PATIENCE)
                 while not self._chunks and not self._ended:
+                    self._starved = True
                     self._changed.wait()
-                if not self._chunks:
+                self._taken, self._chunks = self._chunks, self._taken
+                before, self._size = self._size, 0
+                if not self._taken:
                     if self._error is not None:
                         raise self._error
-                    return b""
-                chunk = self._chunks.popleft()
-                before, self._size = self._size, self._size - len(chunk)
-            if before > _WAITING >= self._size:
+                    return False
+            if before > _WAITING:
                 self._loop.call_soon_threadsafe(self._room.set)
-        if 0 <= size < len(chunk):
-            chunk, self._rest = chunk[:size], chunk[size:]
-        else:
-            self._rest = b""
-        return chunk
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Some bytes, none at the end. In the thread. Raises what the body ended with."""
+        while self._take():
+            chunk = self._taken.popleft()
+            if 0 <= size < len(chunk):
+                self._taken.appendleft(chunk[size:])
+                return chunk[:size]
+            if chunk:
+                return chunk
+        return b""
 
     def readinto(self, buffer: memoryview) -> int:
-        chunk = self.read(len(buffer))
-        buffer[: len(chunk)] = chunk
-        return len(chunk)
+        """As much as there is, up to the whole buffer."""
+        filled = 0
+        while filled < len(buffer) and (self._taken if filled else self._take()):
+            chunk = self._taken.popleft()
+            room = len(buffer) - filled
+            if len(chunk) > room:
+                self._taken.appendleft(chunk[room:])
+                chunk = chunk[:room]
+            buffer[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+        return filled
 
     def head(self) -> bytes:
         """The first `MAGIC` bytes, which are read again."""
         head = b""
         while len(head) < MAGIC and (more := self.read()):
             head += more
-        self._rest = head
+        self._taken.appendleft(head)
         return head[:MAGIC]
 
 
