@@ -163,7 +163,7 @@ def test_names_and_files_made_to_harm(own: TempEngine) -> None:
     """
     container = own.started("sh", "-c", script)
     until("it is done", lambda: archive(own, "HEAD", container, "/ready").status == 200)
-    before = own.descriptors()
+    before = own.open_files()
     for path in ("/h/fifo", "/h/null", "/h/zero", "/h/disk"):
         answer = archive(own, "GET", container, path)
         assert answer.status == 200 and len(answer.body) == 1536  # a header, and nothing was read
@@ -182,7 +182,7 @@ def test_names_and_files_made_to_harm(own: TempEngine) -> None:
         archive(own, "GET", container, "/h")
     for entry in own.request("GET", f"/v1.24/containers/{container}/changes").json() or []:
         assert entry["Kind"] in (0, 1, 2)
-    until("every descriptor is given back", lambda: own.descriptors() <= before + 1)
+    until("every descriptor is given back", lambda: own.open_files() <= before)
     assert own.docker("exec", container, "echo", "alive").out == "alive\n"
 
 
@@ -257,7 +257,7 @@ def archive_threads_idle(engine: TempEngine) -> bool:
 def test_a_client_that_goes_away_stops_the_work(own: TempEngine) -> None:
     container = own.create("true")
     assert archive(own, "PUT", container, "/", tar([Node("big", os.urandom(1 << 20) * 64)])).status == 200
-    before = own.descriptors()
+    before = own.open_files()
     for target in ("archive?path=/", "export"):
         with client.connect(own.socket) as connection:
             connection.sendall(f"GET /v1.24/containers/{container}/{target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -267,7 +267,7 @@ def test_a_client_that_goes_away_stops_the_work(own: TempEngine) -> None:
             f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n".encode()
         )
         connection.sendall(tar([Node("part", b"x" * 100_000)])[:50_000])
-    until("nothing is held", lambda: own.descriptors() <= before and archive_threads_idle(own))
+    until("nothing is held", lambda: own.open_files() <= before and archive_threads_idle(own))
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
@@ -374,7 +374,7 @@ def test_calls_leave_no_mount_and_no_descriptor(own: TempEngine, tmp_path: Path)
     container = own.started("sleep", "1000", host={"Binds": [f"{tmp_path}:/vol", "named:/named"]})
     for _ in range(2):
         archive(own, "GET", container, "/vol")
-    mounts, before = Path("/proc/self/mountinfo").read_text(), own.descriptors()
+    mounts, before = Path("/proc/self/mountinfo").read_text(), own.open_files()
     for _ in range(30):
         assert archive(own, "GET", container, "/vol").status == 200
         assert archive(own, "PUT", container, "/named", tar([Node("x", b"x")])).status == 200
@@ -382,7 +382,7 @@ def test_calls_leave_no_mount_and_no_descriptor(own: TempEngine, tmp_path: Path)
         assert archive(own, "PUT", container, "/vol", b"garbage" * 100).status == 400
         assert own.request("GET", f"/v1.24/containers/{container}/changes").status == 200
         assert own.request("GET", f"/v1.24/containers/{container}/export").status == 200
-    until("descriptors are given back", lambda: own.descriptors() <= before)
+    until("descriptors are given back", lambda: own.open_files() <= before)
     until("mounts are given back", lambda: archive_threads_idle(own))
     assert [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(own.base) in line] == [
         line for line in mounts.splitlines() if str(own.base) in line

@@ -369,12 +369,12 @@ def test_nothing_leaks_over_many_starts(engine: TempEngine) -> None:
         engine.wait(container)
         gone(engine, container)
     until("settled", lambda: mounted(engine) == [])
-    descriptors = engine.descriptors()
+    descriptors = engine.open_files()
     before = engine.footprint()
     for _ in range(10):
         container = engine.started("true", Volumes={"/a": {}, "/etc": {}}, host={"Binds": ["small:/v", "p1:/p:ro"]})
         engine.wait(container)
         gone(engine, container)
     engine.assert_settles(before)
-    until("no descriptor is left", lambda: engine.descriptors() <= descriptors)
+    until("no descriptor is left", lambda: engine.open_files() <= descriptors)
     assert sorted(os.listdir(engine.root / "volumes")) == ["p1", "small"]
