@@ -87,6 +87,12 @@ def _check_program(record: ContainerRecord, rootfs: Path, sources: Mapping[str, 
     program.check(rootfs, record.path, search, record.config.working_dir or "/", mounted)
 
 
+def network_files(directory: Path) -> dict[str, Path]:
+    """Where in the container each of hosts, hostname and resolv.conf goes; none before the first start."""
+    paths = {f"/etc/{name}": directory / name for name in ("hosts", "hostname", "resolv.conf")}
+    return {target: path for target, path in paths.items() if path.exists()}
+
+
 def write_network_files(record: ContainerRecord, directory: Path, networks: dict[str, EndpointSettings]) -> None:
     """hostname, hosts and resolv.conf as Docker writes them (clients.md; resolv.conf(5), hosts(5))."""
     hostname = record.config.hostname or os.uname().nodename

@@ -161,10 +161,8 @@ class Container:
         if joined := create.joined(record.host.network_mode):
             with contextlib.suppress(EngineError):
                 owner = self._peers.get(joined).directory
-        sources: dict[str, mounted.Source] = {}
-        for name in ("hosts", "hostname", "resolv.conf"):
-            if (owner / name).exists():  # not before its first start
-                sources[f"/etc/{name}"] = mounted.Source(owner / name, f"/etc/{name}", True)
+        written = await asyncio.to_thread(bundle.network_files, owner)
+        sources = {target: mounted.Source(path, target, True) for target, path in written.items()}
         async with self._parts.volumes.opened(self.id, record.mounts) as opened:
             for point, source in opened:
                 bind = "" if isinstance(point.name, str) else point.source
@@ -177,8 +175,9 @@ class Container:
                 try:
                     await uninterrupted(asyncio.wait([cloning]))
                 finally:
-                    for each in cloning.result() if cloning.exception() is None else ():
-                        os.close(each.tree)
+                    if cloning.exception() is None:
+                        # The last descriptor of a detached mount unmounts it, which waits for the kernel's readers.
+                        await uninterrupted(asyncio.to_thread(_close_trees, cloning.result()))
 
     @property
     def graph(self) -> dict[str, str]:
@@ -894,6 +893,11 @@ class Container:
         ):
             self._move(state=State.RESTARTING)
             self._restart = asyncio.ensure_future(self._start_again(0))
+
+
+def _close_trees(trees: Iterable[mounted.Mounted]) -> None:
+    for each in trees:
+        os.close(each.tree)
 
 
 class Containers:
