@@ -263,9 +263,17 @@ def _for_this_host(index: Manifest, name: Reference) -> Descriptor:
 
 
 async def bring(
-    store: ImageStore, downloads: Downloads, repository: Repository, resolved: Resolved
+    store: ImageStore,
+    downloads: Downloads,
+    repository: Repository,
+    resolved: Resolved,
+    pulled: Callable[[Reference], None],
 ) -> AsyncGenerator[Progress, None]:
-    """Have the image of a resolved name, and what Docker's clients draw meanwhile. Raises EngineError; nothing is left behind then."""
+    """Have the image of a resolved name, and what Docker's clients draw meanwhile.
+
+    `pulled` is called in the turn in which the name begins to mean the image: afterwards somebody else may remove it.
+    Raises EngineError; nothing is left behind then.
+    """
     name, manifest = resolved.name, resolved.manifest
     assert manifest.config is not None
     yield Progress(status=f"Pulling from {name.path}", id=name.tag or name.digest)
@@ -285,6 +293,7 @@ async def bring(
             oci=resolved.oci,
             manifest=resolved.raw,
         )
+        pulled(name)
     yield Progress(status=f"Digest: {resolved.digest}")
     shown = name._replace(tag="").familiar if name.digest else name.familiar
     what = "Downloaded newer image for" if changed else "Image is up to date for"
@@ -321,6 +330,8 @@ class _Bringing:
         self._blobs = blobs
         self._diff_ids = config.rootfs.diff_ids
         self._reports: asyncio.Queue[Progress | None] = asyncio.Queue()
+        self._complete: set[str] = set()
+        """Blobs whose download was reported to its end: clients draw the extraction after it."""
 
     async def run(self, claim: Callable[[str], None]) -> AsyncGenerator[Progress, None]:
         """Raises the first error, when nothing is at work any more."""
@@ -386,6 +397,8 @@ class _Bringing:
                     continue
                 finally:
                     await _ended(making)
+            if made:
+                self._say(blob, "Extracting", blob.size, blob.size)
             self._say(blob, "Pull complete")
             return made
 
@@ -403,8 +416,7 @@ class _Bringing:
 
         def report(current: int) -> None:
             nonlocal told
-            current = min(current, blob.size)
-            if current != told and download.whole:
+            if told != current < blob.size and blob.digest in self._complete:
                 told = current
                 self._say(blob, "Extracting", current, blob.size)
 
@@ -443,6 +455,7 @@ class _Bringing:
         if download.whole:
             self._say(blob, "Verifying Checksum")
             self._say(blob, "Download complete")
+            self._complete.add(blob.digest)
 
 
 async def _all_ended(tasks: Sequence[asyncio.Task[bool] | asyncio.Task[None]]) -> None:

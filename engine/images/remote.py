@@ -50,10 +50,10 @@ class Pulling:
         for found in self._found:
             resolved = found if isinstance(found, Resolved) else await pull.resolve(self._repository, found)
             store, downloads = self._remote.store, self._remote.downloads
-            async with contextlib.aclosing(pull.bring(store, downloads, self._repository, resolved)) as steps:
+            steps = pull.bring(store, downloads, self._repository, resolved, self._remote.pulled)
+            async with contextlib.aclosing(steps):
                 async for progress in steps:
                     yield progress
-            self._remote.pulled(resolved.name)
 
 
 class Sending:

@@ -110,12 +110,12 @@ def _list(pids: list[int]) -> str:
 
 
 def _eventually(ours: object, theirs: object) -> bool:
-    """They say the same; tried again, since a second may turn or a fault may happen between the two."""
-    for _ in range(20):
-        one, two = ours(), theirs()  # type: ignore[operator]
-        if one == two:
-            return True
-    pytest.fail(f"{one}\nis not what ps says:\n{two}")
+    """They say the same; asked again, since a second may turn between the two, and the C of a young process changes with every moment."""
+    deadline = time.monotonic() + 60
+    while (one := ours()) != (two := theirs()):  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            pytest.fail(f"{one}\nis not what ps says:\n{two}")
+    return True
 
 
 def test_start_of_another_day_and_year(monkeypatch: pytest.MonkeyPatch) -> None:
