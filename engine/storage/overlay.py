@@ -82,6 +82,7 @@ class OverlaySnapshots:
         self.root = Path(os.path.abspath(root))
         self._directory = self.root / "layers"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.spread(self._directory)
         self._records = records
         self._layer_table = records.table("layer", Layer)
         self._snapshot_table = records.table("snapshot", Snapshot)

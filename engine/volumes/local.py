@@ -202,6 +202,7 @@ class LocalDriver:
 
     def _open(self, recorded: set[str]) -> None:
         self._top = files.open_directory(self.directory)
+        files.spread(self.directory)
         names = set(os.listdir(self._top))
         for hidden in sorted(name for name in names if name.startswith(HIDDEN)):
             name = hidden.removeprefix(HIDDEN)

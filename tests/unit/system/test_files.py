@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,15 @@ def test_where_a_path_leads_is_where_the_kernel_goes(
             os.close(kernel)
     finally:
         os.close(root)
+
+
+def test_trees_that_are_spread_are_a_hint_and_no_more(tmp_path: Path) -> None:
+    for _ in range(2):
+        files.spread(tmp_path)
+        (tmp_path / "tree").mkdir(exist_ok=True)
+    listed = subprocess.run(["lsattr", "-d", tmp_path], capture_output=True, text=True, check=False)
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True)
+    assert kind.stdout != "ext2/ext3\n" or "T" in listed.stdout.split()[0]
+    files.spread("/proc")
+    with pytest.raises(FileNotFoundError):
+        files.spread(tmp_path / "absent")
