@@ -37,6 +37,7 @@ from engine.http.server import Server
 from engine.images.remote import Remote
 from engine.images.store import ImageStore, ImageUser
 from engine.monitor.client import Exit, Monitor
+from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
 from engine.runtime import cgroups
 from engine.runtime.cgroups import Cgroups
@@ -156,6 +157,8 @@ class Daemon:
         await monitor.open()
         self._took_over = bool(monitor.processes or monitor.exits)
         stack.push_async_callback(self._close_monitor, monitor)
+        if networks.relay is not None:
+            monitor.relay(networks.relay, RELAYED.packed)
         await self.containers.open()
         await networks.settle()
         self.execs = Execs(config.run, self.containers, monitor, runtime)

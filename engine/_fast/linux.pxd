@@ -1,5 +1,5 @@
 # C declarations of the kernel interfaces that Cython ships none for; no code. By header, as man pages section 2 and 7 name them.
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 from posix.types cimport mode_t, off_t, pid_t
 
 
@@ -58,8 +58,15 @@ cdef extern from "<sys/socket.h>" nogil:
     cdef struct sockaddr:
         unsigned short sa_family
     enum:
+        AF_INET
         AF_UNIX
+        SOCK_CLOEXEC
+        SOCK_NONBLOCK
+        SOCK_STREAM
         SOL_SOCKET
+        SO_ERROR
+        SO_KEEPALIVE
+        SO_LINGER
         SO_SNDBUF
         SO_SNDBUFFORCE
         SO_DOMAIN
@@ -70,9 +77,36 @@ cdef extern from "<sys/socket.h>" nogil:
         SHUT_RDWR
     ssize_t send(int fd, const void *data, size_t size, int flags)
     ssize_t recv(int fd, void *data, size_t size, int flags)
+    cdef struct linger:
+        int l_onoff
+        int l_linger
+    int accept4(int fd, void *address, socklen_t *size, int flags)
+    int connect(int fd, const void *address, socklen_t size)
     int shutdown(int fd, int how)
+    int socket(int domain, int kind, int protocol)
     int getsockopt(int fd, int level, int name, void *value, socklen_t *size)
     int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
+
+
+cdef extern from "<netinet/in.h>" nogil:
+    enum:
+        IPPROTO_TCP
+        SOL_IPV6
+    cdef struct in_addr:
+        uint32_t s_addr
+    cdef struct sockaddr_in:
+        unsigned short sin_family
+        uint16_t sin_port
+        in_addr sin_addr
+    cdef struct sockaddr_in6:
+        unsigned short sin6_family
+        uint16_t sin6_port
+
+
+cdef extern from "<netinet/tcp.h>" nogil:
+    enum:
+        TCP_KEEPIDLE
+        TCP_NODELAY
 
 
 cdef extern from "<malloc.h>" nogil:

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The monitor's epoll loop: output of processes to logs and attached clients, input of clients to processes.
 
-`Loop` waits, `Stdio` is the streams of one process and its attached clients. All decisions about processes (spawning, exits, the daemon)
+`Loop` waits, `Stdio` is the streams of one process and its attached clients, `Relay` passes connections of the host's loopback on. All decisions about processes (spawning, exits, the daemon)
 are `engine/monitor/process.py`'s, which is called only for rare events. `spawn`, `exit_of` and `become_subreaper` are the system
 interfaces that Python's `os` lacks: a vfork with a working directory and a resource limit, the exit status of a process that is
 not a child, and prctl(2).
@@ -16,7 +16,7 @@ The rules of the byte path:
 - A silent descriptor costs no time: nothing here walks all processes. A stream that must not be read is armed with EPOLLONESHOT and no events, because
   a hang-up would otherwise be reported without end.
 
-Owns:    every descriptor given to `Stdio.start` and `Stdio.attach`, until the end of the stream or of the client.
+Owns:    every descriptor given to `Stdio.start`, `Stdio.attach` and `Relay`, until the end of the stream, of the client, of the relay.
 Threads: one. The GIL is released in epoll_wait(2) alone: the monitor has no other thread.
 Raises:  OSError when a descriptor cannot be watched. What fails inside an event is written to stderr and ends that event only.
 """
@@ -27,7 +27,7 @@ import traceback
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrno
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, ECONNABORTED, EINPROGRESS, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
@@ -38,10 +38,12 @@ from posix.unistd cimport close, read, write
 from engine._fast.frames cimport DetachKeys, put_header
 from engine._fast.jsonlog cimport LogWriter
 from engine._fast.linux cimport (
-    AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
-    F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MSG_DONTWAIT,
-    MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET, SPLICE_F_NONBLOCK,
-    epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl, getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t, splice,
+    AF_INET, AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
+    F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, IPPROTO_TCP, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MSG_DONTWAIT,
+    MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SO_SNDBUF, SO_SNDBUFFORCE,
+    SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_IPV6, SOL_SOCKET, SPLICE_F_NONBLOCK, TCP_KEEPIDLE, TCP_NODELAY, accept4, connect,
+    epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl, getsockopt, ioctl, linger, mallopt, recv, send, setsockopt, shutdown,
+    sockaddr_in, sockaddr_in6, socket, socklen_t, splice,
 )
 
 cdef enum:
@@ -56,6 +58,9 @@ cdef enum:
     SEND_BUFFER = 1 << 20       # SO_SNDBUF of a client: a whole frame fits
     EVENTS = 64
     LINGER = 5                  # seconds that a TCP client gets to close after us
+    ACCEPTS = 16                # connections that a relay takes before others have their turn
+    KEEPALIVE = 60              # seconds of silence after which the kernel asks whether a container still has its connection
+    ORIGINAL_DESTINATION = 80   # IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv6/ip6_tables.h)
 
 cdef int64_t SECOND = 1000000000
 
@@ -215,6 +220,12 @@ cdef class Loop:
         timer.callback = callback
         heapq.heappush(self.timers, timer)
         return timer
+
+    def relay(self, int fd, bytes address not None, int most) -> Relay:
+        """Serve the listening socket `fd`, to which the rules of the host have led connections: each goes on to the port that it was made
+        for, at the IPv4 `address` (4 bytes). At most so many at a time; others wait in the socket's queue.
+        """
+        return Relay(self, fd, address, most)
 
     def stop(self) -> None:
         self.stopped = True
@@ -1112,6 +1123,203 @@ cdef class Stdio:
         self.dismiss()
         for watcher in watchers or ():
             watcher[2]()
+        return 0
+
+
+# --- connections of the host's loopback ------------------------------------------------------------------------------------
+
+
+cdef class Relay(Source):
+    """A listening IPv6 socket. What it has passed on goes on without it."""
+
+    cdef uint32_t address       # network order
+    cdef readonly int count
+    cdef int most
+
+    def __init__(self, Loop loop not None, int fd, bytes address not None, int most):
+        self.loop = loop
+        self.fd = fd
+        self.most = most
+        if PyBytes_GET_SIZE(address) != 4:
+            raise ValueError("not an IPv4 address")
+        memcpy(&self.address, PyBytes_AS_STRING(address), 4)
+        self.want(EPOLLIN)
+
+    def close(self) -> None:
+        """Take no more."""
+        self.shut()
+
+    cdef int ready(self, uint32_t events) except -1:
+        cdef int turn, accepted
+        for turn in range(ACCEPTS):
+            if self.closed:
+                return 0
+            if self.count >= self.most:
+                self.want(EPOLLONESHOT)
+                return 0
+            accepted = accept4(self.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)
+            if accepted >= 0:
+                self.pass_on(accepted)
+            elif errno == EAGAIN:
+                return 0
+            elif errno != EINTR and errno != ECONNABORTED:      # no descriptor is free: it would wake the loop without end
+                self.want(EPOLLONESHOT)
+                self.loop.call_later(1, self.go_on)
+                return 0
+        return 0
+
+    def go_on(self) -> None:
+        if not self.closed and self.count < self.most:
+            self.want(EPOLLIN)
+
+    cdef int pass_on(self, int accepted) except -1:
+        """Connect to where the client wanted to go."""
+        cdef sockaddr_in6 original
+        cdef sockaddr_in target
+        cdef socklen_t length = sizeof(original)
+        cdef int one = 1, idle = KEEPALIVE
+        cdef End near = End.__new__(End), far
+        near.loop = self.loop
+        near.fd = accepted
+        if getsockopt(accepted, SOL_IPV6, ORIGINAL_DESTINATION, &original, &length) < 0:
+            return near.reset()         # nobody has led it here
+        memset(&target, 0, sizeof(target))
+        target.sin_family = AF_INET
+        target.sin_port = original.sin6_port
+        target.sin_addr.s_addr = self.address
+        far = End.__new__(End)
+        far.loop = self.loop
+        far.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)
+        if far.fd < 0:
+            return near.reset()
+        setsockopt(accepted, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
+        setsockopt(far.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
+        setsockopt(far.fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one))
+        setsockopt(far.fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle))
+        if connect(far.fd, &target, sizeof(target)) < 0 and errno != EINPROGRESS:
+            far.reset()
+            return near.reset()
+        near.other, far.other = far, near
+        near.relay = far.relay = self
+        self.count += 1
+        far.connecting = True
+        try:
+            near.arm()
+            far.arm()
+        except OSError:
+            near.cut()
+            raise
+        return 0
+
+
+cdef class End(Source):
+    """One of the two sockets of a connection that is passed on. What it does not take at once is kept; meanwhile nothing is read for it."""
+
+    cdef Relay relay
+    cdef End other
+    cdef Kept kept
+    cdef bint connecting
+    cdef bint heard             # it has ended its side, and the other one has been told
+
+    def __dealloc__(self):
+        free(self.kept.data)
+
+    cdef int arm(self) except -1:
+        cdef uint32_t events = 0
+        if self.connecting or self.kept.used:
+            events |= EPOLLOUT
+        if not self.heard and not self.other.kept.used and not self.other.connecting:
+            events |= EPOLLIN
+        self.want(events if events else EPOLLONESHOT)
+        return 0
+
+    cdef int ready(self, uint32_t events) except -1:
+        cdef int turn, error = 0
+        cdef socklen_t length = sizeof(error)
+        cdef ssize_t size
+        if events & EPOLLERR:
+            return self.cut()
+        if self.connecting and events & (EPOLLOUT | EPOLLHUP):
+            if getsockopt(self.fd, SOL_SOCKET, SO_ERROR, &error, &length) < 0 or error:
+                return self.cut()
+            self.connecting = False
+        if self.kept.used and events & (EPOLLOUT | EPOLLHUP) and self.flush() < 0:
+            return self.cut()
+        for turn in range(READS):
+            if self.heard or self.other.kept.used or self.other.connecting or not events & (EPOLLIN | EPOLLHUP):
+                break
+            size = recv(self.fd, self.loop.buffer, READ, MSG_DONTWAIT)
+            if size > 0:
+                if self.other.take(self.loop.buffer, size) < 0:
+                    return self.cut()
+            elif size == 0:
+                self.heard = True
+                shutdown(self.other.fd, SHUT_WR)
+            elif errno == EAGAIN:
+                break
+            elif errno != EINTR:
+                return self.cut()
+            if size < READ:
+                break
+        if self.heard and self.other.heard and not self.kept.used and not self.other.kept.used:
+            return self.conclude()
+        self.arm()
+        self.other.arm()
+        return 0
+
+    cdef ssize_t take(self, const char *data, size_t size) except -2:
+        """Send, and keep what the socket has no room for; -1 when it is broken."""
+        cdef ssize_t sent
+        while True:
+            sent = send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent < 0 and errno == EINTR:
+                continue
+            if sent < 0 and errno != EAGAIN:
+                return -1
+            sent = max(sent, 0)
+            if <size_t>sent < size:
+                self.loop.keep(&self.kept, data + sent, size - sent)
+            return sent
+
+    cdef ssize_t flush(self) except -2:
+        cdef ssize_t sent = send(self.fd, self.kept.data + self.kept.start, self.kept.used, MSG_DONTWAIT | MSG_NOSIGNAL)
+        if sent < 0:
+            return 0 if errno == EAGAIN or errno == EINTR else -1
+        self.kept.start += sent
+        self.kept.used -= sent
+        if self.kept.used == 0:
+            self.loop.drop(&self.kept)
+        return sent
+
+    cdef int cut(self) except -1:
+        """The connection is broken at one end: the other one is told so."""
+        cdef End other = self.other
+        if not self.closed:
+            self.reset()
+            other.reset()
+            self.part()
+        return 0
+
+    cdef int reset(self) except -1:
+        cdef linger now
+        now.l_onoff, now.l_linger = 1, 0
+        setsockopt(self.fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now))
+        return self.shut()
+
+    cdef int conclude(self) except -1:
+        self.shut()
+        self.other.shut()
+        return self.part()
+
+    cdef int part(self) except -1:
+        cdef Relay relay = self.relay
+        cdef End other = self.other
+        self.loop.drop(&self.kept)
+        self.loop.drop(&other.kept)
+        self.other = other.other = None
+        self.relay = other.relay = None
+        relay.count -= 1
+        relay.go_on()
         return 0
 
 

@@ -145,6 +145,7 @@ class Monitor:
         self._reaping: set[int] = set()
         self._children: set[int] = set()
         self._unsent: list[messages.Order] = []
+        self._relay: tuple[socket.socket, bytes] | None = None
         self._closing = False
         self._opened = False
 
@@ -233,6 +234,8 @@ class Monitor:
         for process in list(self.processes.values()):
             if process.key not in restored:
                 self._adopt(process)
+        if self._relay is not None:
+            self._pass_on(*self._relay)
         for order in self._unsent:
             self._send(order)
         self._unsent.clear()
@@ -455,6 +458,15 @@ class Monitor:
             except asyncio.CancelledError:
                 self._tell(messages.Unwatch(next(self._sequence), seq))
                 raise
+
+    def relay(self, listener: socket.socket, address: bytes) -> None:
+        """Have this monitor, and those after it, serve a listening socket as `messages.Relay` says. It stays the caller's, and open."""
+        self._relay = listener, address
+        if self._connected.is_set():
+            self._pass_on(listener, address)
+
+    def _pass_on(self, listener: socket.socket, address: bytes) -> None:
+        self._send(messages.Relay(next(self._sequence), address), [listener.fileno()])
 
     def drop(self, key: str) -> None:
         """No process will run under `key`: its waiting clients are closed."""

@@ -165,13 +165,22 @@ class Reaped(msgspec.Struct, tag="reaped", frozen=True):
     status: int
 
 
+class Relay(msgspec.Struct, tag="relay", frozen=True):
+    """Take the connections of a listening IPv6 socket (the packet's one descriptor), to which the host's rules lead those for other ports,
+    and pass each on to the port that it was made for, at `address` (IPv4, packed). In the place of the socket before; its connections go on.
+    """
+
+    seq: int
+    address: bytes
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """End the monitor. Only sent when no process is left (`engined stop`)."""
 
     seq: int
 
 
-Order = Hello | Run | Attach | Release | Resize | Watch | Unwatch | Drop | Forget | Adopt | Reaped | Shutdown
+Order = Hello | Run | Attach | Release | Resize | Watch | Unwatch | Drop | Forget | Adopt | Reaped | Relay | Shutdown
 
 
 # --- answers and reports: monitor → daemon ------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from contextlib import suppress
 import msgspec
 
 from engine._fast.jsonlog import LogWriter
-from engine._fast.pump import Loop, Stdio, Timer, Watch, become_subreaper, exit_of, spawn
+from engine._fast.pump import Loop, Relay, Stdio, Timer, Watch, become_subreaper, exit_of, spawn
 from engine.monitor import messages
 from engine.monitor.journal import Journal
 from engine.monitor.messages import LogFile
@@ -44,6 +44,8 @@ HELLO_GRACE = 5.0
 LOST_STATUS = 255
 PACKETS = 32
 """Packets of the daemon taken at a time, before the others have their turn."""
+PASSED_SHARE = 8
+"""What part of the descriptors is the number of connections that are passed on at a time; each has two."""
 REASON_LIMIT = 8 << 10
 EPOLLIN, EPOLLOUT = 1, 4
 TIOCSWINSZ = 0x5414
@@ -486,6 +488,7 @@ class Monitor:
         self._connections: list[Connection] = []
         self._current: Connection | None = None
         self._greetings: list[tuple[int, Callable[[], None]]] = []
+        self._passing: Relay | None = None
         become_subreaper()
         self._listen()
         self._await_children()
@@ -707,6 +710,15 @@ class Monitor:
             process.ended(order.status)
         connection.send(messages.Done(order.seq))
 
+    def _relay(self, connection: Connection, order: messages.Relay, descriptors: list[int]) -> None:
+        if not descriptors:
+            raise OSError(errno.EMFILE, "the listening socket did not arrive: the monitor has no free descriptor")
+        if self._passing is not None:
+            self._passing.close()
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // PASSED_SHARE
+        self._passing = self.loop.relay(descriptors.pop(0), order.address, most)
+        connection.send(messages.Done(order.seq))
+
     def _shutdown(self, connection: Connection, order: messages.Shutdown, descriptors: list[int]) -> None:
         busy = [process.key for process in self.processes.values() if not process.idle]
         if busy:
@@ -729,6 +741,7 @@ class Monitor:
         messages.Forget: _forget,
         messages.Adopt: _adopt,
         messages.Reaped: _reaped,
+        messages.Relay: _relay,
         messages.Shutdown: _shutdown,
     }
 

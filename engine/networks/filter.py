@@ -7,7 +7,9 @@ table is touched; what another table drops stays dropped. What somebody takes ou
   network; its source stays, but where the answer would not come back by here: from the host's loopback, and within one bridge.
 - Into a bridge go answers, neighbours unless icc is off, and what was rewritten. Nothing leaves or enters an internal one.
 - 127.0.0.0/8 comes and goes by lo alone: routing would drop such packets too, but only after they had been rewritten, and not on a bridge that
-  has route_localnet. The kernel has nothing alike for ::1, so that [::1] reaches no container.
+  has route_localnet.
+- The kernel has nothing alike for ::1. A connection to [::1] is led to one socket of the engine's (`relay`), whoever serves that goes on to the same
+  port of `RELAYED`, an address of 127.0.0.0/8, and from there it is led as any other. Datagrams are not: who sends them to 127.0.0.1 is heard.
 
 Everything blocks on the kernel and is called in threads. Not here: which ports are given to whom (`ports.py`). Owns: the table, route_localnet of the
 bridges. Raises: NetfilterError; nothing has changed then.
@@ -22,7 +24,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.networks.ports import ANY, PROTOCOLS, Published
+from engine.networks.ports import ANY, AT_LOOPBACK, PROTOCOLS, Published
 from engine.system import netfilter
 from engine.system.netfilter import NetfilterError
 from engine.system.netlink import NetlinkError
@@ -31,7 +33,10 @@ from engine.system.nfnetlink import Element, Nfnetlink
 logger = logging.getLogger(__name__)
 
 _OF_NETWORKS = ("bridges", "internal", "inside", "masqueraded", "hairpin4", "hairpin6")
-_OF_PORTS = ("address4", "any4", "address6", "any6")
+_OF_PORTS = ("address4", "any4", "address6", "any6", "relayed")
+
+RELAYED = IPv4Address("127.58.58.49")
+"""Stands for ::1 among the addresses that IPv4 connections are made to; nobody else's, so that a port of ::1 alone can be had at it."""
 
 # Sets and chains that are there already stay as they are, with their elements; rules are laid anew.
 _RULES = """
@@ -46,6 +51,7 @@ add map inet {table} address4 {{ type inet_proto . ipv4_addr . inet_service : ip
 add map inet {table} any4 {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
 add map inet {table} address6 {{ type inet_proto . ipv6_addr . inet_service : ipv6_addr . inet_service; }}
 add map inet {table} any6 {{ type inet_proto . inet_service : ipv6_addr . inet_service; }}
+add set inet {table} relayed {{ type inet_service; }}
 flush table inet {table}
 table inet {table} {{
     chain loopback {{
@@ -66,6 +72,8 @@ table inet {table} {{
     }}
     chain output {{
         type nat hook output priority -100; policy accept;
+        {relay}
+        ip6 daddr ::1 return
         fib daddr type local jump published
     }}
     chain forward {{
@@ -90,6 +98,8 @@ table inet {table} {{
 }}
 """
 
+_RELAY = "ip6 daddr ::1 tcp dport @relayed redirect to :{port}"
+
 _ROUTE_LOCALNET = "/proc/sys/net/ipv4/conf/{}/route_localnet"
 
 NamedElement = tuple[str, Element]
@@ -110,6 +120,8 @@ class _Endpoint(NamedTuple):
 
     addresses: tuple[IPv4Address | None, IPv6Address | None]
     ports: tuple[Published, ...]
+    relayed: frozenset[int] = frozenset()
+    """TCP ports of the host that are its own at ::1, too."""
 
 
 class Filter:
@@ -121,6 +133,7 @@ class Filter:
         self._kernel: Nfnetlink | None = None
         self._layout: tuple[bytes, ...] = ()
         self._settled = False
+        self._relay = 0
         self._networks: dict[str, BridgeRules] = {}
         self._published: dict[str, _Endpoint] = {}
         self._outdated: dict[int, tuple[set[int], set[bytes]]] = {}
@@ -130,9 +143,13 @@ class Filter:
         """Who changes elements of the table, as notices say it (`nfnetlink.Generations`)."""
         return self._kernel.port if self._kernel is not None else 0
 
-    def open(self, rules: Iterable[BridgeRules]) -> None:
-        """Lay the rules anew, with these networks. Ports of a former daemon's containers stay open until `settle`."""
+    def open(self, rules: Iterable[BridgeRules], relay: int = 0) -> None:
+        """Lay the rules anew, with these networks. Ports of a former daemon's containers stay open until `settle`.
+
+        `relay`: the port at ::1 to which connections are led that somebody passes on to `RELAYED`; 0: none are.
+        """
         with self._lock:
+            self._relay = relay
             self._networks = {each.bridge: each for each in rules}
             if self._kernel is None:
                 self._kernel = Nfnetlink()
@@ -172,9 +189,10 @@ class Filter:
         endpoint_id: str,
         addresses: tuple[IPv4Address | None, IPv6Address | None],
         ports: Iterable[Published],
+        relayed: Iterable[int] = (),
     ) -> None:
-        """Lead these ports of the host to a container's addresses."""
-        endpoint = _Endpoint(addresses, tuple(each for each in ports if addresses[each.version == 6] is not None))
+        """Lead these ports of the host to a container's addresses; those TCP ports of them that are `relayed` also from ::1."""
+        endpoint = _Endpoint(addresses, tuple(ports), frozenset(relayed))
         if not endpoint.ports:
             return
         with self._lock:
@@ -240,7 +258,8 @@ class Filter:
 
     def _lay(self) -> None:
         assert self._kernel is not None
-        text = _RULES.format(table=self._table)
+        relay = _RELAY.format(port=self._relay) if self._relay else ""
+        text = _RULES.format(table=self._table, relay=relay)
         try:
             netfilter.run(text)
         except NetfilterError:
@@ -325,16 +344,29 @@ def _of_network(rules: BridgeRules) -> Iterator[NamedElement]:
 def _of_endpoint(endpoint: _Endpoint) -> Iterator[NamedElement]:
     for each in endpoint.ports:
         version = each.version
-        address = endpoint.addresses[version == 6]
-        assert address is not None
         protocol = bytes((PROTOCOLS[each.protocol], 0, 0, 0))
         if each.host_ip in ANY:
             name, key = f"any{version}", protocol
         else:
             name, key = f"address{version}", protocol + ip_address(each.host_ip).packed
-        target = address.packed
-        for offset in range(each.count):
-            yield name, Element(key + _port(each.host_port + offset), b"", target + _port(each.port + offset))
+        yield from _led(name, key, each, endpoint.addresses[version == 6])
+        if (
+            version == 6
+            and each.host_ip in AT_LOOPBACK
+            and each.protocol == "tcp"
+            and each.host_port in endpoint.relayed
+        ):
+            yield from _led("address4", protocol + RELAYED.packed, each, endpoint.addresses[0])
+    for port in endpoint.relayed:
+        yield "relayed", Element(port.to_bytes(2, "big"))
+
+
+def _led(name: str, key: bytes, ports: Published, address: IPv4Address | IPv6Address | None) -> Iterator[NamedElement]:
+    """Ports of the host that lead to a container's address; it may have none of that IP version."""
+    if address is None:
+        return
+    for offset in range(ports.count):
+        yield name, Element(key + _port(ports.host_port + offset), b"", address.packed + _port(ports.port + offset))
 
 
 def _interface(name: str) -> bytes:

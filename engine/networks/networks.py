@@ -18,6 +18,7 @@ import errno
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface, ip_network
@@ -43,7 +44,7 @@ from engine.networks.ipam import (
 )
 from engine.networks.names import NameTable
 from engine.networks.network import BRIDGE, HOST, NONE, NetworkRecord, NetworkStore, Options
-from engine.networks.ports import Published
+from engine.networks.ports import Published, relay_socket
 from engine.networks.publishing import Publishing, Request, Target, bridges_call_netfilter
 from engine.networks.resolver import Resolver
 from engine.networks.sandboxes import BridgeFull, Interface, Stock
@@ -181,6 +182,8 @@ class Networks:
         self._changing = asyncio.Lock()
         self._called = NameTable()
         self._resolver = Resolver(self._called)
+        self.relay: socket.socket | None = None
+        """Where connections to published ports of ::1 come to; the monitor shall pass them on to `filter.RELAYED`. None: there is no ::1."""
         self._kernel: Netlink | None = None
         self._stock: Stock | None = None
 
@@ -208,6 +211,8 @@ class Networks:
         await self._resolver.close()
         await self._publishing.close()
         await self._in_thread(self._close, remove)
+        if self.relay is not None:
+            self.relay.close()
         self._members.clear()
         self._workers.shutdown()
 
@@ -817,7 +822,9 @@ class Networks:
                 logger.error("network %s: its bridge %s: %s", each.record.name, each.bridge, error)
         bridge.forward(ipv6=any(6 in each.pools for each in users))
         try:
-            self._filter.open(each.rules for each in (default, *users))
+            self.relay = relay_socket()
+            port = self.relay.getsockname()[1] if self.relay is not None else 0
+            self._filter.open((each.rules for each in (default, *users)), port)
         except netfilter.NetfilterError as error:
             logger.warning(
                 "bridge %s: no masquerade, containers do not reach beyond this host: %s", self._default_bridge, error

@@ -30,6 +30,8 @@ from engine.wire.containers import Port, PortBinding
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
 ANY = ("0.0.0.0", "::")
 """Every address of the host, of either IP version."""
+AT_LOOPBACK = ("0.0.0.0", "::", "::1")
+"""What is published on one of these is meant to be found at `localhost`, which is ::1 to most programs."""
 
 EPHEMERAL = (49153, 65535)
 """Where this kernel does not say; Docker's, IANA's."""
@@ -381,6 +383,8 @@ class Listeners:
     fewer than a quarter of the descriptors that the process may have are held; ports beyond that are tried and let go. They go with the daemon, and
     are taken again when it is back; a port that somebody else has by then stays published all the same.
 
+    A TCP port of every IPv4 address is held at the IPv6 ones too, by the same socket, where no program has it there.
+
     Blocks for some microseconds a port. Threads: any, but one at a time for one owner.
     """
 
@@ -390,12 +394,21 @@ class Listeners:
         self._count = 0
         self._lock = threading.Lock()
 
-    def hold(self, owner: str, ports: Iterable[Published]) -> None:
-        """Raises PortTaken, with nothing held, when a program of this host has one of them."""
+    def hold(self, owner: str, ports: Sequence[Published]) -> frozenset[int]:
+        """Which TCP ports are the owner's at ::1. Raises PortTaken, with nothing held, when a program of this host has one of them."""
         sockets: list[socket.socket] = []
+        at_loopback = {
+            each.host_port for each in single(ports) if each.protocol == "tcp" and each.host_ip in ("::", "::1")
+        }
         try:
             for each in single(ports):
-                made = _bound(each)
+                made = None
+                if each.protocol == "tcp" and each.host_ip == ANY[0] and each.host_port not in at_loopback:
+                    made = _bound_for_both(each)
+                    if made is not None:
+                        at_loopback.add(each.host_port)
+                if made is None:
+                    made = _bound(each)
                 if made is None:
                     continue
                 if self._count < self._most:
@@ -409,6 +422,7 @@ class Listeners:
             raise
         if sockets:
             self._held[owner] = sockets
+        return frozenset(at_loopback)
 
     def release(self, owner: str) -> None:
         """Idempotent."""
@@ -433,6 +447,23 @@ class PortInUse(PortTaken):
         self.at = at
 
 
+def _bound_for_both(each: Published) -> socket.socket | None:
+    """A TCP port of all addresses of both IP versions; None where a program has it, of either, or there is no IPv6."""
+    try:
+        made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            return None
+        raise
+    try:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        _bind(made, ANY[1], each.host_port)
+    except OSError:
+        made.close()
+        return None
+    return made
+
+
 def _bound(each: Published) -> socket.socket | None:
     """None where this kernel knows no such sockets, and so nobody else has any."""
     family = socket.AF_INET6 if each.version == 6 else socket.AF_INET
@@ -447,10 +478,7 @@ def _bound(each: Published) -> socket.socket | None:
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if kind == socket.SOCK_STREAM:
-            # Connections of the past do not matter; but nobody may listen, not even who asks for reuse.
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((each.host_ip, each.host_port))
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            _bind(made, each.host_ip, each.host_port)
         else:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
             made.bind((each.host_ip, each.host_port))
@@ -459,4 +487,26 @@ def _bound(each: Published) -> socket.socket | None:
         where = shown(each.host_ip, each.host_port)
         words = f"listen {each.protocol}{each.version} {where}: bind: {os.strerror(error.errno or 0).lower()}"
         raise PortInUse(words, (each.protocol, each.host_port)) from error
+    return made
+
+
+def _bind(stream: socket.socket, host_ip: str, port: int) -> None:
+    """Connections of the past do not matter; but nobody may listen, not even who asks for reuse."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    stream.bind((host_ip, port))
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+
+
+def relay_socket() -> socket.socket | None:
+    """Listens at ::1, at a port that the kernel chooses, for connections that the rules lead there; None where there is no ::1."""
+    try:
+        made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        made.bind(("::1", 0))
+        made.listen(socket.SOMAXCONN)
+    except OSError:
+        made.close()
+        return None
     return made

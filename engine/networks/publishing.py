@@ -156,12 +156,12 @@ class Publishing:
     # --- in threads ------------------------------------------------------------------------------------------------------
 
     def _open(self, owner: str, target: Target, given: Sequence[Published]) -> None:
-        self._listeners.hold(owner, given)
+        at_loopback = self._listeners.hold(owner, given)
         try:
             if bridges_call_netfilter():
                 # Else a container could not reach its own ports: a rewritten frame goes back by the port that it came from.
                 self._reflect(target.endpoint_id)
-            self._filter.publish(target.endpoint_id, target.addresses, given)
+            self._filter.publish(target.endpoint_id, target.addresses, given, at_loopback)
         except BaseException:
             self._listeners.release(owner)
             raise
@@ -172,12 +172,13 @@ class Publishing:
 
     def _settle(self, restored: list[tuple[str, Target, tuple[Published, ...]]]) -> None:
         for owner, target, given in restored:
+            at_loopback: frozenset[int] = frozenset()
             try:
-                self._listeners.hold(owner, given)
+                at_loopback = self._listeners.hold(owner, given)
             except (PortTaken, OSError) as error:
                 logger.warning("container %s keeps its ports: %s", owner, error)
             try:
-                self._filter.publish(target.endpoint_id, target.addresses, given)
+                self._filter.publish(target.endpoint_id, target.addresses, given, at_loopback)
             except NetfilterError as error:
                 logger.error("container %s: its ports: %s", owner, error)
         try:

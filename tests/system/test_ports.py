@@ -523,3 +523,128 @@ def test_udp_clients_do_not_stay_with_the_old_container(engine: TempEngine, lan:
         finally:
             stop.set()
             sender.join()
+
+
+# --- localhost, which is ::1 first ---------------------------------------------------------------------------------------
+
+ECHO = ("nc", "-ll", "-p", "80", "-e", "cat")
+
+
+def echoed(port: int, size: int, host: str = "::1") -> int:
+    """How many of so many bytes come back after the client has ended its side; what comes back is what went."""
+    sent = os.urandom(1 << 20) * (size >> 20)
+    with socket.create_connection((host, port), 30) as connection:
+
+        def send() -> None:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        came = bytearray()
+        while part := connection.recv(1 << 20):
+            came += part
+        sender.join()
+    assert came == sent[: len(came)]
+    return len(came)
+
+
+@pytest.mark.parametrize("six", [False, True], ids=["without IPv6", "with IPv6"])
+def test_localhost(engine: TempEngine, six: bool) -> None:
+    """Whether the container's network has IPv6 or not, [::1] is the host's as 127.0.0.1 is."""
+    with network(engine, EnableIPv6=six) as name:
+        page = "echo ok > /tmp/index.html; exec httpd -f -p 80 -h /tmp"
+        web = serving(engine, {"80/tcp": [{}]}, network=name, command=("sh", "-c", page))
+        port = one_port(engine, web)
+        until("it listens", lambda: curl(f"127.0.0.1:{port}") == "ok")
+        for target in (f"[::1]:{port}", f"localhost:{port}"):
+            assert curl(target) == "ok", target
+        engine.docker("rm", "-f", web)
+        assert answer("::1", port) == "ConnectionRefusedError"
+
+
+def curl(target: str) -> str:
+    done = subprocess.run(["curl", "-sS", "-m", "10", f"http://{target}/"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or done.stderr
+
+
+def test_bound_to_the_loopback_of_ipv6(engine: TempEngine, lan: Lan) -> None:
+    """Another container may have the same port at 127.0.0.1; the LAN has neither."""
+    one = serving(engine, {"80/tcp": [{"HostIp": "127.0.0.1"}]}, command=("nc", "-ll", "-p", "80", "-e", "echo", "one"))
+    port = one_port(engine, one, ip="127.0.0.1")
+    bindings = {"80/tcp": [{"HostIp": "::1", "HostPort": str(port)}]}
+    two = serving(engine, bindings, command=("nc", "-ll", "-p", "80", "-e", "echo", "two"))
+    assert ports_of(engine, two) == {"80/tcp": [("::1", port)]}
+    for host, said in (("127.0.0.1", "one"), ("::1", "two")):
+        until(f"{host} says {said}", lambda host=host, said=said: answer(host, port) == said)
+    assert lan.inside(lambda: answer(HOST6, port, 1)) == "ConnectionRefusedError"
+    with socket.socket(socket.AF_INET6) as program, pytest.raises(OSError, match="in use"):
+        program.bind(("::1", port))
+
+
+def test_a_program_of_the_host_has_the_port_at_ipv6(engine: TempEngine) -> None:
+    """It keeps [::1]; the container has 127.0.0.1."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6) as program:
+        port = program.getsockname()[1]
+        web = serving(engine, {"80/tcp": [{"HostPort": str(port)}]})
+        assert one_port(engine, web) == port
+        assert answer("127.0.0.1", port)
+        with socket.create_connection(("::1", port), 5), program.accept()[0]:
+            pass
+
+
+def test_what_goes_by_ipv6_loopback(engine: TempEngine) -> None:
+    """Whole in both directions, the end of one side told to the other; and nothing of it is left in the monitor."""
+    web = serving(engine, {"80/tcp": [{}]}, command=ECHO)
+    port = one_port(engine, web)
+    until("it listens", lambda: answer("127.0.0.1", port, 0.1) == "TimeoutError")
+    descriptors = Path(f"/proc/{engine.monitor_pid()}/fd")
+    before = len([*descriptors.iterdir()])
+    assert echoed(port, 32 << 20) == 32 << 20
+    assert echoed(port, 0) == 0
+    # A client that takes nothing stalls its own connection alone, and can go without a word.
+    with socket.create_connection(("::1", port), 5) as deaf:
+        deaf.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            deaf.sendall(bytes(64 << 20))
+        assert echoed(port, 1 << 20) == 1 << 20
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    crowd = []
+    for _ in range(50):
+        crowd.append(socket.create_connection(("::1", port), 20))
+        crowd[-1].sendall(b"x")
+        assert crowd[-1].recv(1) == b"x"
+    for each in crowd:
+        each.close()
+    until("its descriptors are closed", lambda: len([*descriptors.iterdir()]) <= before)
+    # The container ends its side, or its life.
+    with socket.create_connection(("::1", port), 5) as left:
+        left.sendall(b"x")
+        assert left.recv(1) == b"x"
+        engine.docker("kill", web)
+        left.settimeout(20)
+        with contextlib.suppress(ConnectionResetError):
+            assert left.recv(1) == b""
+    until("its descriptors are closed", lambda: len([*descriptors.iterdir()]) <= before)
+
+
+def test_localhost_without_daemon_or_monitor(engine: TempEngine) -> None:
+    """Connections live as long as the monitor does, new ones are made whichever of the two has just died."""
+    web = serving(engine, {"80/tcp": [{}]}, command=ECHO)
+    port = one_port(engine, web)
+    until("it listens", lambda: answer("127.0.0.1", port, 0.1) == "TimeoutError")
+    with socket.create_connection(("::1", port), 5) as connection:
+
+        def lives() -> bool:
+            connection.sendall(b"x")
+            return connection.recv(1) == b"x"
+
+        assert lives()
+        engine.kill9()
+        assert lives()
+        assert echoed(port, 1 << 20) == 1 << 20
+        engine.start()
+        assert lives()
+        assert echoed(port, 1 << 20) == 1 << 20
+    engine.kill_monitor()
+    assert echoed(port, 1 << 20) == 1 << 20

@@ -20,6 +20,7 @@ ORDERS = [
     messages.Forget(9, "k"),
     messages.Adopt(10, "k", 11, "ioe", False, None),
     messages.Reaped(11, "k", 137),
+    messages.Relay(15, b"\x7f\0\0\1"),
     messages.Shutdown(12),
 ]
 REPORTS = [
