@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -50,6 +51,10 @@ COUNT_THREADS = 2
 
 LINGER = 1.0
 """Seconds that a snapshot stays open after its last user: one command of a client is several requests."""
+
+_FIRST = 100_000
+"""The number that a new directory begins with is below this, and any: ext4 chooses a place by the name (`files.spread`), so that the next engine's
+layers do not come to lie where those of one just removed were."""
 
 _OPTIONS = "index=off,redirect_dir=nofollow,metacopy=off"
 
@@ -93,7 +98,7 @@ class OverlaySnapshots:
         self._snapshots = self._snapshot_table.load()
         self._next = 1 + max(
             [
-                0,
+                secrets.randbelow(_FIRST) if not numbers else 0,
                 *numbers,
                 *(layer.number for layer in self._layers.values()),
                 *(s.number for s in self._snapshots.values()),
