@@ -61,7 +61,15 @@ class Stdio:
     def dismiss(self) -> None: ...
 
 def spawn(
-    argv: list[bytes], environment: list[bytes], cwd: bytes, stdin: int, stdout: int, stderr: int, files: int
+    argv: list[bytes],
+    environment: list[bytes],
+    cwd: bytes,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    files: int,
+    program: int = -1,
 ) -> int: ...
+def read_only(path: bytes) -> int: ...
 def exit_of(pidfd: int) -> int | None: ...
 def become_subreaper() -> None: ...

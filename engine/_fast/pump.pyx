@@ -1,10 +1,10 @@
 # cython: language_level=3
 """The monitor's epoll loop: output of processes to logs and attached clients, input of clients to processes.
 
-`Loop` waits, `Stdio` is the streams of one process and its attached clients, `Relay` passes connections of the host's loopback on. All decisions about processes (spawning, exits, the daemon)
-are `engine/monitor/process.py`'s, which is called only for rare events. `spawn`, `exit_of` and `become_subreaper` are the system
-interfaces that Python's `os` lacks: a vfork with a working directory and a resource limit, the exit status of a process that is
-not a child, and prctl(2).
+`Loop` waits, `Stdio` is the streams of one process and its attached clients, `Relay` passes connections of the host's loopback on. All decisions
+about processes (spawning, exits, the daemon) are `engine/monitor/process.py`'s, which is called only for rare events. `spawn`, `read_only`, `exit_of`
+and `become_subreaper` are the system interfaces that Python's `os` lacks: a vfork with a working directory and a resource limit, a mount that nobody
+can write through, the exit status of a process that is not a child, and prctl(2).
 
 The rules of the byte path:
 - Output is read into one buffer of the loop, behind 8 spare bytes, so header and payload go to a client in one send(2) without a
@@ -1336,10 +1336,32 @@ cdef extern from *:
     #include <sys/syscall.h>
     #include <unistd.h>
 
+    /* linux/mount.h and asm/unistd.h, Linux 5.2 and 5.12; older headers lack them. The numbers are the same on every architecture. */
+    #define ENGINE_OPEN_TREE 428
+    #define ENGINE_MOUNT_SETATTR 442
+    #define ENGINE_OPEN_TREE_CLONE 1
+    struct engine_mount_attributes {
+        __u64 set, clear, propagation, user_namespace;
+    };
+
+    static int engine_read_only(const char *path)
+    {
+        struct engine_mount_attributes wanted = {1, 0, 1 << 18, 0};     /* MOUNT_ATTR_RDONLY, MS_PRIVATE */
+        int tree = syscall(ENGINE_OPEN_TREE, AT_FDCWD, path, ENGINE_OPEN_TREE_CLONE | O_CLOEXEC);
+        if (tree >= 0 && syscall(ENGINE_MOUNT_SETATTR, tree, "", AT_EMPTY_PATH, &wanted, sizeof(wanted)) < 0) {
+            int error = errno;
+            close(tree);
+            errno = error;
+            return -1;
+        }
+        return tree;
+    }
+
     /* Start a program as posix_spawn(3) does, which has no resource limits and, before glibc 2.29, no working directory.
        vfork(2): the monitor's pages are not copied and it is told why exec failed. Until exec the child runs on the parent's stack
-       and memory, so it makes only system calls; all signals are blocked meanwhile. */
-    static pid_t engine_spawn(char *const argv[], char *const envp[], const char *cwd, int in, int out, int err,
+       and memory, so it makes only system calls; all signals are blocked meanwhile. A script cannot be executed by a descriptor that
+       is closed by then: what fails so is tried by its name. */
+    static pid_t engine_spawn(int program, char *const argv[], char *const envp[], const char *cwd, int in, int out, int err,
                               unsigned long files, int *failure)
     {
         sigset_t all, before;
@@ -1359,8 +1381,11 @@ cdef extern from *:
             }
             sigemptyset(&none);
             if (dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(err, 2) >= 0 && chdir(cwd) == 0
-                && sigprocmask(SIG_SETMASK, &none, NULL) == 0)
+                && sigprocmask(SIG_SETMASK, &none, NULL) == 0) {
+                if (program >= 0)
+                    syscall(SYS_execveat, program, "", argv, envp, AT_EMPTY_PATH);
                 execvpe(argv[0], argv, envp);
+            }
             error = errno;
             _exit(127);
         }
@@ -1380,7 +1405,10 @@ cdef extern from *:
     #define ENGINE_PIDFD_GET_INFO _IOWR(0xFF, 11, struct engine_pidfd_info)
     #define ENGINE_PIDFD_INFO_EXIT (1UL << 3)
     """
-    pid_t engine_spawn(char **argv, char **envp, const char *cwd, int stdin, int stdout, int stderr, unsigned long files, int *failure)
+    pid_t engine_spawn(
+        int program, char **argv, char **envp, const char *cwd, int stdin, int stdout, int stderr, unsigned long files, int *failure
+    )
+    int engine_read_only(const char *path)
     cdef struct engine_pidfd_info:
         uint64_t mask
         int32_t exit_code
@@ -1401,8 +1429,10 @@ cdef char **strings(list texts) except NULL:
     return array
 
 
-def spawn(list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files) -> int:
-    """Start `argv` (bytes, the first one looked up in PATH) with these three descriptors; its pid.
+def spawn(
+    list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files, int program=-1
+) -> int:
+    """Start `argv` (bytes) with these three descriptors; its pid. The program is the file `program`, else the first one, looked up in PATH.
 
     Signals are as a shell would leave them. `files`: its soft limit of open files, 0: as ours. A failure to execute is an
     OSError with the kernel's errno, and no child is left.
@@ -1414,7 +1444,7 @@ def spawn(list argv, list environment, bytes cwd not None, int stdin, int stdout
     try:
         arguments = strings(argv)
         variables = strings(environment)
-        pid = engine_spawn(arguments, variables, cwd, stdin, stdout, stderr, files, &failure)
+        pid = engine_spawn(program, arguments, variables, cwd, stdin, stdout, stderr, files, &failure)
     finally:
         free(arguments)
         free(variables)
@@ -1423,6 +1453,17 @@ def spawn(list argv, list environment, bytes cwd not None, int stdin, int stdout
             os.waitpid(pid, 0)
         raise OSError(failure, os.strerror(failure), os.fsdecode(argv[0]))
     return pid
+
+
+def read_only(bytes path not None) -> int:
+    """A descriptor of the file at `path` in a read-only mount of its own, attached nowhere (open_tree(2), mount_setattr(2), Linux 5.12).
+
+    Nobody can write to the file by what /proc tells of a process that executes it. Raises OSError.
+    """
+    cdef int descriptor = engine_read_only(path)
+    if descriptor < 0:
+        raise OSError(errno, os.strerror(errno), os.fsdecode(path))
+    return descriptor
 
 
 def exit_of(int pidfd) -> int | None:

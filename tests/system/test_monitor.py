@@ -28,9 +28,11 @@ from typing import Any
 import pytest
 
 from engine._fast.frames import Demultiplexer
+from engine._fast.pump import spawn
 from engine.errors import NotFound, ServerError
 from engine.monitor.client import Exit, LaunchFailed, Monitor
 from engine.monitor.messages import LogFile
+from engine.monitor.process import Program
 
 LIMIT = 60.0
 MIB = 1 << 20
@@ -637,6 +639,7 @@ import asyncio, json, os, sys
 from pathlib import Path
 from engine.monitor.client import Monitor
 from engine.monitor.messages import LogFile
+from engine.monitor.process import Program
 
 async def main():
     monitor = Monitor(Path(sys.argv[1]), attach_stall=300, on_exit=lambda key, end: None)
@@ -824,3 +827,44 @@ def test_one_monitor_for_a_run_directory(bench: Bench) -> None:
         assert os.getsid(monitor.pid) == monitor.pid
 
     drive(bench, story)
+
+
+def test_the_runtime_is_executed_where_nobody_can_write_to_it(tmp_path: Path) -> None:
+    """What runs in a container reaches the runtime that enters it by /proc/PID/exe (CVE-2019-5736)."""
+    runtime, upgrade = tmp_path / "busybox", tmp_path / "upgrade"
+    shutil.copy("/bin/busybox", runtime)
+    program = Program()
+    descriptor = program.descriptor(str(runtime))
+    null = os.open(os.devnull, os.O_RDWR)
+    pid = spawn([bytes(runtime), b"sleep", b"100"], [], b"/", null, null, null, 0, descriptor)
+    try:
+        assert os.path.samestat(os.stat(f"/proc/{pid}/exe"), os.stat(runtime))
+        assert os.statvfs(f"/proc/{pid}/exe").f_flag & os.ST_RDONLY
+        assert not os.statvfs(runtime).f_flag & os.ST_RDONLY
+        assert not [line for line in descriptors(pid) if "busybox" in line]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with pytest.raises(OSError, match="Read-only file system"):
+        os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY)
+
+    assert program.descriptor(str(runtime)) == descriptor
+    shutil.copy("/bin/true", upgrade)
+    upgrade.rename(runtime)
+    upgraded = program.descriptor(str(runtime))
+    assert os.path.samestat(os.fstat(upgraded), os.stat(runtime))
+    assert len([line for line in descriptors(os.getpid()) if line.endswith("/busybox")]) <= 1, "the old one is closed"
+
+    # A script cannot be executed by a descriptor that execve(2) closes: by its name, then.
+    upgrade.write_text("#!/bin/sh\nexit 7\n")
+    upgrade.chmod(0o755)
+    upgrade.rename(runtime)
+    pid = spawn([bytes(runtime)], [], b"/", null, null, null, 0, program.descriptor(str(runtime)))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+    runtime.unlink()
+    assert program.descriptor(str(runtime)) == -1
+    with pytest.raises(FileNotFoundError):
+        spawn([bytes(runtime)], [], b"/", null, null, null, 0, program.descriptor(str(runtime)))
+    assert program.descriptor("sh") == -1
+    os.close(null)
