@@ -87,14 +87,16 @@ def json_stream(path: str, target: str, timeout: float = 60) -> Iterator[Any]:
     return lines()
 
 
-def hijack(path: str, target: str, timeout: float = 60, *, head: bytes = b"") -> tuple[socket.socket, bytes]:
-    """POST `target` with an upgrade; the socket, and the bytes of the stream that came with the answer's head.
+def hijack(
+    path: str, target: str, timeout: float = 60, *, head: bytes = b"", method: str = "POST"
+) -> tuple[socket.socket, bytes]:
+    """`method` on `target` with an upgrade; the socket, and the bytes of the stream that came with the answer's head.
 
     `head` is sent in the same segment as the request, as clients with stdin ready do.
     """
     connection = connect(path, timeout)
     connection.sendall(
-        f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 0\r\n"
+        f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 0\r\n"
         "Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode()
         + head
     )

@@ -28,6 +28,11 @@ cdef class LogWriter:
     cdef size_t out_size
     cdef int fault                         # errno of the last write(2) or rotation, 0 when it went well
     cdef bint torn                         # the file ends in part of an entry that could not be cut off
+    cdef dict followers                    # number → inode of the newest file that the follower is known to hold
+    cdef Py_ssize_t followed               # how many there are
+    cdef Py_ssize_t behind                 # how many are not known to hold the live file
+    cdef readonly uint64_t outrun          # how many rotation has ceased to wait for, in all
+    cdef int long_files                    # rotated files that grew beyond their size for a follower's sake
 
     cpdef write(self, int stream, data)
     cdef int write_raw(self, int stream, const char *data, size_t size) except -1
@@ -35,6 +40,8 @@ cdef class LogWriter:
     cpdef position(self)
     cpdef pending(self, int stream)
     cpdef close(self)
+    cpdef follow(self, uint64_t number, uint64_t inode)
+    cpdef unfollow(self, uint64_t number)
 
     cdef int begin(self) except -1
     cdef int finish(self) except -1
@@ -42,4 +49,7 @@ cdef class LogWriter:
     cdef void emit(self, int stream, const char *data, size_t size, bint newline) noexcept nogil
     cdef void flush(self, size_t upto) noexcept nogil
     cdef int rotate(self) noexcept nogil
+    cdef void trim(self) noexcept nogil
+    cdef int count(self) except -1
+    cdef int leave_behind(self) except -1
     cdef int repair(self) except -1

@@ -6,7 +6,8 @@ writes: its escapes (`<`, `>`, `&`, U+2028, U+2029, controls but `\\n` and `\\r`
 in a newline, unless the line was cut at 16 KiB or its stream ended. The newest file is PATH, rotated ones are PATH.1, PATH.2, … by age.
 Not here: options of the driver (`logs/`), waiting for more (`containers/logs.py`).
 
-Owns:    the descriptors of its files. A writer is the only one of its file set; readers need no word from it.
+Owns:    the descriptors of its files. A writer is the only one of its file set. Readers need no word from it; it needs one from those that are to
+         lose nothing to rotation (`LogWriter.follow`).
 Threads: one at a time per object; the GIL is released around larger work.
 Raises:  OSError with the kernel's errno; a writer only once per run of failures, see `LogWriter`.
 """
@@ -108,6 +109,8 @@ cdef enum:
     BLOCK = 256 << 10                   # what a reader reads at once
     HELD_FILES = 64                     # rotated files that a reader holds open at most before it comes to them
     HELD_BYTES = 64 << 20               # … and no further ones once those hold so much
+    LENIENCE = 32 << 20                 # bytes that a log may be larger than its options say for the sake of its followers
+    WALKS = 20                          # times that a row of files that moves is looked at anew
     ENTRY_MAX = 4 << 20                 # no entry of this engine is larger than 100 KiB; others may cut their lines later
 
 cdef int64_t LAST_TIME = 7258118400 * 1000000000       # year 2200: a later time stamp in a file is not believed
@@ -766,6 +769,11 @@ cdef class LogWriter:
     first call that meets the failure raises OSError, after all its data have been taken. Later calls try again and are silent until
     one has succeeded: one exception per run of failures, `error` says whether one lasts.
 
+    Rotation waits until every follower is known to hold the live file, so that none is ever two files behind; meanwhile the file grows beyond
+    `max_size`. Those that have not come when it has grown by `LENIENCE` are waited for no more (`outrun`) until they are heard of again, and
+    lose what rotation removes. Files that became so long are removed the sooner, so the whole set has at most that much more than its options say,
+    and as much again in the live file. The writer itself never waits.
+
     On opening, bytes after the last newline (a crash of the host in the middle of a write) are cut off: they never were an entry,
     and a reader that waits for their end rereads that place.
     """
@@ -788,6 +796,7 @@ cdef class LogWriter:
         self.attrs_text = PyBytes_AS_STRING(self.attrs)
         self.attrs_size = len(self.attrs)
         self.second = -1
+        self.followers = {}
         self.fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0o640)
         if self.fd < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, path)
@@ -891,6 +900,31 @@ cdef class LogWriter:
             fd = self.fd
             self.fd = -1
             close(fd)
+
+    cpdef follow(self, uint64_t number, uint64_t inode):
+        """The reader `number` (the caller's choice) holds the files up to the one with `inode`, 0 for none: rotation waits until it holds the live one."""
+        self.followers[number] = inode
+        self.count()
+
+    cpdef unfollow(self, uint64_t number):
+        """That reader is gone. No error when it is not known."""
+        self.followers.pop(number, None)
+        self.count()
+
+    cdef int count(self) except -1:
+        self.followed = len(self.followers)
+        self.behind = 0
+        for inode in self.followers.values():
+            self.behind += inode != self.inode
+        if not self.behind:
+            self.limit = self.max_size
+        return 0
+
+    cdef int leave_behind(self) except -1:
+        """Wait no more for the followers that do not hold the live file."""
+        self.outrun += self.behind
+        self.followers = {number: inode for number, inode in self.followers.items() if inode == self.inode}
+        return self.count()
 
     cdef int begin(self) except -1:
         global spare_out
@@ -1057,7 +1091,7 @@ cdef class LogWriter:
     cdef int rotate(self) noexcept nogil:
         """PATH becomes PATH.1 and so on, a new file becomes PATH. When that fails the old file just grows on and it is tried again later.
 
-        The new file is made before the old one goes: its inode number differs, so a position never means another file than it did.
+        It is put off while a follower does not hold PATH yet. The new file is made before the old one goes: its inode number differs, so a position never means another file than it did.
         """
         cdef char older[PATH_ROOM]
         cdef char newer[PATH_ROOM]
@@ -1068,6 +1102,12 @@ cdef class LogWriter:
             self.size = status.st_size                  # an operator emptied it
             if self.size + <int64_t>self.out_size <= self.limit:
                 return 0
+        if self.behind:
+            if self.size < self.max_size + LENIENCE:
+                self.limit = self.max_size + LENIENCE
+                return 0
+            with gil:
+                self.leave_behind()
         snprintf(newer, sizeof(newer), b"%s.new", path)
         fd = open(newer, O_RDWR | O_APPEND | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0o640)
         if fd >= 0 and fstat(fd, &status) == 0:
@@ -1088,9 +1128,13 @@ cdef class LogWriter:
                     close(self.fd)
                     self.fd = fd
                     self.inode = status.st_ino
+                    self.long_files += self.size > 2 * self.max_size
                     self.size = 0
                     self.limit = self.max_size
                     self.torn = False
+                    self.behind = self.followed
+                    if self.long_files:
+                        self.trim()
                     return 0
                 if self.max_file > 1:
                     rename(older, path)
@@ -1099,6 +1143,23 @@ cdef class LogWriter:
             close(fd)
         self.limit = self.size + self.max_size // 8 + 4096
         return -1
+
+    cdef void trim(self) noexcept nogil:
+        """Remove the oldest files while all together are too large: some were let grow for a follower's sake."""
+        cdef char name[PATH_ROOM]
+        cdef struct_stat status
+        cdef int64_t left = self.max_size * self.max_file + LENIENCE
+        cdef int index = 1
+        self.long_files = 0
+        while index < self.max_file:
+            snprintf(name, sizeof(name), b"%s.%d", self.path_text, index)
+            if stat(name, &status) < 0:
+                break
+            left -= status.st_size
+            self.long_files += status.st_size > 2 * self.max_size
+            if left < 0 and index > 1:
+                unlink(name)
+            index += 1
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -1117,7 +1178,8 @@ cdef class LogReader:
     """Reads a container's log as a client wants it, while it is written and rotated.
 
     The files that exist when the object is made are held open, so that rotation loses none of them; newer ones are looked for at each `read`, and up
-    to `HELD_FILES` and `HELD_BYTES` of them held open too, for a reader that is slower than its writer for a while. Only whole lines are consumed: a torn one is read again later. Lines that are no entries are skipped.
+    to `HELD_FILES` and `HELD_BYTES` of them held open too, for a reader that is slower than its writer for a while (`newest` is for the writer to
+    be told). Only whole lines are consumed: a torn one is read again later. Lines that are no entries are skipped.
     Memory is bounded by `BLOCK` (more for a longer entry) and is given back at the end of the log, where followers wait.
     Files the writer has removed before they were reached are lost to the reader, as to everyone.
     """
@@ -1155,9 +1217,10 @@ cdef class LogReader:
     cdef size_t refused                     # room that the next entry needs and did not find
 
     def __cinit__(self, bytes path not None, *, bint stdout=True, bint stderr=True, int64_t since_ns=0, int64_t until_ns=0,
-                  bint timestamps=False, bint framed=False, bytes details=b"", tuple until_position=None):
+                  bint timestamps=False, bint framed=False, bytes details=b"", tuple until_position=None, bint until_now=False):
         """`since_ns`, `until_ns`: both included, 0 for none. `details`: put before each line as it is; an entry's own attributes go first.
-        `until_position`: (inode, offset) as `LogWriter.position` gives it; what lies behind is not read."""
+        `until_position`: (inode, offset) as `LogWriter.position` gives it; what lies behind is not read. `until_now`: nor is what comes from now on."""
+        cdef struct_stat status
         self.fd = -1
         self.newer = []
         self.path = path
@@ -1175,6 +1238,11 @@ cdef class LogReader:
             self.to_time = True
             put_time(self.until, min(until_ns, LAST_TIME))
         self.newer = self.collect(0)
+        if until_now and until_position is None and self.newer:
+            fd, inode = self.newer[len(self.newer) - 1]
+            if fstat(fd, &status) < 0:
+                PyErr_SetFromErrnoWithFilenameObject(OSError, path)
+            until_position = (inode, status.st_size)
         if until_position is not None:
             self.to_position = True
             self.until_inode, self.until_offset = until_position
@@ -1201,14 +1269,26 @@ cdef class LogReader:
     cdef list collect(self, uint64_t known):
         """Open the files newer than inode `known` (which is held open, so that its number means it), oldest first.
 
-        From the newest to the oldest, against the direction in which files are renamed: a file that moves meanwhile is met twice, never missed. One
-        number may be missing while the row moves up.
+        From the newest to the oldest, against the direction in which files are renamed: a file that moves meanwhile is met twice, never missed. When
+        a new one has come meanwhile, a name may mean a newer file than the name before: it is done again. A log that never stands still
+        gives only its newest files, in their order.
         """
+        cdef list found = None
+        cdef int turn
+        for turn in range(WALKS):
+            found = self.walk(known, turn == WALKS - 1)
+            if found is not None:
+                break
+        return found
+
+    cdef list walk(self, uint64_t known, bint last):
+        """As `collect`; None when the row has moved, or, for the `last` time, what was found until then."""
         cdef list found = []
         cdef int number = 0, missing = 0, fd
+        cdef uint64_t live = 0
         cdef struct_stat status
         try:
-            while missing < 2:
+            while missing < 2:                          # one number may be missing while the row moves up
                 name = self.path if number == 0 else b"%s.%d" % (self.path, number)
                 number += 1
                 fd = open(<const char *><bytes>name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
@@ -1218,22 +1298,35 @@ cdef class LogReader:
                     missing += 1
                     continue
                 missing = 0
+                found.append((fd, 0))
                 if fstat(fd, &status) < 0:
-                    close(fd)
                     PyErr_SetFromErrnoWithFilenameObject(OSError, name)
+                found[len(found) - 1] = (fd, status.st_ino)
+                if number == 1:
+                    live = status.st_ino
+                elif self.live_inode() != live:
+                    close(found.pop()[0])
+                    if last:
+                        break
+                    while found:
+                        close(found.pop()[0])
+                    return None
                 if known and status.st_ino == known:
-                    close(fd)
+                    close(found.pop()[0])
                     break
-                if any(inode == status.st_ino for _, inode in found):
-                    close(fd)
-                    continue
-                found.append((fd, status.st_ino))
+                if any(inode == status.st_ino for _, inode in found[:len(found) - 1]):
+                    close(found.pop()[0])
         except BaseException:
             for opened, _ in found:
                 os.close(opened)
             raise
         found.reverse()
         return found
+
+    cdef uint64_t live_inode(self) noexcept:
+        """Inode at PATH; 0 when nothing is there."""
+        cdef struct_stat status
+        return status.st_ino if stat(self.path, &status) == 0 else 0
 
     cdef int enter(self) except -1:
         """Leave the file being read for the next newer one that is known."""
@@ -1537,6 +1630,10 @@ cdef class LogReader:
     def position(self) -> tuple:
         """(inode, offset) of what `read` takes next; (0, 0) when there is no log yet."""
         return self.inode, self.offset
+
+    def newest(self) -> int:
+        """Inode of the newest file that is held: rotation can take none of those up to it away. 0 when there is none."""
+        return self.newer[len(self.newer) - 1][1] if self.newer else self.inode
 
     def close(self) -> None:
         """Give the files back; nothing more is read. Idempotent, and for any thread: one that is inside `read` leaves it soon."""

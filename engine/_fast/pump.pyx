@@ -855,6 +855,16 @@ cdef class Stdio:
                 self.watchers = []
             self.watchers.append((inode, offset, callback))
 
+    def follow_log(self, uint64_t number, uint64_t inode) -> None:
+        """The reader `number` of the log holds its files up to `inode`: `LogWriter.follow`."""
+        if self.log is not None:
+            self.log.follow(number, inode)
+
+    def unfollow_log(self, uint64_t number) -> None:
+        """That reader is gone."""
+        if self.log is not None:
+            self.log.unfollow(number)
+
     def unwatch_log(self, callback) -> None:
         """Forget the watch with that `callback`."""
         if self.watchers is not None:
@@ -1015,12 +1025,16 @@ cdef class Stdio:
         cdef Client client
         cdef Py_ssize_t index = len(self.clients)
         cdef bint full = False
+        cdef uint64_t outrun
         if self.log is not None:
+            outrun = self.log.outrun
             try:
                 self.log.write_raw(stream, payload, size)
             except Exception:           # a log that fails is no reason to stop a process or its clients
                 traceback.print_exc()
                 sys.stderr.flush()
+            if self.log.outrun != outrun:
+                print(f"{os.fsdecode(self.log.path)}: {self.log.outrun - outrun} readers are too far behind to be waited for", file=sys.stderr, flush=True)
             if self.watchers is not None:
                 self.tell()
         if index == 0:

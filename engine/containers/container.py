@@ -35,7 +35,7 @@ from engine.events import EventLog
 from engine.images.layers import uninterrupted
 from engine.images.store import ImageStore, ImageUser
 from engine.logs import drivers
-from engine.monitor.client import Exit, LaunchFailed, Monitor
+from engine.monitor.client import Exit, LaunchFailed, LogReading, Monitor
 from engine.monitor.messages import LogFile
 from engine.networks.network import HOST, NONE, PREDEFINED_NAMES
 from engine.networks.networks import Joined, Networks, asked_for
@@ -215,7 +215,12 @@ class Container:
             tail=tail,
             framed=not self.record.config.tty,
             follow=self._log_grown if follow and self.running else None,
+            reading=self.log_reading(),
         )
+
+    def log_reading(self) -> LogReading | None:
+        """For a reader of the log: None where nothing is rotated meanwhile."""
+        return self._parts.monitor.read_log(self.id) if self.running else None
 
     @property
     def cgroup(self) -> str:

@@ -1,7 +1,8 @@
 """A container's log as a stream of chunks for a client: history, and what is still to come.
 
 The reading itself (`_fast/jsonlog`) runs in threads, one call at a time, so neither a slow disk nor a large log holds the loop up. A reader slows
-nobody: it takes what the monitor has written to the files, at its own pace.
+nobody: it takes what the monitor has written to the files, at its own pace. Rotation waits for it as long as it is not too far behind
+(`LogWriter`): small files that are rotated faster than anybody can open them lose nothing.
 
 Owns: the log's descriptors while the stream is read; they are closed when it ends, is closed or is cancelled.
 """
@@ -10,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from engine._fast.jsonlog import LogReader
 from engine.errors import ServerError
@@ -22,6 +23,14 @@ CHUNK = 512 << 10
 """Bytes per chunk at most: enough to make the way through a thread cheap, small enough for thousands of readers."""
 
 _PAUSE = 0.1
+
+
+class Reading(Protocol):
+    """What the writer is told of a reader (`monitor.client.LogReading`)."""
+
+    async def begin(self) -> None: ...
+    def holds(self, inode: int) -> None: ...
+    def end(self) -> None: ...
 
 
 async def read(
@@ -37,12 +46,14 @@ async def read(
     details: str = "",
     until_position: tuple[int, int] | None = None,
     follow: Callable[[int, int], Awaitable[bool]] | None = None,
-) -> AsyncIterator[bytes]:
+    reading: Reading | None = None,
+) -> AsyncGenerator[bytes, None]:
     """Chunks of the log at `path`; a log that does not exist (yet) is empty. Raises ServerError when it cannot be read.
 
     `since_ns`, `until_ns`: nanoseconds since the epoch, both included, 0 for none. `tail`: the last entries, None for all. `framed`: with 8-byte
     headers. `details`: text before each line, as it is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is
     awaited at the end: True when the log may have grown beyond that position, False when it never will; it is then read to its end once more.
+    Without it the log is read as it is now, whatever is written meanwhile. `reading`: of a log that is being written; it is ended here.
     """
     loop = asyncio.get_running_loop()
     reader: LogReader | None = None
@@ -56,11 +67,19 @@ async def read(
             "framed": framed,
             "details": details.encode(),
             "until_position": until_position,
+            "until_now": follow is None,
         }
+        if reading is not None:
+            await reading.begin()
         reader = await loop.run_in_executor(None, partial(_open, path, tail, options))
         ended = False
         waited: tuple[int, int] | None = None
         while True:
+            if reading is not None:
+                if follow is None:
+                    reading.end()  # all that is wanted is held open
+                else:
+                    reading.holds(reader.newest())
             chunk = await loop.run_in_executor(None, reader.read, CHUNK)
             if chunk:
                 yield chunk
@@ -77,8 +96,19 @@ async def read(
     except OSError as error:
         raise ServerError(f"the log {path} cannot be read: {error.strerror or error}") from error
     finally:
+        if reading is not None:
+            reading.end()
         if reader is not None:
             reader.close()  # at once, or by the thread that is still inside of it
+
+
+def end(path: Path) -> tuple[int, int]:
+    """(inode, offset) of the end of a log that nobody writes; (0, 0) when there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_ino, status.st_size
 
 
 def _open(path: Path, tail: int | None, options: dict[str, Any]) -> LogReader:

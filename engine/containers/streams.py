@@ -9,14 +9,15 @@ import asyncio
 import fcntl
 import socket
 from collections.abc import AsyncIterator
-from contextlib import closing, suppress
+from contextlib import aclosing, closing, suppress
+from pathlib import Path
 
 import msgspec
 
 from engine.containers import logs
 from engine.containers.container import Container
 from engine.errors import InvalidParameter
-from engine.monitor.client import Monitor
+from engine.monitor.client import Attached, LogReading, Monitor
 
 DEFAULT_DETACH_KEYS = b"\x10\x11"  # ctrl-p,ctrl-q
 
@@ -86,54 +87,80 @@ async def attach(
     record = container.record
     container.check_attach()
     raw = record.config.tty if framed is None else not framed
-    history = wanted.logs and container.log_path is not None
-    position: tuple[int, int] | None = None
-    client = 0
-    if wanted.stream:
-        attached = await monitor.attach(
-            container.id,
-            descriptor,
-            stdin=wanted.stdin and record.config.open_stdin,
-            stdout=wanted.stdout,
-            stderr=wanted.stderr,
-            raw=raw,
-            head=b"" if history else head,
-            early=early,
-            detach_keys=wanted.detach_keys if record.config.tty else b"",
-            hold=history,
-        )
-        client, position = attached.client, (attached.log_inode, attached.log_offset)
-    container.publish("attach")
-    if wanted.stream and not history:
+    log = container.log_path if wanted.logs else None
+    if log is None and wanted.stream:
+        await _join(container, monitor, descriptor, wanted, raw=raw, head=head, early=early, hold=False)
+        container.publish("attach")
         return
-    with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket:
-        await _write_history(container, client_socket, wanted, head, raw, position)
-        if not wanted.stream:
-            client_socket.shutdown(socket.SHUT_RDWR)
+    reading = container.log_reading()
+    try:
+        position = None
+        client = 0
+        if wanted.stream:
+            # Until the log is open no rotation takes away what came before the client.
+            if reading is not None:
+                await reading.begin()
+            before = await asyncio.to_thread(logs.end, log) if log is not None else (0, 0)
+            attached = await _join(container, monitor, descriptor, wanted, raw=raw, head=b"", early=early, hold=True)
+            client = attached.client
+            position = (attached.log_inode, attached.log_offset) if attached.log_inode else before
+        container.publish("attach")
+        with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket:
+            client_socket.setblocking(False)
+            with suppress(ConnectionError):  # the client left: the monitor sees it too
+                await asyncio.get_running_loop().sock_sendall(client_socket, head)
+                if log is not None:
+                    await _write_history(client_socket, log, wanted, raw, position, reading)
+            if not wanted.stream:
+                client_socket.shutdown(socket.SHUT_RDWR)
+    finally:
+        if reading is not None:
+            reading.end()
     if wanted.stream:
         await monitor.release(container.id, client)
 
 
-async def _write_history(
+async def _join(
     container: Container,
-    client_socket: socket.socket,
+    monitor: Monitor,
+    descriptor: int,
     wanted: Wanted,
+    *,
+    raw: bool,
     head: bytes,
+    early: bytes,
+    hold: bool,
+) -> Attached:
+    config = container.record.config
+    return await monitor.attach(
+        container.id,
+        descriptor,
+        stdin=wanted.stdin and config.open_stdin,
+        stdout=wanted.stdout,
+        stderr=wanted.stderr,
+        raw=raw,
+        head=head,
+        early=early,
+        detach_keys=wanted.detach_keys if config.tty else b"",
+        hold=hold,
+    )
+
+
+async def _write_history(
+    client_socket: socket.socket,
+    log: Path,
+    wanted: Wanted,
     raw: bool,
     position: tuple[int, int] | None,
+    reading: LogReading | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    client_socket.setblocking(False)
-    try:
-        await loop.sock_sendall(client_socket, head)
-        path = container.log_path
-        if not wanted.logs or path is None or position == (0, 0):
-            return
-        chunks = logs.read(path, stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position)
+    chunks = logs.read(
+        log, stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position, reading=reading
+    )
+    async with aclosing(chunks):
         async for chunk in chunks:
             await loop.sock_sendall(client_socket, chunk)
-    except ConnectionError:
-        return  # the client left: the monitor sees it too
 
 
 async def send(descriptor: int, head: bytes, chunks: AsyncIterator[bytes]) -> None:

@@ -109,6 +109,43 @@ class Process:
         self.pidfd = -1
 
 
+class LogReading:
+    """A reading of a process's log, which rotation waits for within bounds: `begin` it before the files are opened, `end` it in any case."""
+
+    __slots__ = ("_inode", "_key", "_monitor", "_number")
+
+    def __init__(self, monitor: Monitor, key: str) -> None:
+        self._monitor = monitor
+        self._key = key
+        self._number = 0
+        self._inode = 0
+
+    async def begin(self) -> None:
+        """From here on no rotation but one. A second call does nothing. Raises ServerError."""
+        if self._number:
+            return
+        number = self._number = next(self._monitor._sequence)
+        while True:
+            try:
+                await self._monitor._ask(lambda seq: messages.Follow(seq, self._key, number, 0))
+                return
+            except Interrupted:  # another monitor will be there
+                if self._monitor._closing:
+                    raise
+
+    def holds(self, inode: int) -> None:
+        """Its newest open file is `inode`: the next rotation may come."""
+        if self._number and inode != self._inode:
+            self._inode = inode
+            self._monitor._tell(messages.Follow(next(self._monitor._sequence), self._key, self._number, inode))
+
+    def end(self) -> None:
+        """Rotation waits no more. Idempotent."""
+        if self._number:
+            self._monitor._tell(messages.Unfollow(next(self._monitor._sequence), self._key, self._number))
+            self._number = 0
+
+
 class Monitor:
     """The monitor of `run`.
 
@@ -467,6 +504,10 @@ class Monitor:
 
     def _pass_on(self, listener: socket.socket, address: bytes) -> None:
         self._send(messages.Relay(next(self._sequence), address), [listener.fileno()])
+
+    def read_log(self, key: str) -> LogReading:
+        """For those who are about to open the log of `key`."""
+        return LogReading(self, key)
 
     def drop(self, key: str) -> None:
         """No process will run under `key`: its waiting clients are closed."""

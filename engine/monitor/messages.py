@@ -132,6 +132,26 @@ class Unwatch(msgspec.Struct, tag="unwatch", frozen=True):
     watch: int
 
 
+class Follow(msgspec.Struct, tag="follow", frozen=True):
+    """The reader `reader` of the log of `key` holds its files up to `inode` (0: none yet): rotation waits for it, within bounds (`LogWriter`).
+
+    The first one of a `reader`, a number of the daemon's choice, says that it is there.
+    """
+
+    seq: int
+    key: str
+    reader: int
+    inode: int
+
+
+class Unfollow(msgspec.Struct, tag="unfollow", frozen=True):
+    """That reader of the log of `key` is gone."""
+
+    seq: int
+    key: str
+    reader: int
+
+
 class Drop(msgspec.Struct, tag="drop", frozen=True):
     """No process will run under `key` (start failed for good, container removed): its waiting clients are closed."""
 
@@ -180,7 +200,23 @@ class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     seq: int
 
 
-Order = Hello | Run | Attach | Release | Resize | Watch | Unwatch | Drop | Forget | Adopt | Reaped | Relay | Shutdown
+Order = (
+    Hello
+    | Run
+    | Attach
+    | Release
+    | Resize
+    | Watch
+    | Unwatch
+    | Follow
+    | Unfollow
+    | Drop
+    | Forget
+    | Adopt
+    | Reaped
+    | Relay
+    | Shutdown
+)
 
 
 # --- answers and reports: monitor → daemon ------------------------------------------------------------------------

@@ -386,6 +386,7 @@ class Connection:
         self.closed = False
         self.held: set[int] = set()
         self.watches: dict[int, tuple[Process, Callable[[], None]]] = {}
+        self.readers: dict[int, Process] = {}
         self._socket = peer
         self._outbox: deque[tuple[bytes, list[int]] | Process] = deque()
         self._retry: Timer | None = None
@@ -483,6 +484,9 @@ class Connection:
         for process, callback in self.watches.values():
             process.stdio.unwatch_log(callback)
         self.watches.clear()
+        for reader, process in self.readers.items():
+            process.stdio.unfollow_log(reader)
+        self.readers.clear()
         for client in self.held:
             self.monitor.loop.abandon(client)
         self.monitor.disconnected(self)
@@ -700,6 +704,19 @@ class Monitor:
             process.stdio.unwatch_log(callback)
         connection.send(messages.Done(order.seq))
 
+    def _follow(self, connection: Connection, order: messages.Follow, descriptors: list[int]) -> None:
+        process = self.processes.get(order.key)
+        if process is not None:
+            process.stdio.follow_log(order.reader, order.inode)
+            connection.readers[order.reader] = process
+        connection.send(messages.Done(order.seq))
+
+    def _unfollow(self, connection: Connection, order: messages.Unfollow, descriptors: list[int]) -> None:
+        process = connection.readers.pop(order.reader, None)
+        if process is not None:
+            process.stdio.unfollow_log(order.reader)
+        connection.send(messages.Done(order.seq))
+
     def _drop(self, connection: Connection, order: messages.Drop, descriptors: list[int]) -> None:
         process = self.processes.get(order.key)
         if process is not None and process.idle:
@@ -763,6 +780,8 @@ class Monitor:
         messages.Resize: _resize,
         messages.Watch: _watch,
         messages.Unwatch: _unwatch,
+        messages.Follow: _follow,
+        messages.Unfollow: _unfollow,
         messages.Drop: _drop,
         messages.Forget: _forget,
         messages.Adopt: _adopt,

@@ -829,6 +829,101 @@ def test_a_follower_that_falls_far_behind_holds_no_more_than_its_share(tmp_path:
     writer.close()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(150, 600),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["", "told", "read"])), max_size=60),
+)
+def test_rotation_waits_for_a_follower(max_size: int, max_file: int, steps: list[tuple[int, str]]) -> None:
+    """Many files' worth of lines come between two looks, and the word of what is held comes late: nothing is lost, and little is kept."""
+    with directory() as place:
+        path = place / "c.log"
+        writer = LogWriter(os.fsencode(path), max_size, max_file)
+        writer.follow(7, 0)
+        reader = LogReader(os.fsencode(path))
+        got, written = [], []
+        for count, look in steps:
+            written += [b"%d\n" % index for index in range(len(written), len(written) + count)]
+            writer.write(1, b"".join(written[len(written) - count :]))
+            if look:
+                got.append(everything(reader, 100))
+            if look == "told":
+                writer.follow(7, reader.newest())
+        writer.close()
+        got.append(everything(reader))
+        reader.close()
+        assert b"".join(got) == b"".join(written)
+
+
+def test_rotation_goes_on_when_followers_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+    writer = LogWriter(os.fsencode(path), 500, 3)
+    writer.follow(1, 0)
+    writer.follow(2, 0)
+    writer.unfollow(3)
+    inode = path.stat().st_ino
+    writer.write(1, b"line\n" * 1000)
+    assert path.stat().st_ino == inode
+    writer.follow(1, inode)
+    writer.write(1, b"line\n" * 1000)
+    assert path.stat().st_ino == inode, "the other is not there yet"
+    writer.unfollow(2)
+    writer.write(1, b"line\n" * 1000)
+    assert path.stat().st_ino != inode
+    writer.unfollow(1)
+    writer.write(1, b"line\n" * 1000)
+    assert path.stat().st_size <= 500
+    assert len(list(tmp_path.iterdir())) == 3
+    writer.close()
+
+
+def test_a_follower_that_never_comes_costs_a_bounded_log_and_nobody_else_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+    lenience = 32 << 20
+    writer = LogWriter(os.fsencode(path), 10_000, 4)
+    reader = LogReader(os.fsencode(path))
+    writer.follow(1, 0)
+    writer.follow(2, reader.newest())
+    block = [b"%07d %s\n" % (index, b"x" * 8000) for index in range(100)]
+    got, largest = [], 0
+    for turn in range(90):  # 72 MB of entries
+        writer.write(1, b"".join(block))
+        largest = max(largest, sum(file.stat().st_size for file in tmp_path.iterdir()))
+        while chunk := reader.read(1 << 20):
+            got.append(chunk)
+        writer.follow(2, reader.newest())
+        if turn == 50:
+            assert writer.outrun == 1
+            writer.follow(1, 0)  # it is heard of again, and lost once more
+    assert writer.outrun == 1
+    assert b"".join(got) == b"".join(block) * 90
+    assert lenience < largest < 2 * lenience + 4 * 10_000 + (1 << 20)
+    writer.unfollow(1)
+    writer.unfollow(2)
+    for _ in range(5):
+        writer.write(1, b"".join(block))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 4 * 10_000
+    reader.close()
+    writer.close()
+
+
+def test_until_now_is_what_there_was(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+    writer = LogWriter(os.fsencode(path), 300, 10)
+    assert everything(LogReader(os.fsencode(tmp_path / "none"), until_now=True)) == b""
+    for index in range(10):
+        writer.write(1, b"%d\n" % index)
+    reader = LogReader(os.fsencode(path), until_now=True)
+    assert reader.read(3) == b"0\n"
+    for index in range(10, 40):
+        writer.write(1, b"%d\n" % index)
+    assert everything(reader) == b"".join(b"%d\n" % index for index in range(1, 10))
+    assert reader.done
+    reader.close()
+    writer.close()
+
+
 def test_following_a_writer_in_another_thread(tmp_path: Path) -> None:
     path = tmp_path / "c.log"
     writer = LogWriter(os.fsencode(path), 20_000, 1000)

@@ -16,6 +16,8 @@ ORDERS = [
     messages.Resize(5, "k", Size(24, 80)),
     messages.Watch(6, "k", 1 << 40, 1 << 50),
     messages.Unwatch(7, 6),
+    messages.Follow(7, "k", 1 << 40, 1 << 60),
+    messages.Unfollow(7, "k", 5),
     messages.Drop(8, "k"),
     messages.Forget(9, "k"),
     messages.Adopt(10, "k", 11, "ioe", False, None),
