@@ -1221,6 +1221,7 @@ cdef class LogReader:
         """`since_ns`, `until_ns`: both included, 0 for none. `details`: put before each line as it is; an entry's own attributes go first.
         `until_position`: (inode, offset) as `LogWriter.position` gives it; what lies behind is not read. `until_now`: nor is what comes from now on."""
         cdef struct_stat status
+        cdef int64_t whole_size
         self.fd = -1
         self.newer = []
         self.path = path
@@ -1242,7 +1243,10 @@ cdef class LogReader:
             fd, inode = self.newer[len(self.newer) - 1]
             if fstat(fd, &status) < 0:
                 PyErr_SetFromErrnoWithFilenameObject(OSError, path)
-            until_position = (inode, status.st_size)
+            whole_size = last_newline(fd, status.st_size)       # a line may be half written
+            if whole_size < 0:
+                PyErr_SetFromErrnoWithFilenameObject(OSError, path)
+            until_position = (inode, whole_size)
         if until_position is not None:
             self.to_position = True
             self.until_inode, self.until_offset = until_position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,7 @@ from engine.errors import ServerError
 
 @pytest.fixture(autouse=True)
 def _descriptors() -> Iterator[None]:
+    gc.collect()  # what tests of other files left is theirs
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) == before

@@ -921,6 +921,14 @@ def test_until_now_is_what_there_was(tmp_path: Path) -> None:
     assert everything(reader) == b"".join(b"%d\n" % index for index in range(1, 10))
     assert reader.done
     reader.close()
+    with path.open("ab") as file:  # an entry that is being written
+        file.write(b'{"log":"to')
+    reader = LogReader(os.fsencode(path), until_now=True)
+    with path.open("ab") as file:
+        file.write(b'rn\\n","stream":"stdout","time":"2026-01-02T03:04:05.123456789Z"}\n')
+    reader.seek_tail(1)
+    assert everything(reader) == b"39\n"
+    reader.close()
     writer.close()
 
 
