@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 ALIAS = "engined"
 """ifalias of a default bridge that the engine made and may remove; that of users' bridges has the engine's own id behind it."""
 
+MADE = ("bridge", "dummy", "vlan")
+"""Kinds of links that carry the alias: bridges, and the parents of macvlan networks."""
+
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _IPV6 = Path("/proc/sys/net/ipv6")
 _LINK_LOCAL = IPv6Interface("fe80::1/64")
@@ -129,9 +132,9 @@ def remove(links: Netlink, name: str, alias: str, lent: Interfaces = ()) -> None
 
 
 def sweep(links: Netlink, alias: str, names: Collection[str] = ()) -> None:
-    """Remove the bridges with this engine's alias, but for those of `names`: what a crash between two steps left, or all at the end."""
+    """Remove the links with this engine's alias, but for those of `names`: what a crash between two steps left, or all at the end."""
     orphans = [
-        link.name for link in links.links() if link.alias == alias and link.name not in names and link.kind == "bridge"
+        link.name for link in links.links() if link.alias == alias and link.name not in names and link.kind in MADE
     ]
     if not orphans:
         return

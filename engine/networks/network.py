@@ -59,6 +59,8 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     """IP versions whose subnet the user gave: static addresses may be asked for there."""
     lent: tuple[str, ...] = ()
     """Addresses that a bridge which was there has from the engine, `10.0.0.1/24`: taken back with the network."""
+    parent_made: bool = False
+    """The parent of a macvlan network is the engine's: made and removed with it."""
 
     @property
     def predefined(self) -> bool:
@@ -75,6 +77,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host_binding: str = ""
     mtu: int = 0
     parent: str = ""
+    """Of a macvlan network; never empty there."""
+    dummy: bool = False
+    """The parent leads nowhere."""
     mode: str = "bridge"
 
 
@@ -100,13 +105,17 @@ def options(record: NetworkRecord) -> Options:
     mode = record.options.get("macvlan_mode", "") or "bridge"
     if record.driver == "macvlan" and mode not in _MACVLAN_MODES:
         raise InvalidParameter(f"{where}: requested macvlan mode {mode[:100]!r} is not valid")
+    parent, dummy = record.options.get("parent", ""), False
+    if record.driver == "macvlan" and (record.internal or not parent):  # Docker's rule and name
+        parent, dummy = f"dm-{record.id[:12]}", True
     return Options(
         bridge=bridge,
         icc=_boolean(given.get("bridge.enable_icc"), True, f"{where}: enable_icc"),
         masquerade=_boolean(given.get("bridge.enable_ip_masquerade"), True, f"{where}: enable_ip_masquerade"),
         host_binding=binding,
         mtu=int(text or 0),
-        parent=record.options.get("parent", ""),
+        parent=parent if record.driver == "macvlan" else "",
+        dummy=dummy,
         mode=mode,
     )
 
@@ -155,9 +164,7 @@ def checked(body: NetworkCreate) -> NetworkRecord:
         ipam=IPAM(driver="default", options=body.ipam.options, config=[pool for pool in pools if pool.subnet]),
         chosen_by_user=tuple(sorted(versions)),
     )
-    chosen = options(record)
-    if driver == "macvlan" and not chosen.parent:
-        raise InvalidParameter(f"network {name}: the macvlan driver needs the option parent: a link of this host")
+    options(record)  # refuses what they may not be
     return record
 
 

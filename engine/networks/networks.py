@@ -126,6 +126,11 @@ class Network:
         return self.link
 
     @property
+    def closed(self) -> bool:
+        """Whether it has no way out."""
+        return self.record.internal or self.options.dummy
+
+    @property
     def rules(self) -> BridgeRules:
         return BridgeRules(
             bridge=self.bridge,
@@ -249,6 +254,12 @@ class Networks:
             made = Network(record, network.options(record))
             if made.options.bridge and any(made.bridge == each.bridge for each in self._all.values()):
                 raise Forbidden(f"network {record.name}: bridge name {made.bridge} is already used by another network")
+            for each in self._all.values():
+                if made.options.parent and made.options.parent == each.options.parent:
+                    raise Forbidden(
+                        f"network {record.name}: network {each.record.name} is already using parent interface "
+                        f"{made.options.parent}"
+                    )
             subnets = [pool.subnet for each in self._all.values() for pool in each.pools.values()]
             try:
                 await self._in_thread(self._make, made, subnets)
@@ -425,31 +436,29 @@ class Networks:
             record = found.record
             self.check(container_id, record.id, wanted, self._names(member))
             given = self._given(found, wanted, container_id, "")
-            found.members[container_id] = member
-            try:
+            async with contextlib.AsyncExitStack() as undo:
+                undo.callback(self._take_back, found, given)
+                found.members[container_id] = member
+                undo.callback(found.members.pop, container_id, None)
+                endpoint_id = secrets.token_hex(32)
                 if found.pools:
                     with _told(found, container_id):
                         self._find_namespace(member, process)
                         endpoint_id = await self._in_thread(self._plug, member.namespace, found, given)
-                        try:
-                            await self._reroute(member, [*member.endpoints.values(), given])
-                        except BaseException:
-                            await self._in_thread(self._unplug, member.namespace, found, endpoint_id, given.mac_address)
-                            raise
-                else:
-                    endpoint_id = secrets.token_hex(32)
-            except BaseException:
-                found.members.pop(container_id, None)
-                self._take_back(found, given)
-                raise
-            member.endpoints[record.id] = given = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+                        undo.push_async_callback(self._leave_again, member, found, endpoint_id, given.mac_address)
+                        await self._reroute(member, [*member.endpoints.values(), given])
+                member.endpoints[record.id] = given = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+                undo.callback(member.endpoints.pop, record.id)
+                await self._serve_names(member)
+                undo.pop_all()
             self._appeared(found, member)
             await self._republish(member)
-            try:
-                await self._serve_names(member)
-            except ServerError as error:  # it has its network; names may come with another one
-                logger.warning("network %s: %s", record.name, error.message)
             return given
+
+    async def _leave_again(self, member: Member, found: Network, endpoint_id: str, mac: str) -> None:
+        """A connect has failed half-way: its link goes, and the routes are those of the endpoints that there were."""
+        await self._in_thread(self._unplug, member.namespace, found, endpoint_id, mac)
+        await self._reroute(member, member.endpoints.values())
 
     async def disconnect(self, container_id: str, text: str) -> None:
         """Take one endpoint from a container that runs. Raises Forbidden when it has none there."""
@@ -617,7 +626,7 @@ class Networks:
             )
 
     def _leads_out(self, member: Member) -> bool:
-        return any(not self._all[each].record.internal for each in member.endpoints)
+        return any(not self._all[each].closed for each in member.endpoints)
 
     # --- what an endpoint is given --------------------------------------------------------------------------------------
 
@@ -656,7 +665,7 @@ class Networks:
         settings = _intent(wanted, record, container_id)
         if not taken:
             return settings
-        gateways = {} if record.internal else self._gateways_of(found)
+        gateways = {} if found.closed else self._gateways_of(found)
         first = taken[4]
         assert isinstance(first, IPv4Address)
         return msgspec.structs.replace(
@@ -812,7 +821,8 @@ class Networks:
         default.link, self._interface = bridge.open_default(links, self._default_bridge, self._configured)
         default.pools[4] = AddressPool(BRIDGE, self._interface.network, (self._interface.ip,))
         users = [each for each in self._all.values() if each.record.driver == "bridge" and each is not default]
-        bridge.sweep(links, self._alias, {each.bridge for each in users})
+        overlaid = [each for each in self._all.values() if each.record.parent_made]
+        bridge.sweep(links, self._alias, {each.bridge for each in users} | {each.options.parent for each in overlaid})
         for each in self._all.values():
             each.fill()
         for each in users:
@@ -820,6 +830,11 @@ class Networks:
                 each.link, _ = bridge.open_user(links, each.bridge, self._alias, each.gateways(), each.options.mtu)
             except (EngineError, OSError) as error:
                 logger.error("network %s: its bridge %s: %s", each.record.name, each.bridge, error)
+        for each in overlaid:
+            try:
+                macvlan.open_parent(links, each.record.name, each.options, self._alias)
+            except (EngineError, OSError) as error:
+                logger.error("%s", error)
         bridge.forward(ipv6=any(6 in each.pools for each in users))
         try:
             self.relay = relay_socket()
@@ -841,8 +856,6 @@ class Networks:
                 )
         if record.enable_ipv6 and not any(":" in config.subnet for config in record.ipam.config):
             made.record = network.with_pool(record, unique_local_subnet(self._store.get(BRIDGE).id, record.id))
-        if record.driver == "macvlan":
-            macvlan.check(self._links, record.name, made.options)
         if 4 in record.chosen_by_user:
             self._check_host(made)
             self._make_with(network.with_gateways(made.record), made)
@@ -868,7 +881,9 @@ class Networks:
         made.record = record
         made.pools.clear()
         made.fill()
-        if record.driver != "bridge":
+        if record.driver == "macvlan":
+            parent_made = macvlan.open_parent(self._links, record.name, made.options, self._alias)
+            made.record = msgspec.structs.replace(record, parent_made=parent_made)
             return
         made.link, lent = bridge.open_user(self._links, made.bridge, self._alias, made.gateways(), made.options.mtu)
         made.record = msgspec.structs.replace(record, lent=tuple(map(str, lent)))
@@ -905,7 +920,12 @@ class Networks:
         return any(first <= high and low <= last and which(index) for first, last, index in self._links.address_spans())
 
     def _unmake(self, found: Network) -> None:
-        if found.record.driver != "bridge":
+        if found.record.driver == "macvlan":
+            if found.record.parent_made:
+                try:
+                    macvlan.remove_parent(self._links, found.options.parent, self._alias)
+                except OSError as error:
+                    logger.warning("network %s: %s", found.record.name, error)
             return
         try:
             bridge.remove(self._links, found.bridge, self._alias, found.lent)
@@ -925,6 +945,8 @@ class Networks:
         if remove:
             alias = self._alias
             for each in self._all.values():
+                if each.record.parent_made:
+                    self._unmake(each)
                 if each.record.driver == "bridge":
                     try:
                         own = bridge.ALIAS if each.record.name == BRIDGE else alias

@@ -43,6 +43,7 @@ _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
 _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA, _IFLA_BRPORT_MODE, _IFLA_BRPORT_ISOLATED = 4, 5, 4, 33
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
 _IFLA_MACVLAN_MODE = 1
+_IFLA_VLAN_ID = 1
 _MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
 _IFA_F_NODAD = 2
@@ -245,6 +246,21 @@ def create_veth(name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> R
     information = _text(_IFLA_INFO_KIND, "veth") + _nest(_IFLA_INFO_DATA, _nest(_VETH_INFO_PEER, inside))
     body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name) + size
     return Request(_NEWLINK, _CREATE | _EXCL, body + _nest(_IFLA_LINKINFO, information), f"veth {name}")
+
+
+def create_vlan(name: str, *, parent: int, number: int) -> Request:
+    """What the link of index `parent` receives and sends with that VLAN tag (802.1Q), 1 to 4094."""
+    data = _nest(_IFLA_INFO_DATA, attribute(_IFLA_VLAN_ID, struct.pack("=H", number)))
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name) + _u32(_IFLA_LINK, parent)
+    body += _nest(_IFLA_LINKINFO, _text(_IFLA_INFO_KIND, "vlan") + data)
+    return Request(_NEWLINK, _CREATE | _EXCL, body, f"vlan {name}")
+
+
+def create_dummy(name: str) -> Request:
+    """A link that leads nowhere."""
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name)
+    body += _nest(_IFLA_LINKINFO, _text(_IFLA_INFO_KIND, "dummy"))
+    return Request(_NEWLINK, _CREATE | _EXCL, body, f"dummy {name}")
 
 
 def create_macvlan(name: str, *, parent: int, namespace: int, mode: str, mac: str, mtu: int = 0) -> Request:

@@ -111,10 +111,125 @@ async def _macvlan(directory: Path) -> None:
             os.close(process.pidfd)
             await networks.leave("one")
             await networks.leave("two")
+            with pytest.raises(Forbidden, match="network lan is already using parent interface lan0"):
+                await networks.create(body("again", "192.0.3.0/24", Driver="macvlan", Options={"parent": "lan0"}))
             await networks.remove("lan")
             kernel.apply(netlink.delete_link("lan0"))
     far.close()
     os.close(lan)
+
+
+async def _macvlan_parents(directory: Path) -> None:
+    """A VLAN of a link that is there, or a link that leads nowhere, are made for a network and go with it; what was there stays."""
+    with namespaces.new_network() as lan:
+        far = Netlink()
+    with Netlink() as kernel:
+
+        def plug_in() -> int:
+            kernel.apply(netlink.create_veth("lan0", "far0", lan), netlink.change_link("lan0", up=True))
+            far.apply(netlink.change_link("far0", up=True))
+            link = kernel.link("lan0")
+            assert link
+            return link.ifindex
+
+        index, here = plug_in(), namespaces.network()
+
+        def parents() -> set[str]:
+            return {name for name in links() if name.startswith(("lan0.", "dm-"))}
+
+        def vlan(name: str, parent: str, subnet: str = "192.0.2.0/24") -> NetworkCreate:
+            return body(name, subnet, Driver="macvlan", Options={"parent": parent})
+
+        async with network(directory) as networks:
+            for parent in ("nothere.10", "lan0.0", "lan0.4095", "lan0.x", "lan0.", "lan0.1.2", "lo", "x" * 16, "é" * 8):
+                with pytest.raises(InvalidParameter, match="network no: parent link"):
+                    await networks.create(vlan("no", parent))
+            try:
+                kernel.apply(netlink.create_dummy("probe"), netlink.delete_link("probe"))
+            except netlink.NetlinkError:  # then it says so, and links that there are take the place of both kinds
+                for wanted, kind in ((vlan("no", "lan0.10"), "vlan"), (body("no", Driver="macvlan"), "dummy")):
+                    with pytest.raises(ServerError, match=f"network no: parent link.*no links of the kind {kind}"):
+                        await networks.create(wanted)
+
+                def instead(name: str, **_: int) -> netlink.Request:
+                    mac = f"02:00:00:00:00:{len(links()):02x}"
+                    return netlink.create_macvlan(name, parent=index, namespace=here, mode="bridge", mac=mac)
+
+                netlink.create_vlan = netlink.create_dummy = instead
+            assert not parents()
+            await networks.create(vlan("ten", "lan0.10"))
+            # What fails after the link was made takes it back.
+            add = networks._store.add
+
+            def refuse(*_: object) -> None:
+                raise ServerError("refused")
+
+            networks._store.add = refuse  # type: ignore[method-assign, assignment]
+            for wanted in (vlan("no", "lan0.11", "192.0.3.0/24"), body("no", Driver="macvlan")):
+                with pytest.raises(ServerError, match="refused"):
+                    await networks.create(wanted)
+            networks._store.add = add  # type: ignore[method-assign]
+            await networks.create(body("alone", "192.0.4.0/24", Driver="macvlan"))
+            await networks.create(
+                body("inner", "192.0.5.0/24", Driver="macvlan", Internal=True, Options={"parent": "lan0"})
+            )
+            made = {"lan0.10", *(f"dm-{networks.get(name).record.id[:12]}" for name in ("alone", "inner"))}
+            assert parents() == made
+            for name in ("ten", "alone", "inner"):
+                two, three = await networks.endpoint("two", on=name), await networks.endpoint("three", on=name)
+                assert reaches(two, three.endpoint.ip_address)
+                assert ("default" in inside(two, "ip", "route").stdout) == (name == "ten")
+                await networks.leave("two")
+                await networks.leave("three")
+            alias = networks._alias
+            kernel.apply(netlink.delete_link("lan0"))
+        # The next daemon makes them again; what has its mark and is nobody's goes.
+        index = plug_in()
+        kernel.apply(
+            netlink.create_bridge("dm-orphan", mac="02:00:00:00:00:0c"), netlink.change_link("dm-orphan", alias=alias)
+        )
+        async with network(directory) as networks:
+            assert parents() == made
+            for name in ("ten", "alone", "inner"):
+                await networks.remove(name)
+            assert not parents()
+            kernel.apply(netlink.create_bridge("lan0.12", mac="02:00:00:00:00:0d"))
+            await networks.create(vlan("mine", "lan0.12"))
+            await networks.remove("mine")
+            assert parents() == {"lan0.12"}, "what was there stays"
+            kernel.apply(netlink.delete_link("lan0.12"), netlink.delete_link("lan0"))
+    far.close()
+    os.close(lan)
+    os.close(here)
+
+
+async def _no_names(directory: Path) -> None:
+    """A container that cannot be given the resolver of a network is not connected to it: its links, routes and addresses are as they were."""
+    async with network(directory) as networks:
+        await networks.create(body("a", "10.3.0.0/29"))
+        one = await networks.endpoint("one")
+        held = await asyncio.to_thread(subprocess.Popen, ["nsenter", f"--net={one.path}", "sleep", "600"])
+        process = Process(held.pid, os.pidfd_open(held.pid))
+        before = [inside(one, "ip", *what).stdout for what in (("-o", "link"), ("-o", "addr"), ("route",))]
+        served = networks._resolver.open_for
+
+        async def refuse(*_: object, **__: object) -> None:
+            raise ServerError("no resolver on 127.0.0.11: refused")
+
+        networks._resolver.open_for = refuse  # type: ignore[method-assign, assignment]
+        for _ in range(10):  # more often than the network has addresses
+            with pytest.raises(ServerError, match="no resolver"):
+                await networks.connect("one", "a", EndpointSettings(), process)
+            assert [inside(one, "ip", *what).stdout for what in (("-o", "link"), ("-o", "addr"), ("route",))] == before
+            assert not networks.get("a").members
+        networks._resolver.open_for = served  # type: ignore[method-assign]
+        await networks.connect("one", "a", EndpointSettings(), process)
+        assert reaches(one, "10.3.0.1")
+        assert networks._resolver.serves("one")
+        held.kill()
+        held.wait()
+        os.close(process.pidfd)
+        await networks.leave("one")
 
 
 async def _undone(directory: Path) -> None:
@@ -234,7 +349,7 @@ async def _taken_by_another(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "scene",
-    [_traffic, _macvlan, _undone, _adopted, _swept, _taken_by_another],
+    [_traffic, _macvlan, _macvlan_parents, _no_names, _undone, _adopted, _swept, _taken_by_another],
     ids=lambda scene: scene.__name__.strip("_"),
 )
 def test_networks(scene: Body, tmp_path: Path) -> None:

@@ -172,7 +172,6 @@ def test_a_whole_body() -> None:
         ({"Name": "default"}, Forbidden, "predefined default network"),
         ({"Driver": "nothere"}, NotFound, 'network net: driver "nothere": plugin not found'),
         ({"Driver": "host"}, Forbidden, 'only one instance of "host" network is allowed'),
-        ({"Driver": "macvlan"}, InvalidParameter, "needs the option parent"),
         ({"IPAM": {"Driver": "dhcp"}}, NotFound, 'IPAM driver "dhcp": plugin not found'),
         ({"IPAM": pool(Subnet="10.0.0.0")}, InvalidParameter, r"net: subnet: invalid CIDR address: '10.0.0.0'"),
         ({"IPAM": pool(Subnet="10.0.0.0/33")}, InvalidParameter, "invalid CIDR"),

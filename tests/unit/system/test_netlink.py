@@ -54,6 +54,16 @@ def test_links() -> None:
     assert decoded(netlink.delete_link("br"), ifinfmsg).get_attr("IFLA_IFNAME") == "br"
 
 
+def test_parents_of_macvlans() -> None:
+    message = decoded(netlink.create_vlan("eth0.10", parent=3, number=10), ifinfmsg)
+    assert (message.get_attr("IFLA_IFNAME"), message.get_attr("IFLA_LINK")) == ("eth0.10", 3)
+    info = message.get_attr("IFLA_LINKINFO")
+    assert info.get_attr("IFLA_INFO_KIND") == "vlan"
+    assert info.get_attr("IFLA_INFO_DATA").get_attr("IFLA_VLAN_ID") == 10
+    message = decoded(netlink.create_dummy("dm-0"), ifinfmsg)
+    assert message.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_KIND") == "dummy"
+
+
 def test_addresses_and_routes() -> None:
     message = decoded(netlink.add_address(5, IPv4Interface("10.1.2.3/20")), ifaddrmsg)
     assert (message["index"], message["prefixlen"], message["family"]) == (5, 20, 2)
