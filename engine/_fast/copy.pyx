@@ -9,7 +9,7 @@ Owns:    nothing between calls. Descriptors stay the caller's. Two descriptors a
 Threads: any number at once. The GIL is released for the whole of a call.
 Raises:  OSError with the kernel's errno and the path below the source. What was copied by then stays: the caller's to remove.
 """
-from libc.errno cimport EAGAIN, EINTR, EINVAL, ENAMETOOLONG, ENODATA, ENOENT, ENOSYS, ENOTTY, ENXIO, EOPNOTSUPP, EPERM, ERANGE, EXDEV, errno
+from libc.errno cimport EINTR, EINVAL, ENAMETOOLONG, ENODATA, ENOENT, ENOSYS, ENOTTY, ENXIO, EOPNOTSUPP, EPERM, ERANGE, EXDEV, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, realloc
@@ -17,7 +17,7 @@ from libc.string cimport memcpy, strlen, strncmp
 
 import os
 
-from engine._fast.linux cimport ioctl
+from engine._fast.linux cimport RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, ioctl, openat2
 
 cdef extern from "<fcntl.h>" nogil:
     enum:
@@ -113,15 +113,6 @@ cdef extern from *:
     #define COPY_SEEK_HOLE 4
     #define COPY_O_NOATIME 01000000
 
-    struct copy_open_how { uint64_t flags, mode, resolve; };
-
-    /* openat2(2); RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_IN_ROOT */
-    static int open_again(int root, const char *path, int flags)
-    {
-        struct copy_open_how how = { (uint64_t)(unsigned)flags, 0, 0x01 | 0x02 | 0x04 | 0x10 };
-        return (int)syscall(437, root, path, &how, sizeof how);
-    }
-
     static ssize_t copy_range(int from, int64_t *from_at, int to, int64_t *to_at, size_t size)
     {
         return syscall(SYS_copy_file_range, from, from_at, to, to_at, size, 0);
@@ -131,7 +122,6 @@ cdef extern from *:
         COPY_SEEK_DATA
         COPY_SEEK_HOLE
         COPY_O_NOATIME
-    int open_again(int root, const char *path, int flags) nogil
     ssize_t copy_range(int from_, int64_t *from_at, int to, int64_t *to_at, size_t size) nogil
 
 cdef enum:
@@ -218,10 +208,12 @@ cdef int link_known(Copy *copy, const stat_t *status, int parent, const char *na
     entry = place(copy.known, copy.room, status.st_dev, status.st_ino)
     if entry.path == NULL:
         return 0
-    while True:
-        fd = open_again(copy.target, entry.path, O_PATH | O_NOFOLLOW | O_CLOEXEC)
-        if fd >= 0 or (errno != EAGAIN and errno != EINTR):
-            break
+    fd = openat2(
+        copy.target,
+        entry.path,
+        O_PATH | O_NOFOLLOW | O_CLOEXEC,
+        RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
+    )
     if fd < 0:
         return failed(copy)
     snprintf(link, sizeof(link), b"/proc/self/fd/%d", fd)

@@ -20,7 +20,7 @@ Owns:    nothing between calls. Descriptors stay the caller's.
 Threads: any number at once, each on another directory. The GIL is released for the whole of a call, but for reading a Python source.
 Raises:  tar.ArchiveError, and OSError with the kernel's errno and the entry's name. What was laid out by then stays: the caller's to remove.
 """
-from libc.errno cimport EAGAIN, EEXIST, EINTR, EISDIR, ENAMETOOLONG, ENOMEM, ENOENT, ENOSPC, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM, errno
+from libc.errno cimport EEXIST, EINTR, EISDIR, ELOOP, ENAMETOOLONG, ENOMEM, ENOENT, ENOSPC, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, realloc
@@ -28,6 +28,7 @@ from libc.string cimport memcpy, memmove, memset, strcmp, strlen, strncmp, strrc
 
 import os
 
+from engine._fast.linux cimport RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_XDEV, openat2
 from engine._fast.tar cimport TAR_MAX_PATH, Entry, Reader
 
 cdef extern from "<fcntl.h>" nogil:
@@ -85,7 +86,6 @@ cdef extern from "<unistd.h>" nogil:
     int symlinkat(const char *target, int directory, const char *path)
     ssize_t write(int fd, const void *data, size_t size)
     ssize_t pwrite(int fd, const void *data, size_t size, int64_t offset)
-    long syscall(long number, ...)
 
 cdef extern from "<stdio.h>" nogil:
     int renameat(int old_directory, const char *old_path, int new_directory, const char *new_path)
@@ -131,6 +131,7 @@ cdef extern from "<sys/stat.h>" nogil:
     bint S_ISCHR(uint32_t mode)
     int fstatat(int directory, const char *path, stat_t *found, int flags)
     bint S_ISREG(uint32_t mode)
+    bint S_ISLNK(uint32_t mode)
     bint S_ISDIR(uint32_t mode)
 
 cdef extern from "<sys/statvfs.h>" nogil:
@@ -149,23 +150,6 @@ cdef extern from "<sys/xattr.h>" nogil:
     int fsetxattr(int fd, const char *name, const void *value, size_t size, int flags)
     int lsetxattr(const char *path, const char *name, const void *value, size_t size, int flags)
 
-cdef extern from *:
-    """
-    #include <stdint.h>
-    #include <sys/syscall.h>
-    #include <unistd.h>
-
-    struct engine_open_how { uint64_t flags, mode, resolve; };
-
-    /* openat2(2), number 437 everywhere; RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT, and RESOLVE_NO_XDEV unless it may go across mounts */
-    static int open_inside(int root, const char *path, int flags, int across)
-    {
-        struct engine_open_how how = { (uint64_t)(unsigned)flags, 0, 0x02 | 0x10 | (across ? 0 : 0x01) };
-        return (int)syscall(437, root, path, &how, sizeof how);
-    }
-    """
-    int open_inside(int root, const char *path, int flags, int across) nogil
-
 cdef enum:
     DEEPEST = 64            # directories open at once
     NAMES = 100000          # tries for a name that the tree does not have yet
@@ -177,7 +161,7 @@ cdef enum:
     HANDS = 2               # threads of a crew: more only queue for the kernel's locks
     BATCH = 192 << 10       # bytes of a batch
     BATCHES = 20            # how many there are at most
-    RACES = 64              # times that one entry is tried again when others use its name
+    RACES = 1000            # times that one entry is tried again when others use its name
 
 
 cdef struct Removal:
@@ -257,7 +241,8 @@ cdef void remove_one(int parent, const char *name, Removal *removal, int depth, 
         return
     fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
     if fd < 0:
-        note(removal, errno)
+        if errno != ENOENT and errno != ENOTDIR and errno != ELOOP:     # somebody took its place: who asked for it looks again
+            note(removal, errno)
         return
     if depth == 0:
         removal.top = fd
@@ -292,7 +277,7 @@ def remove_tree(int parent, bytes name not None):
         raise OSError(removal.error, os.strerror(removal.error), os.fsdecode(name))
 
 
-cdef void measure(int fd, int64_t *size, int64_t *entries, int depth) noexcept nogil:
+cdef void measure(int fd, int64_t *size, double *shared, int64_t *entries, int depth) noexcept nogil:
     """Add up what is in the directory `fd`, which is used up."""
     cdef DIR *directory = fdopendir(fd)
     cdef dirent *found
@@ -310,27 +295,32 @@ cdef void measure(int fd, int64_t *size, int64_t *entries, int depth) noexcept n
         entries[0] += 1
         if fstatat(dirfd(directory), found.d_name, &status, AT_SYMLINK_NOFOLLOW) < 0:
             continue
-        if S_ISREG(status.st_mode):
-            size[0] += status.st_size // (status.st_nlink if status.st_nlink > 1 else 1)
+        if S_ISREG(status.st_mode) or S_ISLNK(status.st_mode):
+            if status.st_nlink > 1:
+                shared[0] += <double>status.st_size / <double>status.st_nlink
+            else:
+                size[0] += status.st_size
         elif S_ISDIR(status.st_mode) and depth < 4 * DEEPEST:
             below = openat(dirfd(directory), found.d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
             if below >= 0:
-                measure(below, size, entries, depth + 1)
+                measure(below, size, shared, entries, depth + 1)
     closedir(directory)
 
 
 def usage(int directory):
-    """Bytes of the regular files below a directory descriptor, and entries of every type. What a writer takes away meanwhile is not counted.
+    """Bytes of the files and of the links' targets below a directory descriptor, as Docker counts them, and entries of every type.
+    What a writer takes away meanwhile is not counted.
 
     A file of several names is shared out among them. Directories more than 256 deep are counted as one entry, closed.
     """
     cdef int64_t size = 0, entries = 0
+    cdef double shared = 0
     cdef int fd = openat(directory, b".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
     if fd < 0:
         raise OSError(errno, os.strerror(errno))
     with nogil:
-        measure(fd, &size, &entries, 0)
-    return size, entries
+        measure(fd, &size, &shared, &entries, 0)
+    return size + round(shared), entries
 
 
 # --- files of a container, made and written ---------------------------------------------------------------------------
@@ -442,6 +432,8 @@ cdef int write_small(int directory, const Small *small, uint8_t *kept) noexcept 
         fd = make_file(directory, base, &small.owner, small.mode)
         if fd >= 0:
             break
+        if errno == ENOENT:
+            return 0        # as `missing`
         if errno != EEXIST or races == RACES:
             return errno
         races += 1
@@ -697,6 +689,7 @@ cdef class _Layout:
     cdef int64_t refused            # extended attributes that the file system does not take
     cdef bint root_met
     cdef bint replaced              # an entry took away what an earlier one had placed
+    cdef int races                  # how often others used this entry's name
     cdef bint into                  # `unpack`: into a container, across its mounts
     cdef bint keep_kinds            # no directory is replaced by something else, nor the reverse
     cdef const char *base           # where in the root names begin
@@ -735,8 +728,18 @@ cdef class _Layout:
         return self.reader.fail_system(self.reader.entry.name, errno)
 
     cdef int missing(self) noexcept nogil:
-        """After a call about what was just made failed: in a live container others may have taken it away, and then that is that."""
-        return 0 if self.into and errno == ENOENT else self.fail_system()
+        """After a call failed about what was just made, or in a directory just opened: 0 where others may have taken that away.
+
+        Then it is as if they had done so later, with what the entry would have put there.
+        """
+        return 0 if self.into and (errno == ENOENT or errno == ENOTDIR or errno == ELOOP) else self.fail_system()
+
+    cdef int again(self, const char *base) noexcept nogil:
+        """After something could not be made because its name is taken: make room. -1 when others use the name again and again."""
+        self.races += 1
+        if self.races > RACES:
+            return self.fail(b"changed again and again while it was put there")
+        return self.make_room(base)
 
     # --- directories ------------------------------------------------------------------------------------------------
 
@@ -747,13 +750,12 @@ cdef class _Layout:
         self.parent_fd = -1
 
     cdef int open_directory(self, const char *path, int flags) noexcept nogil:
-        cdef int fd
+        cdef uint64_t resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+        if not self.into:
+            resolve |= RESOLVE_NO_XDEV
         if path[0] == 0:
             path = b"."
-        while True:
-            fd = open_inside(self.root, path, flags | O_DIRECTORY | O_CLOEXEC, self.into)
-            if fd >= 0 or (errno != EAGAIN and errno != EINTR):
-                return fd
+        return openat2(self.root, path, flags | O_DIRECTORY | O_CLOEXEC, resolve)
 
     cdef int enter(self, size_t length) noexcept nogil:
         """Have `parent_fd` for the first `length` bytes of `path`, made where they do not exist."""
@@ -764,12 +766,15 @@ cdef class _Layout:
         memcpy(self.parent, self.path, length)
         self.parent[length] = 0
         self.parent_fd = self.open_directory(self.parent, O_PATH)
-        if self.parent_fd < 0 and (errno == ENOENT or errno == ENOTDIR):
+        while self.parent_fd < 0:
+            if errno != ENOENT and errno != ENOTDIR:
+                return self.fail_system()
             if self.settle() < 0 or self.make_parents(length) < 0:
                 return -1
             self.parent_fd = self.open_directory(self.parent, O_PATH)
-        if self.parent_fd < 0:
-            return self.fail_system()
+            self.races += 1
+            if self.races > RACES:
+                return self.fail(b"a parent of the entry was changed again and again")
         if fstat(self.parent_fd, &found) < 0:
             return self.fail_system()
         self.parent_gives_group = found.st_mode & S_ISGID != 0
@@ -779,7 +784,10 @@ cdef class _Layout:
         return 0
 
     cdef int make_parents(self, size_t length) noexcept nogil:
-        """Walk down `parent`, making what is missing; a whiteout in the way becomes an opaque directory."""
+        """Walk down `parent`, making what is missing; a whiteout in the way becomes an opaque directory.
+
+        In a live container others may be faster, or take it away again: who calls looks, and tries again.
+        """
         cdef size_t at = 0, begin
         cdef int fd, above = self.open_directory(b"", O_PATH)
         cdef stat_t found
@@ -801,8 +809,12 @@ cdef class _Layout:
                         whiteout = not self.into and S_ISCHR(found.st_mode) and found.st_rdev == 0
                         if not whiteout:
                             close(above)
-                            return self.fail(b"a parent of the entry is no directory")
+                            self.parent[at] = kept
+                            return 0 if S_ISDIR(found.st_mode) else self.fail(b"a parent of the entry is no directory")
                         unlinkat(above, self.parent + begin, 0)
+                    elif at <= self.base_length:        # the directory that the archive is for
+                        close(above)
+                        return self.reader.fail_system(self.base, ENOENT)
                     if mkdirat(above, self.parent + begin, 0o755) == 0:
                         fd = openat(above, self.parent + begin, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
                         if fd >= 0 and fchmod(fd, 0o755) < 0:       # whatever the umask made of it
@@ -810,7 +822,8 @@ cdef class _Layout:
                             fd = -1
                 if fd < 0:
                     close(above)
-                    return self.fail_system()
+                    self.parent[at] = kept
+                    return 0 if self.into and errno == EEXIST else self.missing()
                 if self.remember(self.parent, True) < 0 or (whiteout and self.make_opaque(fd) < 0):
                     close(fd)
                     close(above)
@@ -907,6 +920,7 @@ cdef class _Layout:
         cdef int length = clean(entry.name, self.path)
         cdef size_t begin = 0, at
         cdef const char *base
+        self.races = 0
         if length < 0:
             return self.fail(b"the entry leads out of the directory" if self.into else b"the entry leads out of the layer")
         if length == 0:
@@ -1100,7 +1114,7 @@ cdef class _Layout:
     cdef int make_room(self, const char *base) noexcept nogil:
         """Take away what an earlier entry put there. 1 when that was a whiteout, else 0, or -1.
 
-        In a live container others may have been faster, or put something there anew: who calls tries again, `RACES` times at most.
+        In a live container others may have been faster, or put something there anew: who calls tries again.
         """
         cdef stat_t found
         cdef Removal removal
@@ -1126,24 +1140,24 @@ cdef class _Layout:
 
     cdef int place_directory(self, const char *base) noexcept nogil:
         cdef stat_t found
-        cdef int fd, whiteout = 0, races = 0
+        cdef int fd, whiteout = 0
         if self.into and self.charge(4096) < 0:
             return -1
         while mkdirat(self.parent_fd, base, 0o700) < 0:
-            if errno != EEXIST or races == RACES:
-                return self.fail_system()
+            if errno != EEXIST:
+                return self.missing()
             if self.settle() < 0:       # it may be about to have another group or mode
                 return -1
-            races += 1
             if fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
-                if errno == ENOENT:
+                self.races += 1
+                if errno == ENOENT and self.races <= RACES:
                     continue
                 return self.fail_system()
             if S_ISDIR(found.st_mode):
                 break
             if self.keep_kinds:
                 return self.fail(b"cannot overwrite non-directory with directory")
-            whiteout = self.make_room(base)
+            whiteout = self.again(base)
             if whiteout < 0:
                 return -1
         if whiteout:
@@ -1182,7 +1196,7 @@ cdef class _Layout:
         cdef Entry *entry = &self.reader.entry
         cdef timespec times[2]
         cdef Owner owner
-        cdef int status = 0, fd, races = 0
+        cdef int status = 0, fd
         if self.into:
             if self.charge(entry.size + 4096) < 0:
                 return -1
@@ -1194,10 +1208,9 @@ cdef class _Layout:
             fd = make_file(self.parent_fd, base, &owner, entry.mode)
             if fd >= 0:
                 break
-            if errno != EEXIST or races == RACES:
-                return self.fail_system()
-            races += 1
-            if self.make_room(base) < 0:
+            if errno != EEXIST:
+                return self.missing()
+            if self.again(base) < 0:
                 return -1
         if entry.sparse:
             status = self.write_sparse(fd)
@@ -1294,19 +1307,15 @@ cdef class _Layout:
         if S_ISDIR(old.st_mode):
             close(fd)
             return self.fail(b"hard link to a directory")
-        if linkat(fd, target, self.parent_fd, base, 0) < 0:
-            status = -1
-            if errno == EEXIST:
-                if fstatat(self.parent_fd, base, &new, AT_SYMLINK_NOFOLLOW) == 0 and (
-                    new.st_ino == old.st_ino and new.st_dev == old.st_dev
-                ):
-                    status = 0
-                elif self.make_room(base) >= 0:
-                    status = linkat(fd, target, self.parent_fd, base, 0)
-                    if status < 0:
-                        self.fail_system()
-            else:
-                self.fail_system()
+        while status == 0 and linkat(fd, target, self.parent_fd, base, 0) < 0:
+            if errno != EEXIST:
+                status = self.missing()
+                break
+            if fstatat(self.parent_fd, base, &new, AT_SYMLINK_NOFOLLOW) == 0 and new.st_ino == old.st_ino and new.st_dev == old.st_dev:
+                break
+            status = self.again(base)
+            if status > 0:
+                status = 0
         close(fd)
         return status
 
@@ -1328,6 +1337,8 @@ cdef class _Layout:
             return self.missing()
         snprintf(path, sizeof(path), b"/proc/self/fd/%d", fd)
         status = fchmodat(AT_FDCWD, path, self.reader.entry.mode, 0)
+        if status < 0 and self.into and errno == EOPNOTSUPP:
+            status = 0          # a link that somebody put in its place
         if status < 0:
             self.fail_system()
         close(fd)
@@ -1337,16 +1348,14 @@ cdef class _Layout:
         """A symbolic link, device or FIFO."""
         cdef Entry *entry = &self.reader.entry
         cdef timespec times[2]
-        cdef int races = 0
         if entry.type == b"2" and entry.link[0] == 0:
             return self.fail(b"symbolic link to nothing")
         if self.into and self.charge(4096) < 0:
             return -1
         while self.make_special(base) < 0:
-            if errno != EEXIST or races == RACES:
-                return self.fail_system()
-            races += 1
-            if self.make_room(base) < 0:
+            if errno != EEXIST:
+                return self.missing()
+            if self.again(base) < 0:
                 return -1
         if (entry.uid or entry.gid or self.parent_gives_group) and (
             fchownat(self.parent_fd, base, entry.uid, entry.gid, AT_SYMLINK_NOFOLLOW) < 0
@@ -1359,6 +1368,8 @@ cdef class _Layout:
         self.set_times(times)
         if utimensat(self.parent_fd, base, times, AT_SYMLINK_NOFOLLOW) < 0:
             return self.missing()
+        if entry.type == b"2":
+            self.size += strlen(entry.link)
         return 0
 
     cdef int set_attributes(self, int fd, int above, const char *base) noexcept nogil:
@@ -1382,7 +1393,7 @@ cdef class _Layout:
             if status < 0:
                 # As Docker does: a file system or a kind of file that cannot keep an attribute is no reason to refuse the image.
                 if errno != EOPNOTSUPP and errno != EPERM:
-                    return self.fail_system()
+                    return self.missing()
                 self.refused += 1
         return 0
 
@@ -1391,7 +1402,7 @@ def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=No
     """Lay out a layer's uncompressed tar stream below the descriptor of an empty `directory`.
 
     `source`: a descriptor (`offset`, `size`: a range of a seekable one), or an object with `readinto`. `digest`: a hashlib object that is fed
-    the whole stream (its diff_id). `progress`: an array of one 64-bit integer, to which the bytes read are added as they come. Answer: bytes of the regular files, number of entries, the directories that were made without an
+    the whole stream (its diff_id). `progress`: an array of one 64-bit integer, to which the bytes read are added as they come. Answer: bytes of the files and of the links' targets, number of entries, the directories that were made without an
     entry of their own (paths, b"" for the root), and how many extended attributes were not kept.
 
     `recipe`: an object with `write`, which is given what `recipe.Stream` makes the same stream from again, and `finish(whole, size)`, `size` being that of the stream: not
@@ -1429,7 +1440,7 @@ def unpack(source, int root, bytes at not None, *, bint keep_kinds=False):
     those of `at` itself stay. `keep_kinds`: ArchiveError rather than a directory replaced by something else, or the reverse. Links in
     the way are followed within the root. Run it where the root's mounts are mounted, so that the kernel refuses (EBUSY) to take away what they are on.
 
-    Answer: bytes of the regular files, number of entries, and how many extended attributes were not kept.
+    Answer: bytes of the files and of the links' targets, number of entries, and how many extended attributes were not kept.
     """
     cdef Reader reader = Reader(source)
     cdef _Layout layout = _Layout(root, reader)

@@ -1,4 +1,5 @@
-# C declarations of the kernel interfaces that Cython ships none for; no code. By header, as man pages section 2 and 7 name them.
+# C declarations of the kernel interfaces that Cython ships none for, by header, as man pages section 2 and 7 name them; and openat2(2), which libc has not.
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 from posix.types cimport mode_t, off_t, pid_t
 
@@ -114,3 +115,39 @@ cdef extern from "<malloc.h>" nogil:
         M_MMAP_THRESHOLD
         M_TRIM_THRESHOLD
     int mallopt(int parameter, int value)
+
+
+cdef extern from "<linux/openat2.h>" nogil:
+    enum:
+        RESOLVE_NO_XDEV
+        RESOLVE_NO_MAGICLINKS
+        RESOLVE_NO_SYMLINKS
+        RESOLVE_BENEATH
+        RESOLVE_IN_ROOT
+    struct open_how:
+        uint64_t flags
+        uint64_t mode
+        uint64_t resolve
+
+
+cdef extern from "<sys/syscall.h>" nogil:
+    enum:
+        SYS_openat2
+
+
+cdef extern from "<unistd.h>" nogil:
+    long syscall(long number, ...)
+
+
+cdef inline int openat2(int directory, const char *path, int flags, uint64_t resolve) noexcept nogil:
+    """EAGAIN, which means that a rename raced with the resolution, comes back only when that has happened 128 times in a row."""
+    cdef open_how how
+    cdef int fd = -1
+    how.flags = <uint32_t>flags
+    how.mode = 0
+    how.resolve = resolve
+    for _ in range(128):
+        fd = <int>syscall(SYS_openat2, directory, path, &how, sizeof(how))
+        if fd >= 0 or (errno != EAGAIN and errno != EINTR):
+            break
+    return fd

@@ -26,6 +26,8 @@ from libc.string cimport memcpy, memset, strcmp, strlen, strncmp
 
 import os
 
+from engine._fast.linux cimport RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, openat2
+
 cdef extern from "<fcntl.h>" nogil:
     enum:
         AT_SYMLINK_NOFOLLOW
@@ -102,20 +104,8 @@ cdef extern from "<sys/xattr.h>" nogil:
 
 cdef extern from *:
     """
-    #include <stdint.h>
     #include <stdlib.h>
     #include <string.h>
-    #include <sys/syscall.h>
-    #include <unistd.h>
-
-    struct pack_open_how { uint64_t flags, mode, resolve; };
-
-    /* openat2(2), number 437 everywhere; RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH */
-    static int pack_open_beneath(int root, const char *path, int flags)
-    {
-        struct pack_open_how how = { (uint64_t)(unsigned)flags, 0, 0x02 | 0x04 | 0x08 };
-        return (int)syscall(437, root, path, &how, sizeof how);
-    }
 
     static int pack_compare(const void *one, const void *other, void *names)
     {
@@ -127,7 +117,6 @@ cdef extern from *:
         qsort_r(order, count, sizeof *order, pack_compare, (void *)names);
     }
     """
-    int open_beneath "pack_open_beneath"(int root, const char *path, int flags) nogil
     void sort_names "pack_sort"(size_t *order, size_t count, const char *names) nogil
 
 cdef enum:
@@ -140,6 +129,8 @@ cdef enum:
     MAX_LINKS = 16 * 1024 * 1024    # beyond, a further name of a file is sent as a file of its own
     MAX_VALUE = 64 * 1024           # XATTR_SIZE_MAX
     MAX_LAYERS = 512
+
+cdef uint64_t BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
 
 cdef int64_t MAX_OCTAL_7 = 0o7777777
 cdef int64_t MAX_OCTAL_11 = 0o77777777777
@@ -351,7 +342,7 @@ cdef class _Walk:
             path = self.path
             if self.length == 0:
                 path = b"."
-            frame.fd = open_beneath(self.top, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+            frame.fd = openat2(self.top, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, BENEATH)
             if frame.fd < 0:
                 if errno == ENOENT or errno == ENOTDIR or errno == ELOOP:
                     frame.next = frame.end

@@ -9,13 +9,14 @@ Owns:    one buffer and the descriptor of the file being read. The directory and
 Threads: one at a time. The GIL is taken only to read the source.
 Raises:  ArchiveError for a damaged recipe or a file that is shorter than it was; OSError with the kernel's errno and the path.
 """
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
 import os
 
+from engine._fast.linux cimport RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_XDEV, openat2
 from engine._fast.tar import ArchiveError
 
 cdef extern from "<fcntl.h>" nogil:
@@ -28,23 +29,6 @@ cdef extern from "<fcntl.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     ssize_t pread(int fd, void *data, size_t size, int64_t offset)
-
-cdef extern from *:
-    """
-    #include <stdint.h>
-    #include <sys/syscall.h>
-    #include <unistd.h>
-
-    struct recipe_open_how { uint64_t flags, mode, resolve; };
-
-    /* openat2(2); RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT */
-    static int open_inside(int root, const char *path, int flags)
-    {
-        struct recipe_open_how how = { (uint64_t)(unsigned)flags, 0, 0x01 | 0x02 | 0x10 };
-        return (int)syscall(437, root, path, &how, sizeof how);
-    }
-    """
-    int open_inside(int root, const char *path, int flags) nogil
 
 cdef enum:
     BUFFER = 128 * 1024
@@ -171,13 +155,14 @@ cdef class Stream:
         self.left = size
         if self.file >= 0:
             close(self.file)
-        while True:
-            # What is no regular file any more must neither block nor be followed; reading it fails.
-            self.file = open_inside(self.directory, self.path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
-            if self.file >= 0:
-                return 1
-            if errno != EAGAIN and errno != EINTR:
-                return <int>self.fail(errno, NULL)
+        # What is no regular file any more must neither block nor be followed; reading it fails.
+        self.file = openat2(
+            self.directory,
+            self.path,
+            O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
+            RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
+        )
+        return 1 if self.file >= 0 else <int>self.fail(errno, NULL)
 
     cdef int need(self, size_t count) noexcept nogil:
         """Have `count` bytes of the recipe in one piece. 1, 0 when it ends before, -1."""

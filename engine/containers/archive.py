@@ -48,6 +48,8 @@ _WORTH = 512 * 1024
 """Bytes of a body that the thread waits for, since each time it wakes it and the loop wait for one another's GIL. Its buffer holds as much."""
 _PATIENCE = 0.01
 """Seconds that it waits for so many, before it takes what there is."""
+_CHANGED = (errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EAGAIN)
+"""What extracting an archive meets only where somebody else is at work on the same names."""
 _SYSTEM = ("/proc", "/sys", "/dev")
 
 _GO_MODES = (
@@ -545,6 +547,8 @@ async def put(container: Container, path: str, name: str, body: AsyncIterator[by
             except ArchiveError as error:
                 raise InvalidParameter(f"Error processing tar file: {error}") from error
             except OSError as error:
+                if error.errno == errno.ENOENT and error.filename == asked.path:
+                    raise _missing(error, path, name) from error  # it was there a moment ago
                 raise _refused(error, name) from error
 
         feeding = asyncio.ensure_future(incoming.feed(body))
@@ -563,6 +567,8 @@ def _refused(error: OSError, container: str) -> EngineError:
         return Forbidden(f"{entry}: {reason} in container {container}")
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return InvalidParameter(f"Error processing tar file: {entry}: {reason}")
+    if error.errno in _CHANGED:
+        return InvalidParameter(f"Error processing tar file: {entry}: {reason}: the container changes it meanwhile")
     return ServerError(f"Error processing tar file: {entry}: {reason}")
 
 
