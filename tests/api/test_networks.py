@@ -167,7 +167,7 @@ def test_create_inspect_remove(engine: TempEngine) -> None:
     assert engine.request("DELETE", "/v1.24/networks/whole").status == 204
     assert engine.request("GET", "/v1.24/networks/whole").json() == {"message": "network whole not found"}
     assert engine.request("DELETE", "/v1.24/networks/whole").status == 404
-    assert not link.exists()
+    until("its bridge is down", lambda: not link.exists())
 
 
 def test_small_subnets_that_overlap_nothing(engine: TempEngine) -> None:
@@ -226,7 +226,7 @@ def test_bad_creates_change_nothing(engine: TempEngine, fields: dict[str, Any], 
     assert answer.status == status, answer
     assert words in answer.json()["message"]
     assert engine.request("GET", "/v1.24/networks").body == before
-    assert own_bridges(engine) == links
+    assert own_bridges(engine) <= links, "those of networks removed before go meanwhile"
 
 
 def own_bridges(engine: TempEngine) -> set[str]:

@@ -414,7 +414,7 @@ def test_networks_outlive_the_daemon(own_engine: TempEngine) -> None:
     assert answer.status == 200, answer
     assert "1 packets received" in engine.docker("exec", "stays", "ping", "-c", "1", "-W", "5", address).out
     engine.remove_all()
-    assert own_bridges(engine) == set()
+    until("its bridges are down", lambda: not own_bridges(engine))
     until("descriptors are closed", lambda: engine.descriptors() <= descriptors)
 
 
@@ -466,4 +466,27 @@ def test_a_crash_leaves_no_bridge(own_engine: TempEngine) -> None:
     assert len(set(subnets)) == len(subnets)
     for name in engine.networks():
         assert engine.request("DELETE", f"/v1.24/networks/{name}").status == 204
-    assert own_bridges(engine) == set()
+    until("the last bridges are down", lambda: not own_bridges(engine))
+
+
+def test_removed_and_made_again_at_once(own_engine: TempEngine) -> None:
+    """A bridge goes down behind the answer; who wants its name or its subnet again waits for that, and a crash leaves nothing of it."""
+    engine = own_engine
+    options = {"com.docker.network.bridge.name": f"{engine.bridge[:10]}a"}
+    for _ in range(5):
+        create(engine, "again", IPAM={"Config": [{"Subnet": "10.216.0.0/24"}]}, Options=options)
+        assert engine.request("DELETE", "/v1.24/networks/again").status == 204
+        create(engine, "other", IPAM={"Config": [{"Subnet": "10.216.0.0/16"}]})
+        assert engine.request("DELETE", "/v1.24/networks/other").status == 204
+    create(engine, "again", IPAM={"Config": [{"Subnet": "10.216.0.0/24"}]}, Options=options)
+    container = engine.started("sleep", "600", network="again", name="reaches")
+    assert "1 packets received" in engine.docker("exec", container, "ping", "-c", "1", "-W", "5", "10.216.0.1").out
+    for number in range(20):
+        create(engine, f"n{number}")
+    for number in range(20):
+        assert engine.request("DELETE", f"/v1.24/networks/n{number}").status == 204
+    engine.restart()
+    until("only the one that is there has a bridge", lambda: own_bridges(engine) == {options[next(iter(options))]})
+    for number in range(20):
+        create(engine, f"n{number}")
+    engine.remove_all()
