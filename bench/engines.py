@@ -1,9 +1,9 @@
 """The engines that are compared: each on a root of its own, in a network and mount namespace of its own, ended with all it started.
 
 The namespaces are held by a process that reads a pipe of this one's: an interruption ends all from here; when this process is killed
-outright, the holder kills the engine (its directories, and what its containers ran, stay then). Every engine runs with its defaults, but
-for paths and what is said at its class. What belongs to an engine is what runs in its network namespace: daemon, monitor, containerd,
-shims, conmon, proxies; its containers have their own.
+outright, the holder ends the engine and what its containers run, and removes its directories and control groups. Every engine runs with
+its defaults, but for paths and what is said at its class. What belongs to an engine is what runs in its network namespace: daemon,
+monitor, containerd, shims, conmon, proxies; its containers have their own.
 """
 
 from __future__ import annotations
@@ -27,14 +27,27 @@ mount --make-rprivate /
 ip link set lo up
 for place in /run/netns /var/lib/cni; do mkdir -p $place && mount -t tmpfs tmpfs $place; done
 echo held
+read -r base groups
 cat >/dev/null
+set +e
 here=$(readlink /proc/$$/ns/net)
-for process in /proc/[0-9]*; do
-    pid=${process#/proc/}
-    [ "$pid" = $$ ] || [ "$(readlink $process/ns/net)" != "$here" ] || kill -9 $pid || true
+left=1
+while [ "$left" ]; do
+    left=
+    for process in /proc/[0-9]*; do
+        [ "$process" != /proc/$$ ] && [ -s $process/cmdline ] || continue
+        if [ "$(readlink $process/ns/net)" = "$here" ] || grep -qF "$base/" $process/mountinfo; then
+            kill -9 ${process#/proc/} && left=1
+        fi
+    done 2>/dev/null
+    sleep 0.1
 done
+tac /proc/self/mountinfo | cut -d' ' -f5 | grep -F "$base/" | xargs -r umount -l
+find /sys/fs/cgroup -depth -type d | grep -F -e "/${groups:?}" $(ls "$base/root/containers" | sed 's,^,-e /,') | xargs -r rmdir
+rm -rf --one-file-system "$base"
 """
-"""/run/netns and /var/lib/cni are where peers keep what they cannot be told to keep elsewhere."""
+"""/run/netns and /var/lib/cni are where peers keep what they cannot be told to keep elsewhere. Its only line of input names a directory and
+the control groups that go with it; with the end of the input, all that is in here, the directory and the groups go."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -55,6 +68,12 @@ class Namespaces:
         self._network = os.readlink(f"/proc/{self._holder.pid}/ns/net")
         self.not_the_engine: set[int] = {self._holder.pid}
         """Processes in here that are the benchmark's own."""
+
+    def own(self, base: Path, groups: str = "") -> None:
+        """What goes too when this process is killed: a directory, and the control groups named so or like a container in it."""
+        assert self._holder.stdin is not None
+        self._holder.stdin.write(f"{base} {groups or base.name}\n".encode())
+        self._holder.stdin.flush()
 
     def command(self, *arguments: str) -> list[str]:
         """A command that runs `arguments` in here; the process keeps its pid."""
@@ -164,6 +183,7 @@ class Engined(Engine):
         self._engine = TempEngine(within=self.namespaces.command())
         self.socket = self._engine.socket
         self.base = self._engine.base
+        self.namespaces.own(self.base)
 
     def start(self) -> None:
         self._engine.start()
@@ -201,6 +221,7 @@ class _Peer(Engine):
         return {}
 
     def start(self) -> None:
+        self.namespaces.own(self.base, self.groups)
         with open(self.base / "log", "ab") as log:
             self._process = subprocess.Popen(
                 self.namespaces.command(*self.command()),
