@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import TempEngine
+from tests.harness import TempEngine, until
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -95,6 +95,24 @@ def engine(shared_engine: TempEngine) -> Iterator[TempEngine]:
     shared_engine.remove_all()
     yield shared_engine
     shared_engine.remove_all()
+
+
+@pytest.fixture
+def clean(engine: TempEngine) -> Iterator[TempEngine]:
+    """The shared engine; every image that a test brought is gone afterwards, and every byte of it."""
+
+    def state() -> tuple[int, ...]:
+        return tuple(len(os.listdir(engine.root / place)) for place in ("layers", "content/sha256", "tmp"))
+
+    def ids() -> set[str]:
+        return {image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()}
+
+    before, kept = state(), ids()
+    yield engine
+    engine.remove_all()
+    for image in ids() - kept:
+        engine.request("DELETE", f"/v1.24/images/{image}?force=1")
+    until("nothing is left", lambda: state() == before)
 
 
 @pytest.fixture

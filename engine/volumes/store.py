@@ -421,10 +421,7 @@ class VolumeStore:
                 if not isinstance(point.name, str):
                     changed.append(point)
                     continue
-                record = self._volumes.get(point.name)
-                if record is None:
-                    raise ServerError(f"get {point.name}: no such volume")
-                driver = await self._driver(record.driver, f"mount {record.name}")
+                record, driver = await self._to_mount(point.name)
                 async with self._lock(record.name):
                     path = await driver.mount(record.name, record.options, _user(container_id, point))
                 done.append(point)
@@ -453,6 +450,12 @@ class VolumeStore:
             raise
         return Mounted(tuple(changed), sources)
 
+    async def _to_mount(self, name: str) -> tuple[VolumeRecord, Driver]:
+        record = self._volumes.get(name)
+        if record is None:
+            raise ServerError(f"get {name}: no such volume")
+        return record, await self._driver(record.driver, f"mount {name}")
+
     async def unmount(self, container_id: str, points: Sequence[MountPoint]) -> None:
         """Its mounts are gone. What fails is logged: the container has ended whatever a driver says."""
         for point in points:
@@ -480,10 +483,7 @@ class VolumeStore:
                 if not isinstance(point.name, str):
                     found.append((point, await asyncio.to_thread(_open_path, point.source)))
                     continue
-                record = self._volumes.get(point.name)
-                if record is None:
-                    raise ServerError(f"get {point.name}: no such volume")
-                driver = await self._driver(record.driver, f"mount {record.name}")
+                record, driver = await self._to_mount(point.name)
                 async with self._lock(record.name):
                     path = await driver.mount(record.name, record.options, _user(user, point))
                     stack.push_async_callback(self._leave, record, driver, _user(user, point))

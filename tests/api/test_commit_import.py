@@ -6,9 +6,7 @@ import functools
 import gzip
 import http.server
 import json
-import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,24 +17,6 @@ from tests.archives import Node, busybox_layer, digest, directory, tar
 from tests.harness import TempEngine, until
 
 pytestmark = pytest.mark.own
-
-
-@pytest.fixture
-def clean(engine: TempEngine) -> Iterator[TempEngine]:
-    """The shared engine; what a test made is gone afterwards, and every byte of it."""
-
-    def state() -> tuple[int, ...]:
-        return tuple(len(os.listdir(engine.root / place)) for place in ("layers", "content/sha256", "tmp"))
-
-    def ids() -> set[str]:
-        return {image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()}
-
-    before, kept = state(), ids()
-    yield engine
-    engine.remove_all()
-    for image in ids() - kept:
-        engine.request("DELETE", f"/v1.24/images/{image}?force=1")
-    until("nothing is left", lambda: state() == before)
 
 
 def commit(engine: TempEngine, container: str, body: Any = None, **query: str) -> str:

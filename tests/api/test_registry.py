@@ -22,7 +22,7 @@ import zstandard
 
 from tests import registry, trees
 from tests.archives import Image, Node, busybox_layer, digest, directory, docker_archive, hard_link, symlink, tar
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine
 from tests.registry import DOCKER_MANIFEST, OCI_INDEX, PASSWORD, USER, Registry
 
 pytestmark = pytest.mark.own
@@ -58,25 +58,6 @@ def plain() -> Iterator[Registry]:
 def guarded() -> Iterator[Registry]:
     with Registry(password=True, tls=True) as found:
         yield found
-
-
-@pytest.fixture
-def clean(engine: TempEngine) -> Iterator[TempEngine]:
-    """The shared engine; what a test pulled or loaded is gone afterwards, and every byte of it."""
-
-    def state() -> tuple[int, ...]:
-        places = (engine.root / "layers", engine.root / "content" / "sha256", engine.root / "tmp")
-        return tuple(len(os.listdir(place)) for place in places)
-
-    def ids() -> set[str]:
-        return {image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()}
-
-    before, kept = state(), ids()
-    yield engine
-    engine.remove_all()
-    for image in ids() - kept:
-        engine.request("DELETE", f"/v1.24/images/{image}?force=1")
-    until("nothing is left", lambda: state() == before)
 
 
 def pull(engine: TempEngine, name: str, tag: str = "latest", headers: dict[str, str] | None = None) -> list[Any]:
