@@ -115,10 +115,13 @@ def control_groups(hierarchies: Cgroups) -> Iterator[Finding]:
     yield Finding("cgroups", hierarchies.mode != "none", hierarchies.mode, cure)
     if hierarchies.mode != "none":
         missing = ", ".join(hierarchies.missing)
-        where = "echo +NAME > cgroup.subtree_control" if hierarchies.mode == "v2" else "mount -t cgroup -o NAME"
-        yield Finding(
-            "cgroup controllers", not missing, f"missing: {missing}" if missing else "all", f"{where} for each of them"
-        )
+        if hierarchies.withheld:
+            cure = f"move the processes of {hierarchies.unified}/cgroup.procs into a cgroup of their own below it: v2 limits no others beside them"
+        elif hierarchies.mode == "v2":
+            cure = "write +NAME into cgroup.subtree_control of the cgroups above, for each of them"
+        else:
+            cure = "mount -t cgroup -o NAME for each of them"
+        yield Finding("cgroup controllers", not missing, f"missing: {missing}" if missing else "all", cure)
 
 
 def runtime() -> Finding:

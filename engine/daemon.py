@@ -48,7 +48,7 @@ from engine.storage.records import Records
 from engine.system import host
 from engine.system.files import remove_tree, write_atomically
 from engine.volumes.store import VolumeStore
-from engine.wire.system import Counts
+from engine.wire.system import Counts, Host
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Daemon:
         engine = Engine(
             config=config,
             events=events,
-            host=await asyncio.to_thread(host.read, config.root),
+            host=await asyncio.to_thread(_read_host, config.root, self.cgroups),
             counts=counts,
             containers=self.containers,
             execs=self.execs,
@@ -298,6 +298,23 @@ class Daemon:
 
     async def _close_networks(self, networks: Networks) -> None:
         await networks.close(remove=self._leaves_nothing)
+
+
+def _read_host(root: Path, hierarchies: Cgroups) -> Host:
+    """What /info tells of this host; the limits are those that a create does not warn of."""
+    offered = hierarchies.support()
+    return msgspec.structs.replace(
+        host.read(root),
+        memory_limit=offered.memory,
+        swap_limit=offered.swap,
+        kernel_memory=offered.kernel_memory,
+        oom_kill_disable=offered.oom_kill_disable,
+        cpu_cfs_period=offered.quota,
+        cpu_cfs_quota=offered.quota,
+        cpu_shares=offered.shares,
+        cpu_set=offered.cpuset,
+        pids_limit=offered.pids,
+    )
 
 
 def _make_directories(config: Config) -> None:

@@ -305,7 +305,7 @@ def _namespaces(host: HostConfig, place: Place) -> list[oci.Namespace]:
         found.append(oci.Namespace(type="pid", path=place.pid_namespace))
     if host.ipc_mode != "host":
         found.append(oci.Namespace(type="ipc", path=place.ipc_namespace))
-    if place.cgroups.mode == "v2" and not host.privileged:
+    if place.cgroups.mode == "v2":  # privileged or not, as Docker: else its own cgroups would be the host's
         found.append(oci.Namespace(type="cgroup"))
     return found
 

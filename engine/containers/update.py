@@ -20,7 +20,7 @@ _LIMITS = tuple(name for name in UpdateBody.__struct_fields__ if name != "restar
 NO_QUOTA = -1
 
 _UNSET = {"memory": -1, "memory_swap": -1, "memory_reservation": -1, "cpu_shares": 1024, "cpu_period": 100_000}
-_UNSET |= {"cpu_quota": NO_QUOTA, "blkio_weight": 500}
+_UNSET |= {"cpu_quota": NO_QUOTA}
 """What a fresh cgroup has where a limit was never set."""
 
 
@@ -68,7 +68,7 @@ def resources(before: HostConfig, after: HostConfig, support: Support) -> oci.Re
             mems=(after.cpuset_mems or support.mems) if "cpuset_mems" in changed else "",
         )
     if "blkio_weight" in changed:
-        block = oci.BlockIO(weight=value("blkio_weight"))
+        block = oci.BlockIO(weight=after.blkio_weight or support.usual_weight)
     if memory is None and cpu is None and block is None:
         return None
     return oci.Resources(memory=memory, cpu=cpu, block_io=block)

@@ -36,7 +36,7 @@ from engine.errors import NotFound, ServerError
 from engine.monitor import messages
 from engine.monitor.messages import LogFile, Size
 
-START_LIMIT = 10.0
+START_LIMIT = 60.0
 """Seconds that a new monitor may take until it listens."""
 RESTART_PAUSE = 0.2
 """Seconds between tries to restore a monitor that cannot be started."""

@@ -1,6 +1,7 @@
 """Where this host keeps its cgroups (v1, v2 or hybrid), and what the engine itself reads and removes there.
 
-The OCI runtime makes and removes the cgroups of containers. Here is what is left: did the kernel kill for memory, sweep what a crash left.
+The OCI runtime makes and removes the cgroups of containers. Here is what is left: what the kernel can limit, whether it killed for memory,
+and sweeping what a crash left.
 Rules: cgroups(7); kernel documents cgroup-v1/memory.txt and cgroup-v2.rst.
 
 Owns nothing on disk. Not here: counters (`_fast/cgroup`), limits (`containers/spec.py`).
@@ -8,6 +9,7 @@ Owns nothing on disk. Not here: counters (`_fast/cgroup`), limits (`containers/s
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import platform
@@ -45,6 +47,8 @@ class Support(msgspec.Struct, frozen=True, kw_only=True):
     cpuset: bool = True
     pids: bool = True
     weight: bool = True
+    usual_weight: int = 500
+    """The BlkioWeight of a cgroup where none was set."""
     weight_device: bool = True
     throttle: bool = True
     cpus: str = ""
@@ -80,10 +84,16 @@ class Cgroups(msgspec.Struct, frozen=True):
     controllers: Mapping[str, str]
     unified: str = ""
     unified_controllers: tuple[str, ...] = ()
+    unified_files: frozenset[str] = frozenset()
+    """What a cgroup right below the v2 mount has, where v2 is alone. Kernels are built without some files, and a mount that is not the
+    host's root hands no controller down while a process is in it."""
 
     @classmethod
     def detect(cls, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroups:
-        """Read the mounts. `hybrid` means v1 controllers beside a v2 mount, whether or not v2 kept controllers."""
+        """Read the mounts. `hybrid` means v1 controllers beside a v2 mount, whether or not v2 kept controllers.
+
+        Under v2 a cgroup is made and removed again, since the files of limits are in no root.
+        """
         controllers: dict[str, str] = {}
         unified = ""
         for line in mountinfo.read_text().splitlines():
@@ -104,7 +114,8 @@ class Cgroups(msgspec.Struct, frozen=True):
                 kept = ()
         real = any(not name.startswith("name=") for name in controllers)
         mode: Mode = "hybrid" if real and unified else "v1" if real else "v2" if unified else "none"
-        return cls(mode=mode, controllers=controllers, unified=unified, unified_controllers=kept)
+        files = _given_down(unified, kept) if mode == "v2" else frozenset()
+        return cls(mode=mode, controllers=controllers, unified=unified, unified_controllers=kept, unified_files=files)
 
     @property
     def split(self) -> bool:
@@ -117,7 +128,15 @@ class Cgroups(msgspec.Struct, frozen=True):
         if self.mode in ("v1", "hybrid"):
             wanted = ("memory", "cpu", "cpuacct", "cpuset", "blkio", "pids", "devices", "freezer")
             return tuple(name for name in wanted if name not in self.controllers)
-        return tuple(name for name in ("memory", "cpu", "cpuset", "io", "pids") if name not in self.unified_controllers)
+        return tuple(name for name, file in _UNIFIED.items() if file not in self.unified_files)
+
+    @property
+    def withheld(self) -> bool:
+        """v2 has controllers here that cgroups below do not get, since processes are in the topmost one, which v2 allows the host's root alone.
+
+        So it is where the engine runs in a container with a cgroup namespace of its own.
+        """
+        return self.mode == "v2" and any(name in self.unified_controllers for name in self.missing)
 
     def directory(self, controller: str, cgroup: str) -> Path | None:
         """The cgroup's directory in the hierarchy that has `controller`; None where no hierarchy has it."""
@@ -129,34 +148,37 @@ class Cgroups(msgspec.Struct, frozen=True):
 
     @property
     def swap_accounting(self) -> bool:
-        """Whether swap can be limited; v1 kernels may be without (CONFIG_MEMCG_SWAP, swapaccount=0)."""
+        """Whether swap can be limited; kernels may be without (CONFIG_MEMCG_SWAP, swapaccount=0)."""
         if "memory" in self.controllers:
             return Path(self.controllers["memory"], "memory.memsw.limit_in_bytes").exists()
-        return "memory" in self.unified_controllers
+        return "memory.swap.max" in self.unified_files
 
     def support(self) -> Support:
-        """What the hierarchies offer: each file of v1 looked for, since kernels are built without some; v2 has what its controllers stand for."""
+        """What the hierarchies offer: the file of each limit looked for, since kernels are built without some."""
 
-        def offers(controller: str, file: str = "", *, unified: bool = True) -> bool:
+        def offers(controller: str, file: str = "", *unified: str) -> bool:
             if controller in self.controllers:
                 return not file or Path(self.controllers[controller], file).exists()
-            return unified and {"blkio": "io"}.get(controller, controller) in self.unified_controllers
+            return any(name in self.unified_files for name in unified)
 
         return Support(
-            memory=offers("memory"),
+            memory=offers("memory", "", "memory.max"),
             swap=self.swap_accounting,
-            reservation=offers("memory", "memory.soft_limit_in_bytes"),
-            kernel_memory=offers("memory", "memory.kmem.limit_in_bytes", unified=False)
+            reservation=offers("memory", "memory.soft_limit_in_bytes", "memory.low"),
+            kernel_memory=offers("memory", "memory.kmem.limit_in_bytes")
             and _kernel(platform.release()) < _KMEM_LIMIT_GONE,
-            swappiness=offers("memory", "memory.swappiness", unified=False),
-            oom_kill_disable=offers("memory", "memory.oom_control", unified=False),
-            shares=offers("cpu", "cpu.shares"),
-            quota=offers("cpu", "cpu.cfs_quota_us"),
-            cpuset=offers("cpuset"),
-            pids=offers("pids"),
-            weight=offers("blkio", "blkio.weight"),
-            weight_device=offers("blkio", "blkio.weight_device"),
-            throttle=offers("blkio", "blkio.throttle.read_bps_device"),
+            swappiness=offers("memory", "memory.swappiness"),
+            oom_kill_disable=offers("memory", "memory.oom_control"),
+            shares=offers("cpu", "cpu.shares", "cpu.weight"),
+            quota=offers("cpu", "cpu.cfs_quota_us", "cpu.max"),
+            cpuset=offers("cpuset", "", "cpuset.cpus"),
+            pids=offers("pids", "", "pids.max"),
+            weight=offers("blkio", "blkio.weight", "io.weight", "io.bfq.weight"),
+            usual_weight=100 if "io.bfq.weight" in self.unified_files else 20 if self.mode == "v2" else 500,
+            weight_device=offers(
+                "blkio", "blkio.weight_device", "io.bfq.weight"
+            ),  # crun and runc know no other under v2
+            throttle=offers("blkio", "blkio.throttle.read_bps_device", "io.max"),
             cpus=self._given("cpus", "/sys/devices/system/cpu/online"),
             mems=self._given("mems", "/sys/devices/system/node/online"),
         )
@@ -219,6 +241,26 @@ class Cgroups(msgspec.Struct, frozen=True):
             except FileNotFoundError:
                 continue
         return frozenset(names)
+
+
+_UNIFIED = {"memory": "memory.max", "cpu": "cpu.max", "cpuset": "cpuset.cpus", "io": "io.max", "pids": "pids.max"}
+"""v2's controllers that limits need, and a file of a cgroup that has each."""
+
+
+def _given_down(unified: str, controllers: tuple[str, ...]) -> frozenset[str]:
+    """Names of the files in a cgroup right below the v2 mount, once that hands down what it can. Empty where it may not be written."""
+    for name in _UNIFIED.keys() & set(controllers):  # one by one: the kernel takes all of a write or nothing
+        with contextlib.suppress(OSError):
+            Path(unified, "cgroup.subtree_control").write_text(f"+{name}")
+    trial = f"{unified}{PARENT}-{os.getpid()}"
+    try:
+        os.mkdir(trial)
+    except OSError:
+        return frozenset()
+    try:
+        return frozenset(os.listdir(trial))
+    finally:
+        os.rmdir(trial)
 
 
 def _kernel(release: str) -> tuple[int, int]:

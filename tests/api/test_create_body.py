@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests import client
+from tests import cgroups, client
+from tests.cgroups import Group
 from tests.harness import TempEngine, until
 
 RUN = ("run", "--rm", "--network", "none")
@@ -39,59 +40,45 @@ def refused(engine: TempEngine, body: dict[str, Any], *words: str) -> None:
     assert engine.containers() == []
 
 
-def cgroup_file(engine: TempEngine, identifier: str, controller: str, name: str) -> str:
-    """A file of the container's cgroup, found by the host's view of its first process."""
-    pid = engine.inspect(identifier)["State"]["Pid"]
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return Path(f"/sys/fs/cgroup/{controller}{path}/{name}").read_text().strip()
-    raise AssertionError(f"no cgroup of {controller}")
-
-
-@pytest.fixture(scope="module")
-def v1() -> None:
-    if not Path("/sys/fs/cgroup/memory").exists():
-        pytest.skip("cgroup v1 is not mounted here")
+def group(engine: TempEngine, identifier: str) -> Group:
+    """The container's cgroup, found by the host's view of its first process."""
+    return Group(engine.inspect(identifier)["State"]["Pid"])
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("v1")
 def test_memory_and_swap(engine: TempEngine) -> None:
     for host, expected in (
         ({"Memory": 64 << 20}, (64 << 20, 128 << 20)),
         ({"Memory": 64 << 20, "MemorySwap": 64 << 20}, (64 << 20, 64 << 20)),
         ({"Memory": 64 << 20, "MemorySwap": 100 << 20}, (64 << 20, 100 << 20)),
-        ({"Memory": 64 << 20, "MemorySwap": -1}, (64 << 20, 9223372036854771712)),
+        ({"Memory": 64 << 20, "MemorySwap": -1}, (64 << 20, cgroups.NONE)),
     ):
-        identifier = engine.started("sleep", "600", host=host)
-        limit = cgroup_file(engine, identifier, "memory", "memory.limit_in_bytes")
-        swap = cgroup_file(engine, identifier, "memory", "memory.memsw.limit_in_bytes")
-        assert (int(limit), int(swap)) == expected
+        found = group(engine, engine.started("sleep", "600", host=host))
+        assert (found.memory, found.swap) == expected
 
 
-@pytest.mark.usefixtures("v1")
 def test_the_other_limits_of_memory(engine: TempEngine) -> None:
     identifier = engine.started(
         *("sleep", "600"),
         host={"Memory": 64 << 20, "MemoryReservation": 32 << 20, "MemorySwappiness": 7, "OomKillDisable": True},
     )
-    assert cgroup_file(engine, identifier, "memory", "memory.soft_limit_in_bytes") == str(32 << 20)
-    assert cgroup_file(engine, identifier, "memory", "memory.swappiness") == "7"
-    assert "oom_kill_disable 1" in cgroup_file(engine, identifier, "memory", "memory.oom_control")
+    found = group(engine, identifier)
+    assert found.reservation == 32 << 20
+    if not cgroups.V2:  # which has neither: test_warnings_in_dockers_words
+        assert found.file("memory", "memory.swappiness") == "7"
+        assert "oom_kill_disable 1" in found.file("memory", "memory.oom_control")
 
 
-@pytest.mark.usefixtures("v1")
 def test_processor_limits(engine: TempEngine) -> None:
     identifier = engine.started(
         *("sleep", "600"),
         host={"CpuShares": 300, "CpuPeriod": 50000, "CpuQuota": 25000, "CpusetCpus": "0", "CpusetMems": "0"},
     )
-    for name, value in (("cpu.shares", "300"), ("cpu.cfs_period_us", "50000"), ("cpu.cfs_quota_us", "25000")):
-        assert cgroup_file(engine, identifier, "cpu", name) == value
-    assert cgroup_file(engine, identifier, "cpuset", "cpuset.cpus") == "0"
+    found = group(engine, identifier)
+    assert found.has_shares(300)
+    assert (found.period, found.quota, found.cpus, found.mems) == (50000, 25000, "0", "0")
     assert "Cpus_allowed_list:\t0\n" in engine.docker("exec", identifier, "cat", "/proc/self/status").out
 
 
@@ -101,13 +88,11 @@ def test_pids_limit_holds(engine: TempEngine) -> None:
     assert "can't fork" in result.err
 
 
-@pytest.mark.usefixtures("v1")
 def test_pids_limit_of_minus_one_is_none(engine: TempEngine) -> None:
     identifier = engine.started("sleep", "600", host={"PidsLimit": -1})
-    assert cgroup_file(engine, identifier, "pids", "pids.max") == "max"
+    assert group(engine, identifier).pids == cgroups.NONE
 
 
-@pytest.mark.usefixtures("v1")
 def test_block_device_throttles(engine: TempEngine) -> None:
     device = next((name for name in ("vda", "sda", "nvme0n1", "loop0") if os.path.exists(f"/sys/block/{name}")), None)
     if device is None:
@@ -123,21 +108,19 @@ def test_block_device_throttles(engine: TempEngine) -> None:
             "BlkioDeviceWriteIOps": [{"Path": path, "Rate": 60}],
         },
     )
+    found = group(engine, identifier)
     for name, rate in (("read_bps", 1048576), ("write_bps", 2097152), ("read_iops", 50), ("write_iops", 60)):
-        assert cgroup_file(engine, identifier, "blkio", f"blkio.throttle.{name}_device") == f"{number} {rate}"
+        assert found.throttle(name, number) == rate
 
 
-@pytest.mark.usefixtures("v1")
 def test_cgroup_parent(engine: TempEngine) -> None:
     try:
         for given in ("/engtest/below", "engtest/below"):
             identifier = engine.started("sleep", "600", host={"CgroupParent": given})
-            pid = engine.inspect(identifier)["State"]["Pid"]
-            groups = Path(f"/proc/{pid}/cgroup").read_text()
-            assert f":memory:/engtest/below/{identifier}" in groups
+            assert group(engine, identifier).path("memory") == f"/engtest/below/{identifier}"
         engine.remove_all()
     finally:
-        for path in Path("/sys/fs/cgroup").glob("*/engtest"):
+        for path in cgroups.directories("engtest"):
             (path / "below").rmdir()
             path.rmdir()
     refused(engine, {"HostConfig": {"CgroupParent": "/a/../../.."}}, "CgroupParent")
@@ -172,19 +155,26 @@ def test_warnings_in_dockers_words(engine: TempEngine) -> None:
     assert warnings(NetworkMode="host", PortBindings={"80/tcp": [{"HostPort": "80"}]}) == [
         "Published ports are discarded when using host network mode"
     ]
-    root = Path("/sys/fs/cgroup")
-    if not (root / "blkio" / "blkio.weight").exists() and (root / "blkio").exists():
-        device = next(path for path in ("/dev/vda", "/dev/sda", "/dev/loop0", "/dev/null") if os.path.exists(path))
-        assert warnings(BlkioWeight=300, BlkioWeightDevice=[{"Path": device, "Weight": 200}]) == [
-            "Your kernel does not support Block I/O weight or the cgroup is not mounted. Weight discarded.",
-            "Your kernel does not support Block I/O weight_device or the cgroup is not mounted. Weight-device discarded.",
-        ]
+    unsupported = "Your kernel does not support {} or the cgroup is not mounted. {}"
+    root = cgroups.ROOT
+    device = next(path for path in ("/dev/vda", "/dev/sda", "/dev/loop0", "/dev/null") if os.path.exists(path))
+    weights = {"BlkioWeight": 300, "BlkioWeightDevice": [{"Path": device, "Weight": 200}]}
+    without = unsupported.format("Block I/O weight_device", "Weight-device discarded.")
+    if (root / "blkio").exists() and not (root / "blkio" / "blkio.weight").exists():
+        assert warnings(**weights) == [unsupported.format("Block I/O weight", "Weight discarded."), without]
+    elif cgroups.V2 and not list(root.glob("*/io.bfq.weight")):
+        assert without in warnings(**weights)
     version = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
-    if version >= (5, 16):
+    if cgroups.V2 or version >= (5, 16):
         assert warnings(KernelMemory=50 << 20) == [
-            "Your kernel does not support kernel memory limit capabilities or the cgroup is not mounted. Limitation discarded."
+            unsupported.format("kernel memory limit capabilities", "Limitation discarded.")
         ]
-    if (root / "memory" / "memory.oom_control").exists() or (root / "memory").exists():
+    if cgroups.V2:
+        assert warnings(MemorySwappiness=7, OomKillDisable=True) == [
+            unsupported.format("memory swappiness capabilities", "Memory swappiness discarded."),
+            "Your kernel does not support OomKillDisable. OomKillDisable discarded.",
+        ]
+    elif (root / "memory").exists():
         assert warnings(OomKillDisable=True) == [
             "OOM killer is disabled for the container, but no memory limit is set, "
             "this can result in the system running out of resources."
@@ -638,7 +628,6 @@ def test_what_builds_on_others_comes_up_after_them_at_boot(own_engine: TempEngin
     assert f"{base['NetworkSettings']['IPAddress']}\tdb" in hosts
 
 
-@pytest.mark.usefixtures("v1")
 def test_docker_py_sets_many_at_once(engine: TempEngine) -> None:
     """The Python client's own names for the fields, all in one container."""
     import docker
@@ -676,15 +665,10 @@ def test_docker_py_sets_many_at_once(engine: TempEngine) -> None:
             stop_signal="SIGINT",
         )
         identifier = container.id
-        for controller, name, value in (
-            ("memory", "memory.limit_in_bytes", str(64 << 20)),
-            ("memory", "memory.soft_limit_in_bytes", str(32 << 20)),
-            ("memory", "memory.swappiness", "11"),
-            ("cpu", "cpu.shares", "77"),
-            ("cpuset", "cpuset.cpus", "0"),
-            ("pids", "pids.max", "33"),
-        ):
-            assert cgroup_file(engine, identifier, controller, name) == value
+        found = group(engine, identifier)
+        assert (found.memory, found.reservation, found.cpus, found.pids) == (64 << 20, 32 << 20, "0", 33)
+        assert found.has_shares(77)
+        assert cgroups.V2 or found.file("memory", "memory.swappiness") == "11"
         pid = engine.inspect(identifier)["State"]["Pid"]
         assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "99\n"
         status = Path(f"/proc/{pid}/status").read_text()

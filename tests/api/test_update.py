@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import cgroups
+from tests.cgroups import NONE, Group
 from tests.harness import TempEngine, until
 
 MB = 1 << 20
-V1 = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists()
-
-FILES = {
-    "memory": ("memory", "memory.limit_in_bytes", "memory.max"),
-    "swap": ("memory", "memory.memsw.limit_in_bytes", "memory.swap.max"),
-    "reservation": ("memory", "memory.soft_limit_in_bytes", "memory.low"),
-    "shares": ("cpu", "cpu.shares", "cpu.weight"),
-    "quota": ("cpu", "cpu.cfs_quota_us", "cpu.max"),
-    "period": ("cpu", "cpu.cfs_period_us", "cpu.max"),
-    "cpus": ("cpuset", "cpuset.cpus", "cpuset.cpus"),
-}
 
 
-def limit(engine: TempEngine, identifier: str, name: str) -> str:
-    """The content of a limit's file of the container's own cgroup."""
-    controller, v1, v2 = FILES[name]
-    pid = engine.inspect(identifier)["State"]["Pid"]
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, names, path = line.split(":", 2)
-        if V1 and controller in names.split(","):
-            return Path(f"/sys/fs/cgroup/{controller}{path}/{v1}").read_text().strip()
-        if not V1 and not names:
-            return Path(f"/sys/fs/cgroup{path}/{v2}").read_text().strip()
-    raise AssertionError(f"no cgroup of {controller}")
+def group(engine: TempEngine, identifier: str) -> Group:
+    """The container's own cgroup."""
+    return Group(engine.inspect(identifier)["State"]["Pid"])
 
 
 def update(engine: TempEngine, identifier: str, status: int = 200, **body: Any) -> Any:
@@ -47,22 +29,18 @@ def test_a_quota_is_taken_away_and_a_period_stands_alone(engine: TempEngine) -> 
     """Also where only the period changes, and from the start."""
     identifier = engine.started("sleep", "600", host={"CpuQuota": -1})
     for change, quota, period in (
-        ({"CpuPeriod": 50_000}, "-1", "50000"),
-        ({"CpuQuota": 20_000}, "20000", "50000"),
-        ({"CpuQuota": -1}, "-1", "50000"),
-        ({"Memory": 64 * MB}, "-1", "50000"),
-        ({"CpuQuota": 30_000, "CpuPeriod": 60_000}, "30000", "60000"),
-        ({"CpuQuota": -1, "CpuPeriod": 100_000}, "-1", "100000"),
+        ({"CpuPeriod": 50_000}, NONE, 50_000),
+        ({"CpuQuota": 20_000}, 20_000, 50_000),
+        ({"CpuQuota": -1}, NONE, 50_000),
+        ({"Memory": 64 * MB}, NONE, 50_000),
+        ({"CpuQuota": 30_000, "CpuPeriod": 60_000}, 30_000, 60_000),
+        ({"CpuQuota": -1, "CpuPeriod": 100_000}, NONE, 100_000),
     ):
         assert update(engine, identifier, **change) == {"Warnings": []}
-        found = limit(engine, identifier, "quota"), limit(engine, identifier, "period")
-        assert found == ((quota, period) if V1 else (f"{quota.replace('-1', 'max')} {period}",) * 2)
+        found = group(engine, identifier)
+        assert (found.quota, found.period) == (quota, period)
     engine.post(f"/containers/{identifier}/restart?t=0")
-    assert limit(engine, identifier, "quota") == ("-1" if V1 else "max 100000")
-
-
-def swap_of(memory: int, total: int) -> str:
-    return str(total) if V1 else str(total - memory)
+    assert group(engine, identifier).quota == NONE
 
 
 def test_memory_up_and_down_while_it_runs(engine: TempEngine) -> None:
@@ -72,14 +50,13 @@ def test_memory_up_and_down_while_it_runs(engine: TempEngine) -> None:
         assert update(engine, identifier, Memory=memory * MB, MemorySwap=swap * MB if swap > 0 else -1) == {
             "Warnings": []
         }
-        assert limit(engine, identifier, "memory") == str(memory * MB)
-        if swap > 0:
-            assert limit(engine, identifier, "swap") == swap_of(memory * MB, swap * MB)
+        found = group(engine, identifier)
+        assert (found.memory, found.swap) == (memory * MB, swap * MB if swap > 0 else NONE)
         host = engine.inspect(identifier)["HostConfig"]
         assert (host["Memory"], host["MemorySwap"]) == (memory * MB, swap * MB if swap > 0 else -1)
     update(engine, identifier, Memory=20 * MB)
-    assert limit(engine, identifier, "memory") == str(20 * MB)
-    assert limit(engine, identifier, "swap") == swap_of(20 * MB, 32 * MB)
+    found = group(engine, identifier)
+    assert (found.memory, found.swap) == (20 * MB, 32 * MB)
 
 
 def test_every_limit(engine: TempEngine) -> None:
@@ -95,30 +72,24 @@ def test_every_limit(engine: TempEngine) -> None:
         Memory=64 * MB,
         MemoryReservation=32 * MB,
     )
-    assert limit(engine, identifier, "memory") == str(64 * MB)
-    assert limit(engine, identifier, "reservation") == str(32 * MB)
-    assert limit(engine, identifier, "cpus") == "0"
-    if V1:
-        assert limit(engine, identifier, "shares") == "512"
-        assert limit(engine, identifier, "quota") == "25000"
-        assert limit(engine, identifier, "period") == "50000"
-    else:
-        assert limit(engine, identifier, "quota") == "25000 50000"
+    found = group(engine, identifier)
+    assert (found.memory, found.swap, found.reservation) == (64 * MB, 128 * MB, 32 * MB)
+    assert (found.cpus, found.mems, found.quota, found.period) == ("0", "0", 25_000, 50_000)
+    assert found.has_shares(512)
     host = engine.inspect(identifier)["HostConfig"]
     assert (host["CpuShares"], host["CpuPeriod"], host["CpuQuota"]) == (512, 50_000, 25_000)
     assert (host["CpusetCpus"], host["CpusetMems"]) == ("0", "0")
     assert (host["Memory"], host["MemorySwap"], host["MemoryReservation"]) == (64 * MB, 128 * MB, 32 * MB)
     engine.post(f"/containers/{identifier}/restart?t=0")
-    assert limit(engine, identifier, "memory") == str(64 * MB)
-    assert limit(engine, identifier, "cpus") == "0"
+    assert group(engine, identifier).memory == 64 * MB
+    assert group(engine, identifier).cpus == "0"
 
 
 def test_what_is_not_given_stays(engine: TempEngine) -> None:
     identifier = engine.started("sleep", "600", host={"Memory": 64 * MB, "CpuShares": 256})
     update(engine, identifier, CpuQuota=50_000)
-    assert limit(engine, identifier, "memory") == str(64 * MB)
-    if V1:
-        assert limit(engine, identifier, "shares") == "256"
+    assert group(engine, identifier).memory == 64 * MB
+    assert group(engine, identifier).has_shares(256)
     assert engine.inspect(identifier)["HostConfig"]["CpuShares"] == 256
 
 
@@ -134,10 +105,10 @@ def test_of_what_does_not_run(engine: TempEngine) -> None:
     identifier = engine.create("sleep", "600")
     update(engine, identifier, Memory=48 * MB)
     engine.post(f"/containers/{identifier}/start")
-    assert limit(engine, identifier, "memory") == str(48 * MB)
+    assert group(engine, identifier).memory == 48 * MB
     engine.post(f"/containers/{identifier}/pause")
     update(engine, identifier, Memory=24 * MB)
-    assert limit(engine, identifier, "memory") == str(24 * MB)
+    assert group(engine, identifier).memory == 24 * MB
 
 
 @pytest.mark.parametrize(
@@ -166,10 +137,10 @@ def test_refused_and_nothing_changed(engine: TempEngine, body: dict[str, Any], w
     assert answer.status == 400, answer
     assert words in answer.message
     assert engine.inspect(identifier) == before
-    assert limit(engine, identifier, "memory") == str(32 * MB)
+    assert group(engine, identifier).memory == 32 * MB
 
 
-@pytest.mark.skipif(not V1, reason="v2 reclaims, and kills if it must, instead of refusing")
+@pytest.mark.skipif(cgroups.V2, reason="v2 reclaims, and kills if it must, instead of refusing")
 def test_a_kernel_that_refuses_leaves_all_as_it_was(engine: TempEngine) -> None:
     """The memory in use does not fit into the new limit, and there is no swap to put it in."""
     identifier = engine.started(
@@ -188,10 +159,10 @@ def test_a_kernel_that_refuses_leaves_all_as_it_was(engine: TempEngine) -> None:
     assert answer.status == 500, answer
     assert identifier in answer.message
     assert engine.inspect(identifier)["HostConfig"] == before
-    assert limit(engine, identifier, "memory") == str(128 * MB)
-    assert limit(engine, identifier, "swap") == str(128 * MB)
-    assert limit(engine, identifier, "shares") == "1024"
-    assert limit(engine, identifier, "quota") == "-1"
+    assert group(engine, identifier).memory == 128 * MB
+    found = group(engine, identifier)
+    assert (found.swap, found.quota) == (128 * MB, NONE)
+    assert found.has_shares(1024)
 
 
 def test_restart_policy(engine: TempEngine) -> None:
@@ -223,7 +194,7 @@ def test_it_lasts(own_engine: TempEngine) -> None:
     assert own_engine.inspect(identifier)["HostConfig"]["Memory"] == 40 * MB
     own_engine.reboot()
     until("its policy starts it", lambda: own_engine.inspect(identifier)["State"]["Status"] == "running")
-    assert limit(own_engine, identifier, "memory") == str(40 * MB)
+    assert group(own_engine, identifier).memory == 40 * MB
 
 
 def test_docker_update(engine: TempEngine) -> None:
@@ -231,7 +202,7 @@ def test_docker_update(engine: TempEngine) -> None:
     assert engine.docker("update", "--memory", "32m", "--memory-swap", "64m", "--cpu-shares", "77", "updated").line == (
         "updated"
     )
-    assert limit(engine, identifier, "memory") == str(32 * MB)
+    assert group(engine, identifier).memory == 32 * MB
     engine.docker("update", "--restart", "on-failure:4", "updated")
     assert engine.inspect(identifier)["HostConfig"]["RestartPolicy"] == {
         "Name": "on-failure",

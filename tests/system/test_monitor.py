@@ -33,6 +33,7 @@ from engine.errors import NotFound, ServerError
 from engine.monitor.client import Exit, LaunchFailed, Monitor
 from engine.monitor.messages import LogFile
 from engine.monitor.process import Program
+from tests import cgroups
 
 LIMIT = 60.0
 MIB = 1 << 20
@@ -182,7 +183,7 @@ class Bench:
     def clean(self) -> None:
         for key in list(self.started):
             self.delete(key)
-        for directory in Path("/sys/fs/cgroup").glob("*/engined-test"):
+        for directory in cgroups.directories("engined-test"):
             directory.rmdir()  # fails when a container's is left
 
 

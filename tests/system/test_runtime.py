@@ -28,6 +28,7 @@ from engine.runtime.oci import Runtime
 from engine.system import mounts
 from engine.wire import oci as wire
 from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint, Ulimit
+from tests.cgroups import Group
 
 BUSYBOX = Path("/bin/busybox")
 
@@ -119,6 +120,13 @@ class Box:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == status, done.stderr + done.stdout
         return done.stdout.strip()
+
+    def start(self, record: ContainerRecord) -> int:
+        """Start it without output; its process id. Its bundle is the directory of its id."""
+        bundle = self.bundle(record)
+        argv, null = self.argv(record, bundle), subprocess.DEVNULL
+        subprocess.run(argv, stdin=null, stdout=null, stderr=null, check=True)
+        return int((bundle / "pid").read_text())
 
     def argv(self, record: ContainerRecord, bundle: Path) -> tuple[str, ...]:
         return self.runtime.run_argv(record.id, bundle=bundle, pid_file=bundle / "pid", log=bundle / "log")
@@ -302,15 +310,8 @@ def test_ulimits(box: Box) -> None:
 
 
 def test_limits_arrive_in_the_cgroup(box: Box) -> None:
-    if "memory" not in HIERARCHIES.controllers:
-        pytest.skip("reads cgroup v1 files")
-    script = """
-    cd /sys/fs/cgroup
-    cat memory/memory.limit_in_bytes memory/memory.soft_limit_in_bytes cpu/cpu.shares cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us
-    cat cpuset/cpuset.cpus pids/pids.max
-    """
-    text = box.run(
-        script,
+    record = box.record(
+        ["/bin/sleep", "600"],
         memory=64 << 20,
         memory_reservation=32 << 20,
         cpu_shares=512,
@@ -319,7 +320,21 @@ def test_limits_arrive_in_the_cgroup(box: Box) -> None:
         cpuset_cpus="0",
         pids_limit=77,
     )
-    assert text.split() == [str(64 << 20), str(32 << 20), "512", "50000", "100000", "0", "77"]
+    found = Group(box.start(record))
+    assert (found.memory, found.reservation, found.pids) == (64 << 20, 32 << 20, 77)
+    assert (found.quota, found.period, found.cpus) == (50000, 100000, "0")
+    assert found.has_shares(512)
+
+
+@pytest.mark.parametrize("privileged", [False, True])
+def test_a_v2_container_sees_its_own_cgroup_as_the_root(box: Box, privileged: bool) -> None:
+    text = box.run(
+        "cat /proc/self/cgroup; grep -c ' /sys/fs/cgroup cgroup2 ' /proc/mounts || true", privileged=privileged
+    )
+    if HIERARCHIES.mode == "v2":
+        assert text == "0::/\n1"
+    else:
+        assert "/engined/" in text
 
 
 def test_cgroup_parent(box: Box) -> None:
@@ -412,15 +427,8 @@ def test_verbs(box: Box) -> None:
     import asyncio
 
     record = box.record(["/bin/sleep", "600"])
-    bundle = box.bundle(record)
-    subprocess.run(
-        box.argv(record, bundle),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=True,
-    )
-    pid = int((bundle / "pid").read_text())
+    pid = box.start(record)
+    bundle = box.directory / record.id
 
     async def body() -> None:
         runtime = box.runtime
@@ -428,11 +436,8 @@ def test_verbs(box: Box) -> None:
         await runtime.pause(record.id)
         assert (await runtime.state(record.id)).status == "paused"
         await runtime.resume(record.id)
-        if "memory" in HIERARCHIES.controllers:
-            await runtime.update(record.id, wire.Resources(memory=wire.Memory(limit=32 << 20)))
-            directory = HIERARCHIES.directory("memory", cgroups.path(record.id))
-            assert directory is not None
-            assert (directory / "memory.limit_in_bytes").read_text().strip() == str(32 << 20)
+        await runtime.update(record.id, wire.Resources(memory=wire.Memory(limit=32 << 20)))
+        assert Group(pid).memory == 32 << 20
         process = wire.Process(
             user=wire.User(uid=1000, gid=1001),
             args=["/bin/sh", "-c", "id -u > /tmp/out"],
@@ -459,17 +464,11 @@ def test_verbs(box: Box) -> None:
 
 
 def test_oom_is_seen(box: Box) -> None:
-    if "memory" not in HIERARCHIES.controllers:
-        pytest.skip("needs the v1 memory controller")
-    record = box.record("dd if=/dev/zero of=/dev/shm/big bs=1M count=60; sleep 600", memory=16 << 20)
-    bundle = box.bundle(record)
-    subprocess.run(
-        box.argv(record, bundle),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=True,
+    # without swap: else what does not fit goes there, on a host that has any
+    record = box.record(
+        "dd if=/dev/zero of=/dev/shm/big bs=1M count=60; sleep 600", memory=16 << 20, memory_swap=16 << 20
     )
+    box.start(record)
     until(lambda: HIERARCHIES.oom_killed(record.id))
 
 

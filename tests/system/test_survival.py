@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
+from tests import cgroups
 from tests.client import frames, hijack, payload, read_to_end
 from tests.harness import REPOSITORY, TempEngine, alive, busybox_archive, kill_and_wait, until
 
@@ -273,11 +273,7 @@ def test_a_control_group_that_a_crash_left_is_removed(own_engine: TempEngine) ->
     engine.wait(ended)
     until("its teardown is over", lambda: engine.footprint().cgroups == before.cgroups)
     engine.kill9()
-    group = (
-        Path("/sys/fs/cgroup/memory" if Path("/sys/fs/cgroup/memory").exists() else "/sys/fs/cgroup")
-        / "engined"
-        / ended
-    )
+    group = cgroups.ROOT / ("" if cgroups.V2 else "memory") / "engined" / ended
     group.mkdir(parents=True)
     engine.start()
     until("it is gone", lambda: not group.exists())

@@ -65,7 +65,7 @@ def test_cgroups_and_file_systems(tmp_path: Path) -> None:
         )
     )
     assert [row.ok for row in rows] == [True, False]
-    assert "memory" in rows[1].text
+    assert "memory" in rows[1].text and "cgroup.procs" in rows[1].cure, "there is a cpu controller, but none below"
     known = tmp_path / "filesystems"
     known.write_text("nodev\tsysfs\n\text4\nnodev\toverlay\n")
     assert check.file_system("overlay", known, tmp_path).ok

@@ -19,7 +19,13 @@ from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint
 
 ID = "c" * 64
 V1 = Cgroups(mode="v1", controllers={"memory": "/nowhere"})
-V2 = Cgroups(mode="v2", controllers={}, unified="/nowhere", unified_controllers=("memory",))
+V2 = Cgroups(
+    mode="v2",
+    controllers={},
+    unified="/nowhere",
+    unified_controllers=("memory",),
+    unified_files=frozenset(("memory.max", "memory.swap.max")),
+)
 
 
 def place(**changes: Any) -> spec.Place:
@@ -208,7 +214,8 @@ def test_namespaces() -> None:
     assert mounts_of(shared)["/dev/shm"]["source"] == "/dev/shm"
     joined = namespaces_of(built(place(pid_namespace="/proc/7/ns/pid", ipc_namespace="/proc/7/ns/ipc")))
     assert (joined["pid"], joined["ipc"]) == ("/proc/7/ns/pid", "/proc/7/ns/ipc")
-    assert "cgroup" in namespaces_of(built(place(cgroups=V2)))
+    for privileged in (False, True):
+        assert "cgroup" in namespaces_of(built(place(cgroups=V2), privileged=privileged))
 
 
 def test_sysctls() -> None:

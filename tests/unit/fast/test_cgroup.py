@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine._fast.cgroup import FORMS, NO_LIMIT, Counters, Processors, parse, samples
+from engine.containers.stats import directories
 from engine.runtime.cgroups import Cgroups
 
 MAX = 2**64 - 1
@@ -334,7 +335,7 @@ def test_processors_of_this_host() -> None:
 
 
 class LiveCgroup:
-    """A cgroup of its own in every v1 hierarchy that counts, with processes put into it."""
+    """A cgroup of its own in every hierarchy that counts, with processes put into it."""
 
     def __init__(self, name: str) -> None:
         self.host = Cgroups.detect()
@@ -343,7 +344,7 @@ class LiveCgroup:
             self.host.controllers[name]
             for name in ("cpu", "cpuacct", "memory", "blkio", "pids")
             if name in self.host.controllers
-        ]
+        ] or [self.host.unified]
         self.processes: list[subprocess.Popen[bytes]] = []
         for root in self.roots:
             os.makedirs(root + self.path, exist_ok=True)
@@ -377,18 +378,20 @@ class LiveCgroup:
         with contextlib.suppress(OSError):
             self.host.remove(self.path)
 
-    def places(self) -> dict[str, bytes]:
-        names = {"cpu": "cpu", "cpuacct": "cpuacct", "memory": "memory", "io": "blkio", "pids": "pids"}
-        return {
-            name: os.fsencode(str(self.host.directory(controller, self.path))) for name, controller in names.items()
-        }
+    def places(self) -> dict[str, bytes | None]:
+        return directories(self.host, self.path)
+
+    def limit_memory(self, size: int) -> None:
+        directory = self.host.directory("memory", self.path)
+        assert directory is not None
+        (directory / ("memory.max" if self.host.mode == "v2" else "memory.limit_in_bytes")).write_text(str(size))
 
 
 @pytest.fixture
 def live(request: pytest.FixtureRequest) -> Iterator[LiveCgroup]:
     host = Cgroups.detect()
-    if os.geteuid() != 0 or not {"cpuacct", "memory", "pids"} <= host.controllers.keys():
-        pytest.skip("needs root and v1 controllers")
+    if os.geteuid() != 0 or not {"memory", "pids"} <= host.controllers.keys() | set(host.unified_controllers):
+        pytest.skip("needs root and cgroup controllers")
     cgroup = LiveCgroup(request.node.name[:40].replace("[", "-").replace("]", ""))
     try:
         yield cgroup
@@ -401,8 +404,7 @@ WORK = "import os,sys\nblock = bytearray(b'x') * (32 << 20)\nfor n in range(2000
 
 
 def test_a_live_container(live: LiveCgroup) -> None:
-    with open(live.host.controllers["memory"] + live.path + "/memory.limit_in_bytes", "w") as file:
-        file.write(str(128 << 20))
+    live.limit_memory(128 << 20)
     counters = Counters(**live.places(), network=b"/proc/self/net/dev")
     before = counters.sample()
     live.run(sys.executable, "-c", WORK)
@@ -412,10 +414,14 @@ def test_a_live_container(live: LiveCgroup) -> None:
     assert before is not None and after is not None
     assert (before.pids, after.pids) == (0, 2)
     assert after.cpu_total > before.cpu_total + 10_000_000
-    assert sum(after.cpu_each) == after.cpu_total
     assert 32 << 20 < after.memory_usage <= after.memory_peak <= 128 << 20 == after.memory_limit
-    assert after.memory["rss"] >= 32 << 20 and after.memory["total_rss"] >= after.memory["rss"]
-    assert after.memory["hierarchical_memory_limit"] == 128 << 20
+    if live.host.mode == "v2":
+        assert after.memory_unified and after.io_unified and after.cpu_each == ()
+        assert after.memory["anon"] >= 32 << 20
+    else:
+        assert sum(after.cpu_each) == after.cpu_total
+        assert after.memory["rss"] >= 32 << 20 and after.memory["total_rss"] >= after.memory["rss"]
+        assert after.memory["hierarchical_memory_limit"] == 128 << 20
     with open("/proc/self/net/dev") as file:
         wanted = {line.split(":")[0].strip() for line in file if ":" in line} - {"lo"}
     assert after.networks.keys() == wanted

@@ -36,10 +36,25 @@ def test_modes(tmp_path: Path) -> None:
     split = host(tmp_path, *V1, V2, kept="hugetlb rdma")
     assert (split.mode, split.split, split.unified_controllers) == ("hybrid", True, ("hugetlb", "rdma"))
     v2 = host(tmp_path, V2, kept="cpuset cpu io memory pids")
-    assert (v2.mode, v2.split, v2.missing) == ("v2", False, ())
+    assert (v2.mode, v2.split) == ("v2", False)
     named = host(tmp_path, V1[2], V2, kept="memory")
     assert named.mode == "v2", "systemd's own named hierarchy is no v1 controller"
-    assert named.missing == ("cpu", "cpuset", "io", "pids")
+    assert sorted(path.name for path in (tmp_path / "unified").iterdir() if path.is_dir()) == [], "the trial is removed"
+
+
+def unified(*files: str, controllers: tuple[str, ...] = ("memory", "cpu")) -> Cgroups:
+    return Cgroups(
+        mode="v2", controllers={}, unified="/x", unified_controllers=controllers, unified_files=frozenset(files)
+    )
+
+
+def test_what_v2_does_not_hand_down_is_missing() -> None:
+    given = ("memory.max", "cpu.max", "cpuset.cpus", "io.max", "pids.max")
+    assert (unified(*given).missing, unified(*given).withheld) == ((), False)
+    partly = unified("memory.max", controllers=("memory",))
+    assert (partly.missing, partly.withheld) == (("cpu", "cpuset", "io", "pids"), False)
+    inside = unified("memory.max", "cpuset.cpus", "io.max", "pids.max")
+    assert (inside.missing, inside.withheld) == (("cpu",), True)
 
 
 def test_paths() -> None:
@@ -118,15 +133,21 @@ def test_what_v1_offers_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_v2_offers(tmp_path: Path) -> None:
-    found = host(tmp_path, V2, kept="cpuset cpu io memory pids")
-    (tmp_path / "unified" / "cpuset.cpus.effective").write_text("0-1\n")
+    found = unified("memory.max", "memory.swap.max", "memory.low", "cpu.weight", "cpu.max", "cpuset.cpus", "pids.max")
     support = found.support()
     assert support.memory and support.swap and support.reservation and support.shares and support.quota
-    assert support.cpuset and support.pids and support.weight and support.throttle
+    assert support.cpuset and support.pids
+    assert not (support.weight or support.weight_device or support.throttle)
     assert not (support.kernel_memory or support.swappiness or support.oom_kill_disable), "v2 has none of these"
-    assert support.cpus == "0-1"
-    bare = host(tmp_path, V2, kept="cpu").support()
-    assert bare.quota and not (bare.memory or bare.swap or bare.pids or bare.weight or bare.cpuset)
+    io = unified("io.max", "io.weight").support()
+    assert io.throttle and io.weight and not io.weight_device, "crun refuses a device's weight there, runc forgets it"
+    bfq = unified("io.max", "io.bfq.weight").support()
+    assert bfq.weight and bfq.weight_device
+    bare = unified("cpu.max", "memory.max").support()
+    assert bare.quota and bare.memory and not (bare.swap or bare.pids or bare.cpuset)
+    real = host(tmp_path, V2, kept="cpuset")
+    (tmp_path / "unified" / "cpuset.cpus.effective").write_text("0-1\n")
+    assert real.support().cpus == "0-1"
 
 
 def test_a_quota_is_taken_away(tmp_path: Path) -> None:

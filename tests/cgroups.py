@@ -1,0 +1,110 @@
+"""The limits of a running container as the kernel has them, in the units of the API, under cgroup v1 and v2 alike.
+
+It reads the files of the cgroup that /proc says a process is in, and imports nothing of the engine. A test says what it expects once; only
+what one version does not have at all is asked for by `V2`.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+V2 = (ROOT / "cgroup.controllers").exists()
+"""The host has cgroup v2 alone."""
+
+NONE = -1
+"""A limit that is not set, as the API writes it."""
+
+_NO_BYTES = 0x7FFFFFFFFFFFF000
+"""v1's."""
+
+
+class Group:
+    """The cgroup of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self._paths = {}
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in controllers.split(","):
+                self._paths[controller] = path
+
+    def path(self, controller: str) -> str:
+        """From the root of the hierarchy that has the controller."""
+        return self._paths["" if V2 else controller]
+
+    def file(self, controller: str, v1: str, v2: str = "") -> str:
+        """The text of a file; `v2` where it has another name there."""
+        directory = ROOT if V2 else ROOT / controller
+        return (directory / self.path(controller).lstrip("/") / (v2 or v1 if V2 else v1)).read_text().strip()
+
+    @property
+    def memory(self) -> int:
+        return _bytes(self.file("memory", "memory.limit_in_bytes", "memory.max"))
+
+    @property
+    def swap(self) -> int:
+        """Memory and swap together, as MemorySwap; v2 counts swap alone."""
+        found = _bytes(self.file("memory", "memory.memsw.limit_in_bytes", "memory.swap.max"))
+        return found + self.memory if V2 and found != NONE else found
+
+    @property
+    def reservation(self) -> int:
+        """v2 has no soft limit; the runtimes protect that much from reclaim instead."""
+        return _bytes(self.file("memory", "memory.soft_limit_in_bytes", "memory.low"))
+
+    @property
+    def quota(self) -> int:
+        """Microseconds."""
+        return _number(self.file("cpu", "cpu.cfs_quota_us", "cpu.max").split()[0])
+
+    @property
+    def period(self) -> int:
+        return int(self.file("cpu", "cpu.cfs_period_us", "cpu.max").split()[-1])
+
+    @property
+    def cpus(self) -> str:
+        return self.file("cpuset", "cpuset.cpus")
+
+    @property
+    def mems(self) -> str:
+        return self.file("cpuset", "cpuset.mems")
+
+    @property
+    def pids(self) -> int:
+        return _number(self.file("pids", "pids.max"))
+
+    def has_shares(self, shares: int) -> bool:
+        """v2 has a weight instead, which runtimes compute from shares in one of two ways: proportional, or with 1024 at v2's own 100."""
+        if not V2:
+            return self.file("cpu", "cpu.shares") == str(shares)
+        power = math.log2(shares)
+        weights = (1 + (shares - 2) * 9999 // 262142, math.ceil(10 ** ((power * power + 125 * power) / 612 - 7 / 34)))
+        return int(self.file("cpu", "", "cpu.weight")) in weights
+
+    def throttle(self, kind: str, device: str) -> int:
+        """The rate of `read_bps`, `write_bps`, `read_iops` or `write_iops` for the device `major:minor`; NONE where it has none."""
+        rates = {}
+        if V2:
+            key = kind[0] + kind.partition("_")[2]  # rbps, wiops, ...
+            for line in self.file("io", "", "io.max").splitlines():
+                number, *words = line.split()
+                rates[number] = dict(word.split("=") for word in words)[key]
+        else:
+            rates = dict(line.split() for line in self.file("blkio", f"blkio.throttle.{kind}_device").splitlines())
+        return _number(rates.get(device, "max"))
+
+
+def directories(name: str) -> list[Path]:
+    """The cgroup `/name`, in every hierarchy that has it."""
+    return [path for path in (ROOT / name, *ROOT.glob(f"*/{name}")) if path.is_dir()]
+
+
+def _bytes(text: str) -> int:
+    found = _number(text)
+    return NONE if found >= _NO_BYTES else found
+
+
+def _number(text: str) -> int:
+    return NONE if text == "max" else int(text)
