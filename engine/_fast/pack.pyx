@@ -7,6 +7,8 @@ opens, of which /proc's costs as much as the file. So where a mount opens no dev
 directory calls a file is opened at once, O_NOFOLLOW and O_NONBLOCK, and gone about in the other way when it turns out to be something else: a FIFO
 that a container has put there meanwhile may have had a reader for an instant. The names of a directory are read whole and sorted, so one tree is one stream.
 
+A path may be longer than the kernel takes at once: its directory is open, and what was closed on the way down is opened again in steps.
+
 Headers are ustar's, with a PAX header in front where those can't say it (long names, large numbers, attributes; POSIX.1, pax); files with holes
 are GNU's sparse files, version 1.0 (GNU tar manual, "Storing Sparse Files"). Sockets are left out: tar has no form for them.
 
@@ -90,7 +92,10 @@ cdef extern from "<sys/statvfs.h>" nogil:
 
 cdef extern from "<dirent.h>" nogil:
     enum:
+        DT_FIFO
+        DT_LNK
         DT_REG
+        DT_SOCK
 
 cdef extern from "<sys/sysmacros.h>" nogil:
     uint32_t major(uint64_t device)
@@ -121,7 +126,8 @@ cdef extern from *:
 
 cdef enum:
     BLOCK = 512
-    MAX_PATH = 4095
+    MAX_PATH = 4095                 # that the kernel takes at once
+    LONGEST = 256 * 1024            # bytes of a path: more than once in a PAX header, of which Go reads 1 MiB
     OPEN_LEVELS = 64                # directories that stay open on the way down
     DIRENTS = 32 * 1024
     MAX_EXTENTS = 16 * 1024         # of one sparse file; what comes behind the last is sent with its holes
@@ -208,25 +214,31 @@ cdef class _Walk:
     cdef size_t order_used
     cdef size_t order_room
     cdef uint8_t *found
-    cdef char path[MAX_PATH + 1]
+    cdef char *path
+    cdef size_t path_room
     cdef size_t length
     cdef const char *name           # the last part of `path`
     cdef bint is_file               # as its directory says
-    cdef bint shallow               # what lies too deep for a path is passed over
+    cdef bint is_plain              # likewise: nothing that could be a directory or a whiteout
+    cdef bint shallow               # what lies too deep for the kernel to take its path at once is passed over
     cdef int error
     cdef char failed[MAX_PATH + 1]
 
     def __cinit__(self):
         self.top = -1
+        self.path_room = MAX_PATH + 1
+        self.path = <char *>malloc(self.path_room)
         self.found = <uint8_t *>malloc(DIRENTS)
-        if self.found == NULL:
+        if self.path == NULL or self.found == NULL:
             raise MemoryError()
+        self.path[0] = 0
 
     def __dealloc__(self):
         while self.depth:
             self.leave()
         if self.top >= 0:
             close(self.top)
+        free(self.path)
         free(self.frames)
         free(self.names)
         free(self.order)
@@ -235,8 +247,7 @@ cdef class _Walk:
     cdef int fail(self, int number) noexcept nogil:
         if self.error == 0:
             self.error = number
-            memcpy(self.failed, self.path, self.length)
-            self.failed[self.length] = 0
+            snprintf(self.failed, sizeof(self.failed), b"%s", self.path)
         return -1
 
     cdef object raise_failure(self):
@@ -324,25 +335,48 @@ cdef class _Walk:
         self.names_used = frame.names
         self.order_used = self.frames[self.depth - 1].end if self.depth else 0
 
+    cdef int open_again(self) noexcept nogil:
+        """The directory at `path`, in as many steps as the kernel needs; -1."""
+        cdef int fd, above = self.top
+        cdef size_t at = 0, end
+        cdef const char *part
+        cdef char kept
+        while True:
+            end = self.length
+            if end - at > MAX_PATH:
+                end = at + MAX_PATH
+                while self.path[end] != b"/":
+                    end -= 1
+            kept = self.path[end]
+            self.path[end] = 0
+            part = self.path + at
+            if end == at:
+                part = b"."
+            fd = openat2(above, part, O_RDONLY | O_DIRECTORY | O_CLOEXEC, BENEATH)
+            self.path[end] = kept
+            if above != self.top:
+                close(above)
+            if fd < 0 or end == self.length:
+                return fd
+            above = fd
+            at = end + 1
+
     cdef int next(self, int *parent) noexcept nogil:
         """The next name: `path`, `name` and the descriptor of its directory. 1, 0 when the directory has no more, -1.
 
-        A path of more than 4,095 bytes is an error, or 2 when the walk is `shallow`.
+        One of more than 256 KiB is an error; of more than 4,095 bytes, 2 when the walk is `shallow`.
         """
         cdef Frame *frame = &self.frames[self.depth - 1]
         cdef const char *name
-        cdef const char *path
         cdef size_t length, at
+        cdef void *room
         self.length = frame.path
         self.path[self.length] = 0
         if frame.next == frame.end:
             return 0
         if frame.fd < 0:
             # By its path, without links: a container may have put another directory of its own there meanwhile, no more.
-            path = self.path
-            if self.length == 0:
-                path = b"."
-            frame.fd = openat2(self.top, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, BENEATH)
+            frame.fd = self.open_again()
             if frame.fd < 0:
                 if errno == ENOENT or errno == ENOTDIR or errno == ELOOP:
                     frame.next = frame.end
@@ -351,11 +385,20 @@ cdef class _Walk:
             frame.nodev = is_nodev(frame.fd)
         name = self.names + self.order[frame.next]
         self.is_file = (name - 1)[0] == DT_REG
+        self.is_plain = self.is_file or (name - 1)[0] == DT_LNK or (name - 1)[0] == DT_FIFO or (name - 1)[0] == DT_SOCK
         frame.next += 1
         length = strlen(name)
         at = self.length + 1 if self.length else 0
-        if at + length > MAX_PATH:
-            return 2 if self.shallow else self.fail(ENAMETOOLONG)
+        if at + length > MAX_PATH and self.shallow:
+            return 2
+        if at + length >= self.path_room:
+            if at + length > LONGEST:
+                return self.fail(ENAMETOOLONG)
+            room = realloc(self.path, self.path_room * 2)
+            if room == NULL:
+                return self.fail(ENOMEM)
+            self.path = <char *>room
+            self.path_room *= 2
         if at:
             self.path[self.length] = b"/"
         memcpy(self.path + at, name, length + 1)
@@ -426,7 +469,8 @@ cdef class Packer(_Walk):
     cdef char *link_names
     cdef size_t link_names_used
     cdef size_t link_names_room
-    cdef char full[2 * MAX_PATH + 2]
+    cdef char *full
+    cdef size_t full_room
     cdef char target[MAX_PATH + 1]
 
     def __cinit__(self, int descriptor, bytes name not None, *, bint top=True, bint fine=False, bint layer=False):
@@ -442,6 +486,7 @@ cdef class Packer(_Walk):
         self.value = <char *>malloc(MAX_VALUE)
         self.attributes = <char *>malloc(MAX_VALUE)
         self.extents = <Extent *>malloc(MAX_EXTENTS * sizeof(Extent))
+        self.full = NULL
         if self.value == NULL or self.attributes == NULL or self.extents == NULL:
             raise MemoryError()
         if fstat(descriptor, &found) < 0:
@@ -462,6 +507,7 @@ cdef class Packer(_Walk):
         free(self.value)
         free(self.attributes)
         free(self.extents)
+        free(self.full)
         free(self.links)
         free(self.link_names)
 
@@ -629,6 +675,8 @@ cdef class Packer(_Walk):
         cdef size_t above = self.length - strlen(self.name), length = strlen(name), at
         memset(&none, 0, sizeof(none))
         none.st_nlink = 1
+        if self.reserve_full(self.length + length + 8) < 0:
+            return -1
         self.pax_size = 0
         memcpy(self.full, self.path, above)
         at = above
@@ -644,9 +692,21 @@ cdef class Packer(_Walk):
 
     # --- an entry ---------------------------------------------------------------------------------------------------
 
-    cdef size_t full_name(self, bint directory) noexcept nogil:
-        """`full` is the name in the archive; its length."""
+    cdef int reserve_full(self, size_t size) noexcept nogil:
+        cdef void *room
+        if size > self.full_room:
+            room = realloc(self.full, size + MAX_PATH)
+            if room == NULL:
+                return self.fail(ENOMEM)
+            self.full = <char *>room
+            self.full_room = size + MAX_PATH
+        return 0
+
+    cdef ssize_t full_name(self, bint directory) noexcept nogil:
+        """`full` is the name in the archive; its length, or -1."""
         cdef size_t length = strlen(self.prefix)
+        if self.reserve_full(length + self.length + 3) < 0:
+            return -1
         memcpy(self.full, self.prefix, length)
         if self.length:
             if length and self.full[length - 1] != b"/":
@@ -665,14 +725,14 @@ cdef class Packer(_Walk):
 
         `readable`: it is a file, open to be read, and the descriptor is used up; else it is an O_PATH descriptor.
         """
-        cdef size_t length = self.full_name(S_ISDIR(found.st_mode))
+        cdef ssize_t length = self.full_name(S_ISDIR(found.st_mode))
         cdef const char *first = NULL
         cdef char path[32]
         cdef ssize_t size
         if readable:
             self.file = fd          # `step` closes it
-        if length > MAX_PATH:
-            return self.fail(ENAMETOOLONG)
+        if length < 0:
+            return -1
         self.pax_size = 0
         if found.st_nlink > 1 and not S_ISDIR(found.st_mode):
             if self.linked(found, length, &first) < 0:
@@ -798,7 +858,7 @@ cdef class Packer(_Walk):
         if self.link_names_used + length + 1 > MAX_LINKS:
             return 0
         if self.link_names_used + length + 1 > self.link_names_room:
-            wanted = self.link_names_room * 2 + MAX_PATH + 1
+            wanted = self.link_names_room * 2 + length + MAX_PATH
             room = realloc(self.link_names, wanted)
             if room == NULL:
                 return self.fail(ENOMEM)
@@ -1103,6 +1163,9 @@ cdef class _Changes(_Walk):
         cdef size_t length = self.length
         cdef int fd, there, kind
         cdef bint opaque
+        if self.is_plain and self.depth > 2 and not self.shows_through():
+            self.tell_parent()
+            return self.tell(ADDED, self.path, length)
         if fstatat(parent, self.name, &own, AT_SYMLINK_NOFOLLOW) < 0:
             return 0 if errno == ENOENT else self.fail(errno)
         if self.make_room() < 0:
@@ -1141,6 +1204,15 @@ cdef class _Changes(_Walk):
         if self.enter(fd) < 0:
             return -1
         return self.tell_missing() if self.told[self.depth - 1] & COVERED else 0
+
+    cdef bint shows_through(self) noexcept nogil:
+        """Whether a layer may have something in the directory where the walk is."""
+        cdef const uint8_t *above = self.seen + (self.depth - 1) * self.layer_count
+        cdef size_t index
+        for index in range(self.layer_count):
+            if above[index]:
+                return True
+        return False
 
     cdef bint differs(self, const stat_t *own, const stat_t *lower, int fd) noexcept nogil:
         """A directory lies in the upper one because something in it does: it is changed itself when it looks other than below."""

@@ -444,6 +444,7 @@ class _Incoming:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
+        self._begun = asyncio.Event()
         self._changed = threading.Condition()
         self._chunks: deque[bytes] = deque()
         self._size = 0
@@ -463,6 +464,8 @@ class _Incoming:
                     before, self._size = self._size, self._size + len(chunk)
                     self._chunks.append(chunk)
                     full = self._size > _WAITING
+                    if self._size >= _WORTH:
+                        self._begun.set()
                     if self._starved or before < _WORTH <= self._size:
                         self._starved = False
                         self._changed.notify()
@@ -478,6 +481,12 @@ class _Incoming:
             with self._changed:
                 self._ended, self._error = True, error
                 self._changed.notify()
+            self._begun.set()
+
+    async def begun(self) -> bool:
+        """Wait until there is something for a thread to do. Whether that is all of the body already."""
+        await self._begun.wait()
+        return self._ended
 
     def _take(self) -> bool:
         """Have some chunks in `_taken`; False at the end. In the thread. Raises what the body ended with."""
@@ -553,7 +562,9 @@ async def put(container: Container, path: str, name: str, body: AsyncIterator[by
 
         feeding = asyncio.ensure_future(incoming.feed(body))
         try:
-            await uninterrupted(aside.run_long(extract))
+            # A client that stalls right away holds no thread, one that does so later a thread of its own: others go on.
+            run = aside.run_long if await incoming.begun() else aside.run_apart
+            await uninterrupted(run(extract))
         finally:
             feeding.cancel()
             await uninterrupted(asyncio.wait([feeding]))

@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 
 THREADS = 4
 """Threads of an `Aside` for mounting and looking; unmounting the last of an overlay writes back its file system, and others go on."""
-WRITERS = 64
-"""Threads for work that lasts as long as a client wants: that many archives are taken in at a time."""
+WRITERS = 16
+"""Threads for long work that waits for nobody: that many archives that are here in full are laid out at a time."""
 
 _CLONE_NEWNS = 0x20000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
@@ -149,8 +149,16 @@ class Aside:
         return await asyncio.get_running_loop().run_in_executor(self._mounting, work)
 
     async def run_long(self, work: Callable[[], _T]) -> _T:
-        """As `run`, for work that may take as long as it likes."""
+        """As `run`, for work that may take long. Not for what waits for a client either."""
         return await asyncio.get_running_loop().run_in_executor(self._writing, work)
+
+    async def run_apart(self, work: Callable[[], _T]) -> _T:
+        """As `run`, in a thread that is made for it and ends with it: it may wait for a client and is in nobody's way."""
+        thread = ThreadPoolExecutor(1, "archive", self._enter)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
+        finally:
+            thread.shutdown(wait=False)
 
     def place(self) -> str:
         """A new empty directory to mount on. In a thread of the namespace."""

@@ -239,7 +239,7 @@ class PathStat(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     link_target: str
 
 
-class PathChange(msgspec.Struct, rename="pascal", frozen=True):
+class PathChange(msgspec.Struct, rename="pascal", frozen=True, gc=False):
     """One path that a container has changed. Kind: 0 modified, 1 added, 2 deleted."""
 
     path: str

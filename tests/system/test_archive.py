@@ -251,6 +251,29 @@ def test_memory_stays_flat_for_a_slow_client(own: TempEngine) -> None:
     until("the work has stopped", lambda: archive_threads_idle(own))
 
 
+def test_clients_that_stall_hold_nobody_up(own: TempEngine) -> None:
+    """More of them than there are threads for whole archives: after the head, and in the middle of a file."""
+    container = own.create("true")
+    body = tar([Node("x", bytes(1 << 20))])
+    stalled = []
+    for at in range(100):
+        connection = client.connect(own.socket)
+        target = f"/v1.24/containers/{container}/archive?path=/tmp"
+        connection.sendall(f"PUT {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        connection.sendall(body[: 1000 if at % 2 else 800_000])
+        stalled.append(connection)
+    assert archive(own, "PUT", container, "/", body).status == 200
+    assert archive(own, "GET", container, "/x").status == 200
+    assert own.request("GET", "/v1.24/containers/json").status == 200
+    for connection in stalled[:10]:  # they may go on, too
+        connection.sendall(body[1000 if stalled.index(connection) % 2 else 800_000 :])
+        assert connection.recv(12) == b"HTTP/1.1 200"
+    for connection in stalled:
+        connection.close()
+    until("the work has stopped", lambda: archive_threads_idle(own))
+    until("their threads are gone", lambda: len(os.listdir(f"/proc/{own.pid}/task")) < 60)
+
+
 def archive_threads_idle(engine: TempEngine) -> bool:
     """No call holds a container's root any more: each has a mount in the namespace aside."""
     found = set()
@@ -288,7 +311,7 @@ def test_killed_in_mid_call(own: TempEngine, running: bool, call: str) -> None:
     with client.connect(own.socket) as connection:
         if call == "PUT":
             head = f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
-            connection.sendall(head.encode() + tar([Node("part", b"x" * 400_000)])[:300_000])
+            connection.sendall(head.encode() + tar([Node("part", b"x" * 2_000_000)])[:1_500_000])
             until("it is extracted", lambda: archive(own, "HEAD", container, "/tmp/part").status == 200)
         else:
             target = "export" if call == "export" else "archive?path=/"

@@ -142,6 +142,32 @@ def test_holes(tmp_path: Path, pieces: list[tuple[int, int]], tail: int) -> None
                 assert one.read(size + 20) == other.read(size + 20)
 
 
+def test_paths_longer_than_the_kernel_takes_at_once(tmp_path: Path) -> None:
+    """9,000 bytes deep, more levels than stay open, with something to be read again on the way up."""
+    names, above = [], os.open(tmp_path, os.O_RDONLY)
+    for level in range(90):
+        name = f"{level:02}" + "x" * 98
+        names.append(name)
+        os.mkdir(name, dir_fd=above)
+        below = os.open(name, os.O_RDONLY, dir_fd=above)
+        os.close(above)
+        above = below
+        with open(os.open("z", os.O_WRONLY | os.O_CREAT, dir_fd=above), "w") as file:
+            file.write(str(level))
+        os.link("z", "zz", src_dir_fd=above, dst_dir_fd=above)
+    os.close(above)
+    with tarfile.open(fileobj=io.BytesIO(packed(tmp_path, b"top"))) as archive:
+        found = archive.getmembers()
+        for level in range(90):
+            way = "/".join(("top", *names[: level + 1]))
+            content = archive.extractfile(f"{way}/z")
+            assert content is not None and content.read() == str(level).encode()
+            assert archive.getmember(f"{way}/zz").linkname == f"{way}/z"
+    assert len(found) == 3 * 90 and max(len(each.name) for each in found) == 3 + 90 * 101 + 3
+    listed = subprocess.run(["tar", "-tf", "-"], input=packed(tmp_path, b"top"), capture_output=True, check=True)
+    assert listed.stdout.count(b"\n") == 3 * 90
+
+
 def test_deeper_than_descriptors_stay_open(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
@@ -169,7 +195,7 @@ def test_deeper_than_descriptors_stay_open(tmp_path: Path) -> None:
 
 def test_paths_that_are_too_long(tmp_path: Path) -> None:
     at = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(20):
+    for _ in range(1100):
         os.mkdir("n" * 250, dir_fd=at)
         below = os.open("n" * 250, os.O_RDONLY, dir_fd=at)
         os.close(at)
@@ -180,6 +206,7 @@ def test_paths_that_are_too_long(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         assert len(pack.changes(descriptor, [])) == 16
+        layer.remove_tree(descriptor, b"n" * 250)
     finally:
         os.close(descriptor)
 
