@@ -139,22 +139,8 @@ class Root:
 
     def _mount_point(self, mount: Mounted, directory: bool) -> int:
         """What is to be mounted on, made if it is missing, as a start would."""
-        path = mount.destination.strip("/")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                return files.open_in_root(self.descriptor, path, os.O_PATH)
-            names = path.split("/")
-            for end in range(1, len(names) + 1):
-                parent = files.open_in_root(self.descriptor, "/".join(names[: end - 1]), os.O_PATH | os.O_DIRECTORY)
-                try:
-                    with contextlib.suppress(FileExistsError):
-                        if end < len(names) or directory:
-                            os.mkdir(names[end - 1], 0o755, dir_fd=parent)
-                        else:
-                            os.mknod(names[end - 1], 0o644 | stat.S_IFREG, dir_fd=parent)
-                finally:
-                    os.close(parent)
-            return files.open_in_root(self.descriptor, path, os.O_PATH)
+            return files.open_mount_point(self.descriptor, mount.destination, directory=directory)
         except OSError as error:
             reason = (error.strerror or "").lower()
             raise ServerError(f"mount point {mount.destination} in the container: {reason}") from error

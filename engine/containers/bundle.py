@@ -5,6 +5,7 @@ All of it blocks on files and is called in threads. Not here: what config.json s
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from engine.networks.network import PREDEFINED_NAMES
 from engine.runtime import program, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
+from engine.system import files
 from engine.wire import oci
 from engine.wire.containers import EndpointSettings
 
@@ -72,11 +74,36 @@ def write(
         sources=sources,
         files=joined.files,
     )
-    document = oci.encode(spec.build(record, place))
+    document = spec.build(record, place)
     _check_program(record, rootfs, sources)
     write_network_files(record, directory, networks)
-    (directory / "config.json").write_bytes(document)
+    make_mount_points(rootfs, document.mounts)
+    (directory / "config.json").write_bytes(oci.encode(document))
     (directory / "runtime.log").unlink(missing_ok=True)
+
+
+def make_mount_points(rootfs: Path, mounts: Iterable[oci.Mount]) -> None:
+    """Those that are missing, in the root or in what is mounted over it before, with Docker's modes: crun would give them its own, 1755 and 0700.
+
+    What can't be made so (a link in the way, a source that is read-only) is left to the runtime, which says why it can't be.
+    """
+    above: dict[str, oci.Mount] = {}
+    for mount in mounts:
+        place = mount.destination
+        while (place := place.rpartition("/")[0]) and place not in above:
+            pass
+        outer = above.get(place)
+        above[mount.destination] = mount
+        if outer is not None and (outer.type != "bind" or "ro" in outer.options):
+            continue
+        with contextlib.suppress(OSError):
+            root = files.open_directory(rootfs if outer is None else outer.source)
+            try:
+                directory = mount.type != "bind" or os.path.isdir(mount.source)
+                path = mount.destination.removeprefix(place)
+                os.close(files.open_mount_point(root, path, directory=directory, links=outer is None))
+            finally:
+                os.close(root)
 
 
 def _check_program(record: ContainerRecord, rootfs: Path, sources: Mapping[str, str]) -> None:

@@ -69,6 +69,27 @@ def _open(root: int, path: str | bytes, flags: int, mode: int, resolve: int) -> 
     raise OSError(number, os.strerror(number), os.fsdecode(name))
 
 
+def open_mount_point(root: int, path: str, *, directory: bool, links: bool = True) -> int:
+    """An O_PATH descriptor of `path` seen from `root`; what is missing of it is made, 0755 as Docker makes it, the last name as a file where
+    it is to be no `directory`. `links`: as `open_in_root`, else as `open_without_links`. The caller closes it. Raises OSError.
+    """
+    opened = open_in_root if links else open_without_links
+    names = path.strip("/").split("/")
+    with contextlib.suppress(FileNotFoundError):
+        return opened(root, "/".join(names), os.O_PATH)
+    for end in range(1, len(names) + 1):
+        parent = opened(root, "/".join(names[: end - 1]), os.O_PATH | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(FileExistsError):
+                if end < len(names) or directory:
+                    os.mkdir(names[end - 1], 0o755, dir_fd=parent)
+                else:
+                    os.mknod(names[end - 1], 0o755 | stat.S_IFREG, dir_fd=parent)
+        finally:
+            os.close(parent)
+    return opened(root, "/".join(names), os.O_PATH)
+
+
 _LINKS = 255
 """Links that are followed on one way, as in Docker."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import stat
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -503,14 +505,35 @@ def test_docker_py(engine: TempEngine, tmp_path: Path) -> None:
         client.close()
 
 
+def test_mount_points_are_made_as_docker_makes_them(engine: TempEngine, tmp_path: Path) -> None:
+    """Directories and files alike 0755, also in what is mounted around them, whatever runtime is below."""
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    binds = [f"{tmp_path}/directory:/a/b", f"{tmp_path}/file:/c/d", f"{tmp_path}/file:/a/b/in/file", "named:/e/f"]
+    host = {"Binds": binds, "Tmpfs": {"/t/u": ""}}
+    made = {"Image": "busybox", "Cmd": ["true"], "Volumes": {"/a/b/volume": {}}, "HostConfig": host}
+    answer = engine.request("POST", "/v1.24/containers/create", made)
+    assert answer.status == 201, answer
+    container = answer.json()["Id"]
+    engine.post(f"/containers/{container}/start")
+    assert engine.wait(container) == 0
+    exported = engine.request("GET", f"/v1.24/containers/{container}/export").body
+    with tarfile.open(fileobj=io.BytesIO(exported)) as archive:
+        modes = {each.name.rstrip("/"): each.mode for each in archive.getmembers()}
+    points = ("a", "a/b", "c", "c/d", "e", "e/f", "t", "t/u", "etc/hosts", "etc/hostname", "etc/resolv.conf")
+    assert {name: oct(modes[name]) for name in points} == dict.fromkeys(points, "0o755")
+    for name in ("in", "in/file", "volume"):
+        assert stat.S_IMODE((tmp_path / "directory" / name).stat().st_mode) == 0o755, name
+
+
 def test_sizes(engine: TempEngine) -> None:
     """SizeRw counts what the container wrote into its own layer, and nothing of its volumes."""
-    script = "dd if=/dev/zero of=/own bs=1000 count=300; dd if=/dev/zero of=/v/f bs=1000 count=700"
+    script = "dd if=/dev/zero of=/own bs=1000 count=300; ln /own /other; ln -s /target /link; dd if=/dev/zero of=/v/f bs=1000 count=700"
     container = engine.started("sh", "-c", script, Volumes={"/v": {}})
     assert engine.wait(container) == 0
     shown = engine.request("GET", f"/v1.24/containers/{container}/json?size=1").json()
-    assert shown["SizeRw"] == 300_000
+    assert shown["SizeRw"] == 300_007  # a file counts once, a link with what it says, as in Docker
     images = {each["Id"]: each["Size"] for each in engine.request("GET", "/v1.24/images/json").json()}
-    assert shown["SizeRootFs"] == images[shown["Image"]] + 300_000
+    assert shown["SizeRootFs"] == images[shown["Image"]] + 300_007
     listed = engine.request("GET", "/v1.24/containers/json?all=1&size=1").json()
     assert (listed[0]["SizeRw"], listed[0]["SizeRootFs"]) == (shown["SizeRw"], shown["SizeRootFs"])
