@@ -73,17 +73,21 @@ def _array(shown: list[bytes]) -> bytes:
 
 
 def _summaries(containers: list[Container], request: Request, now: int) -> list[bytes]:
-    """The encoded summaries. Each is kept until its record is replaced or the words of its Status change."""
+    """The encoded summaries. Each is kept until its record is replaced; the words of its Status change more often, and are put in."""
     key = ("summary", request.version)
     shown = []
     for container in containers:
         kept = container.encoded.get(key)
         if kept is None or kept[1] <= now:
             text, until = views.status_text(container.record.status, now)
-            kept = encode(views.summary(container.record, container.names, text), request), until
-            container.encoded[key] = kept
+            whole = views.with_status(kept[0], text) if kept else _whole_summary(container, text, request)
+            kept = container.encoded[key] = whole, until
         shown.append(kept[0])
     return shown
+
+
+def _whole_summary(container: Container, text: str, request: Request) -> bytes:
+    return encode(views.summary(container.record, container.names, text), request)
 
 
 async def _list_with_sizes(found: list[Container], request: Request) -> Reply:

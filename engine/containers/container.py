@@ -257,7 +257,9 @@ class Container:
         """Its processes as ps(1) on the host shows them. Raises ServerError when it does not run, InvalidParameter for bad `ps_args`."""
         if not self.running:
             raise ServerError(f"Container {self.id} is not running")
-        return await top.top(self._parts.cgroups, self.cgroup, ps_args or top.DEFAULT)
+        found = await top.top(self._parts.cgroups, self.cgroup, ps_args or top.DEFAULT)
+        self.publish("top")
+        return found
 
     async def _log_grown(self, inode: int, offset: int) -> bool:
         """Wait for more than is read; False when the container has ended, after which the log holds all there will be."""
@@ -951,7 +953,9 @@ class Containers:
 
     def names_by_link(self, child: str) -> list[str]:
         """`/parent/alias` for every link to the child."""
-        parents = [self._all[each].record for each in self._linked.get(child, ()) if each in self._all]
+        if not self._linked.get(child):
+            return []
+        parents = [self._all[each].record for each in self._linked[child] if each in self._all]
         return sorted(
             f"/{parent.name}/{alias}" for parent in parents for alias, to in parent.links.items() if to == child
         )

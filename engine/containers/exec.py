@@ -120,9 +120,9 @@ class Execs:
         return key in self._all
 
     def get(self, exec_id: str) -> ExecRecord:
-        """By whole id. Raises NotFound in Docker's words."""
+        """By whole id. Raises NotFound in Docker's words, also when its container is gone."""
         record = self._all.get(exec_id)
-        if record is None:
+        if record is None or record.container_id not in self._containers:
             raise NotFound(f"No such exec instance: {exec_id}")
         return record
 

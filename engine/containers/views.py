@@ -5,7 +5,7 @@ Not here: differences of older versions (`api/versions.py`), sizes (the caller g
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -86,6 +86,9 @@ def status_text(status: Status, now: int) -> tuple[str, int]:
 
 def command_line(record: ContainerRecord) -> str:
     """The list's `Command`: path and arguments, quoted as Docker does where they hold blanks."""
+    line = " ".join((record.path, *record.args))
+    if line.count(" ") == len(record.args):
+        return line
     return " ".join(f"'{word}'" if " " in word else word for word in (record.path, *record.args))
 
 
@@ -108,11 +111,24 @@ def summary(record: ContainerRecord, names: list[str], status: str) -> Container
     )
 
 
+def with_status(encoded: bytes, status: str) -> bytes:
+    """An encoded summary with another Status text, whose words change with time alone."""
+    # No string of it can look like the field, whose quotes would be escaped; no object behind it has a string of that name.
+    begin = encoded.rindex(_STATUS) + len(_STATUS)
+    return b"%b%b%b" % (encoded[:begin], status.encode(), encoded[encoded.index(b'"', begin) :])
+
+
+_STATUS = b'"Status":"'
+
+
 def _ports(record: ContainerRecord) -> list[Port]:
-    return ports.listed(_exposed(record), record.ports) if record.status.state in (State.RUNNING, State.PAUSED) else []
+    exposed = _exposed(record)
+    if not (exposed or record.ports) or record.status.state not in (State.RUNNING, State.PAUSED):
+        return []
+    return ports.listed(exposed, record.ports)
 
 
-def _exposed(record: ContainerRecord) -> Iterable[str]:
+def _exposed(record: ContainerRecord) -> Collection[str]:
     return record.config.exposed_ports if isinstance(record.config.exposed_ports, dict) else ()
 
 

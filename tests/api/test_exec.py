@@ -243,6 +243,16 @@ def test_nothing_is_left(engine: TempEngine, box: str) -> None:
     assert engine.request("GET", f"/v1.24/exec/{waiting[0]}/json").status == 404
 
 
+def test_an_instance_goes_with_its_container(engine: TempEngine, box: str) -> None:
+    ended, running = created(engine, box, "true"), created(engine, box, "sleep", "1000")
+    read_to_end(*opened(engine, ended))
+    start(engine, running)
+    engine.request("DELETE", f"/v1.24/containers/{box}?force=1")
+    for each in (ended, running):
+        answer = engine.request("GET", f"/v1.24/exec/{each}/json")
+        assert (answer.status, answer.message) == (404, f"No such exec instance: {each}")
+
+
 def test_exec_ids(engine: TempEngine, box: str) -> None:
     assert engine.inspect(box)["ExecIDs"] is None
     running = created(engine, box, "sh", "-c", "while [ ! -e /go ]; do sleep 0.02; done")

@@ -441,6 +441,7 @@ def test_order_and_attributes_of_events(engine: TempEngine) -> None:
     begin = time.time()
     identifier = engine.started(*POLITE, name="told", Labels={"tier": "back"})
     ready(engine, identifier)
+    assert engine.request("GET", "/v1.24/containers/told/top").status == 200
     engine.post("/containers/told/pause")
     engine.post("/containers/told/unpause")
     engine.post("/containers/told/restart?t=20")
@@ -453,7 +454,7 @@ def test_order_and_attributes_of_events(engine: TempEngine) -> None:
     engine.request("DELETE", "/v1.24/containers/told")
     found = events(engine, identifier, begin)
     assert [event["status"] for event in found] == [
-        *("create", "start", "pause", "unpause"),
+        *("create", "start", "top", "pause", "unpause"),
         *("kill", "die", "stop", "start", "restart"),
         *("kill", "die"),
         *("start", "kill", "die", "stop"),

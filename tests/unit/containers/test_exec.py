@@ -37,15 +37,17 @@ class FakeMonitor:
         self.forgotten.append(key)
 
 
+class FakeContainers(dict[str, FakeContainer]):
+    find = dict.get
+
+
 class Bench:
     def __init__(self, run: Path) -> None:
         self.container = FakeContainer("c")
         self.monitor = FakeMonitor()
-        self.execs = Execs(run, SimpleNamespace(find=self._find), self.monitor, SimpleNamespace())  # type: ignore[arg-type]
+        self.containers = FakeContainers(c=self.container)
+        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace())  # type: ignore[arg-type]
         self.execs.open()
-
-    def _find(self, identifier: str) -> FakeContainer | None:
-        return self.container if identifier == "c" else None
 
     async def created(self, *command: str) -> str:
         return await self.execs.create(self.container, ExecCreate(cmd=list(command or ("true",))))  # type: ignore[arg-type]

@@ -93,6 +93,18 @@ def test_summary_has_what_the_specification_lists() -> None:
     assert "SizeRw" not in shown and shown["Mounts"] == []
 
 
+@given(st.text(), st.text(), st.text())
+def test_the_status_of_an_encoded_summary_is_replaced_and_nothing_else(key: str, value: str, name: str) -> None:
+    config = msgspec.structs.replace(RECORD.config, labels={"Status": "", key: value, '"Status":"': '"Status":"x"'})
+    networks = {"Status": EndpointSettings(aliases=['"Status":"', name]), name: EndpointSettings()}
+    record = msgspec.structs.replace(RECORD, config=config, networks=networks)
+    before, after = (
+        msgspec.json.encode(views.summary(record, ["/" + name], text))
+        for text in ("Up 9 seconds", "Up 10 seconds (Paused)")
+    )
+    assert views.with_status(before, "Up 10 seconds (Paused)") == after
+
+
 def test_inspect_shows_the_state_and_the_files() -> None:
     shown = msgspec.to_builtins(views.inspect(RECORD, Path("/c"), {"UpperDir": "/u"}))
     state = shown["State"]
