@@ -145,11 +145,15 @@ class Engine:
             return False
 
     def proportional_set_size(self) -> int:
-        """PSS of all its processes together, in bytes (proc(5), smaps_rollup): shared pages count once in all."""
+        """PSS of all its processes together, in bytes: shared pages count once in all."""
+        return self.memory("Pss")
+
+    def memory(self, field: str) -> int:
+        """A field of smaps_rollup (proc(5)) of all its processes together, in bytes."""
         total = 0
         for pid in self.namespaces.pids():
             with contextlib.suppress(OSError):
-                found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+                found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
                 total += int(found[1]) * 1024 if found else 0
         return total
 

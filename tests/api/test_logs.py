@@ -1,0 +1,116 @@
+"""Logs over HTTP: which entries, from which streams, in which dress, until when."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.client import frames, hijack, read_to_end
+from tests.harness import TempEngine, until
+
+STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z"
+
+
+@pytest.fixture
+def ten(engine: TempEngine) -> str:
+    """Ten lines of stdout, one of stderr between them."""
+    identifier = engine.started(
+        "sh", "-c", "seq 5; sleep 0.1; echo oh >&2; sleep 0.1; seq 6 10", Labels={"tier": "back"}
+    )
+    engine.wait(identifier)
+    return identifier
+
+
+def test_streams(engine: TempEngine, ten: str) -> None:
+    assert engine.logs(ten, "stdout=1") == b"".join(b"%d\n" % number for number in range(1, 11))
+    assert engine.logs(ten, "stderr=1") == b"oh\n"
+    assert engine.logs(ten) == b"1\n2\n3\n4\n5\noh\n6\n7\n8\n9\n10\n"
+    body = engine.request("GET", f"/v1.24/containers/{ten}/logs?stdout=1&stderr=1").body
+    assert [stream for stream, text in frames(body) if text == b"oh\n"] == [2]
+    assert engine.request("GET", f"/v1.24/containers/{ten}/logs").status == 400
+
+
+@pytest.mark.parametrize(
+    ("tail", "lines"),
+    [("3", b"8\n9\n10\n"), ("0", b""), ("6", b"oh\n6\n7\n8\n9\n10\n"), ("all", None), ("1000", None), ("-1", None)],
+)
+def test_tail(engine: TempEngine, ten: str, tail: str, lines: bytes | None) -> None:
+    assert engine.logs(ten, f"stdout=1&stderr=1&tail={tail}") == (engine.logs(ten) if lines is None else lines)
+
+
+def test_timestamps_and_since(engine: TempEngine) -> None:
+    identifier = engine.started("sh", "-c", "echo old; cat; echo new", OpenStdin=True, StdinOnce=True)
+    stdin, _ = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?stream=1&stdin=1")
+    until("the first is there", lambda: engine.logs(identifier) == b"old\n")
+    begin = time.time()
+    until("the second has passed", lambda: int(time.time()) > int(begin))
+    stdin.close()
+    engine.wait(identifier)
+    dressed = engine.logs(identifier, "stdout=1&timestamps=1").splitlines()
+    assert [re.fullmatch(STAMP + rb" (old|new)", line) is not None for line in dressed] == [True, True]
+    assert dressed == sorted(dressed)
+    assert engine.logs(identifier, f"stdout=1&since={int(begin) + 1}") == b"new\n"
+    assert engine.logs(identifier, f"stdout=1&since={begin:.9f}") == b"new\n"
+    assert engine.logs(identifier, "stdout=1&since=0") == b"old\nnew\n"
+    assert engine.logs(identifier, f"stdout=1&since={int(begin) + 1000}") == b""
+
+
+@pytest.mark.own
+def test_since_comes_with_1_19(engine: TempEngine, ten: str) -> None:
+    later = int(time.time()) + 1000
+    answers = [
+        engine.request("GET", f"/v{version}/containers/{ten}/logs?stdout=1&since={later}").body
+        for version in ("1.18", "1.19")
+    ]
+    assert bool(answers[0]) and not answers[1]
+
+
+def test_details(engine: TempEngine) -> None:
+    log = {"Type": "json-file", "Config": {"labels": "tier", "env": "COLOUR"}}
+    identifier = engine.started("echo", "said", Labels={"tier": "back"}, Env=["COLOUR=red"], host={"LogConfig": log})
+    engine.wait(identifier)
+    assert engine.logs(identifier, "stdout=1&details=1") == b"COLOUR=red,tier=back said\n"
+    assert engine.logs(identifier, "stdout=1") == b"said\n"
+
+
+def test_following_ends_with_the_container_and_begins_with_its_tail(engine: TempEngine) -> None:
+    identifier = engine.started("sh", "-c", "seq 3; cat; seq 4 5", OpenStdin=True, StdinOnce=True)
+    stdin, _ = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?stream=1&stdin=1")
+    until("three are there", lambda: engine.logs(identifier) == b"1\n2\n3\n")
+    target = f"/v1.24/containers/{identifier}/logs?stdout=1&follow=1&tail=1"
+    follower, early = hijack(engine.socket, target, method="GET")
+    stdin.close()
+    assert b"".join(text for _, text in frames(read_to_end(follower, early))) == b"3\n4\n5\n"
+
+
+def test_a_terminal_s_log_has_no_frames(engine: TempEngine) -> None:
+    identifier = engine.started("sh", "-c", "echo out; echo err >&2", Tty=True)
+    engine.wait(identifier)
+    assert engine.request("GET", f"/v1.24/containers/{identifier}/logs?stdout=1").body == b"out\r\nerr\r\n"
+
+
+def test_no_log_to_read(engine: TempEngine) -> None:
+    identifier = engine.started("echo", "unheard", host={"LogConfig": {"Type": "none"}})
+    engine.wait(identifier)
+    answer = engine.request("GET", f"/v1.24/containers/{identifier}/logs?stdout=1")
+    assert "does not support reading" in (answer.message if answer.status == 500 else answer.body.decode())
+
+
+def test_attach_with_logs_alone(engine: TempEngine, ten: str) -> None:
+    stream, early = hijack(engine.socket, f"/v1.24/containers/{ten}/attach?logs=1&stdout=1&stderr=1")
+    assert b"".join(text for _, text in frames(read_to_end(stream, early))) == engine.logs(ten)
+
+
+@pytest.mark.own  # dockerd 20.10 does not answer
+def test_attach_with_logs_before_the_next_start(engine: TempEngine) -> None:
+    """What the log holds comes first, then what the container prints when it runs again."""
+    identifier = engine.started("sh", "-c", "echo run")
+    engine.wait(identifier)
+    until("it has ended", lambda: not engine.inspect(identifier)["State"]["Running"])
+    stream, early = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?logs=1&stream=1&stdout=1")
+    while len(early) < len(b"........run\n"):
+        early += stream.recv(4096)
+    engine.post(f"/containers/{identifier}/start")
+    assert frames(read_to_end(stream, early)) == [(1, b"run\n"), (1, b"run\n")]
