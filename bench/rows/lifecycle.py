@@ -17,6 +17,7 @@ from bench.report import Target
 
 PARTS = ("create", "start", "wait", "remove")
 FIRST_PORT = 30000
+RANGE = 200
 AT_ONCE = 16
 
 
@@ -105,6 +106,21 @@ def life_job(size: Size, name: str, where: str, network: str, published: int, ta
     )
 
 
+def range_beside_none(pairs: int) -> Callable[[Engine, Any], tuple[float, ...]]:
+    """Milliseconds of a start with RANGE published ports, and how many times that of one with none it is: the best of several, in turns."""
+
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
+        with engine.connection() as connection:
+            one_life(connection, "bridge")
+            none, many = zip(
+                *((one_life(connection, "bridge")[1], one_life(connection, "bridge", RANGE)[1]) for _ in range(pairs)),
+                strict=True,
+            )
+        return min(many), min(many) / min(none)
+
+    return sample
+
+
 def lives_at_once(lives: int) -> Callable[[Engine, Any], float]:
     """Containers a second: AT_ONCE clients side by side, some lives each."""
 
@@ -147,6 +163,20 @@ def jobs(size: Size) -> list[Job]:
         life_job(size, "run-bridge", "bridge", "bridge", 0, eight, 4),
         life_job(size, "run-1-port", "bridge, 1 published port", "bridge", 1, Target({"podman": 1}), 3),
         life_job(size, "run-20-ports", "bridge, 20 published ports", "bridge", 20, Target({"podman": 1}), 2),
+        Job(
+            "ports-range",
+            [
+                Figure(
+                    "ports-range-start",
+                    f"start of `true`, bridge, {RANGE} published ports",
+                    "ms",
+                    target=Target({"podman": 1}),
+                ),
+                Figure("ports-range", "the same / a start with none published", "x", target=Target(at_most=1.5)),
+            ],
+            range_beside_none(size.of(5, 1)),
+            size.rounds(2),
+        ),
         Job(
             "run-16-at-once",
             [Figure("run-16-at-once", "the same on the bridge, 16 clients at once", "1/s", False, eight)],
