@@ -571,6 +571,22 @@ def test_docker_cli(engine: TempEngine) -> None:
     assert "already exists" in (
         engine.docker("network", "create", "twice").line and engine.docker("network", "create", "twice", status=1).err
     )
+    identifier = inspect(engine, "twice")["Id"]
+    for given, shown in (
+        ("name=twi", {"twice"}),
+        (f"id={identifier[:12]}", {"twice"}),
+        ("driver=host", {"host"}),
+        ("driver=bridge", {"bridge", "twice"}),
+        ("label=a", set()),
+        ("type=custom", {"twice"}),
+        ("type=builtin", {"bridge", "host", "none"}),
+        ("scope=local", {"bridge", "host", "none", "twice"}),
+        ("scope=swarm", set()),
+        ("dangling=true", {"twice"}),
+    ):
+        listed = engine.docker("network", "ls", "--format", "{{.Name}}", "--filter", given).out
+        assert {*listed.split()} == shown, given
+    assert "Invalid filter" in engine.docker("network", "ls", "--filter", "nothere=x", status=1).err
     assert "user specified IP address" in engine.docker("run", "--ip", "10.1.1.1", "busybox", "true", status=125).err
     result = engine.docker("run", "--rm", "--network", "twice", "--link", "c:alias", "busybox", "env")
     assert "ALIAS" not in result.out, "links on users' networks are names alone"

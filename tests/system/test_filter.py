@@ -28,6 +28,8 @@ PORTS = (
     Published("udp", "127.0.0.1", 53, 53),
     Published("sctp", "::1", 9, 9),
 )
+AT_LOOPBACK = range(8000, 8200)
+"""TCP ports that are the container's at ::1, by way of an IPv4 address of the loopback."""
 
 
 def alone(body: Callable[[], None]) -> None:
@@ -65,6 +67,7 @@ def content() -> dict[str, int]:
         "any4",
         "address6",
         "any6",
+        "relayed",
     )
     found = {name: len(kernel.elements(TABLE, name)) for name in names}
     kernel.close()
@@ -78,19 +81,20 @@ FULL = {
     "masqueraded": 1,
     "hairpin4": 1,
     "hairpin6": 1,
-    "address4": 1,
+    "address4": 201,
     "any4": 200,
     "address6": 1,
     "any6": 200,
+    "relayed": 200,
 }
 EMPTY = dict.fromkeys(FULL, 0)
 
 
 def made() -> Filter:
     table = Filter(TABLE)
-    table.open([RULES])
+    table.open([RULES], 4711)
     table.settle()
-    table.publish("web", WEB, PORTS)
+    table.publish("web", WEB, PORTS, AT_LOOPBACK)
     return table
 
 
@@ -128,6 +132,7 @@ def test_elements_come_and_go() -> None:
         f"flush chain inet {TABLE} forward",
         f"flush set inet {TABLE} bridges",
         f"delete element inet {TABLE} any4 {{ tcp . 8100 }}",
+        f"delete element inet {TABLE} relayed {{ 8100 }}",
         f"add element inet {TABLE} any4 {{ tcp . 1 : 10.9.0.3 . 1 }}",
         f"delete element inet {TABLE} any4 {{ tcp . 8100 }}\nadd element inet {TABLE} any4 {{ tcp . 8100 : 10.9.0.9 . 1 }}",
         f"add table inet {TABLE} {{ flags dormant; }}",
@@ -162,9 +167,9 @@ def test_changes_of_a_table_that_is_gone() -> None:
         table = made()
         netfilter.run("flush ruleset")
         table.unpublish("web")
-        assert content() == FULL | dict.fromkeys(("address4", "any4", "address6", "any6"), 0)
+        assert content() == FULL | dict.fromkeys(("address4", "any4", "address6", "any6", "relayed"), 0)
         netfilter.run("flush ruleset")
-        table.publish("web", WEB, PORTS)
+        table.publish("web", WEB, PORTS, AT_LOOPBACK)
         assert content() == FULL
         table.close(remove=True)
 
@@ -181,7 +186,7 @@ def test_the_next_daemon() -> None:
         second = Filter(TABLE)
         second.open([RULES])
         assert content() == FULL | {"any4": 201}
-        second.publish("web", WEB, PORTS)
+        second.publish("web", WEB, PORTS, AT_LOOPBACK)
         assert not second.mend()
         second.settle()
         assert content() == FULL

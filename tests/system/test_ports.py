@@ -648,3 +648,103 @@ def test_localhost_without_daemon_or_monitor(engine: TempEngine) -> None:
         assert echoed(port, 1 << 20) == 1 << 20
     engine.kill_monitor()
     assert echoed(port, 1 << 20) == 1 << 20
+
+
+# --- a host of its own ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def host_of_its_own(*, ipv6: bool) -> Iterator[tuple[TempEngine, int]]:
+    """An engine in a network namespace where nobody else's rules or addresses are, and the namespace."""
+    with namespaces.new_network() as namespace:
+        run("ip link set lo up")
+        if not ipv6:
+            Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+    try:
+        where = f"--net=/proc/{os.getpid()}/fd/{namespace}"
+        with TempEngine(within=("nsenter", where)) as made:
+            made.load_busybox()
+            yield made, namespace
+    finally:
+        os.close(namespace)
+
+
+def test_all_rules_of_the_host_are_flushed() -> None:
+    """What `nft flush ruleset` takes is there again soon: ports, by both loopbacks, and isolation."""
+    with host_of_its_own(ipv6=True) as (engine, namespace):
+        web = serving(engine, {"80/tcp": [{}]})
+        port = one_port(engine, web)
+        for _ in range(2):
+            within(namespace, lambda: netfilter.run("flush ruleset"))
+            for host in ("127.0.0.1", "::1"):
+                until(f"{host} answers", lambda host=host: ":" in within(namespace, lambda: answer(host, port, 0.5)))
+            with network(engine) as apart:
+                assert not asks(engine, apart, address_of(engine, web), 80)
+            web = serving(engine, {"80/tcp": [{"HostPort": str(port)}]})
+
+
+def test_a_host_without_ipv6() -> None:
+    """127.0.0.1 is as it is elsewhere; there is no [::1] to be missed."""
+    with host_of_its_own(ipv6=False) as (engine, namespace):
+        port = one_port(engine, serving(engine, {"80/tcp": [{}]}))
+        assert ":" in within(namespace, lambda: answer("127.0.0.1", port))
+        assert ":" in within(namespace, lambda: answer("localhost", port))
+        assert within(namespace, lambda: answer("::1", port)) in ("OSError", "ConnectionRefusedError")
+        engine.restart()
+        assert ":" in within(namespace, lambda: answer("127.0.0.1", port))
+        assert "ERROR" not in engine.log()
+
+
+# --- silence -------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_one_network_is_heard_on_another(engine: TempEngine) -> None:
+    """Not a frame, ARP's included: neither what a container asks everybody, nor what it sends to an address of the other network."""
+    with network(engine) as one, network(engine) as other:
+        speaker = engine.started(
+            "sleep", "1000", network=one, name=f"s{secrets.token_hex(4)}", host={"CapAdd": ["NET_RAW"]}
+        )
+        hearer = engine.started("sleep", "1000", network=other)
+        shut = engine.started("sleep", "1000", network=other)
+        own, target = address_of(engine, speaker, one), address_of(engine, hearer, other)
+        mac = bytes.fromhex(engine.inspect(speaker)["NetworkSettings"]["Networks"][one]["MacAddress"].replace(":", ""))
+        namespace = os.open(f"/proc/{engine.inspect(hearer)['State']['Pid']}/ns/net", os.O_RDONLY)
+        with within(namespace, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))) as wire:
+            os.close(namespace)
+            wire.settimeout(20)
+            engine.docker("exec", speaker, "arping", "-c", "2", "-w", "1", "-I", "eth0", target, status=None)
+            engine.docker("exec", speaker, "ping", "-c", "1", "-W", "1", target, status=1)
+            engine.docker("exec", shut, "ping", "-c", "1", "-W", "5", target)
+            while True:  # the neighbour's question comes last
+                frame = wire.recv(2048)
+                assert frame[6:12] != mac
+                assert socket.inet_aton(own) not in frame
+                if frame[12:14] == b"\x08\x00" and socket.inet_aton(address_of(engine, shut, other)) in frame:
+                    break
+
+
+def test_udp_connections_are_forgotten_at_both_ends(engine: TempEngine, lan: Lan) -> None:
+    """Entries of the connection table go when a port is published and when it is taken back."""
+    kernel = Nfnetlink()
+
+    def entries(port: int, address: str) -> int:
+        return kernel.forget_udp(4, {port}, {socket.inet_aton(address)})
+
+    web = serving(engine, {"80/udp": [{}]}, command=("sleep", "1000"))
+    port, address = one_port(engine, web, "80/udp"), address_of(engine, web)
+    lan.inside(lambda: datagram(HOST, port, b"here", 5354))
+    assert entries(port, address) == 1, "there was one, by which it would be known"
+    lan.inside(lambda: datagram(HOST, port, b"here", 5354))
+    engine.docker("rm", "-f", web)
+    # sooner than the kernel's own 30 seconds
+    until("the entry of the removed port is forgotten", lambda: not established(port), 15)
+    lan.inside(lambda: datagram(HOST, port, b"nobody is there", 5355))
+    serving(engine, {"80/udp": [{"HostPort": str(port)}]}, command=("sleep", "1000"))
+    until("the entry from before is forgotten", lambda: not established(port), 15)
+    kernel.close()
+
+
+def established(port: int) -> list[str]:
+    """Entries of this host's connection table for a UDP port."""
+    text = Path("/proc/net/nf_conntrack")
+    return [line for line in text.read_text().splitlines() if f"dport={port} " in line and " udp " in line]
