@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from engine.containers.create import Link
 from engine.containers.lifecycle import State, Verb
 from engine.containers.names import Names, checked_name
 from engine.containers.signals import signal_number
-from engine.containers.stats import Down, Statistics, Stream
+from engine.containers.stats import Down, Statistics
 from engine.containers.store import ContainerRecord, ContainerStore, Health, Status
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, NotModified, ServerError
 from engine.events import EventLog
@@ -64,6 +64,9 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_STOP_TIMEOUT = 10
 """Seconds (clients.md, choice 7)."""
+
+STATISTICS_PAUSE = 1.0
+"""Seconds between the empty statistics of a container that does not run."""
 
 _RUNNING = (State.RUNNING, State.PAUSED)
 _KILL_GRACE = 10.0
@@ -241,9 +244,15 @@ class Container:
             return 0, 0  # it is being removed
         return own, own + sum(layer.size for layer in snapshots.line(self.record.parent))
 
-    def statistics(self, downs: Sequence[Down]) -> Stream:
-        """Encoded statistics, one a second, for a client whose version asks for `downs`; empty ones when it does not run."""
-        return self._parts.statistics.stream(self.id, **self._watched(), downs=downs)
+    async def statistics(self, downs: Sequence[Down]) -> AsyncGenerator[bytes, None]:
+        """Encoded statistics, one a second, for a client whose version asks for `downs`: empty ones while it does not run, until it is removed."""
+        while not self.removed:
+            async with contextlib.aclosing(
+                self._parts.statistics.stream(self.id, **self._watched(), downs=downs)
+            ) as samples:
+                async for sample in samples:
+                    yield sample
+            await asyncio.sleep(STATISTICS_PAUSE)
 
     async def statistics_once(self, downs: Sequence[Down]) -> bytes:
         """One reading, encoded."""

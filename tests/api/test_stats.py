@@ -101,12 +101,16 @@ def test_as_the_version_has_it(engine: TempEngine) -> None:
     assert "precpu_stats" not in oldest and oldest["cpu_stats"]["throttling_data"] == {}
 
 
-def test_of_what_does_not_run(engine: TempEngine) -> None:
+def test_a_stream_lasts_as_long_as_its_container(engine: TempEngine) -> None:
     identifier = engine.create("sleep", "600")
     assert once(engine, identifier)["cpu_stats"]["cpu_usage"]["total_usage"] == 0
     samples = client.json_stream(engine.socket, f"/v1.24/containers/{identifier}/stats")
     engine.post(f"/containers/{identifier}/start")
-    assert any(sample["cpu_stats"]["cpu_usage"]["total_usage"] for sample in itertools.islice(samples, 10))
+    assert any(sample["cpu_stats"]["cpu_usage"]["total_usage"] for sample in samples)
+    engine.post(f"/containers/{identifier}/kill")
+    assert any(not sample["cpu_stats"]["cpu_usage"]["total_usage"] for sample in samples)
+    engine.post(f"/containers/{identifier}/start")
+    assert any(sample["cpu_stats"]["cpu_usage"]["total_usage"] for sample in samples)
     engine.request("DELETE", f"/v1.24/containers/{identifier}?force=1")
     for _ in samples:  # the stream ends with its container
         pass
