@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 class Owner(Protocol):
@@ -71,6 +71,7 @@ def spawn(
     stderr: int,
     files: int,
     program: int = -1,
+    inherited: Sequence[int] = (),
 ) -> int: ...
 def read_only(path: bytes) -> int: ...
 def exit_of(pidfd: int) -> int | None: ...

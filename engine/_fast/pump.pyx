@@ -1376,7 +1376,7 @@ cdef extern from *:
        and memory, so it makes only system calls; all signals are blocked meanwhile. A script cannot be executed by a descriptor that
        is closed by then: what fails so is tried by its name. */
     static pid_t engine_spawn(int program, char *const argv[], char *const envp[], const char *cwd, int in, int out, int err,
-                              unsigned long files, int *failure)
+                              unsigned long files, const int *inherited, int count, int *failure)
     {
         sigset_t all, before;
         volatile int error = 0;
@@ -1396,6 +1396,8 @@ cdef extern from *:
             sigemptyset(&none);
             if (dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(err, 2) >= 0 && chdir(cwd) == 0
                 && sigprocmask(SIG_SETMASK, &none, NULL) == 0) {
+                for (int index = 0; index < count; index++)
+                    fcntl(inherited[index], F_SETFD, 0);
                 if (program >= 0)
                     syscall(SYS_execveat, program, "", argv, envp, AT_EMPTY_PATH);
                 execvpe(argv[0], argv, envp);
@@ -1420,7 +1422,8 @@ cdef extern from *:
     #define ENGINE_PIDFD_INFO_EXIT (1UL << 3)
     """
     pid_t engine_spawn(
-        int program, char **argv, char **envp, const char *cwd, int stdin, int stdout, int stderr, unsigned long files, int *failure
+        int program, char **argv, char **envp, const char *cwd, int stdin, int stdout, int stderr, unsigned long files,
+        const int *inherited, int count, int *failure
     )
     int engine_read_only(const char *path)
     cdef struct engine_pidfd_info:
@@ -1444,9 +1447,12 @@ cdef char **strings(list texts) except NULL:
 
 
 def spawn(
-    list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files, int program=-1
+    list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files, int program=-1,
+    inherited=(),
 ) -> int:
     """Start `argv` (bytes) with these three descriptors; its pid. The program is the file `program`, else the first one, looked up in PATH.
+
+    It keeps the descriptors `inherited` (at most 4) under their own numbers.
 
     Signals are as a shell would leave them. `files`: its soft limit of open files, 0: as ours. A failure to execute is an
     OSError with the kernel's errno, and no child is left.
@@ -1455,10 +1461,17 @@ def spawn(
     cdef pid_t pid
     cdef char **arguments = NULL
     cdef char **variables = NULL
+    cdef int kept[4]
+    cdef int count = 0
+    for descriptor in inherited:
+        if count == 4:
+            raise ValueError("a process inherits at most 4 descriptors")
+        kept[count] = descriptor
+        count += 1
     try:
         arguments = strings(argv)
         variables = strings(environment)
-        pid = engine_spawn(program, arguments, variables, cwd, stdin, stdout, stderr, files, &failure)
+        pid = engine_spawn(program, arguments, variables, cwd, stdin, stdout, stderr, files, kept, count, &failure)
     finally:
         free(arguments)
         free(variables)

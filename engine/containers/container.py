@@ -380,16 +380,8 @@ class Container:
             try:
                 process = await parts.monitor.run(
                     record.id,
-                    parts.runtime.run_argv(
-                        record.id,
-                        bundle=directory,
-                        pid_file=directory / "pid",
-                        log=directory / "runtime.log",
-                        tty=record.config.tty,
-                    ),
+                    parts.runtime.run_argv(record.id, bundle=directory, tty=record.config.tty),
                     cwd=str(directory),
-                    pid_file=str(directory / "pid"),
-                    log_path=str(directory / "runtime.log"),
                     tty=record.config.tty,
                     open_stdin=record.config.open_stdin,
                     stdin_once=record.config.stdin_once,

@@ -1,7 +1,7 @@
 """Exec instances: further processes in running containers, of clients and of health checks (probes).
 
-Owns: RUN/exec/<id>/, one directory per running instance (its record, the OCI process document, pid file, the runtime's log), gone at a reboot
-as the processes are. Finished instances are kept for `KEPT_SECONDS`, probes not at all.
+Owns: RUN/exec/<id>, the record of each running instance, gone at a reboot as the processes are.
+Finished instances are kept for `KEPT_SECONDS`, probes not at all.
 Not here: bytes (the monitor), which process document (`spec.py`).
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import time
@@ -29,7 +28,7 @@ from engine.containers.create import strings
 from engine.containers.lifecycle import State
 from engine.containers.streams import parse_detach_keys
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
-from engine.monitor.client import Exit, LaunchFailed, Monitor
+from engine.monitor.client import Client, Exit, LaunchFailed, Monitor
 from engine.runtime import oci, users
 from engine.runtime.oci import Runtime
 from engine.wire import oci as oci_wire
@@ -98,11 +97,11 @@ class Execs:
     def open(self) -> None:
         """Take over the instances that an earlier daemon left, and what became of them. Blocks on files; called at start."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        for directory in self._directory.iterdir():
+        for path in self._directory.iterdir():
             try:
-                record = _decode((directory / "record").read_bytes())
-            except (OSError, msgspec.MsgspecError):
-                shutil.rmtree(directory, ignore_errors=True)
+                record = _decode(path.read_bytes())
+            except msgspec.MsgspecError:
+                path.unlink()  # torn: its daemon died while it wrote it
                 continue
             process = self._monitor.processes.get(record.id)
             if process is not None:
@@ -234,85 +233,91 @@ class Execs:
         self._all[exec_id] = record = msgspec.structs.replace(record, started=True)
         config = record.config
         container.publish(f"exec_start: {_event_words(strings(config.cmd) or [''])}", execID=exec_id)
-        attached = descriptor >= 0 and not detach
-        # First the files: were the daemon to die now, the next one knows whose client waits at the monitor.
-        refusal: EngineError | None = None
+        client = None
+        if descriptor >= 0 and not detach:
+            client = Client(
+                descriptor=descriptor,
+                stdin=config.attach_stdin,
+                stdout=config.attach_stdout,
+                stderr=config.attach_stderr,
+                raw=config.tty or raw,
+                head=head,
+                early=early,
+                detach_keys=parse_detach_keys(config.detach_keys or None),
+            )
         try:
-            await asyncio.to_thread(self._write, record, container)
-        except EngineError as error:
-            refusal = error
-        try:
-            if attached:
-                await self._monitor.attach(
-                    exec_id,
-                    descriptor,
-                    stdin=config.attach_stdin,
-                    stdout=config.attach_stdout,
-                    stderr=config.attach_stderr,
-                    raw=config.tty or raw,
-                    head=head,
-                    early=early,
-                    detach_keys=parse_detach_keys(config.detach_keys or None),
-                )
-        except BaseException:
+            refusal: EngineError | None
+            try:
+                # First its record: were the daemon to die now, the next one knows whose client waits at the monitor.
+                document = await asyncio.to_thread(self._prepare, record, container)
+            except EngineError as error:
+                refusal = error
+                if client is not None:
+                    await self._monitor.attach(exec_id, client)
+            else:
+                refusal = await self._launch(record, container, document, client)
+        except Exception:
             self._all[exec_id] = msgspec.structs.replace(record, started=False)
-            await asyncio.to_thread(shutil.rmtree, self._directory / exec_id, True)
+            await asyncio.to_thread(self._remove, exec_id)
             raise
-        try:
-            if refusal is not None:
-                raise refusal
-            await self._launch(record, container, attached)
-        except EngineError as error:
-            failure = oci.Failure(error, oci.COMMAND_NOT_INVOKED)
-            if isinstance(error, LaunchFailed):
-                failure = oci.start_failure(error.reason, (strings(config.cmd) or [""])[0])
+        if refusal is not None:
+            failure = oci.Failure(refusal, oci.COMMAND_NOT_INVOKED)
+            if isinstance(refusal, LaunchFailed):
+                failure = oci.start_failure(refusal.reason, (strings(config.cmd) or [""])[0])
             self._finish(exec_id, failure.exit_code, time.time_ns())
             if record.probe:
                 self._monitor.drop(exec_id)
-            if record.probe or not attached:
-                raise failure.error from error
+            if record.probe or client is None:
+                raise failure.error from refusal
             text = (failure.error.message + "\r\n").encode()
             await asyncio.to_thread(_say, descriptor, text if config.tty else frames.mux(1, text))
             self._monitor.drop(exec_id)
 
-    async def _launch(self, record: ExecRecord, container: Container, attached: bool) -> None:
-        directory = self._directory / record.id
+    async def _launch(
+        self, record: ExecRecord, container: Container, document: bytes, client: Client | None
+    ) -> LaunchFailed | None:
         config = record.config
-        process = await self._monitor.run(
-            record.id,
-            self._runtime.exec_argv(
-                container.id,
-                process=directory / "process.json",
-                pid_file=directory / "pid",
-                log=directory / "log",
+        try:
+            process = await self._monitor.run(
+                record.id,
+                self._runtime.exec_argv(container.id, tty=config.tty),
+                cwd=str(self._directory),
                 tty=config.tty,
-            ),
-            cwd=str(directory),
-            pid_file=str(directory / "pid"),
-            log_path=str(directory / "log"),
-            tty=config.tty,
-            open_stdin=config.attach_stdin and attached,
-            stdin_once=True,
-            size=record.size if config.tty and all(record.size) else None,
-            log=None,
-        )
+                open_stdin=config.attach_stdin and client is not None,
+                stdin_once=True,
+                size=record.size if config.tty and all(record.size) else None,
+                log=None,
+                document=document,
+                client=client,
+            )
+        except LaunchFailed as failure:
+            return failure
         if record.probe and record.id not in self._ends:
             self._kill(record.id)
         current = self._all.get(record.id)
         if current is not None and current.exit_code is None:
             self._all[record.id] = msgspec.structs.replace(current, pid=process.pid)
+        return None
 
-    def _write(self, record: ExecRecord, container: Container) -> None:
-        directory = self._directory / record.id
-        directory.mkdir(mode=0o700)
-        (directory / "record").write_bytes(msgspec.msgpack.encode(record))
+    def _prepare(self, record: ExecRecord, container: Container) -> bytes:
+        """Keep the record, and give the OCI process document."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        file = os.open(f"{self._directory}/{record.id}", flags, 0o600)
+        try:
+            os.write(file, msgspec.msgpack.encode(record))
+        finally:
+            os.close(file)
         user = record.config.user or container.record.config.user
         identity = users.lookup(container.directory / "rootfs", user, container.record.host.group_add or ())
         process = spec.exec_process(container.record, record.config, identity)
         if record.config.tty and all(record.size):
             rows, columns = record.size
             process = msgspec.structs.replace(process, console_size=oci_wire.Box(height=rows, width=columns))
-        (directory / "process.json").write_bytes(oci_wire.encode(process))
+        return oci_wire.encode(process)
+
+    def _remove(self, exec_id: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{self._directory}/{exec_id}")
 
     async def resize(self, exec_id: str, rows: int, columns: int) -> None:
         """Now, or for its start when that is still to come. Raises ServerError when it has no terminal or has ended."""
@@ -370,7 +375,7 @@ class Execs:
             return
         self._all[exec_id] = msgspec.structs.replace(record, exit_code=status, finished_at=at, pid=0)
         self._live_no_more(record)
-        asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self._directory / exec_id, True)
+        asyncio.get_running_loop().run_in_executor(None, self._remove, exec_id)
         if record.probe:
             del self._all[exec_id]
             waiter = self._ends.get(exec_id)

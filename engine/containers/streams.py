@@ -17,7 +17,7 @@ import msgspec
 from engine.containers import logs
 from engine.containers.container import Container
 from engine.errors import InvalidParameter
-from engine.monitor.client import Attached, LogReading, Monitor
+from engine.monitor.client import Attached, Client, LogReading, Monitor
 
 DEFAULT_DETACH_KEYS = b"\x10\x11"  # ctrl-p,ctrl-q
 
@@ -132,9 +132,8 @@ async def _join(
     hold: bool,
 ) -> Attached:
     config = container.record.config
-    return await monitor.attach(
-        container.id,
-        descriptor,
+    client = Client(
+        descriptor=descriptor,
         stdin=wanted.stdin and config.open_stdin,
         stdout=wanted.stdout,
         stderr=wanted.stderr,
@@ -142,8 +141,8 @@ async def _join(
         head=head,
         early=early,
         detach_keys=wanted.detach_keys if config.tty else b"",
-        hold=hold,
     )
+    return await monitor.attach(container.id, client, hold=hold)
 
 
 async def _write_history(

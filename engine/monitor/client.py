@@ -67,7 +67,7 @@ class Attached(msgspec.Struct, frozen=True):
 
 
 class LaunchFailed(ServerError):
-    """The runtime did not make the process: its exit status (-1: it was not run) and its own words."""
+    """The runtime did not make the process: its exit status (-1: it was not run) and its own words. A client that came with the order waits."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -75,8 +75,51 @@ class LaunchFailed(ServerError):
         self.status = status
 
 
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a process's output goes to: fields as in `messages.Attach`. The descriptor stays the caller's."""
+
+    descriptor: int
+    stdin: bool
+    stdout: bool
+    stderr: bool
+    raw: bool
+    head: bytes = b""
+    early: bytes = b""
+    detach_keys: bytes = b"\x10\x11"
+
+
 class Interrupted(ServerError):
     """The monitor died before it answered."""
+
+
+class _Parcel:
+    """The descriptors that go with one order; the memory files among them are closed at the end."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+        self._files: list[int] = []
+
+    def __enter__(self) -> _Parcel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            os.close(file)
+
+    def file(self, content: bytes) -> None:
+        file = os.memfd_create("order", os.MFD_CLOEXEC)
+        self._files.append(file)
+        self.descriptors.append(file)
+        os.write(file, content)
+
+    def client(self, seq: int, key: str, client: Client, *, hold: bool = False) -> messages.Attach:
+        self.descriptors.append(client.descriptor)
+        early = client.early
+        if len(early) > EARLY_INLINE:
+            self.file(early)
+            early = b""
+        streams = (client.stdin, client.stdout, client.stderr)
+        return messages.Attach(seq, key, *streams, client.raw, client.head, early, client.detach_keys, hold)
 
 
 class Process:
@@ -413,63 +456,44 @@ class Monitor:
         argv: Sequence[str],
         *,
         cwd: str,
-        pid_file: str,
-        log_path: str,
         tty: bool = False,
         open_stdin: bool = False,
         stdin_once: bool = False,
         size: Size | tuple[int, int] | None = None,
         log: LogFile | None = None,
+        document: bytes = b"",
+        client: Client | None = None,
     ) -> Process:
-        """Have the runtime make a process. Raises LaunchFailed with the runtime's reason.
+        """Have the runtime make a process, `document` its process document, with that client from its beginning.
 
-        When the monitor dies meanwhile, LaunchFailed is raised with status -1, and the runtime may still succeed: delete it by force.
+        Raises LaunchFailed with the runtime's reason, ServerError when the client could not be taken. When the monitor dies meanwhile,
+        LaunchFailed is raised with status -1, and the runtime may still succeed: delete it by force.
         """
         if isinstance(size, tuple):
             size = Size(*size)
+        attach: messages.Attach | None = None
+        with _Parcel() as parcel:
+            if document:
+                parcel.file(document)
+            if client is not None:
+                attach = parcel.client(0, "", client)
 
-        def order(seq: int) -> messages.Run:
-            self._runs[seq] = messages.Run(
-                seq, key, tuple(argv), cwd, pid_file, log_path, tty, open_stdin, stdin_once, size, log
-            )
-            return self._runs[seq]
+            def order(seq: int) -> messages.Run:
+                self._runs[seq] = messages.Run(
+                    *(seq, key, tuple(argv), cwd, tty, open_stdin, stdin_once, size, log, bool(document), attach)
+                )
+                return self._runs[seq]
 
-        done = await self._ask(order)
+            done = await self._ask(order, parcel.descriptors)
         process = self.processes.get(key)
         if process is None or process.pid != done.pid:  # it has ended already
             process = Process(key, done.pid, "", [], stdin_once, log)
         return process
 
-    async def attach(
-        self,
-        key: str,
-        descriptor: int,
-        *,
-        stdin: bool,
-        stdout: bool,
-        stderr: bool,
-        raw: bool,
-        head: bytes = b"",
-        early: bytes = b"",
-        detach_keys: bytes = b"\x10\x11",
-        hold: bool = False,
-    ) -> Attached:
-        """Give a client's socket to the process `key`, or to the one that will run under it. The descriptor stays the caller's."""
-        descriptors = [descriptor]
-        memory = -1
-        if len(early) > EARLY_INLINE:
-            memory = os.memfd_create("early", os.MFD_CLOEXEC)
-            os.write(memory, early)
-            descriptors.append(memory)
-            early = b""
-        try:
-            done = await self._ask(
-                lambda seq: messages.Attach(seq, key, stdin, stdout, stderr, raw, head, early, detach_keys, hold),
-                descriptors,
-            )
-        finally:
-            if memory >= 0:
-                os.close(memory)
+    async def attach(self, key: str, client: Client, *, hold: bool = False) -> Attached:
+        """Give a client's socket to the process `key`, or to the one that will run under it."""
+        with _Parcel() as parcel:
+            done = await self._ask(lambda seq: parcel.client(seq, key, client, hold=hold), parcel.descriptors)
         return Attached(done.client, done.log_inode, done.log_offset, done.pid != 0)
 
     async def release(self, key: str, client: int) -> None:
@@ -660,9 +684,8 @@ class Monitor:
         elif future is None:
             _log.warning("the monitor refused: %s", report.reason)
         elif not future.done():
-            future.set_exception(
-                LaunchFailed(report.reason, report.status) if run is not None else ServerError(report.reason)
-            )
+            launched = run is not None and (run.attach is None or report.attached)
+            future.set_exception(LaunchFailed(report.reason, report.status) if launched else ServerError(report.reason))
 
     def _take_old_exit(self, report: messages.State) -> None:
         exit_record = Exit(report.status, report.at)

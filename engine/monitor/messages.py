@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 PACKET = 128 << 10
 """Bytes of the longest packet: a Unix socket with the usual send buffer takes it whole."""
@@ -55,28 +55,6 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     attach_stall: int = -1
 
 
-class Run(msgspec.Struct, tag="run", frozen=True):
-    """Make the stdio, spawn `argv` (the OCI runtime, detached), wait for it, read `pid_file`, watch that pid.
-
-    With `tty` the runtime is given `--console-socket PATH` by the monitor, at the place of the literal argument `@console@` in `argv`.
-    The runtime's own stderr is /dev/null-like (`log_path` holds its words); stdio of the runtime is the process's stdio.
-    Answer: `Done` with `pid` (descriptors: pidfd, then the stdio descriptors in the order of `State`), or `Failed` with the text
-    the runtime left in `log_path`; after `Failed` nothing of the process is left but attached clients, which wait for the next Run or a Drop.
-    """
-
-    seq: int
-    key: str
-    argv: tuple[str, ...]
-    cwd: str
-    pid_file: str
-    log_path: str
-    tty: bool = False
-    open_stdin: bool = False
-    stdin_once: bool = False
-    size: Size | None = None
-    log: LogFile | None = None
-
-
 class Attach(msgspec.Struct, tag="attach", frozen=True):
     """Give a client's socket (the packet's one descriptor) to a process, which need not run yet.
 
@@ -98,6 +76,29 @@ class Attach(msgspec.Struct, tag="attach", frozen=True):
     early: bytes = b""
     detach_keys: bytes = b"\x10\x11"
     hold: bool = False
+
+
+class Run(msgspec.Struct, tag="run", frozen=True):
+    """Make the stdio, spawn `argv` (the OCI runtime, detached), wait for it, take the pid that it wrote, watch that pid.
+
+    The monitor puts paths at the place of these arguments of `argv`: `@pid@` and `@log@` (where the runtime writes the pid and its own words),
+    `@process@` (what the packet's first descriptor holds, with `document`), `@console@` (with `tty`, the console socket). stdio of the runtime is
+    the process's. With `attach` its client is there before the process is, as by an order of its own (seq and key are this one's).
+    Answer: `Done` with `pid` (descriptors: pidfd, then the stdio descriptors in the order of `State`), or `Failed` with the runtime's own words;
+    after `Failed` nothing of the process is left but attached clients, which wait for the next Run or a Drop.
+    """
+
+    seq: int
+    key: str
+    argv: tuple[str, ...]
+    cwd: str
+    tty: bool = False
+    open_stdin: bool = False
+    stdin_once: bool = False
+    size: Size | None = None
+    log: LogFile | None = None
+    document: bool = False
+    attach: Attach | None = None
 
 
 class Release(msgspec.Struct, tag="release", frozen=True):
@@ -231,11 +232,12 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """`status`: exit status of the runtime, or -1 when it was not run; `reason`: its own words."""
+    """`status`: exit status of the runtime, or -1 when it was not run; `reason`: its own words; `attached`: the client of a Run waits."""
 
     seq: int
     reason: str
     status: int = -1
+    attached: bool = False
 
 
 class State(msgspec.Struct, tag="state", frozen=True):

@@ -5,7 +5,7 @@ It knows keys, argument lists and descriptors; what a container is, is the daemo
 writes to logs and journal.
 
 Owns:    RUN/monitor/: `socket` (one daemon at a time), `lock` (held while the monitor lives), `journal` (exits that no daemon has confirmed
-         yet), `log` (its own words), `c<n>` (console sockets of terminals being made).
+         yet), `log` (its own words), `c<n>` (console sockets of terminals being made), `p<pid>.<n>` (pids as the runtime writes them).
 Children: only pids that are known are collected, each by its pidfd. An orphan that fell to the monitor as subreaper is collected when no
          launch can turn out to mean it: a pid file must never name a pid that has been given back to the kernel.
 Imports are few on purpose: this process's memory is part of every container's price.
@@ -210,25 +210,25 @@ class Launch:
         self._ours: dict[str, int] = {}
         self._console: socket.socket | None = None
         self._console_path = ""
+        # Of this monitor alone: a runtime that a dead one spawned may write its pid yet.
+        self._pid_path = f"{monitor.directory}/p{os.getpid()}.{self.sequence}"
+        self._words = -1
         self._log: LogWriter | None = None
         self.pid = 0
         self._pidfd = -1
         self._watch: Watch | None = None
 
-    def begin(self) -> None:
-        """Spawn. Raises OSError; nothing is left then."""
+    def begin(self, document: int) -> None:
+        """Spawn; `document` (-1: none) stays the caller's. Raises OSError; nothing is left then."""
         order = self.order
         theirs: list[int] = []
         try:
             if order.log is not None:
                 self._log = open_log(order.log)
-            argv = list(order.argv)
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             theirs.append(null)
             stdin = stdout = stderr = null
-            if order.tty:
-                argv = [self._listen() if argument == "@console@" else argument for argument in argv]
-            else:
+            if not order.tty:
                 if order.open_stdin:
                     stdin, self._ours["i"] = os.pipe2(os.O_CLOEXEC)
                     theirs.append(stdin)
@@ -236,16 +236,24 @@ class Launch:
                 theirs.append(stdout)
                 self._ours["e"], stderr = os.pipe2(os.O_CLOEXEC)
                 theirs.append(stderr)
-            _unlink(order.pid_file)  # an earlier run's pid must not be taken for this one's
+            self._words = os.memfd_create("log", os.MFD_CLOEXEC)
+            inherited = [self._words]
+            paths = {"@pid@": self._pid_path, "@log@": f"/proc/self/fd/{self._words}"}
+            if document >= 0:
+                inherited.append(document)
+                paths["@process@"] = f"/proc/self/fd/{document}"
+            if order.tty:
+                paths["@console@"] = self._listen()
             self.pid = spawn(
-                [os.fsencode(argument) for argument in argv],
+                [os.fsencode(paths.get(argument, argument)) for argument in order.argv],
                 self.monitor.environment,
                 os.fsencode(order.cwd),
                 stdin,
                 stdout,
                 stderr,
                 self.monitor.child_files,
-                self.monitor.program.descriptor(argv[0]),
+                self.monitor.program.descriptor(order.argv[0]),
+                inherited,
             )
             self._pidfd = os.pidfd_open(self.pid)
             self._watch = self.monitor.loop.watch(self._pidfd, self._runtime_readable)
@@ -297,14 +305,12 @@ class Launch:
             terminal = self._ours["t"] = self._accept()
             if order.size is not None:
                 set_size(terminal, order.size)
-        with open(order.pid_file, "rb") as file:
-            pid = int(file.read())
+        with open(self._pid_path, "rb", buffering=0) as file:
+            pid = int(file.read(32))
         # An init that has ended already is still our zombie: only its pidfd collects it, so its pid is not another's yet.
         pidfd = os.pidfd_open(pid)
-        _unlink(order.pid_file)
         ours, self._ours = self._ours, {}
         log, self._log = self._log, None
-        self._close()
         process.launch = None
         process.log, process.stdin_once = order.log, order.stdin_once
         process.start(pid, pidfd)
@@ -322,6 +328,7 @@ class Launch:
         )
         for inode, offset, callback in self.watches:
             process.stdio.watch_log(inode, offset, callback)
+        self._close()
 
     def _accept(self) -> int:
         """The pty master that the runtime has sent: it waits in the socket's queue."""
@@ -337,14 +344,8 @@ class Launch:
 
     def _reason(self) -> str:
         """What the runtime wrote to its log, or else to the stderr that it was given."""
-        text = b""
-        try:
-            with open(self.order.log_path, "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - REASON_LIMIT))
-                text = file.read().strip()
-        except OSError:
-            text = b""
+        size = os.fstat(self._words).st_size
+        text = os.pread(self._words, REASON_LIMIT, max(0, size - REASON_LIMIT)).strip()
         if not text and "e" in self._ours:
             os.set_blocking(self._ours["e"], False)
             with suppress(BlockingIOError):
@@ -354,7 +355,7 @@ class Launch:
     def _failed(self, reason: str, status: int) -> None:
         self._close()
         self.process.launch = None
-        self.connection.send(messages.Failed(self.order.seq, reason, status))
+        self.connection.send(messages.Failed(self.order.seq, reason, status, self.order.attach is not None))
         for _, _, callback in self.watches:
             callback()
         self.monitor.tidy(self.process)
@@ -376,6 +377,10 @@ class Launch:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+        if self._words >= 0:
+            os.close(self._words)
+            self._words = -1
+            _unlink(self._pid_path)
 
 
 class Connection:
@@ -526,8 +531,8 @@ class Monitor:
     def _listen(self) -> None:
         path = f"{self.directory}/socket"
         _unlink(path)
-        for name in os.listdir(self.directory):  # console sockets that a killed monitor left
-            if name.startswith("c") and name[1:].isdigit():
+        for name in os.listdir(self.directory):  # console sockets and pids that a killed monitor left
+            if name[0] in "cp" and name[1:].replace(".", "").isdigit():
                 _unlink(f"{self.directory}/{name}")
         self._listener = socket.socket(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -630,25 +635,42 @@ class Monitor:
         if not process.idle:
             connection.send(messages.Failed(order.seq, f"{order.key} runs already"))
             return
-        self.journal.remove(order.key)
-        launch = Launch(self, process, order, connection)
+        document = descriptors.pop(0) if order.document and descriptors else -1
+        attached = False
         try:
-            launch.begin()
-        except OSError:
+            if order.attach is not None:
+                self._take_client(connection, process, order.attach, descriptors)
+                attached = True
+            self.journal.remove(order.key)
+            launch = Launch(self, process, order, connection)
+            launch.begin(document)
+        except OSError as error:
+            connection.send(messages.Failed(order.seq, str(error), -1, attached))
             self.tidy(process)
-            raise
-        process.launch = launch
+        else:
+            process.launch = launch
+        finally:
+            if document >= 0:
+                os.close(document)
 
     def _attach(self, connection: Connection, order: messages.Attach, descriptors: list[int]) -> None:
+        process = self._process(order.key)
+        inode, offset = process.stdio.position()
+        client = self._take_client(connection, process, order, descriptors)
+        connection.send(messages.Done(order.seq, pid=process.pid, client=client, log_inode=inode, log_offset=offset))
+        self.tidy(process)
+
+    def _take_client(
+        self, connection: Connection, process: Process, order: messages.Attach, descriptors: list[int]
+    ) -> int:
+        """Its number."""
         if not descriptors:
             raise OSError(errno.EMFILE, "the client's socket did not arrive: the monitor has no free descriptor")
-        process = self._process(order.key)
         early = order.early
         if len(descriptors) == 2:
             os.lseek(descriptors[1], 0, os.SEEK_SET)
             with open(descriptors.pop(), "rb") as file:
                 early = file.read()
-        inode, offset = process.stdio.position()
         client = process.stdio.attach(
             descriptors.pop(0),
             order.stdin,
@@ -662,8 +684,7 @@ class Monitor:
         )
         if order.hold:
             connection.held.add(client)
-        connection.send(messages.Done(order.seq, pid=process.pid, client=client, log_inode=inode, log_offset=offset))
-        self.tidy(process)
+        return client
 
     def _release(self, connection: Connection, order: messages.Release, descriptors: list[int]) -> None:
         connection.held.discard(order.client)

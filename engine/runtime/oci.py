@@ -38,8 +38,8 @@ CANDIDATES = ("crun", "runc")
 
 SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-CONSOLE = "@console@"
-"""Stands for the console socket's path in an argv; the monitor puts the path in."""
+CONSOLE, PID, LOG, PROCESS = "@console@", "@pid@", "@log@", "@process@"
+"""Stand in an argv for paths that the monitor puts there: of the console socket, the pid, the runtime's words, the process document."""
 
 SECCOMP_PROGRAM = "run.oci.seccomp_bpf_data"
 """crun's annotation for a compiled filter in base64, used instead of `linux.seccomp`."""
@@ -121,7 +121,9 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
             f"no OCI runtime works on this host ({'; '.join(rejected)}). Install crun or runc, for example: apt install crun"
         )
 
-    def run_argv(self, key: str, *, bundle: Path, pid_file: Path, log: Path, tty: bool = False) -> tuple[str, ...]:
+    def run_argv(
+        self, key: str, *, bundle: Path, pid_file: Path | str = PID, log: Path | str = LOG, tty: bool = False
+    ) -> tuple[str, ...]:
         """Create and start a container. Without a session keyring of its own: keys have a quota per user that a dense host exhausts."""
         console = ("--console-socket", CONSOLE) if tty else ()
         return (
@@ -130,7 +132,15 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
             *(*console, key),
         )
 
-    def exec_argv(self, key: str, *, process: Path, pid_file: Path, log: Path, tty: bool = False) -> tuple[str, ...]:
+    def exec_argv(
+        self,
+        key: str,
+        *,
+        process: Path | str = PROCESS,
+        pid_file: Path | str = PID,
+        log: Path | str = LOG,
+        tty: bool = False,
+    ) -> tuple[str, ...]:
         """Start another process, described by the OCI process document in `process`."""
         console = ("--tty", "--console-socket", CONSOLE) if tty else ()
         return (
@@ -191,7 +201,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         """The section and the annotations that give a container this profile. The section stays beside a compiled filter, as the safe side."""
         return profile.section, {SECCOMP_PROGRAM: profile.program} if self.takes_program and profile.program else {}
 
-    def _command(self, verb: str, *, log: Path | None = None) -> tuple[str, ...]:
+    def _command(self, verb: str, *, log: Path | str = "") -> tuple[str, ...]:
         logging_options = ("--log", str(log), "--log-format", "json") if log else ()
         return (self.path, "--root", self.root, *logging_options, verb)
 

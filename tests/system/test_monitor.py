@@ -30,7 +30,7 @@ import pytest
 from engine._fast.frames import Demultiplexer
 from engine._fast.pump import spawn
 from engine.errors import NotFound, ServerError
-from engine.monitor.client import Exit, LaunchFailed, Monitor
+from engine.monitor.client import Client, Exit, LaunchFailed, Monitor
 from engine.monitor.messages import LogFile
 from engine.monitor.process import Program
 from tests import cgroups
@@ -148,16 +148,14 @@ class Bench:
             },
         }
         (bundle / "config.json").write_text(json.dumps(spec))
-        argv = ["crun", "--root", str(self.directory / "crun"), "--log", str(bundle / "log"), "run", "--detach"]
-        argv += ["--bundle", str(bundle), "--pid-file", str(bundle / "pid")]
+        argv = ["crun", "--root", str(self.directory / "crun"), "--log", "@log@", "run", "--detach"]
+        argv += ["--bundle", str(bundle), "--pid-file", "@pid@"]
         if tty:
             argv += ["--console-socket", "@console@"]
         self.started.add(key)
         return key, {
             "argv": [*argv, key],
             "cwd": str(bundle),
-            "pid_file": str(bundle / "pid"),
-            "log_path": str(bundle / "log"),
             "tty": tty,
         }
 
@@ -241,12 +239,13 @@ def drive(bench: Bench, story: Callable[[Monitor], Awaitable[None]], stall: int 
 
 
 async def attach(
-    monitor: Monitor, key: str, *, stdin: bool = False, raw: bool = False, **more: Any
+    monitor: Monitor, key: str, *, stdin: bool = False, raw: bool = False, hold: bool = False, **more: Any
 ) -> tuple[socket.socket, int]:
     """The client's end of a socket that is attached to `key`."""
     ours, theirs = socket.socketpair()
     with theirs:
-        attached = await monitor.attach(key, theirs.fileno(), stdin=stdin, stdout=True, stderr=True, raw=raw, **more)
+        client = Client(descriptor=theirs.fileno(), stdin=stdin, stdout=True, stderr=True, raw=raw, **more)
+        attached = await monitor.attach(key, client, hold=hold)
     return ours, attached.client
 
 
@@ -484,9 +483,8 @@ def test_hold_and_release_without_gap_or_repeat(bench: Bench) -> None:
         await monitor.run(key, **launch, log=bench.log(key))
         ours, theirs = socket.socketpair()
         await until(lambda: os.path.getsize(bench.log(key).path) > 2000, "some log")
-        attached = await monitor.attach(
-            key, theirs.fileno(), stdin=False, stdout=True, stderr=True, raw=True, hold=True
-        )
+        client = Client(descriptor=theirs.fileno(), stdin=False, stdout=True, stderr=True, raw=True)
+        attached = await monitor.attach(key, client, hold=True)
         assert os.stat(bench.log(key).path).st_ino == attached.log_inode
         history = bench.log_bytes(key)[: attached.log_offset]
         theirs.sendall(b"".join(json.loads(line)["log"].encode() for line in history.splitlines()))
@@ -638,9 +636,8 @@ def test_many_short_runs_leave_nothing(bench: Bench) -> None:
 DAEMON = """
 import asyncio, json, os, sys
 from pathlib import Path
-from engine.monitor.client import Monitor
+from engine.monitor.client import Client, Monitor
 from engine.monitor.messages import LogFile
-from engine.monitor.process import Program
 
 async def main():
     monitor = Monitor(Path(sys.argv[1]), attach_stall=300, on_exit=lambda key, end: None)
@@ -648,7 +645,8 @@ async def main():
     for line in sys.stdin:
         key, launch, log, client = json.loads(line)
         if client is not None:
-            await monitor.attach(key, client, stdin=True, stdout=True, stderr=True, raw=True, detach_keys=b"")
+            streams = dict(stdin=True, stdout=True, stderr=True, raw=True)
+            await monitor.attach(key, Client(descriptor=client, **streams, detach_keys=b""))
         running = asyncio.ensure_future(monitor.run(key, **launch, log=LogFile(log), open_stdin=True, stdin_once=True))
         if not key.endswith("nowait"):
             await running

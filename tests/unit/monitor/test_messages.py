@@ -10,7 +10,8 @@ from engine.monitor.messages import LogFile, Size
 
 ORDERS = [
     messages.Hello(1, attach_stall=5),
-    messages.Run(2, "k", ("crun", "run"), "/", "/p", "/l", True, True, True, Size(1, 2), LogFile("/x", 3, 4, b"{}")),
+    messages.Run(2, "k", ("crun", "run"), "/", True, True, True, Size(1, 2), LogFile("/x", 3, 4, b"{}")),
+    messages.Run(2, "k", ("crun", "exec"), "/", document=True, attach=messages.Attach(0, "", True, True, True, False)),
     messages.Attach(3, "k", True, True, False, True, b"head", b"\x00\xff", b"\x10\x11", True),
     messages.Release(4, "k", 5),
     messages.Resize(5, "k", Size(24, 80)),
