@@ -14,10 +14,15 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.harness import TempEngine, until
 
 PR_SET_CHILD_SUBREAPER = 36
+
+# How fast an example is made or run is a matter of the machine.
+settings.register_profile("engined", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("engined")
 
 
 class OtherEngine(TempEngine):

@@ -2,10 +2,10 @@
 a program for another machine, a script whose interpreter is missing or that ends its first line as Windows does, a program whose loader is not
 in the image. Without this they would be a container that ran and exited with 1.
 
-What is not found, or can't be read, is left to the runtime, which has words for that. A kernel with binfmt_misc entries may run more
-than is known here; it is believed to run any format.
+What is not found, or can't be read, is left to the runtime, which has words for that. So is what an entry of binfmt_misc claims.
 
-Rules: execve(2), elf(5). The root is hostile: everything is opened below it (`system/files.py`), read with bounds, nothing is run.
+Rules: execve(2), elf(5), the kernel document binfmt-misc.rst. The root is hostile: everything is opened below it (`system/files.py`), read
+with bounds, nothing is run.
 Raises: InvalidParameter (exec format error) and NotFound (no such file or directory) in the words of `runtime/oci.py`.
 """
 
@@ -88,14 +88,14 @@ def _check(descriptor: int, program: str, places: _Places, machine: str) -> None
         kinds = MACHINES.get(machine)
         order = "<" if head[5] == 1 else ">"
         kind = head[4], struct.unpack_from(f"{order}H", head, 18)[0]
-        if kinds is not None and kind not in kinds and not _misc_entries():
+        if kinds is not None and kind not in kinds and not _claimed(head, program):
             raise _format_error(
                 program, f"a program for {_NAMES.get(kind[1], f'machine {kind[1]}')} on a {machine} host"
             )
         loader = _loader(descriptor, head, order)
         if loader.startswith("/") and places.missing(loader):
             raise NotFound(_words(program, f"{loader!r}, its dynamic loader: no such file or directory"))
-    elif not _misc_entries():
+    elif not _claimed(head, program):
         raise _format_error(program, "neither a program nor a script that begins with #!")
 
 
@@ -127,11 +127,30 @@ def _loader(descriptor: int, head: bytes, order: str) -> str:
     return ""
 
 
-def _misc_entries() -> bool:
+def _claimed(head: bytes, program: str) -> bool:
+    """Whether binfmt_misc has an enabled entry for files that begin so, or for names that end so. An entry that can't be read claims all."""
     try:
-        return any(name not in ("register", "status") for name in os.listdir(_MISC))
-    except OSError:
+        entries = [entry for entry in _MISC.iterdir() if entry.name not in ("register", "status")]
+        return any(_claims(entry.read_text(), head, program) for entry in entries)
+    except FileNotFoundError:
         return False
+    except (OSError, ValueError, KeyError):
+        return True
+
+
+def _claims(entry: str, head: bytes, program: str) -> bool:
+    first, *lines = entry.splitlines() or [""]
+    if first != "enabled":
+        return False
+    fields = dict(line.split(" ", 1) for line in lines if " " in line)
+    if "extension" in fields:
+        return program.endswith(fields["extension"])
+    magic = bytes.fromhex(fields["magic"])
+    mask = bytes.fromhex(fields.get("mask", "ff" * len(magic)))
+    found = head[int(fields["offset"]) :][: len(magic)]
+    return len(found) == len(magic) and all(
+        (one ^ other) & bits == 0 for one, other, bits in zip(found, magic, mask, strict=True)
+    )
 
 
 def _format_error(program: str, what: str) -> InvalidParameter:

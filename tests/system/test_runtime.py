@@ -338,8 +338,8 @@ def test_a_v2_container_sees_its_own_cgroup_as_the_root(box: Box, privileged: bo
 
 
 def test_cgroup_parent(box: Box) -> None:
-    text = box.run("cat /proc/self/cgroup", cgroup_parent="engined-test/deep")
-    assert "/engined-test/deep/" in text
+    record = box.record(["/bin/sleep", "600"], cgroup_parent="engined-test/deep")
+    assert Group(box.start(record)).path("memory") == f"/engined-test/deep/{record.id}"
     box.close()
     HIERARCHIES.discard("/engined-test/deep")
     HIERARCHIES.discard("/engined-test")

@@ -130,10 +130,29 @@ def test_mounts(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_runs_more(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "misc").mkdir()
-    (tmp_path / "misc" / "qemu-aarch64").touch()
-    monkeypatch.setattr(program, "_MISC", tmp_path / "misc")
+    """What an entry of binfmt_misc claims is left to the kernel, and nothing else: Debian's python3 alone registers one."""
+    misc = tmp_path / "misc"
+    misc.mkdir()
+    monkeypatch.setattr(program, "_MISC", misc)
+    machine = "magic 7f454c460201010000000000000000000200b700\nmask ffffffffffffff00fffffffffffffffffeffffff\n"
+    (misc / "python3.11").write_text("enabled\ninterpreter /usr/bin/python3.11\nflags: \noffset 0\nmagic a70d0d0a\n")
+    for content in (elf(183), b"MZ", b"no program"):
+        put(root / "f", content)
+        with pytest.raises(InvalidParameter, match="exec format error"):
+            look(root)
+    put(root / "f", b"\xa7\r\r\n")
+    look(root)
+    (misc / "qemu-aarch64").write_text(f"disabled\ninterpreter /q\nflags: F\noffset 0\n{machine}")
     put(root / "f", elf(183))
+    with pytest.raises(InvalidParameter, match="exec format error"):
+        look(root)
+    (misc / "qemu-aarch64").write_text(f"enabled\ninterpreter /q\nflags: F\noffset 0\n{machine}")
     look(root)
     put(root / "f", b"MZ")
+    with pytest.raises(InvalidParameter, match="exec format error"):
+        look(root)
+    (misc / "wine").write_text("enabled\ninterpreter /wine\nflags: \nextension .exe\n")
+    put(root / "f.exe", b"MZ")
+    look(root, "/f.exe")
+    (misc / "odd").write_text("enabled\nof a kernel to come\n")
     look(root)
