@@ -126,12 +126,13 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 def test_broken_records_are_swept(tmp_path: Path) -> None:
-    directory = tmp_path / "exec" / "broken"
-    directory.mkdir(parents=True)
-    (directory / "record").write_bytes(b"\xc1 nonsense")
+    directory = tmp_path / "exec"
+    directory.mkdir()
+    (directory / "broken").write_bytes(b"\xc1 nonsense")
+    (directory / "torn").write_bytes(b"")
 
     async def scenario() -> None:
         Bench(tmp_path)
 
     asyncio.run(scenario())
-    assert not directory.exists()
+    assert not list(directory.iterdir())
