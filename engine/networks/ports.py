@@ -37,6 +37,8 @@ EPHEMERAL = (49153, 65535)
 """Where this kernel does not say; Docker's, IANA's."""
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
+_LOOPBACK6 = ip_address("::1")
+
 _PORT = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECASE)
 
 
@@ -142,9 +144,13 @@ def _bindings(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[
         for binding in several or ():
             if binding.host_ip:
                 try:
-                    ip_address(binding.host_ip)
+                    address = ip_address(binding.host_ip)
                 except ValueError as error:
                     raise InvalidParameter(f"PortBindings HostIp: invalid IP address: {binding.host_ip!r}") from error
+                if address == _LOOPBACK6 and protocol != "tcp":
+                    raise InvalidParameter(
+                        f"PortBindings HostIp: {text} at {binding.host_ip}: only TCP ports can be had at ::1, others at 127.0.0.1"
+                    )
             host_first, host_last = parse_host_port(binding.host_port)
             if first == last or not host_first:
                 for port in range(first, last + 1):

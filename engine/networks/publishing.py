@@ -88,6 +88,8 @@ class Publishing:
         if not asked:
             return ()
         try:
+            if target.addresses[1] is None:
+                _check_ipv4_alone(asked)
             return await self._publish(owner, target, asked)
         except (PortTaken, NetfilterError, OSError) as error:
             raise ServerError(
@@ -251,6 +253,16 @@ class Publishing:
         if self._forgetting is not None:
             await self._forgetting
         self._listeners.close()
+
+
+def _check_ipv4_alone(asked: Sequence[choice.Wanted]) -> None:
+    """Raises PortTaken for an IPv6 address of the host that leads nowhere: the container has none. Those of the loopback are relayed."""
+    for each in asked:
+        for host_ip in each.host_ips:
+            if ":" in host_ip and host_ip not in choice.AT_LOOPBACK:
+                raise PortTaken(
+                    f"Bind for {choice.shown(host_ip, each.first)} failed: the container has no IPv6 address, its network no IPv6"
+                )
 
 
 def bridges_call_netfilter() -> bool:

@@ -26,8 +26,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 T = TypeVar("T")
 
-HOST, LAN = "198.51.100.1", "198.51.100.2"
-HOST6, LAN6 = "fd98:51::1", "fd98:51::2"
+_LINK = os.getpid() % 250
+"""Another run of these tests on this host has other addresses."""
+HOST, LAN = f"198.18.{_LINK}.1", f"198.18.{_LINK}.2"
+HOST6, LAN6 = f"fd98:{_LINK}::1", f"fd98:{_LINK}::2"
 
 
 class Lan:
@@ -279,6 +281,23 @@ def test_ipv6(engine: TempEngine, lan: Lan) -> None:
         assert engine.docker("exec", web, "nc", "-w", "3", HOST6, str(port)).out
         inner = engine.inspect(web)["NetworkSettings"]["Networks"][six]["GlobalIPv6Address"]
         assert lan.inside(lambda: answer(inner, 80, 1)) == "TimeoutError"
+
+
+def test_ipv6_without_ipv6(engine: TempEngine, lan: Lan) -> None:
+    """What cannot be reached is refused: an IPv6 address for a container that has none, a UDP port of ::1."""
+    wanted = {"NetworkMode": "bridge", "PortBindings": {"80/tcp": [{"HostIp": HOST6}]}}
+    container = engine.create("sleep", "1000", network="bridge", host=wanted)
+    refused = engine.request("POST", f"/v1.24/containers/{container}/start")
+    assert refused.status == 500
+    assert "the container has no IPv6 address" in refused.json()["message"]
+    assert HOST6 in refused.json()["message"]
+    assert engine.inspect(container)["State"]["Status"] == "created"
+    host = {"PortBindings": {"80/udp": [{"HostIp": "::1"}]}}
+    refused = engine.request(
+        "POST", "/v1.24/containers/create", {"Image": "busybox", "Cmd": ["true"], "HostConfig": host}
+    )
+    assert refused.status == 400
+    assert "only TCP ports can be had at ::1" in refused.json()["message"]
 
 
 def test_sctp(engine: TempEngine, lan: Lan) -> None:

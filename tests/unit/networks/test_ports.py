@@ -71,7 +71,7 @@ def test_wanted() -> None:
         {
             "80/tcp": [binding("8080"), binding("", "127.0.0.1")],
             "1000-1002/tcp": [binding("2000-2002")],
-            "7/udp": [binding("3000-3010", "::1")],
+            "7/udp": [binding("3000-3010", "::2")],
             "9/tcp": None,
         },
         publish_all=True,
@@ -81,7 +81,7 @@ def test_wanted() -> None:
     assert asked == [
         Wanted(80, "tcp", anywhere, 8080, 8080),
         *(Wanted(1000 + n, "tcp", anywhere, 2000 + n, 2000 + n) for n in range(3)),
-        Wanted(7, "udp", ("::1",), 3000, 3010),
+        Wanted(7, "udp", ("::2",), 3000, 3010),
         Wanted(80, "tcp", ("127.0.0.1",), 0, 0),
         Wanted(81, "tcp", anywhere, 0, 0),
         Wanted(90, "udp", anywhere, 0, 0),
