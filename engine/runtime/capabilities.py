@@ -9,7 +9,7 @@ Not here: the seccomp rules that depend on capabilities (`seccomp.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from engine.errors import InvalidParameter
@@ -60,8 +60,16 @@ def granted(
     Raises InvalidParameter for a name that is no capability. One that exists but that the engine itself lacks is left out: a default one must
     not make every container fail there, and Docker behaves so for `ALL` and `--privileged`.
     """
-    added = {_normal(name, "CapAdd") for name in add}
-    dropped = {_normal(name, "CapDrop") for name in drop}
+    added = frozenset(_normal(name, "CapAdd") for name in add)
+    dropped = frozenset(_normal(name, "CapDrop") for name in drop)
+    return _granted(added, dropped, privileged, bounding() if limit is None else limit)
+
+
+@lru_cache(64)
+def _granted(
+    added: frozenset[str], dropped: frozenset[str], privileged: bool, limit: frozenset[str]
+) -> tuple[str, ...]:
+    wanted: frozenset[str] | set[str]
     if privileged:
         wanted = set(NAMES)
     elif ALL in added:
@@ -70,8 +78,7 @@ def granted(
         wanted = added
     else:
         wanted = set(DEFAULT) - dropped | added
-    wanted &= bounding() if limit is None else limit
-    return tuple(name for name in NAMES if name in wanted)
+    return tuple(name for name in NAMES if name in wanted and name in limit)
 
 
 def check(add: Iterable[str], drop: Iterable[str], limit: frozenset[str] | None = None) -> None:
