@@ -75,6 +75,7 @@ def test_details(engine: TempEngine) -> None:
     assert engine.logs(identifier, "stdout=1") == b"said\n"
 
 
+@pytest.mark.own  # dockerd 20.10 does not upgrade it
 def test_following_ends_with_the_container_and_begins_with_its_tail(engine: TempEngine) -> None:
     identifier = engine.started("sh", "-c", "seq 3; cat; seq 4 5", OpenStdin=True, StdinOnce=True)
     stdin, _ = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?stream=1&stdin=1")

@@ -23,12 +23,14 @@ def stream(engine: TempEngine, identifier: str, count: int) -> list[Any]:
     return list(itertools.islice(client.json_stream(engine.socket, f"/v1.24/containers/{identifier}/stats"), count))
 
 
+@pytest.mark.own  # the first precpu_stats of dockerd 20.10 are empty
 def test_the_processor(engine: TempEngine) -> None:
     busy, idle = (engine.started("sh", "-c", script) for script in (BUSY, "sleep 600"))
     first, second = stream(engine, busy, 2)
     for sample in (first, second):
         now, before = sample["cpu_stats"], sample["precpu_stats"]
-        assert sorted(now) == sorted(before)
+        assert now.keys() >= {"cpu_usage", "system_cpu_usage", "throttling_data"}
+        assert now.keys() == before.keys()
         assert now["cpu_usage"]["total_usage"] > before["cpu_usage"]["total_usage"]
         assert now["system_cpu_usage"] >= now["cpu_usage"]["total_usage"]
         assert sum(now["cpu_usage"]["percpu_usage"]) > 0
@@ -63,7 +65,7 @@ def test_memory_and_processes(engine: TempEngine) -> None:
     memory = found["memory_stats"]
     assert memory["limit"] == 96 << 20
     assert 20 << 20 <= memory["usage"] <= memory["max_usage"] <= 96 << 20
-    assert memory["failcnt"] == 0
+    assert memory.get("failcnt", 0) == 0  # dockerd 20.10 leaves out what is 0
     assert memory["stats"]["cache"] >= 20 << 20
     assert memory["stats"]["hierarchical_memory_limit"] == 96 << 20
     for name in (

@@ -40,8 +40,9 @@ def test_by_default(engine: TempEngine, family: str) -> None:
 def test_with_arguments(engine: TempEngine, family: str) -> None:
     rows = top(engine, family, "?ps_args=aux")
     assert list(rows[0])[:2] == ["USER", "PID"] and list(rows[0])[-1] == "COMMAND"
-    rows = top(engine, family, "?ps_args=-o+pid,args,uid")
-    assert {(row["COMMAND"].split()[0], row["UID"]) for row in rows} == {("sh", "1"), ("sleep", "1")}
+    rows = top(engine, family, "?ps_args=-o+pid,uid,args")
+    assert list(rows[0]) == ["PID", "UID", "COMMAND"]
+    assert {(row["UID"], row["COMMAND"].split()[0]) for row in rows} == {("1", "sh"), ("1", "sleep")}
     answer = engine.request("GET", f"/v1.24/containers/{family}/top?ps_args=--nothing")
     assert answer.status in (400, 500)
     assert "--nothing" in answer.message or "option" in answer.message
