@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 KEPT_SECONDS = 300
 """How long a finished instance can be inspected, as Docker's own garbage collection."""
+FINISHED_KEPT = 1_500
+"""Finished instances in memory at once, about a megabyte; beyond it the oldest go. Clients ask for the exit code when the stream has ended."""
 MOST_KEPT = 10_000
 """Instances in memory at once; beyond it the oldest finished ones go first, then the oldest that were never started."""
 PROBES_STARTING = 8
@@ -399,11 +401,12 @@ class Execs:
         self._live_no_more(record)
 
     def _reap(self) -> None:
-        """Let go of what finished long ago, and beyond `MOST_KEPT` of what was never started or whose container is gone."""
+        """Let go of what finished long ago or before `FINISHED_KEPT` others, and beyond `MOST_KEPT` of what was never started."""
         horizon = time.time_ns() - KEPT_SECONDS * 1_000_000_000
         while self._finished:
             oldest = self._all[self._finished[0]]
-            if oldest.finished_at >= horizon and len(self._all) < MOST_KEPT:
+            crowded = len(self._finished) > FINISHED_KEPT or len(self._all) >= MOST_KEPT
+            if oldest.finished_at >= horizon and not crowded:
                 break
             del self._all[self._finished.popleft()]
         if len(self._all) >= MOST_KEPT:

@@ -78,6 +78,21 @@ def test_finished_ones_are_kept_for_a_while(tmp_path: Path, monkeypatch: pytest.
     asyncio.run(scenario())
 
 
+def test_the_last_finished_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        monkeypatch.setattr(exec_module, "FINISHED_KEPT", 20)
+        idle = await bench.created()
+        ended = [await bench.finished(1 << 62) for _ in range(50)]
+        assert len(bench.execs) <= 22
+        assert all(bench.execs.get(each).exit_code == 3 for each in ended[-20:])
+        with pytest.raises(NotFound):
+            bench.execs.get(ended[0])
+        assert bench.execs.get(idle)
+
+    asyncio.run(scenario())
+
+
 def test_there_is_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         bench = Bench(tmp_path)
