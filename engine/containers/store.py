@@ -1,6 +1,8 @@
 """The containers on disk: one record each, replaced whole. The only code that touches those rows.
 
 A record is intent and the last known state; what really runs is the monitor's to say (`container.py` corrects the one by the other at start).
+
+Records and what they are made of are `gc=False`: they are trees, and a full collection that walks those of thousands of containers holds the loop up.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from engine.storage.records import Change, Records
 from engine.wire.containers import Config, EndpointSettings, HostConfig, MountPoint
 
 
-class HealthResult(msgspec.Struct, frozen=True, kw_only=True):
+class HealthResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What one probe said; times in ns since the epoch, `exit_code` -1 when it could not run or took too long."""
 
     start: int
@@ -22,7 +24,7 @@ class HealthResult(msgspec.Struct, frozen=True, kw_only=True):
     output: str
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class Health(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How a running container does by its own test: `starting`, `healthy` or `unhealthy`, and the last results, oldest first."""
 
     status: str
@@ -30,7 +32,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     log: tuple[HealthResult, ...] = ()
 
 
-class Status(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Status(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """The moving part of a record; times in ns since the epoch, 0 for never."""
 
     state: State = State.CREATED
@@ -44,7 +46,7 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """None without a test. Made durable when its status changes, so that after a crash the newest results may be missing."""
 
 
-class ContainerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """Everything that is kept of one container. `config` and `host` are as the client gave them, merged with the image's and normalised."""
 
     id: str

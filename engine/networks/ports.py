@@ -46,7 +46,7 @@ class PortTaken(Exception):
     """A port of the host that can't be had; the words are Docker's."""
 
 
-class Published(msgspec.Struct, frozen=True, array_like=True, order=True):
+class Published(msgspec.Struct, frozen=True, gc=False, array_like=True, order=True):
     """`count` ports of the host from `host_port` on, for as many of the container from `port` on. `host_ip` is never empty."""
 
     protocol: str

@@ -15,7 +15,7 @@ Empty = dict[str, object]
 """The `{}` of Go's set types, such as ExposedPorts; clients may put anything in it."""
 
 
-class Healthcheck(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True):
+class Healthcheck(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
     """How to test that the container works; durations in nanoseconds, 0 inherits."""
 
     test: list[str] | None = None
@@ -25,7 +25,7 @@ class Healthcheck(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=T
     retries: int = 0
 
 
-class Config(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class Config(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """What a container runs, whatever host it runs on; an image carries one as the default."""
 
     hostname: str = ""
@@ -55,52 +55,52 @@ class Config(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     shell: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class LogConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class LogConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """Log driver and its options; an empty type is the engine's default, json-file."""
 
     type: str = ""
     config: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class RestartPolicy(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class RestartPolicy(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """`no` and the empty name are the same: never."""
 
     name: str = ""
     maximum_retry_count: int = 0
 
 
-class PortBinding(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class PortBinding(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """One published address; an empty HostPort asks for an ephemeral one."""
 
     host_ip: str = msgspec.field(default="", name="HostIp")
     host_port: str = ""
 
 
-class WeightDevice(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class WeightDevice(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     path: str = ""
     weight: int = 0
 
 
-class ThrottleDevice(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class ThrottleDevice(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """`rate` in bytes or operations per second."""
 
     path: str = ""
     rate: int = 0
 
 
-class DeviceMapping(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class DeviceMapping(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     path_on_host: str = ""
     path_in_container: str = ""
     cgroup_permissions: str = ""
 
 
-class Ulimit(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class Ulimit(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     name: str = ""
     hard: int = 0
     soft: int = 0
 
 
-class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """How this host runs the container. Sizes in bytes, CPU times in microseconds."""
 
     binds: list[str] | None = None
@@ -165,13 +165,13 @@ class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     lxc_conf: list[object] | msgspec.UnsetType = msgspec.UNSET
 
 
-class EndpointIPAMConfig(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True):
+class EndpointIPAMConfig(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
     ipv4_address: str = msgspec.field(default="", name="IPv4Address")
     ipv6_address: str = msgspec.field(default="", name="IPv6Address")
     link_local_ips: list[str] = msgspec.field(default_factory=list, name="LinkLocalIPs")
 
 
-class EndpointSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class EndpointSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """A container's place in one network: what was asked for and, while it runs, what it got."""
 
     ipam_config: EndpointIPAMConfig | None = msgspec.field(default=None, name="IPAMConfig")
@@ -252,7 +252,7 @@ class CopyConfig(msgspec.Struct, rename="pascal", frozen=True):
     resource: str = ""
 
 
-class MountPoint(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class MountPoint(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """A volume or bind as inspect and list show it."""
 
     name: str | msgspec.UnsetType = msgspec.UNSET
@@ -264,22 +264,22 @@ class MountPoint(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     propagation: str = ""
 
 
-class Port(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, omit_defaults=True):
+class Port(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False, omit_defaults=True):
     ip: str = msgspec.field(default="", name="IP")
     private_port: int
     public_port: int = 0
     type: str
 
 
-class SummaryHostConfig(msgspec.Struct, rename="pascal", frozen=True):
+class SummaryHostConfig(msgspec.Struct, rename="pascal", frozen=True, gc=False):
     network_mode: str
 
 
-class SummaryNetworks(msgspec.Struct, rename="pascal", frozen=True):
+class SummaryNetworks(msgspec.Struct, rename="pascal", frozen=True, gc=False):
     networks: dict[str, EndpointSettings]
 
 
-class ContainerSummary(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+class ContainerSummary(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """One element of GET /containers/json."""
 
     id: str
