@@ -2,8 +2,8 @@
 
 Each packet is one MessagePack value (`encode`, `decode_order`, `decode_report`); descriptors travel beside it as SCM_RIGHTS in the
 order that the message's docstring gives. Orders go to the monitor and carry `seq`; the monitor answers each with `Done` or `Failed` of that
-`seq`. Reports come unasked. A *process* is a container's init (key: the container's id) or an exec (key: the exec's id): the
-monitor does not know the difference.
+`seq`, but `Drop` and `Forget`, which nobody awaits, only when they fail. Reports come unasked. A *process* is a container's init (key: the
+container's id) or an exec (key: the exec's id): the monitor does not know the difference.
 
 Not here: sockets and loops (`client.py`, `process.py`).
 """

@@ -743,11 +743,9 @@ class Monitor:
         if process is not None and process.idle:
             process.stdio.dismiss()
             self.tidy(process)
-        connection.send(messages.Done(order.seq))
 
     def _forget(self, connection: Connection, order: messages.Forget, descriptors: list[int]) -> None:
         self.journal.remove(order.key)
-        connection.send(messages.Done(order.seq))
 
     def _adopt(self, connection: Connection, order: messages.Adopt, descriptors: list[int]) -> None:
         known = self.processes.get(order.key)

@@ -473,6 +473,63 @@ def test_detach_keys(bench: Bench) -> None:
     drive(bench, story)
 
 
+# --- one order ----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_and_a_document_come_with_the_run(bench: Bench) -> None:
+    """An exec is one order: its client has all of the output, or waits for what is said of the failure. Nothing of an order is left."""
+
+    def client(theirs: socket.socket) -> Client:
+        return Client(descriptor=theirs.fileno(), stdin=True, stdout=True, stderr=True, raw=True, head=b"HEAD ")
+
+    def document(*args: str) -> bytes:
+        process = {"user": {"uid": 0, "gid": 0}, "args": args, "env": ["PATH=/bin"], "cwd": "/", "terminal": False}
+        return json.dumps(process).encode()
+
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("sleep 600")
+        await monitor.run(key, **launch)
+        log, run = launch["argv"].index("--log"), launch["argv"].index("run")
+        argv = [*launch["argv"][:run], "exec", "--detach", "--process", "@process@", "--pid-file", "@pid@", key]
+        assert argv[log + 1] == "@log@"
+        held = await asyncio.to_thread(descriptors, monitor.pid)
+
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await monitor.run(
+                "exec", argv, cwd="/", open_stdin=True, stdin_once=True, client=client(theirs), document=document("cat")
+            )
+        reader = Reader(ours)
+        ours.sendall(b"typed")
+        ours.shutdown(socket.SHUT_WR)
+        await reader.end()
+        assert bytes(reader.data) == b"HEAD typed"
+        assert (await bench.exit_of("exec")).status == 0
+
+        ours, theirs = socket.socketpair()
+        with theirs:
+            with pytest.raises(LaunchFailed, match="nothere"):
+                await monitor.run("failing", argv, cwd="/", client=client(theirs), document=document("nothere"))
+            theirs.sendall(b"it failed")
+        monitor.drop("failing")
+        reader = Reader(ours)
+        await reader.end()
+        assert bytes(reader.data) == b"HEAD it failed"
+
+        kept = await asyncio.to_thread(lambda: os.memfd_create("not a socket"))
+        try:  # as when the socket could not be taken: then nothing is run
+            refused = Client(descriptor=kept, stdin=False, stdout=True, stderr=True, raw=True)
+            with pytest.raises(ServerError) as error:
+                await monitor.run("refused", argv, cwd="/", client=refused, document=document("cat"))
+            assert not isinstance(error.value, LaunchFailed)
+        finally:
+            os.close(kept)
+        assert not [name for name in os.listdir(bench.run / "monitor") if name.startswith("p")]
+        await until(lambda: descriptors(monitor.pid) == held, "the monitor's descriptors are as before")
+
+    drive(bench, story)
+
+
 # --- attach, hold, log --------------------------------------------------------------------------------------------
 
 
