@@ -23,7 +23,7 @@ def test_stream(benchmark: Any, archive: int, tmp_path: Path) -> None:
     size = os.fstat(archive).st_size
     (tmp_path / "diff").mkdir()
     root = files.open_directory(tmp_path / "diff")
-    kept = Kept()
+    kept = Kept(-1)
     layer.apply(archive, root, size=size, recipe=kept)
     buffer = memoryview(bytearray(1 << 20))
 

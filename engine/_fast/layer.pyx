@@ -688,7 +688,6 @@ cdef class _Layout:
     cdef int64_t size
     cdef int64_t refused            # extended attributes that the file system does not take
     cdef bint root_met
-    cdef bint replaced              # an entry took away what an earlier one had placed
     cdef int races                  # how often others used this entry's name
     cdef bint into                  # `unpack`: into a container, across its mounts
     cdef bint keep_kinds            # no directory is replaced by something else, nor the reverse
@@ -1123,8 +1122,8 @@ cdef class _Layout:
             return -1
         if fstatat(parent, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
             return 0 if self.into and errno == ENOENT else self.fail_system()
-        if not (S_ISCHR(found.st_mode) and found.st_rdev == 0):
-            self.replaced = True
+        if not (S_ISCHR(found.st_mode) and found.st_rdev == 0) and self.reader.spell_out() < 0:
+            return -1
         if S_ISDIR(found.st_mode):
             if self.keep_kinds:
                 return self.fail(b"cannot overwrite directory with non-directory")
@@ -1402,24 +1401,28 @@ def apply(source, int directory, *, int64_t offset=0, int64_t size=-1, digest=No
     """Lay out a layer's uncompressed tar stream below the descriptor of an empty `directory`.
 
     `source`: a descriptor (`offset`, `size`: a range of a seekable one), or an object with `readinto`. `digest`: a hashlib object that is fed
-    the whole stream (its diff_id). `progress`: an array of one 64-bit integer, to which the bytes read are added as they come. Answer: bytes of the files and of the links' targets, number of entries, the directories that were made without an
+    the whole stream (its diff_id). `progress`: an array of two 64-bit integers: to the first the bytes
+    read are added as they come, and when the second is not 0 the call ends with EINTR. Answer: bytes of the files and of the links' targets, number of entries, the directories that were made without an
     entry of their own (paths, b"" for the root), and how many extended attributes were not kept.
 
-    `recipe`: an object with `write`, which is given what `recipe.Stream` makes the same stream from again, and `finish(whole, size)`, `size` being that of the stream: not
-    whole is what cannot be made again, because the archive holds a file that a later entry replaced.
+    `recipe`: an object with `write`, which is given what `recipe.Stream` makes the same stream from again, and `finish(size)`, `size` being that of
+    the stream. `spell_out()` is called, once, before an entry takes away what an earlier one placed: what was written so far must from then on
+    stand for itself, as what follows does.
     """
     cdef Reader reader = Reader(source, offset=offset, size=size, digest=digest, recipe=recipe)
     cdef _Layout layout = _Layout(directory, reader)
     cdef size_t index
     cdef int status
     if progress is not None:
+        if progress.shape[0] < 2:
+            raise ValueError("progress has two items")
         reader.progress = &progress[0]
     with nogil:
         status = layout.run()
     if status < 0:
         reader.raise_failure()
     if recipe is not None:
-        recipe.finish(not layout.replaced, reader.position)
+        recipe.finish(reader.position)
     implied = {}
     if not layout.root_met:
         implied[b""] = None

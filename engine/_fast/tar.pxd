@@ -52,12 +52,13 @@ cdef class Reader:
     cdef size_t start
     cdef size_t filled
     cdef bint finished
-    cdef int64_t *progress      # where the bytes read are counted, or NULL; its owner outlives the reader
+    cdef int64_t *progress      # where the bytes read are counted, and whether to stop, or NULL; its owner outlives the reader
     cdef object recipe          # gets what `engine/_fast/recipe.pyx` reads, or None
     cdef uint8_t *record        # what the recipe has not got yet
     cdef size_t recorded        # bytes in it
     cdef size_t captured        # the buffer before it is in the recipe already
     cdef bint recording
+    cdef bint verbatim          # ... and keeps what files held too
     cdef bint passing           # the payload lies in files that the recipe names
     cdef int error              # errno of the failure, 0 for a fault of the archive, -1 for none
     cdef char reason[512]
@@ -92,6 +93,8 @@ cdef class Reader:
     cdef int record_bytes(self, const uint8_t *data, size_t size) noexcept nogil
     cdef int record_file(self, const char *path, int64_t offset, int64_t size) noexcept nogil
     cdef int flush_record(self) noexcept nogil
+    cdef int spell_out(self) noexcept nogil
+    cdef int spell_out_record(self)
     cdef int give_record(self, size_t size)
     cdef object raise_failure(self)
     cdef int read_header(self, const uint8_t *block) noexcept nogil

@@ -206,6 +206,8 @@ cdef class Reader:
         cdef size_t room
         if self.recording and self.keep() < 0:
             return -1
+        if self.progress != NULL and self.progress[1]:
+            return self.fail_system(b"told to stop", EINTR)
         if self.start == self.filled:
             self.start = self.filled = self.captured = 0
         elif self.filled == BUFFER:
@@ -362,6 +364,8 @@ cdef class Reader:
     cdef int record_file(self, const char *path, int64_t offset, int64_t size) noexcept nogil:
         """The next `size` bytes of the stream will be those at `offset` of the file `path`."""
         cdef uint32_t length = <uint32_t>strlen(path)
+        if self.verbatim:
+            return 0
         if self.keep() < 0:
             return -1
         if RECORD - self.recorded < RECORD_HEAD + length and self.flush_record() < 0:
@@ -387,6 +391,26 @@ cdef class Reader:
     cdef int give_record(self, size_t size):
         try:
             self.recipe.write(<bytes>self.record[:size])
+        except BaseException as error:
+            self.failure = error
+            return -1
+        return 0
+
+    cdef int spell_out(self) noexcept nogil:
+        """A file that the recipe names is about to go: from here on, and for all so far, it holds the stream itself."""
+        cdef int status
+        if not self.recording or self.verbatim:
+            return 0
+        if self.flush_record() < 0:
+            return -1
+        self.verbatim = True
+        with gil:
+            status = self.spell_out_record()
+        return status
+
+    cdef int spell_out_record(self):
+        try:
+            self.recipe.spell_out()
         except BaseException as error:
             self.failure = error
             return -1
@@ -947,6 +971,44 @@ cdef class Reader:
                 -1 if self.entry.sparse else self.entry.size,
                 <bytes>self.entry.link,
             ))
+
+    def following(self):
+        """Go to the next entry: (type, offset of the payload, size) as in `index`, None at the end. Raises ArchiveError."""
+        cdef int got
+        with nogil:
+            got = self.next()
+        if got < 0:
+            self.raise_failure()
+        if got == 0:
+            return None
+        return chr(self.entry.type), self.entry.offset, -1 if self.entry.sparse else self.entry.size
+
+    def peek(self, size_t count):
+        """The first bytes of the payload, `count` (512 KiB at most) or all; they are not taken by that."""
+        cdef int got
+        if <int64_t>count > self.left:
+            count = <size_t>self.left
+        with nogil:
+            got = self.need(min_size(count, BUFFER))
+        if got < 0:
+            self.raise_failure()
+        return <bytes>self.buffer[self.start:self.start + min_size(count, self.filled - self.start)]
+
+    def take_buffered(self):
+        """What of the payload has been read ahead; the caller reads the rest from the source itself, and says so (`passed`)."""
+        cdef size_t size = self.filled - self.start
+        if <int64_t>size > self.left:
+            size = <size_t>self.left
+        data = <bytes>self.buffer[self.start:self.start + size]
+        self.start += size
+        self.position += size
+        self.left -= size
+        return data
+
+    def passed(self, int64_t count):
+        """So many bytes of the payload were read by others."""
+        self.position += count
+        self.left -= count
 
     def skim(self):
         """The number of entries, after reading all of them; for the benchmark."""

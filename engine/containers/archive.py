@@ -23,8 +23,6 @@ import errno
 import os
 import posixpath
 import stat
-import threading
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
@@ -34,7 +32,8 @@ from engine._fast.tar import ArchiveError
 from engine.containers.container import Container
 from engine.containers.mounted import Mounted
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.images.layers import MAGIC, Inflated, compression_of, uninterrupted
+from engine.images.feed import Feed
+from engine.images.layers import Inflated, compression_of, uninterrupted
 from engine.system import files, mounts, trees
 from engine.wire import times
 from engine.wire.containers import PathChange, PathStat
@@ -42,12 +41,6 @@ from engine.wire.containers import PathChange, PathStat
 _FIRST = 128 * 1024
 """Bytes of an archive that are made before the answer begins: what goes wrong by then still has a status."""
 _CHUNK = 1 << 20
-_WAITING = 2 << 20
-"""Bytes of a body that wait for the thread that extracts it."""
-_WORTH = 512 * 1024
-"""Bytes of a body that the thread waits for, since each time it wakes it and the loop wait for one another's GIL. Its buffer holds as much."""
-_PATIENCE = 0.01
-"""Seconds that it waits for so many, before it takes what there is."""
 _CHANGED = (errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EAGAIN)
 """What extracting an archive meets only where somebody else is at work on the same names."""
 _SYSTEM = ("/proc", "/sys", "/dev")
@@ -424,115 +417,13 @@ def _changes(upper: str, lower: list[str]) -> list[PathChange]:
 # --- into a container -------------------------------------------------------------------------------------------------
 
 
-class _Incoming:
-    """A body on its way to the thread that extracts it: bytes that the loop feeds, and that `read` waits for."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Event()
-        self._begun = asyncio.Event()
-        self._changed = threading.Condition()
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._starved = False
-        """The thread waits for whatever comes."""
-        self._ended = False
-        self._error: BaseException | None = None
-        self._taken: deque[bytes] = deque()
-        """The thread's own."""
-
-    async def feed(self, body: AsyncIterator[bytes]) -> None:
-        """All of the body; what it ends with is what the thread gets."""
-        error: BaseException | None = None
-        try:
-            async for chunk in body:
-                with self._changed:
-                    before, self._size = self._size, self._size + len(chunk)
-                    self._chunks.append(chunk)
-                    full = self._size > _WAITING
-                    if self._size >= _WORTH:
-                        self._begun.set()
-                    if self._starved or before < _WORTH <= self._size:
-                        self._starved = False
-                        self._changed.notify()
-                if full:
-                    await self._room.wait()
-                    self._room.clear()
-        except EngineError as failure:
-            error = failure
-        except asyncio.CancelledError:
-            error = ServerError("the engine stops")
-            raise
-        finally:
-            with self._changed:
-                self._ended, self._error = True, error
-                self._changed.notify()
-            self._begun.set()
-
-    async def begun(self) -> bool:
-        """Wait until there is something for a thread to do. Whether that is all of the body already."""
-        await self._begun.wait()
-        return self._ended
-
-    def _take(self) -> bool:
-        """Have some chunks in `_taken`; False at the end. In the thread. Raises what the body ended with."""
-        while not self._taken:
-            with self._changed:
-                if self._size < _WORTH and not self._ended:
-                    self._changed.wait(_PATIENCE)
-                while not self._chunks and not self._ended:
-                    self._starved = True
-                    self._changed.wait()
-                self._taken, self._chunks = self._chunks, self._taken
-                before, self._size = self._size, 0
-                if not self._taken:
-                    if self._error is not None:
-                        raise self._error
-                    return False
-            if before > _WAITING:
-                self._loop.call_soon_threadsafe(self._room.set)
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """Some bytes, none at the end. In the thread. Raises what the body ended with."""
-        while self._take():
-            chunk = self._taken.popleft()
-            if 0 <= size < len(chunk):
-                self._taken.appendleft(chunk[size:])
-                return chunk[:size]
-            if chunk:
-                return chunk
-        return b""
-
-    def readinto(self, buffer: memoryview) -> int:
-        """As much as there is, up to the whole buffer."""
-        filled = 0
-        while filled < len(buffer) and (self._taken if filled else self._take()):
-            chunk = self._taken.popleft()
-            room = len(buffer) - filled
-            if len(chunk) > room:
-                self._taken.appendleft(chunk[room:])
-                chunk = chunk[:room]
-            buffer[filled : filled + len(chunk)] = chunk
-            filled += len(chunk)
-        return filled
-
-    def head(self) -> bytes:
-        """The first `MAGIC` bytes, which are read again."""
-        head = b""
-        while len(head) < MAGIC and (more := self.read()):
-            head += more
-        self._taken.appendleft(head)
-        return head[:MAGIC]
-
-
 async def put(container: Container, path: str, name: str, body: AsyncIterator[bytes], *, keep_kinds: bool) -> None:
     """Extract an archive, packed or not, into a directory. `keep_kinds`: rule 5."""
     asked = parse(path)
     async with _root(container, writable=True) as root:
         aside = container.snapshots.aside
         await aside.run(lambda: root.check_writable(path, name))
-        incoming = _Incoming()
+        incoming = Feed()
 
         def extract() -> None:
             kind = compression_of(incoming.head())

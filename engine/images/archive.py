@@ -18,7 +18,7 @@ import os
 import platform
 import posixpath
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +27,7 @@ import msgspec
 from engine._fast.tar import ArchiveError, Reader
 from engine.errors import InvalidParameter, ServerError
 from engine.images import layers, reference
-from engine.images.layers import Span
+from engine.images.layers import Laid, Span
 from engine.images.reference import Reference
 from engine.system import files
 from engine.wire.images import ArchiveItem, Descriptor, History, ImageConfig, LegacyLayer, Manifest
@@ -60,7 +60,7 @@ class ArchivedImage(NamedTuple):
     raw: bytes
     """The configuration's bytes, whose digest is the image's id."""
     config: ImageConfig
-    layers: tuple[Span, ...]
+    layers: tuple[Span | Laid, ...]
     names: tuple[Reference, ...]
 
     @property
@@ -144,9 +144,13 @@ def _write(descriptor: int, chunks: list[bytes]) -> int:
 class Archive:
     """The members of a tar file by name; the last of a name counts."""
 
-    def __init__(self, span: Span) -> None:
-        """Reads the whole index. Blocking. Raises InvalidParameter for what is no tar file, or a truncated one."""
+    def __init__(self, span: Span, laid: Mapping[int, Laid] | None = None) -> None:
+        """Reads the whole index. Blocking. Raises InvalidParameter for what is no tar file, or a truncated one.
+
+        `laid`: the layers that are not in the file any more, by the offsets of their contents.
+        """
         self._span = span
+        self._laid = laid or {}
         self._members: dict[str, tuple[str, int, int, str]] = {}
         try:
             entries = Reader(span.descriptor, offset=span.offset, size=span.size).index(MAX_MEMBERS)
@@ -163,7 +167,7 @@ class Archive:
     def names(self) -> list[str]:
         return list(self._members)
 
-    def span(self, name: str) -> Span:
+    def span(self, name: str) -> Span | Laid:
         """Where the content of a regular member lies; links are followed within the archive. Raises InvalidParameter."""
         at = _clean(name)
         for _ in range(_LINKS):
@@ -172,7 +176,8 @@ class Archive:
                 raise InvalidParameter(f"invalid archive: {name} is missing")
             type_, offset, size, link = member
             if type_ == "0" and size >= 0:
-                return Span(self._span.descriptor, self._span.offset + offset, size)
+                laid = self._laid.get(self._span.offset + offset)
+                return laid or Span(self._span.descriptor, self._span.offset + offset, size)
             if type_ == "1":
                 at = _clean(link)
             elif type_ == "2" and not link.startswith("/"):
@@ -251,7 +256,7 @@ async def images(archive: Archive, digests: layers.Layers) -> list[ArchivedImage
     return found
 
 
-def _image(raw: bytes, name: str, spans: tuple[Span, ...], names: tuple[Reference, ...]) -> ArchivedImage:
+def _image(raw: bytes, name: str, spans: tuple[Span | Laid, ...], names: tuple[Reference, ...]) -> ArchivedImage:
     config = image_config(raw, name)
     if len(spans) != len(config.rootfs.diff_ids):
         raise InvalidParameter(

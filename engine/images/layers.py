@@ -15,7 +15,9 @@ import os
 import struct
 import threading
 from array import array
-from collections.abc import Callable, Coroutine, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -44,8 +46,12 @@ RECIPE = "recipe"
 """The file beside a layer's `diff` that makes its stream again."""
 
 _SIZE = struct.Struct("<Q")
+_LITERAL = struct.Struct("<QQI")
+"""The head of a record whose bytes follow it."""
 _CHUNK = 256 * 1024
 _HASH_CHUNK = 1 << 20
+_HASH_WAITING = 4 << 20
+"""Bytes that may wait for the thread that hashes them."""
 _POLL = 0.1
 """Seconds between two reports of progress."""
 
@@ -189,13 +195,17 @@ class _Unpacker(Protocol):
 class _Bytes:
     """The bytes of a span in order, as they are; counts them."""
 
-    def __init__(self, span: Span | Incoming, progress: array[int] | None = None) -> None:
+    def __init__(self, span: Span | Incoming, work: array[int] | None = None, counts: bool = True) -> None:
+        """`work`: see `_work`; who does not count only stops."""
         self._span = span
         self._at = span.offset
-        self._progress = progress if progress is not None else array("q", [0])
+        self._work = work if work is not None else _work()
+        self._counts = counts
 
     def _room(self, size: int) -> int:
         """How many bytes can be read now; 0 at the end. Waits for some."""
+        if self._work[1]:
+            raise ServerError("told to stop")
         left = self._span.offset + self._span.size - self._at
         if left and isinstance(self._span, Incoming):
             left = self._span.wait(self._at)
@@ -213,7 +223,13 @@ class _Bytes:
 
     def _count(self, got: int) -> None:
         self._at += got
-        self._progress[0] += got
+        if self._counts:
+            self._work[0] += got
+
+
+def _work() -> array[int]:
+    """What a thread at work and the loop tell one another: the bytes that are done, and, not 0, that nobody wants it any more."""
+    return array("q", [0, 0])
 
 
 class Readable(Protocol):
@@ -261,6 +277,12 @@ class Inflated:
         buffer[: len(data)] = data
         return len(data)
 
+    def read(self, size: int = _CHUNK) -> bytes:
+        """Some bytes, none at the end. Raises as `readinto`."""
+        buffer = bytearray(size)
+        got = self.readinto(memoryview(buffer))
+        return bytes(memoryview(buffer)[:got])
+
     def _next(self, room: int) -> bytes:
         while True:
             if self._unpacker is None:
@@ -294,10 +316,81 @@ class Extracted(NamedTuple):
     implied: list[bytes]
 
 
-def digest_of(span: Span) -> str:
-    """The diff_id of a layer: digest of its uncompressed stream. Blocking."""
+class Laid:
+    """A layer in an archive that was laid out while the archive came, and of whose bytes nothing else was kept."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        """Bytes of the member."""
+        self.draft: Draft | None = None
+        """Where it lies, until a layer was made of that."""
+        self.content = Path()
+        """The directory, which stays the layer's."""
+        self.result: Extracted | EngineError = ServerError("a layer was not received")
+
+    def extracted(self) -> Extracted:
+        """Raises what is wrong with it."""
+        if isinstance(self.result, EngineError):
+            raise self.result
+        return self.result
+
+    def read(self, limit: int) -> bytes:
+        """As `Span.read`: there is nothing that could be."""
+        raise InvalidParameter(f"a layer of {self.size} bytes is no document")
+
+
+class Hashing:
+    """A sha256 that a thread of `pool` works on while another brings the bytes, and lends a hand when that one falls behind, or has not begun."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._digest = hashlib.sha256()
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._ended = False
+        self._changed = threading.Condition()
+        self._at_work = threading.Lock()
+        pool.submit(self._run)
+
+    def update(self, data: bytes) -> None:
+        with self._changed:
+            before, self._size = self._size, self._size + len(data)
+            self._pieces.append(data)
+            if before < _HASH_CHUNK <= self._size:
+                self._changed.notify()
+        if before > _HASH_WAITING:
+            self._work()
+
+    def _run(self) -> None:
+        while not self._ended:
+            with self._changed:
+                while self._size < _HASH_CHUNK and not self._ended:
+                    self._changed.wait()
+            self._work()
+
+    def _work(self) -> None:
+        with self._at_work:
+            while True:
+                with self._changed:
+                    pieces, self._pieces = self._pieces, deque()
+                    self._size = 0
+                if not pieces:
+                    return
+                for piece in pieces:
+                    self._digest.update(piece)
+
+    def finish(self) -> str:
+        """The digest of all; to be called whatever happened."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._work()
+        return f"sha256:{self._digest.hexdigest()}"
+
+
+def digest_of(span: Span, work: array[int] | None = None) -> str:
+    """The diff_id of a layer: digest of its uncompressed stream. Blocking; ServerError when `work` tells it to stop."""
     kind = compression(span)
-    given = _Bytes(span, array("q", [0]))
+    given = _Bytes(span, work, counts=False)
     source = Inflated(given, kind) if kind else given
     hashed = hashlib.sha256()
     # Read, not mapped: the pages of a mapped file would count as the daemon's memory.
@@ -312,7 +405,7 @@ def inflate(span: Span, kind: str, target: int, stop: threading.Event) -> int:
 
     Zeros become holes: what a few megabytes can be inflated to without end takes no space.
     """
-    source = Inflated(_Bytes(span, array("q", [0])), kind)
+    source = Inflated(_Bytes(span), kind)
     buffer = memoryview(bytearray(_CHUNK))
     zeros = bytes(_CHUNK)
     size = 0
@@ -333,10 +426,15 @@ class _Recipe:
     The file: the stream's size as 8 bytes little-endian, and the recipe packed with zstd.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    def __init__(self, path: Path, directory: int) -> None:
+        """`directory`: the layer's root, for as long as the recipe is written."""
+        self._path = path
+        self._directory = directory
+        self._begin()
+
+    def _begin(self) -> None:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._packer = zstandard.ZstdCompressor(level=1).compressobj()
-        self.whole = True
         os.write(self._file, bytes(_SIZE.size))
 
     def write(self, data: bytes) -> None:
@@ -347,29 +445,25 @@ class _Recipe:
         while view:
             view = view[os.write(self._file, view) :]
 
-    def finish(self, whole: bool, size: int) -> None:
-        self.whole = whole
+    def spell_out(self) -> None:
+        """Hold the stream so far itself: an entry is about to take away a file that an earlier one brought, and that is named here."""
+        self._put(self._packer.flush())
+        with open(self._file, "rb", buffering=0) as so_far:
+            os.unlink(self._path)
+            self._begin()
+            so_far.seek(_SIZE.size)
+            packed: Any = so_far
+            source = _recipe.Stream(zstandard.ZstdDecompressor().stream_reader(packed), self._directory)
+            buffer = bytearray(_CHUNK)
+            while got := source.readinto(buffer):
+                self.write(_LITERAL.pack(got, 0, 0) + buffer[:got])
+
+    def finish(self, size: int) -> None:
         self._put(self._packer.flush())
         os.pwrite(self._file, _SIZE.pack(size), 0)
 
     def close(self) -> None:
         os.close(self._file)
-
-
-def _write_whole_recipe(path: Path, span: Span | Incoming, kind: str) -> None:
-    """A recipe that is the stream itself, for a layer whose archive holds what its files do not show any more."""
-    recipe = _Recipe(path)
-    try:
-        source = Inflated(_Bytes(span), kind) if kind else None
-        plain = _Bytes(span)
-        buffer = memoryview(bytearray(_CHUNK))
-        size = 0
-        while data := bytes(buffer[: source.readinto(buffer)]) if source is not None else plain.read(_CHUNK):
-            recipe.write(struct.pack("<QQI", len(data), 0, 0) + data)
-            size += len(data)
-        recipe.finish(True, size)
-    finally:
-        recipe.close()
 
 
 def stream_size(diff: Path) -> int:
@@ -404,6 +498,16 @@ def read(source: _recipe.Stream, buffer: memoryview) -> int:
         raise ServerError(f"making a layer's archive again: {error}") from error
 
 
+Source = Span | Incoming | Laid
+"""Where the bytes of a layer are."""
+
+
+class Stream(Protocol):
+    """An uncompressed stream, as `_fast.tar` reads it."""
+
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
 class Layers:
     """The layers in the making."""
 
@@ -415,14 +519,29 @@ class Layers:
         self._extracting = batch_threads(threads + FOLLOWING, "layer")
         self._followers = 0
         # Of the threads that extract, most wait for a registry: as many run as there are processors, so that the loop gets one soon.
-        self._processors = threading.Semaphore(threads)
+        self.processors = threading.Semaphore(threads)
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """The result of long blocking work on images, in a thread that nothing else needs. Not interrupted: see `uninterrupted`."""
         return await uninterrupted(asyncio.get_running_loop().run_in_executor(self._hashing, function, *arguments))
 
-    async def digest_of(self, span: Span) -> str:
+    def hashing(self) -> Hashing:
+        return Hashing(self._hashing)
+
+    async def draft(self) -> Draft:
+        return await self._snapshots.draft()
+
+    async def forget(self, laid: Iterable[Laid]) -> None:
+        """Remove what no layer was made of."""
+        for one in laid:
+            draft, one.draft = one.draft, None
+            if draft is not None:
+                await self._snapshots.abandon(draft)
+
+    async def digest_of(self, span: Span | Laid) -> str:
         """See the function; in a thread."""
+        if isinstance(span, Laid):
+            return span.extracted().diff_id
         return await self.work(digest_of, span)
 
     @property
@@ -435,7 +554,7 @@ class Layers:
         chain_id: str,
         diff_id: str,
         parent: str,
-        span: Span | Incoming,
+        span: Source,
         below: asyncio.Task[bool] | None = None,
         report: Callable[[int], None] = lambda _: None,
     ) -> bool:
@@ -447,11 +566,16 @@ class Layers:
         while self._snapshots.layer(chain_id) is None:
             task = self._making.get(chain_id)
             if task is None:
-                task = asyncio.create_task(self._make(chain_id, diff_id, parent, span, below, report))
+                work = _work()
+                task = asyncio.create_task(self._make(chain_id, diff_id, parent, span, below, report, work))
                 self._making[chain_id] = task
                 task.add_done_callback(lambda _: self._making.pop(chain_id, None))
-                # The threads at work cannot be stopped, and they read the caller's descriptor: who is cancelled waits for them.
-                await uninterrupted(task)
+                try:
+                    await asyncio.shield(task)
+                finally:
+                    # Its threads read the caller's descriptor: who is cancelled tells them, and waits for them.
+                    work[1] = 1
+                    await uninterrupted(task)
                 return True
             await asyncio.wait([task])  # if it fails, its caller's bytes were bad; ours may be good
             await asyncio.sleep(0)
@@ -462,16 +586,28 @@ class Layers:
         chain_id: str,
         diff_id: str,
         parent: str,
-        span: Span | Incoming,
+        span: Source,
         below: asyncio.Task[bool] | None,
         report: Callable[[int], None],
+        work: array[int],
     ) -> None:
-        draft = await self._snapshots.draft()
+        draft = None
+        if isinstance(span, Laid):
+            span.extracted()
+            draft, span.draft = span.draft, None
+        laid = draft is not None
+        draft = draft or await self._snapshots.draft()
         try:
             if isinstance(span, Incoming):
-                extracted = await self._follow(draft, diff_id, span, report)
+                extracted = await self._follow(draft, span, report, work)
+            elif isinstance(span, Laid) and laid:
+                extracted = span.extracted()
             else:
-                extracted = await self._extract(draft, diff_id, span, report)
+                extracted = await self._extract(draft, span, report, work)
+            if extracted.diff_id != diff_id:
+                raise InvalidParameter(
+                    f"layer has diff_id {extracted.diff_id}, its image's configuration says {diff_id}"
+                )
             if below is not None:
                 await asyncio.wait([below])
             if parent and self._snapshots.layer(parent) is None:
@@ -482,77 +618,71 @@ class Layers:
         layer = Layer(draft.number, diff_id, parent, extracted.size)
         await self._snapshots.commit_layer(draft, chain_id, layer, extracted.implied)
 
-    async def _follow(self, draft: Draft, diff_id: str, span: Incoming, report: Callable[[int], None]) -> Extracted:
+    async def _follow(self, draft: Draft, span: Incoming, report: Callable[[int], None], work: array[int]) -> Extracted:
         """Lay out a layer while it is received."""
-        progress = array("q", [0])
         self._followers += 1
         try:
-            extraction = asyncio.get_running_loop().run_in_executor(
-                self._extracting, self._lay_out, draft, span, progress
-            )
-            await _reported(progress, report, extraction)
+            extraction = asyncio.get_running_loop().run_in_executor(self._extracting, self._lay_out, draft, span, work)
+            await _reported(work, report, extraction)
         finally:
             self._followers -= 1
         extraction.exception()  # what is wrong with the download says more
         await span.whole()
-        return _checked(extraction.result(), diff_id)
+        return extraction.result()
 
-    async def _extract(self, draft: Draft, diff_id: str, span: Span, report: Callable[[int], None]) -> Extracted:
+    async def _extract(
+        self, draft: Draft, span: Span | Laid, report: Callable[[int], None], work: array[int]
+    ) -> Extracted:
         loop = asyncio.get_running_loop()
-        progress = array("q", [0])
-        extraction = loop.run_in_executor(self._extracting, self._lay_out, draft, span, progress)
-        if compression(span):
-            await _reported(progress, report, extraction)
-            return _checked(extraction.result(), diff_id)
+        extraction = loop.run_in_executor(self._extracting, self._lay_out, draft, span, work)
+        if isinstance(span, Laid) or compression(span):
+            await _reported(work, report, extraction)
+            return extraction.result()
         # Nobody else changes the bytes, so they can be hashed beside the extraction rather than in it.
-        digest = loop.run_in_executor(self._hashing, digest_of, span)
-        await _reported(progress, report, extraction, digest)
-        return _checked(extraction.result()._replace(diff_id=digest.result()), diff_id)
+        digest = loop.run_in_executor(self._hashing, digest_of, span, work)
+        await _reported(work, report, extraction, digest)
+        return extraction.result()._replace(diff_id=digest.result())
 
-    def _lay_out(self, draft: Draft, span: Span | Incoming, progress: array[int]) -> Extracted:
-        with self._processors:
+    def _lay_out(self, draft: Draft, span: Source, work: array[int]) -> Extracted:
+        """Blocking. The diff_id is empty for what is hashed beside."""
+        with self.processors:
+            if isinstance(span, Laid):
+                # Once more, below another parent: from where it lies already.
+                with stream(span.content) as again:
+                    return lay_out(draft, again)
             if isinstance(span, Incoming):
-                span.processors = self._processors
-            return _lay_out(draft, span, progress)
+                span.processors = self.processors
+            kind = compression(span)
+            if isinstance(span, Incoming) or kind:
+                packed = _Bytes(span, work)
+                return lay_out(draft, Inflated(packed, kind) if kind else packed)
+            return laid_out(draft, span.descriptor, offset=span.offset, size=span.size, progress=work)
 
 
-async def _reported(progress: array[int], report: Callable[[int], None], *work: asyncio.Future[Any]) -> None:
+async def _reported(work: array[int], report: Callable[[int], None], *futures: asyncio.Future[Any]) -> None:
     """Wait for the threads, and tell now and then how far they are."""
-    pending: set[asyncio.Future[Any]] = set(work)
+    pending: set[asyncio.Future[Any]] = set(futures)
     while pending:
         _, pending = await asyncio.wait(pending, timeout=_POLL)
-        report(progress[0])
+        report(work[0])
 
 
-def _checked(extracted: Extracted, diff_id: str) -> Extracted:
-    if extracted.diff_id != diff_id:
-        raise InvalidParameter(f"layer has diff_id {extracted.diff_id}, its image's configuration says {diff_id}")
-    return extracted
+def lay_out(draft: Draft, source: Stream) -> Extracted:
+    """Extract the uncompressed stream of a layer, and hash it. Blocking. Raises InvalidParameter for a damaged one."""
+    digest = hashlib.sha256()
+    extracted = laid_out(draft, source, digest=digest)
+    return extracted._replace(diff_id=f"sha256:{digest.hexdigest()}")
 
 
-def _lay_out(draft: Draft, span: Span | Incoming, progress: array[int]) -> Extracted:
-    """Blocking. The diff_id is empty for what is hashed beside. OSError and ArchiveError become a kind here."""
-    kind = compression(span)
+def laid_out(draft: Draft, source: int | Stream, **how: Any) -> Extracted:
+    """Without its diff_id. OSError and ArchiveError become a kind here."""
     directory = files.open_directory(draft.path)
-    recipe = _Recipe(draft.path.parent / RECIPE)
+    recipe = _Recipe(draft.path.parent / RECIPE, directory)
     try:
-        diff_id = ""
-        if isinstance(span, Incoming) or kind:
-            hashed = hashlib.sha256()
-            source = Inflated(_Bytes(span, progress), kind) if kind else _Bytes(span, progress)
-            size, _, implied, _ = _layer.apply(source, directory, digest=hashed, recipe=recipe)
-            diff_id = f"sha256:{hashed.hexdigest()}"
-        else:
-            size, _, implied, _ = _layer.apply(
-                span.descriptor, directory, offset=span.offset, size=span.size, progress=progress, recipe=recipe
-            )
-        if not recipe.whole:
-            _write_whole_recipe(draft.path.parent / RECIPE, span, kind)
-        return Extracted(diff_id, size, implied)
+        size, _, implied, _ = _layer.apply(source, directory, recipe=recipe, **how)
+        return Extracted("", size, implied)
     except _tar.ArchiveError as error:
         raise InvalidParameter(f"layer: {error}") from error
-    except EngineError:
-        raise
     except OSError as error:
         raise ServerError(f"extracting a layer: {error.filename}: {error.strerror}") from error
     finally:
@@ -582,11 +712,15 @@ __all__ = [
     "Extracted",
     "Incoming",
     "Inflated",
+    "Laid",
     "Layers",
+    "Source",
     "Span",
     "compression",
     "digest_of",
     "inflate",
+    "laid_out",
+    "lay_out",
     "read",
     "stream",
     "stream_size",

@@ -27,6 +27,7 @@ from engine.events import EventLog
 from engine.images import archive, reference
 from engine.images.archive import ArchivedImage
 from engine.images.layers import Layers, uninterrupted
+from engine.images.receiving import received
 from engine.images.reference import Reference
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
@@ -447,8 +448,8 @@ class ImageStore:
 
         Raises InvalidParameter for a bad archive, ServerError when the disk does not take it. Nothing is left behind then.
         """
-        async with archive.received(body, self._content.temporary, self._layers) as span:
-            found = await archive.images(await self._layers.work(archive.Archive, span), self._layers)
+        async with received(body, self._content.temporary, self._layers, self._snapshots.layer_paths()) as (span, laid):
+            found = await archive.images(await self._layers.work(archive.Archive, span, laid), self._layers)
             load = _Load(self._snapshots, self._layers, found, self._loading)
             try:
                 async with contextlib.aclosing(load.run()) as steps:

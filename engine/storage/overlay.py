@@ -165,6 +165,10 @@ class OverlaySnapshots:
             raise NotFound(f"No such layer: {chain_id}")
         return self._path(layer.number) / "diff"
 
+    def layer_paths(self) -> list[Path]:
+        """`layer_path` of every layer."""
+        return [self._path(layer.number) / "diff" for layer in self._layers.values()]
+
     def line(self, chain_id: str) -> list[Layer]:
         """A layer and those below it, topmost first. Raises ServerError when one is missing."""
         found = []

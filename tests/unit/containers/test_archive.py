@@ -9,6 +9,7 @@ import pytest
 
 from engine.containers import archive
 from engine.errors import InvalidParameter
+from engine.images.feed import Feed
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_body_reaches_its_thread_whole(size: int) -> None:
             yield b""
 
     async def run() -> bytes:
-        incoming = archive._Incoming()
+        incoming = Feed()
         feeding = asyncio.ensure_future(incoming.feed(body()))
 
         def read() -> bytes:
@@ -91,7 +92,7 @@ def test_a_body_that_breaks_off_tells_its_thread() -> None:
         raise InvalidParameter("the client left")
 
     async def run() -> None:
-        incoming = archive._Incoming()
+        incoming = Feed()
         feeding = asyncio.ensure_future(incoming.feed(body()))
         with pytest.raises(InvalidParameter, match="the client left"):
             await asyncio.to_thread(incoming.head)

@@ -375,7 +375,7 @@ def test_times(play: Playground) -> None:
 def test_answer_digest_and_progress(play: Playground) -> None:
     data = tar([Node("a", b"x" * 1000), Node("b", b"y" * 50), hard_link("c", "a")])
     hashed = hashlib.sha256()
-    counted = array("q", [0])
+    counted = array("q", [0, 0])
     file = os.memfd_create("layer")
     target = os.open(play.root, os.O_RDONLY)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,16 +23,22 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers are laid out a
 class Kept:
     """A recipe in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: int) -> None:
         self.data = b""
-        self.whole: bool | None = None
         self.size = -1
+        self.spelt_out = 0
+        self._root = root
 
     def write(self, data: bytes) -> None:
         self.data += data
 
-    def finish(self, whole: bool, size: int) -> None:
-        self.whole, self.size = whole, size
+    def spell_out(self) -> None:
+        so_far = made_again(self, self._root)
+        self.data = struct.pack("<QQI", len(so_far), 0, 0) + so_far
+        self.spelt_out += 1
+
+    def finish(self, size: int) -> None:
+        self.size = size
 
 
 class Drip:
@@ -54,7 +61,7 @@ def root(tmp_path: Path) -> Iterator[int]:
 
 
 def laid_out(data: bytes, root: int, drip: int = 0) -> Kept:
-    kept = Kept()
+    kept = Kept(root)
     layer.apply(Drip(data, drip or 1 << 20), root, recipe=kept)
     return kept
 
@@ -90,7 +97,7 @@ ARCHIVE = tar(
 @pytest.mark.parametrize("tail", [b"", bytes(10240), b"something behind the end"])
 def test_the_same_bytes(root: int, drip: int, tail: bytes) -> None:
     kept = laid_out(ARCHIVE + tail, root, drip)
-    assert kept.whole
+    assert not kept.spelt_out
     assert made_again(kept, root) == ARCHIVE + tail
     assert kept.size == len(ARCHIVE + tail)
     assert len(kept.data) < 64 * 1024  # the files' content is not in it
@@ -104,7 +111,7 @@ def test_byte_by_byte(root: int) -> None:
 def test_from_a_descriptor(root: int, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"before" + ARCHIVE + b"after")
     with open(tmp_path / "file", "rb") as file:
-        kept = Kept()
+        kept = Kept(root)
         layer.apply(file.fileno(), root, offset=6, size=len(ARCHIVE), recipe=kept)
     assert made_again(kept, root) == ARCHIVE
 
@@ -131,15 +138,19 @@ def test_sparse_files(root: int, tmp_path: Path, options: list[str]) -> None:
     [Node("f", b"2" * 10), directory("f/"), symlink("f", "x"), symlink("d", "x"), hard_link("f", "g")],
     ids=["file", "directory", "link", "parent", "hardlink"],
 )
-def test_a_replaced_file_is_told(root: int, second: Node) -> None:
-    first = [Node("f", b"1" * 10), Node("g", b"g"), directory("d/"), Node("d/inner", b"i")]
-    assert laid_out(tar([*first, second]), root).whole is False
+@pytest.mark.parametrize("drip", [1 << 20, 100])
+def test_a_file_that_is_replaced_is_in_the_recipe(root: int, second: Node, drip: int) -> None:
+    first = [Node("f", b"1" * 10), Node("g", b"g"), directory("d/"), Node("d/inner", b"i" * 2000)]
+    data = tar([*first, second, Node("after", b"a" * 3000), Node("after", b"again")])
+    kept = laid_out(data, root, drip)
+    assert kept.spelt_out == 1
+    assert made_again(kept, root) == data
 
 
 def test_a_whiteout_that_a_file_replaces_loses_nothing(root: int) -> None:
     data = tar([Node(".wh.f"), Node("f", b"content")])
     kept = laid_out(data, root)
-    assert kept.whole
+    assert not kept.spelt_out
     assert made_again(kept, root) == data
 
 
@@ -162,7 +173,7 @@ def test_changed_files_and_damaged_recipes_are_told(root: int, tmp_path: Path) -
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_as_a_recipe(root: int, data: bytes) -> None:
-    kept = Kept()
+    kept = Kept(root)
     kept.data = data
     stream = recipe.Stream(Drip(data, 4096), root)
     try:
@@ -178,4 +189,4 @@ def test_a_write_that_fails_ends_the_extraction(root: int) -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        layer.apply(Drip(ARCHIVE, 4096), root, recipe=Full())
+        layer.apply(Drip(ARCHIVE, 4096), root, recipe=Full(root))

@@ -227,12 +227,12 @@ def test_a_name_moves_to_the_newer_image(run: Run) -> None:
     run(work)
 
 
-def test_ten_loads_at_once_extract_each_layer_once(run: Run) -> None:
+def test_ten_loads_at_once_leave_each_layer_once(run: Run) -> None:
     async def work(stage: Stage) -> None:
         await asyncio.gather(*(stage.load(docker_archive(image)) for image in [ONE, TWO] * 5))
         assert len(stage.images) == 2
         layers = stage.on_disk()[0]
-        assert layers == ["1", "2"], "no third directory was ever made"
+        assert len(layers) == 2, layers
 
     run(work)
 
