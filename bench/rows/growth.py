@@ -60,7 +60,7 @@ def execs(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
         job = (engine, engine.idle[0])
         return growth(
             engine,
-            lambda: steps.side_by_side(engine, [job] * 500, one),
+            lambda: steps.side_by_side(engine, [job] * 2000, one),  # as many as the engine remembers, and more
             lambda: steps.side_by_side(engine, [job] * count, one),
         )
 
