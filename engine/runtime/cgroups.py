@@ -9,7 +9,6 @@ Owns nothing on disk. Not here: counters (`_fast/cgroup`), limits (`containers/s
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import platform
@@ -243,15 +242,19 @@ class Cgroups(msgspec.Struct, frozen=True):
         return frozenset(names)
 
 
-_UNIFIED = {"memory": "memory.max", "cpu": "cpu.max", "cpuset": "cpuset.cpus", "io": "io.max", "pids": "pids.max"}
-"""v2's controllers that limits need, and a file of a cgroup that has each."""
+_UNIFIED = {"memory": "memory.max", "io": "io.max", "cpu": "cpu.max", "cpuset": "cpuset.cpus", "pids": "pids.max"}
+"""v2's controllers that limits need, and a file of a cgroup that has each. Those that tell whether processes are in the way come first."""
 
 
 def _given_down(unified: str, controllers: tuple[str, ...]) -> frozenset[str]:
     """Names of the files in a cgroup right below the v2 mount, once that hands down what it can. Empty where it may not be written."""
-    for name in _UNIFIED.keys() & set(controllers):  # one by one: the kernel takes all of a write or nothing
-        with contextlib.suppress(OSError):
-            Path(unified, "cgroup.subtree_control").write_text(f"+{name}")
+    for name in _UNIFIED:  # one by one: the kernel takes all of a write or nothing
+        try:
+            if name in controllers:
+                Path(unified, "cgroup.subtree_control").write_text(f"+{name}")
+        except OSError as error:
+            if error.errno == errno.EBUSY:  # processes are there: the rest would make every cgroup below a threaded one
+                break
     trial = f"{unified}{PARENT}-{os.getpid()}"
     try:
         os.mkdir(trial)
