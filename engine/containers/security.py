@@ -17,6 +17,7 @@ from engine.runtime import seccomp
 
 UNCONFINED = "unconfined"
 _APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
+_APPARMOR_PROFILES = Path("/sys/kernel/security/apparmor/profiles")
 _NO_APPARMOR = ("", UNCONFINED, "docker-default")
 """What a host without AppArmor may be asked for: nothing, and Docker's default, which Docker leaves out there too."""
 
@@ -59,7 +60,9 @@ def parse(options: Iterable[str]) -> Security:
         elif name == "apparmor":
             if value not in _NO_APPARMOR and not _has_apparmor():
                 raise InvalidParameter(f"SecurityOpt: apparmor={value}: AppArmor is not enabled on this host")
-            apparmor = value if _has_apparmor() and value != "docker-default" else ""
+            apparmor = value if _has_apparmor() else ""
+            if apparmor not in ("", UNCONFINED):
+                _check_loaded(apparmor)
         elif name != "label":
             raise InvalidParameter(f"SecurityOpt: invalid --security-opt: {_shown(option)}")
     return Security(no_new_privileges=no_new_privileges, confined=confined, profile=profile, apparmor=apparmor)
@@ -70,6 +73,16 @@ def _has_apparmor() -> bool:
         return _APPARMOR.read_text().startswith("Y")
     except OSError:
         return False
+
+
+def _check_loaded(profile: str) -> None:
+    """This engine loads no profile, and gives none that was not asked for."""
+    try:
+        lines = _APPARMOR_PROFILES.read_text().splitlines()
+    except OSError:  # securityfs is not mounted: the runtime will see
+        return
+    if profile not in (line.rpartition(" (")[0] for line in lines):
+        raise InvalidParameter(f"SecurityOpt: apparmor={profile}: this host has no such AppArmor profile loaded")
 
 
 def _shown(option: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +32,23 @@ def section(document: dict[str, Any], *granted: str, machine: str = "x86_64", re
 def test_entries(options: list[str], expected: tuple[bool, bool]) -> None:
     found = security.parse(options)
     assert (found.no_new_privileges, found.confined) == expected
+
+
+def test_apparmor_gives_what_was_asked_for_or_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "_APPARMOR", tmp_path / "enabled")
+    monkeypatch.setattr(security, "_APPARMOR_PROFILES", tmp_path / "profiles")
+    assert security.parse(["apparmor=docker-default"]).apparmor == "", "no AppArmor here: left out, as Docker does"
+    with pytest.raises(InvalidParameter, match="not enabled"):
+        security.parse(["apparmor=mine"])
+    (tmp_path / "enabled").write_text("Y\n")
+    assert security.parse(["apparmor=mine"]).apparmor == "mine", "nothing tells which there are"
+    (tmp_path / "profiles").write_text("mine (enforce)\nmine//part (enforce)\n/usr/bin/a b (complain)\n")
+    for name in ("mine", "/usr/bin/a b", "unconfined"):
+        assert security.parse([f"apparmor={name}"]).apparmor == name
+    assert security.parse([]).apparmor == ""
+    for name in ("docker-default", "min", "enforce"):
+        with pytest.raises(InvalidParameter, match=f"apparmor={name}: this host has no such AppArmor profile"):
+            security.parse([f"apparmor={name}"])
 
 
 @pytest.mark.parametrize(
