@@ -17,7 +17,7 @@ import pytest
 
 from tests import client
 from tests.client import Answer, payload, read_to_end
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine, alive, until
 
 MANY = int(os.environ.get("ENGINED_EXECS", "200"))
 """Execs in a row, each inspected at the end of its stream; ENGINED_EXECS=20000 for a long look."""
@@ -458,10 +458,14 @@ def test_it_survives_the_daemon(own_engine: TempEngine) -> None:
 def test_one_that_ends_without_a_daemon(own_engine: TempEngine) -> None:
     engine = own_engine
     box = engine.started("sleep", "6000")
-    exec_id = created(engine, box, "sh", "-c", "sleep 0.5; exit 5")
+    exec_id = created(engine, box, "sh", "-c", "until [ -e /go ]; do sleep 0.02; done; exit 5")
     start(engine, exec_id)
+    pid = inspected(engine, exec_id)["Pid"]
+    root = os.open(f"/proc/{pid}/root", os.O_PATH)
     engine.kill9()
-    time.sleep(1)
+    os.close(os.open("go", os.O_CREAT | os.O_WRONLY, dir_fd=root))
+    os.close(root)
+    until("it ended", lambda: not alive(pid))
     engine.start()
     own = inspected(engine, exec_id)
     assert (own["Running"], own["ExitCode"]) == (False, 5)
