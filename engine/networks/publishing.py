@@ -69,6 +69,7 @@ class Publishing:
         self._ports = Ports()
         self._listeners = Listeners(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._targets: dict[str, Target] = {}
+        self._withdrawing: set[asyncio.Future[None]] = set()
         self._forgetting: asyncio.Task[None] | None = None
         self._notices: Generations | None = None
         self._noticed = asyncio.Event()
@@ -98,8 +99,15 @@ class Publishing:
 
     async def _publish(self, owner: str, target: Target, asked: Sequence[choice.Wanted]) -> tuple[Published, ...]:
         refused: set[tuple[str, int]] = set()
-        while True:
+        try:
             given = self._ports.allocate(owner, asked, refused)
+        except PortTaken:
+            if not self._withdrawing:
+                raise
+            # Perhaps by one that has ended: its client knows that before its ports are closed.
+            await asyncio.wait(self._withdrawing)
+            given = self._ports.allocate(owner, asked, refused)
+        while True:
             self._targets[owner] = target
             opening = asyncio.ensure_future(self._in_thread(self._open, owner, target, given))
             try:
@@ -110,6 +118,7 @@ class Publishing:
                 if error.at in refused:
                     raise
                 refused.add(error.at)  # another one may do
+                given = self._ports.allocate(owner, asked, refused)
             except asyncio.CancelledError:
                 with contextlib.suppress(Exception):
                     await opening
@@ -126,10 +135,16 @@ class Publishing:
         target = self._targets.pop(owner, None)
         if target is None:
             return
+        ended = asyncio.get_running_loop().create_future()
+        self._withdrawing.add(ended)
         try:
             await self._in_thread(self._close, owner, target)
         except NetfilterError as error:
             logger.warning("container %s: its ports stay open: %s", owner, error)
+        finally:
+            # Who waits for it is woken in a later turn, when the ports are given back.
+            self._withdrawing.discard(ended)
+            ended.set_result(None)
         self._ports.give(owner)
         self._forget_connections()
 

@@ -479,6 +479,12 @@ def test_a_stopped_container_has_no_ports(engine: TempEngine) -> None:
 # --- what happens to the host --------------------------------------------------------------------------------------------
 
 
+def test_the_next_one_has_them_when_the_wait_is_answered(engine: TempEngine) -> None:
+    bindings = {"PortBindings": {"7008/tcp": [{"HostPort": "7008"}]}}
+    for _ in range(20):
+        assert engine.wait(engine.started("true", network="bridge", host=bindings)) == 0
+
+
 def test_daemon_gone(engine: TempEngine, lan: Lan) -> None:
     """Traffic goes on without a daemon; the next one has the same ports, and closes those of what has ended meanwhile."""
     web, gone = serving(engine, {"80/tcp": [{}], "81/udp": [{}]}), serving(engine, {"80/tcp": [{}]})
