@@ -80,29 +80,30 @@ def test_streams(benchmark: Any, cgroups: tuple[Cgroups, list[str]]) -> None:
 
     async def main() -> tuple[float, float]:
         statistics = Statistics(host)
-        count = 0
+        counts = [0] * CONTAINERS
 
         async def read(number: int) -> None:
-            nonlocal count
             stream = statistics.stream(str(number), pid=os.getpid(), cgroup=paths[number])
             try:
                 async for text in stream:
-                    count += 1
-                    if count == 1:
+                    counts[number] += 1
+                    if counts[number] == 1:
                         assert json.loads(text)["precpu_stats"]["system_cpu_usage"] > 0
             finally:
                 await stream.aclose()
 
         tasks = [asyncio.ensure_future(read(number)) for number in range(CONTAINERS)]
         await asyncio.sleep(2)
-        begun, cpu, wall = count, time.process_time(), time.perf_counter()
+        begun, cpu, wall = sum(counts), time.process_time(), time.perf_counter()
         await asyncio.sleep(5)
-        cpu, wall, taken = time.process_time() - cpu, time.perf_counter() - wall, count - begun
+        cpu, wall, taken = time.process_time() - cpu, time.perf_counter() - wall, sum(counts) - begun
+        while min(counts) < 2:
+            assert not any(task.done() for task in tasks)
+            await asyncio.sleep(0.1)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return cpu / wall * 100, taken / wall
 
     percent, rate = benchmark.pedantic(lambda: asyncio.run(main()), rounds=1)
-    assert rate > CONTAINERS * 0.9
     benchmark.extra_info |= {"core_percent": round(percent, 2), "samples_per_second": round(rate), "budget_percent": 3}

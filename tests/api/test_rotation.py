@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,11 @@ def numbers_kept(engine: TempEngine, identifier: str) -> list[int]:
 def test_logs_then_stream_while_the_log_is_rotated(engine: TempEngine) -> None:
     identifier, stdin = waiting(engine, "1k", 2)
     stdin.close()
-    query = "logs=1&stream=1&stdout=1"
-    for stream, early in [hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?{query}") for _ in range(5)]:
-        found = numbers(read_to_end(stream, early))
+    target = f"/v1.24/containers/{identifier}/attach?logs=1&stream=1&stdout=1"
+    streams = [hijack(engine.socket, target) for _ in range(5)]
+    with ThreadPoolExecutor(len(streams)) as readers:  # at once: whoever does not read stops the container
+        results = list(readers.map(lambda stream: numbers(read_to_end(*stream)), streams))
+    for found in results:
         assert (
             found == list(range(found[0], LINES + 1)) if found else not engine.inspect(identifier)["State"]["Running"]
         )

@@ -36,6 +36,8 @@ from engine.monitor.process import Program
 from tests import cgroups
 
 LIMIT = 60.0
+CGROUP = f"/engined-monitor-{os.getpid()}"
+"""Of this run alone: what another one left is not this one's failure."""
 MIB = 1 << 20
 
 
@@ -144,7 +146,7 @@ class Bench:
             ],
             "linux": {
                 "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")],
-                "cgroupsPath": f"/engined-test/{key}",
+                "cgroupsPath": f"{CGROUP}/{key}",
             },
         }
         (bundle / "config.json").write_text(json.dumps(spec))
@@ -181,7 +183,7 @@ class Bench:
     def clean(self) -> None:
         for key in list(self.started):
             self.delete(key)
-        for directory in cgroups.directories("engined-test"):
+        for directory in cgroups.directories(CGROUP[1:]):
             directory.rmdir()  # fails when a container's is left
 
 

@@ -338,12 +338,13 @@ def test_a_v2_container_sees_its_own_cgroup_as_the_root(box: Box, privileged: bo
 
 
 def test_cgroup_parent(box: Box) -> None:
-    record = box.record(["/bin/sleep", "600"], cgroup_parent="engined-test/deep")
-    assert Group(box.start(record)).path("memory") == f"/engined-test/deep/{record.id}"
+    parent = f"/engined-runtime-{os.getpid()}"
+    record = box.record(["/bin/sleep", "600"], cgroup_parent=f"{parent}/deep")
+    assert Group(box.start(record)).path("memory") == f"{parent}/deep/{record.id}"
     box.close()
-    HIERARCHIES.discard("/engined-test/deep")
-    HIERARCHIES.discard("/engined-test")
-    assert not any(Path(root + "/engined-test").exists() for root in HIERARCHIES.roots())
+    HIERARCHIES.discard(f"{parent}/deep")
+    HIERARCHIES.discard(parent)
+    assert not any(Path(root + parent).exists() for root in HIERARCHIES.roots())
 
 
 def test_devices(box: Box) -> None:
