@@ -25,7 +25,7 @@ from tests.harness import REPOSITORY, TempEngine, until
 HOLDER = """
 mount --make-rprivate /
 ip link set lo up
-for place in /run/netns /var/lib/cni; do mkdir -p $place && mount -t tmpfs tmpfs $place; done
+for place in /run/netns /var/lib/cni /dev/shm; do mkdir -p $place && mount -t tmpfs tmpfs $place; done
 echo held
 read -r base groups
 cat >/dev/null
@@ -46,8 +46,9 @@ tac /proc/self/mountinfo | cut -d' ' -f5 | grep -F "$base/" | xargs -r umount -l
 find /sys/fs/cgroup -depth -type d | grep -F -e "/${groups:?}" $(ls "$base/root/containers" | sed 's,^,-e /,') | xargs -r rmdir
 rm -rf --one-file-system "$base"
 """
-"""/run/netns and /var/lib/cni are where peers keep what they cannot be told to keep elsewhere. Its only line of input names a directory and
-the control groups that go with it; with the end of the input, all that is in here, the directory and the groups go."""
+"""/run/netns, /var/lib/cni and /dev/shm (podman's locks) are where peers keep what they cannot be told to keep elsewhere. Its only line
+of input names a directory and the control groups that go with it; with the end of the input, all that is in here, the directory and the
+groups go."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

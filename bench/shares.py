@@ -70,7 +70,7 @@ def main() -> int:
             for network in ("none", "bridge"):
                 share(engine, f"run, {network}", TIMES, lambda network=network: lifecycle.one_life(connection, network))  # type: ignore[misc]
             steps.stock(engine, 1)
-            share(engine, "exec of echo, one of six", TIMES // 4, lambda: lifecycle.exec_echo(engine, None))
+            share(engine, "exec of echo", TIMES, lambda: lifecycle.one_exec(engine, connection))
             inspect = wire.request("GET", f"/containers/{engine.idle[0]}/json")
             listing = wire.request("GET", "/containers/json")
 

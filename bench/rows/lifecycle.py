@@ -81,14 +81,21 @@ def reaches(engine: Engine, host: str, port: int) -> None:
         assert time.monotonic() < deadline, f"{host}:{port} does not lead to the container: {said}"
 
 
-def life(network: str, published: int, lives: int) -> Callable[[Engine, Any], tuple[float, ...]]:
-    """The median of several in a row, after one that wakes the machine: an idle virtual machine's first steps cost more than the work."""
+def in_a_row(work: Callable[[], tuple[float, ...]], seconds: float) -> tuple[float, ...]:
+    """The medians of as many as are begun in that time, after one that wakes the machine: an idle virtual machine's first steps cost
+    more than the work. The same time for each engine, not the same number: the machine is to be as awake for one as for another."""
+    work()
+    found: list[tuple[float, ...]] = []
+    begin = time.perf_counter()
+    while not found or time.perf_counter() - begin < seconds:
+        found.append(work())
+    return tuple(statistics.median(values) for values in zip(*found, strict=True))
 
+
+def life(network: str, published: int, seconds: float) -> Callable[[Engine, Any], tuple[float, ...]]:
     def sample(engine: Engine, _: Any) -> tuple[float, ...]:
         with engine.connection() as connection:
-            one_life(connection, network, published)
-            found = [one_life(connection, network, published) for _ in range(lives)]
-        return tuple(statistics.median(values) for values in zip(*found, strict=True))
+            return in_a_row(lambda: one_life(connection, network, published), seconds)
 
     return sample
 
@@ -100,7 +107,7 @@ def life_job(size: Size, name: str, where: str, network: str, published: int, ta
             *(Figure(f"{name}-{part}", f"{part} of `true`, {where}", "ms") for part in PARTS),
             Figure(name, f"create + start + wait + remove of `true`, {where}", "ms", target=target),
         ],
-        life(network, published, size.of(3 if published < 2 else 1, 1)),
+        life(network, published, (0.8 if published < 2 else 0.2) * size.of(1, 0)),
         size.rounds(rounds),
         prepare=lambda engine: answers_right(engine, network, published),
     )
@@ -142,22 +149,28 @@ def lives_at_once(lives: int) -> Callable[[Engine, Any], float]:
     return sample
 
 
-def exec_echo(engine: Engine, _: Any) -> float:
-    """Milliseconds of one `echo` in a running container: create, start, its output to the end, its exit code. Median of five."""
-    found = []
+def exec_echo(seconds: float) -> Callable[[Engine, Any], tuple[float, ...]]:
+    """Milliseconds of one `echo` in a running container: create, start, its output to the end, its exit code."""
+
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
+        with engine.connection() as connection:
+            return in_a_row(lambda: (one_exec(engine, connection),), seconds)
+
+    return sample
+
+
+def one_exec(engine: Engine, connection: wire.Connection) -> float:
+    begin = time.perf_counter()
     config = {"AttachStdout": True, "Cmd": ["echo", "said"]}
-    with engine.connection() as connection:
-        for _ in range(6):
-            begin = time.perf_counter()
-            made = connection.json("POST", f"/containers/{engine.idle[0]}/exec", config)["Id"]
-            stream, received = wire.hijack(engine.socket, f"/exec/{made}/start", b"{}")
-            with stream:
-                while data := stream.recv(4096):
-                    received += data
-            shown = connection.json("GET", f"/exec/{made}/json")
-            found.append((time.perf_counter() - begin) * 1000)
-            assert received.endswith(b"said\n") and shown["ExitCode"] == 0, (received, shown["ExitCode"])
-    return statistics.median(found[1:])
+    made = connection.json("POST", f"/containers/{engine.idle[0]}/exec", config)["Id"]
+    stream, received = wire.hijack(engine.socket, f"/exec/{made}/start", b"{}")
+    with stream:
+        while data := stream.recv(4096):
+            received += data
+    shown = connection.json("GET", f"/exec/{made}/json")
+    elapsed = (time.perf_counter() - begin) * 1000
+    assert received.endswith(b"said\n") and shown["ExitCode"] == 0, (received, shown["ExitCode"])
+    return elapsed
 
 
 def jobs(size: Size) -> list[Job]:
@@ -185,6 +198,7 @@ def jobs(size: Size) -> list[Job]:
             [Figure("run-16-at-once", "the same on the bridge, 16 clients at once", "1/s", False, eight)],
             lives_at_once(size.of(2, 1)),
             size.rounds(2),
+            warm=False,
             rest=1.5,
         ),
         Job(
@@ -197,7 +211,7 @@ def jobs(size: Size) -> list[Job]:
                     target=Target({"dockerd": 5, "podman": 1}),
                 )
             ],
-            exec_echo,
+            exec_echo(0.3 * size.of(1, 0)),
             size.rounds(5),
             idle=1,
         ),

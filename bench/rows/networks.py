@@ -60,4 +60,4 @@ def job(name: str, count: int, default: bool) -> Job:
 
 def jobs(size: Size) -> list[Job]:
     """The five hundred by name alone: dockerd takes minutes for them."""
-    return [job("networks", size.of(50, 5), True), job("networks-500", size.of(500, 10), False)]
+    return [job("networks", size.of(25, 5), True), job("networks-500", size.of(500, 10), False)]

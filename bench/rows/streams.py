@@ -51,6 +51,6 @@ def jobs(size: Size) -> list[Job]:
     return [
         job(size, "attach", "output to an attached client, not logged", 800, "none", False, 8),
         job(size, "attach-logged", "the same, logged by json-file as well", 160, "json-file", False, 8),
-        job(size, "attach-tty", "output of a terminal to an attached client, not logged", 160, "none", True, 4),
-        job(size, "attach-tty-logged", "the same, logged by json-file as well", 80, "json-file", True, 4),
+        job(size, "attach-tty", "output of a terminal to an attached client, not logged", 80, "none", True, 4),
+        job(size, "attach-tty-logged", "the same, logged by json-file as well", 60, "json-file", True, 4),
     ]
