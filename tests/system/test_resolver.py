@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -157,6 +158,24 @@ def addresses(reply: DNSRecord) -> list[str]:
     return [str(rr.rdata) for rr in reply.rr]
 
 
+def _both(address: str, port: int) -> tuple[socket.socket, socket.socket]:
+    """UDP and TCP sockets with one number; 0: one that is free for both."""
+    while True:
+        tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tcp.bind((address, port))
+        udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            udp.bind((address, tcp.getsockname()[1]))
+        except OSError as error:
+            tcp.close()
+            udp.close()
+            if port or error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return udp, tcp
+
+
 class Upstream:
     """A server of names that answers with `reply`: bytes, several of them, or nothing at all. `asked` are the queries it got."""
 
@@ -164,12 +183,8 @@ class Upstream:
         self._reply = reply
         self.asked: list[DNSRecord] = []
         self.sources: list[Any] = []
-        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._udp.bind((address, port))
+        self._udp, self._tcp = _both(address, port)
         self.server = Server(address, self._udp.getsockname()[1])
-        self._tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._tcp.bind((address, self.server.port))
 
     async def __aenter__(self) -> Upstream:
         asyncio.get_running_loop().add_reader(self._udp, self._datagram)
