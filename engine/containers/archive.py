@@ -445,6 +445,7 @@ async def put(container: Container, path: str, name: str, body: AsyncIterator[by
         finally:
             feeding.cancel()
             await uninterrupted(asyncio.wait([feeding]))
+            incoming.close()
         container.publish("extract-to-dir")
 
 

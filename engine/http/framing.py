@@ -44,9 +44,14 @@ class LengthReader:
         stop = min(len(data), start + self.left)
         if sink is not None:
             sink.feed(data if stop - start == len(data) else data[start:stop])
-        self.left -= stop - start
-        self.done = self.left == 0
+        self.passed(stop - start)
         return stop
+
+    def passed(self, size: int) -> None:
+        """So many bytes of the body were read by others."""
+        assert self.left is not None
+        self.left -= size
+        self.done = self.left == 0
 
 
 class ChunkedReader:
@@ -69,14 +74,19 @@ class ChunkedReader:
         """As `LengthReader.read`; InvalidParameter when it is not chunked coding."""
         size = len(data)
         while start < size and not self.done:
+            at, start = self.payload(data, start, size)
+            if at < start and sink is not None:
+                sink.feed(data[at:start])
+        return start
+
+    def payload(self, data: bytes | bytearray, start: int, size: int) -> tuple[int, int]:
+        """Go on in `data[start:size]`, to the end of the next piece of payload: where that lies. Nowhere when there is none."""
+        while start < size and not self.done:
             if self._chunk:
                 stop = min(size, start + self._chunk)
-                if sink is not None:
-                    sink.feed(data[start:stop])
                 self._chunk -= stop - start
-                start = stop
-                continue
-            newline = data.find(b"\n", start)
+                return start, stop
+            newline = data.find(b"\n", start, size)
             stop = newline + 1 if newline >= 0 else size
             self._line += data[start : min(stop, start + LINE_LIMIT + 1)]
             start = stop
@@ -87,7 +97,7 @@ class ChunkedReader:
                 if not line.endswith(b"\r\n"):
                     raise InvalidParameter("malformed chunked body: a line does not end in CR LF")
                 self._expected(line[:-2])
-        return start
+        return start, start
 
     def _size_line(self, line: bytes) -> None:
         digits = line.partition(b";")[0]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from engine.errors import InvalidParameter, ServerError
 
 if TYPE_CHECKING:
     from engine.http.protocol import Connection
+    from engine.http.remainder import Remainder
 
 T = TypeVar("T")
 
@@ -124,6 +125,12 @@ class Source(Protocol):
     def body_taken(self) -> None:
         """Fewer than `BODY_WAITING` bytes wait now: reading may go on."""
 
+    def body_lent(self, early: Iterable[bytes]) -> Remainder | None:
+        """See `Body.lend`. `early`: what has come."""
+
+    def body_returned(self) -> None:
+        """See `Body.take_back`."""
+
 
 class Body:
     """A request's body: an async iterator of bytes, one reader.
@@ -170,6 +177,26 @@ class Body:
         if before > BODY_WAITING >= self.waiting and self._source is not None:
             self._source.body_taken()
         return chunk
+
+    def lend(self) -> Remainder | None:
+        """What was not taken yet and all that is still to come, for a thread to read; None when there is no more to come, or only the loop can
+        read it (TLS).
+
+        The reader of the body is that thread then, until `take_back`.
+        """
+        if self._source is None or self.ended:
+            return None
+        self.started = True
+        remainder = self._source.body_lent(self._chunks)
+        if remainder is not None:
+            self._chunks = deque()
+            self.waiting = 0
+        return remainder
+
+    def take_back(self) -> None:
+        """The thread has ended, at the body's end or before: nobody reads what is left."""
+        assert self._source is not None
+        self._source.body_returned()
 
     async def read(self, limit: int) -> bytes:
         """The whole body; `InvalidParameter` as soon as it is known to be larger than `limit` bytes."""

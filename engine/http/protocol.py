@@ -23,7 +23,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -44,6 +44,7 @@ from engine.http.messages import (
     StreamReply,
     percent_decode,
 )
+from engine.http.remainder import Remainder
 from engine.http.tls import TlsTransport
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Connection(asyncio.Protocol):
         "_hijacked",
         "_http10",
         "_input",
+        "_lent",
         "_loop",
         "_parser",
         "_paused",
@@ -150,6 +152,7 @@ class Connection(asyncio.Protocol):
         self._held = False  # its handler runs when body and earlier answers are through
         self._absorb: int | None = None  # the answer is out; so many bytes more of its body are read and dropped
         self._task: asyncio.Task[None] | None = None
+        self._lent: Remainder | None = None  # a thread reads the body from the socket
         self._streaming = False
         self._hijacked = False
         self._hijack_end: socket.socket | None = None
@@ -212,6 +215,8 @@ class Connection(asyncio.Protocol):
         self._parser = None
         if self._body is not None:
             self._body.end(InvalidParameter("the client left in the middle of its request"))
+        if self._lent is not None:
+            self._lent.cut()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._task is not None and (self._streaming or (self._request is not None and self._request.cancellable)):
@@ -267,6 +272,8 @@ class Connection(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Read from the socket exactly while there is room for what comes."""
+        if self._lent is not None:
+            return
         full = len(self._input) > INPUT_WAITING or (self._body is not None and self._body.waiting > BODY_WAITING)
         if full != self._paused and not self._hijacked and self._state is not State.GONE:
             self._paused = full
@@ -486,6 +493,46 @@ class Connection(asyncio.Protocol):
     def body_taken(self) -> None:
         """There is room again."""
         self._regulate()
+
+    def body_lent(self, early: Iterable[bytes]) -> Remainder | None:
+        """See `Body.lend`."""
+        connection = self._transport.get_extra_info("socket")
+        if (
+            self._reader is None
+            or self._state is not State.ACTIVE
+            or self._absorb is not None
+            or self._eof
+            or connection is None
+            or isinstance(self._transport, TlsTransport)
+            or self._transport.is_closing()
+        ):
+            return None
+        try:
+            descriptor = os.dup(connection.fileno())
+        except OSError:  # there are no more: it goes the way that needs none
+            return None
+        self.body_wanted()
+        self._unwatch()
+        if not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._lent = Remainder(descriptor, self._reader, early, self._server.limits.body_seconds)
+        return self._lent
+
+    def body_returned(self) -> None:
+        """See `Body.take_back`."""
+        remainder, self._lent = self._lent, None
+        assert remainder is not None
+        unread = remainder.close()
+        if self._state is not State.ACTIVE:
+            return
+        assert self._reader is not None and self._body is not None
+        if remainder.error is not None:
+            self._fail_body(remainder.error)
+        elif self._reader.done:
+            self._reader = None
+            self._body.end()
+        self._consume(unread if remainder.error is None else b"")
 
     # --- answers ----------------------------------------------------------------------------------------------------
 

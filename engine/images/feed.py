@@ -1,6 +1,6 @@
-"""A body on its way from the loop to the thread that works on it.
+"""A body on its way to the thread that works on it: the first of it through the loop, the rest of a large one from the client's socket itself.
 
-Owns: the bytes in between, bounded. Not here: what they are.
+Owns: the bytes in between, bounded; what it borrows of the body, until `close`. Not here: what they are.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Protocol, runtime_checkable
 
 from engine.errors import EngineError, ServerError
 from engine.images.layers import MAGIC
@@ -17,8 +18,36 @@ _WAITING = 2 << 20
 """Bytes of a body that wait for the thread."""
 _WORTH = 512 * 1024
 """Bytes of a body that the thread waits for, since each time it wakes it and the loop wait for one another's GIL. Its buffer holds as much."""
+_CHUNK = 256 * 1024
 _PATIENCE = 0.01
 """Seconds that it waits for so many, before it takes what there is."""
+
+
+class Rest(Protocol):
+    """What a body lends."""
+
+    processors: threading.Semaphore | None
+    """The reading thread has one of these, and lends it while it waits."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """As much as there is, up to the whole buffer; 0 at the end. In the thread. Raises what the body ended with."""
+
+    def read(self, size: int, /) -> bytes:
+        """Some bytes, none at the end."""
+
+    def cut(self) -> None:
+        """Whoever reads is told that the client has left. On the loop."""
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """A body that a thread can read without the loop."""
+
+    def lend(self) -> Rest | None:
+        """All that is still to come; None when that is nothing, or not to be had so."""
+
+    def take_back(self) -> None:
+        """The thread has ended."""
 
 
 class Feed:
@@ -39,10 +68,14 @@ class Feed:
         self._error: BaseException | None = None
         self._taken: deque[bytes] = deque()
         """The thread's own."""
+        self._lender: Lender | None = None
+        self._rest: Rest | None = None
+        """What comes after all that was fed."""
 
     async def feed(self, body: AsyncIterator[bytes]) -> None:
-        """All of the body; what it ends with is what the thread gets."""
+        """All of the body, or what comes of it before the thread can read it itself; what it ends with is what the thread gets."""
         error: BaseException | None = None
+        fed = 0
         try:
             async for chunk in body:
                 with self._changed:
@@ -54,6 +87,11 @@ class Feed:
                     if self._starved or before < _WORTH <= self._size:
                         self._starved = False
                         self._changed.notify()
+                fed += len(chunk)
+                if fed >= _WORTH and isinstance(body, Lender) and (rest := body.lend()) is not None:
+                    rest.processors = self._processors
+                    self._lender, self._rest = body, rest
+                    break
                 if full:
                     await self._room.wait()
                     self._room.clear()
@@ -71,7 +109,18 @@ class Feed:
     async def begun(self) -> bool:
         """Wait until there is something for a thread to do. Whether that is all of the body already."""
         await self._begun.wait()
-        return self._ended
+        return self._ended and self._rest is None
+
+    def cut(self) -> None:
+        """Whoever waits for the client need not. On the loop."""
+        if self._rest is not None:
+            self._rest.cut()
+
+    def close(self) -> None:
+        """Give back what was borrowed. On the loop, when `feed` and the thread have ended."""
+        if self._lender is not None:
+            self._lender.take_back()
+            self._lender = None
 
     def _wait(self) -> None:
         with self._changed:
@@ -103,16 +152,16 @@ class Feed:
                 self._loop.call_soon_threadsafe(self._room.set)
         return True
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = _CHUNK) -> bytes:
         """Some bytes, none at the end. In the thread. Raises what the body ended with."""
         while self._take():
             chunk = self._taken.popleft()
-            if 0 <= size < len(chunk):
+            if size < len(chunk):
                 self._taken.appendleft(chunk[size:])
                 return chunk[:size]
             if chunk:
                 return chunk
-        return b""
+        return self._rest.read(size) if self._rest is not None else b""
 
     def readinto(self, buffer: memoryview) -> int:
         """As much as there is, up to the whole buffer."""
@@ -125,7 +174,7 @@ class Feed:
                 chunk = chunk[:room]
             buffer[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
-        return filled
+        return filled if filled or self._rest is None else self._rest.readinto(memoryview(buffer))
 
     def head(self) -> bytes:
         """The first `MAGIC` bytes, which are read again."""

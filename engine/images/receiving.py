@@ -63,9 +63,12 @@ async def received(
         except OSError as error:
             raise ServerError(f"receiving an archive into {directory}: {error.strerror}") from error
         finally:
-            feeding.cancel()  # for who has left: the thread then gets no more
+            feeding.cancel()
+            if not walking.done():  # for who has left: the thread then gets no more
+                feed.cut()
             both: list[asyncio.Future[Any]] = [feeding, walking]
             await uninterrupted(asyncio.wait(both))
+            feed.close()
         yield Received(Span(receiving.spool, 0, size), receiving.laid)
     finally:
         await uninterrupted(making.forget(receiving.laid.values()))
