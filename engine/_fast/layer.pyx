@@ -697,6 +697,8 @@ cdef class _Layout:
     cdef uint64_t device
     cdef uint64_t parent_device     # and inode, of `parent`
     cdef uint64_t parent_inode
+    cdef uint64_t made_device       # and inode, of a directory that this made last and where it put nothing but files; inode 0: none
+    cdef uint64_t made_inode
     cdef uint8_t kept[512]          # see `give`
     cdef Crew *crew                 # NULL: none
     cdef Batch *batch               # for `parent`, not yet handed over; NULL: none
@@ -794,6 +796,7 @@ cdef class _Layout:
         cdef bint whiteout
         if above < 0:
             return self.fail_system()
+        self.made_inode = 0
         while at < length:
             begin = at
             while at < length and self.parent[at] != b"/":
@@ -928,7 +931,7 @@ cdef class _Layout:
             if entry.type != b"5":
                 return self.fail(b"the root of the archive is no directory" if self.into else b"the root of the layer is no directory")
             self.root_met = True
-            return self.finish_directory(self.root, b".")
+            return self.finish_directory(self.root, b".", False)
         length = self.put_base(self.path, length)
         if length < 0:
             return self.reader.fail_system(entry.name, ENAMETOOLONG)
@@ -948,6 +951,8 @@ cdef class _Layout:
                 return self.add_small(base)
             if self.await_name(base) < 0:
                 return -1
+        if entry.type != b"0" and self.in_made():
+            self.made_inode = 0
         if not self.into and strncmp(base, b".wh.", 4) == 0:
             if strcmp(base, b".wh..wh..opq") == 0:
                 return self.make_opaque(self.parent_fd)
@@ -965,9 +970,14 @@ cdef class _Layout:
     cdef bint may_batch(self, const char *base) noexcept nogil:
         """Only what replaces nothing but a file: paths lead where they lead now, whether or not the crew has come to it."""
         cdef stat_t found
+        if self.in_made():
+            return True
         if fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
             return errno == ENOENT
         return S_ISREG(found.st_mode)
+
+    cdef bint in_made(self) noexcept nogil:
+        return self.made_inode != 0 and self.parent_inode == self.made_inode and self.parent_device == self.made_device
 
     cdef int add_small(self, const char *base) noexcept nogil:
         cdef Entry *entry = &self.reader.entry
@@ -1140,11 +1150,13 @@ cdef class _Layout:
     cdef int place_directory(self, const char *base) noexcept nogil:
         cdef stat_t found
         cdef int fd, whiteout = 0
+        cdef bint made = True
         if self.into and self.charge(4096) < 0:
             return -1
         while mkdirat(self.parent_fd, base, 0o700) < 0:
             if errno != EEXIST:
                 return self.missing()
+            made = False
             if self.settle() < 0:       # it may be about to have another group or mode
                 return -1
             if fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
@@ -1167,11 +1179,12 @@ cdef class _Layout:
                 close(fd)
                 return -1
             close(fd)
-        return self.finish_directory(self.parent_fd, base)
+        return self.finish_directory(self.parent_fd, base, made)
 
-    cdef int finish_directory(self, int above, const char *base) noexcept nogil:
+    cdef int finish_directory(self, int above, const char *base, bint made) noexcept nogil:
         """On one descriptor: a container may put a link in its place at any time, and chmod(2) by name would follow that out of its root."""
         cdef Entry *entry = &self.reader.entry
+        cdef stat_t found
         cdef int status = 0, fd = openat(above, base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
         if fd < 0:
             return self.missing()
@@ -1180,6 +1193,8 @@ cdef class _Layout:
             status = self.fail_system()
         elif self.set_attributes(fd, -1, NULL) < 0:
             status = -1
+        elif made and fstat(fd, &found) == 0:
+            self.made_device, self.made_inode = found.st_dev, found.st_ino
         close(fd)
         if status < 0:
             return -1

@@ -724,6 +724,38 @@ def test_a_crew_keeps_the_order_of_the_archive(play: Playground) -> None:
     assert os.listdir(play.root / "was") == ["untouched"] and not (play.root / "link").is_symlink()
 
 
+def test_a_crew_knows_what_is_in_a_directory_that_the_archive_made(play: Playground) -> None:
+    (play.root / "was").mkdir()
+    nodes = [
+        *BEFORE,
+        directory("links"),
+        Node("links/first", b"x"),
+        symlink("links/turned", "../was"),
+        Node("links/turned", b"a file now"),
+        Node("links/turned", b"again"),
+        symlink("way", "links"),
+        directory("through"),
+        symlink("shortcut", "through"),
+        symlink("shortcut/turned", "../was"),
+        Node("through/turned", b"a file now"),
+        directory("implied"),
+        Node("implied/below/in", b"x"),
+        Node("implied/below", b"a file now"),
+        directory("hard"),
+        hard_link("hard/way", "way"),
+        Node("hard/way", b"a file now"),
+        directory("outer"),
+        directory("outer/inner"),
+        Node("outer/inner/in", b"x"),
+        Node("outer/inner", b"a file now"),
+    ]
+    put(play, nodes)
+    for name in ("through/turned", "implied/below", "hard/way", "outer/inner"):
+        assert not (play.root / name).is_symlink() and (play.root / name).read_bytes() == b"a file now"
+    assert (play.root / "links/turned").read_bytes() == b"again" and not (play.root / "links/turned").is_symlink()
+    assert (play.root / "way").is_symlink() and os.listdir(play.root / "was") == []
+
+
 def test_a_crew_says_what_went_wrong(play: Playground) -> None:
     with pytest.raises(ArchiveError, match="a parent of the entry is no directory: file/below"):
         put(play, [*BEFORE, Node("file", b"x"), Node("file/below", b"x")])
