@@ -33,8 +33,9 @@ from engine.containers.container import Container
 from engine.containers.mounted import Mounted
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.images.feed import Feed
-from engine.images.layers import Inflated, compression_of, uninterrupted
+from engine.images.layers import Inflated, compression_of
 from engine.system import files, mounts, trees
+from engine.system.threads import uninterrupted
 from engine.wire import times
 from engine.wire.containers import PathChange, PathStat
 

@@ -24,10 +24,11 @@ from engine.containers.lifecycle import State
 from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.images import changes, making
 from engine.images.archive import ARCHITECTURE
-from engine.images.layers import Span, uninterrupted
+from engine.images.layers import Span
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
 from engine.system import files
+from engine.system.threads import uninterrupted
 from engine.wire import times
 from engine.wire.containers import Config
 from engine.wire.images import History, ImageConfig

@@ -32,7 +32,6 @@ from engine.containers.stats import Down, Statistics
 from engine.containers.store import ContainerRecord, ContainerStore, Health, Status
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, NotModified, ServerError
 from engine.events import EventLog
-from engine.images.layers import uninterrupted
 from engine.images.store import ImageStore, ImageUser
 from engine.logs import drivers
 from engine.monitor.client import Exit, LaunchFailed, LogReading, Monitor
@@ -46,6 +45,7 @@ from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
 from engine.system import mounts
 from engine.system.files import remove_tree
+from engine.system.threads import uninterrupted
 from engine.volumes.store import VolumeStore
 from engine.wire import oci as oci_wire
 from engine.wire.containers import (

@@ -30,6 +30,7 @@ from engine.images import layers, reference
 from engine.images.layers import Laid, Span
 from engine.images.reference import Reference
 from engine.system import files
+from engine.system.threads import uninterrupted
 from engine.wire.images import ArchiveItem, Descriptor, History, ImageConfig, LegacyLayer, Manifest
 
 T = TypeVar("T")
@@ -90,8 +91,8 @@ async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.
                     size = await asyncio.shield(inflating)
                 finally:
                     stop.set()  # for who has left: the thread works on our descriptors
-                    await layers.uninterrupted(asyncio.wait([inflating]))
-                await layers.uninterrupted(asyncio.to_thread(os.ftruncate, spool, 0))
+                    await uninterrupted(asyncio.wait([inflating]))
+                await uninterrupted(asyncio.to_thread(os.ftruncate, spool, 0))
                 span = Span(plain, 0, size)
         except OSError as error:
             raise ServerError(f"receiving an archive into {directory}: {error.strerror}") from error
@@ -105,7 +106,7 @@ async def _temporary(directory: Path) -> AsyncIterator[int]:
         yield descriptor
     finally:
         # It has no name: its hundreds of megabytes are freed by this, which takes a while.
-        await layers.uninterrupted(asyncio.to_thread(os.close, descriptor))
+        await uninterrupted(asyncio.to_thread(os.close, descriptor))
 
 
 async def _spool(body: AsyncIterator[bytes], descriptor: int) -> int:
@@ -125,7 +126,7 @@ async def _spool(body: AsyncIterator[bytes], descriptor: int) -> int:
                 waiting, length = [], 0
     finally:
         if writing is not None:
-            await layers.uninterrupted(writing)
+            await uninterrupted(writing)
     await asyncio.to_thread(_write, descriptor, waiting)
     return size + length
 

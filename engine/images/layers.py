@@ -16,7 +16,7 @@ import struct
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -30,7 +30,7 @@ from engine._fast import tar as _tar
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.storage.snapshots import Draft, Layer, Snapshots
 from engine.system import files
-from engine.system.threads import batch_threads
+from engine.system.threads import batch_threads, uninterrupted
 
 T = TypeVar("T")
 
@@ -688,22 +688,6 @@ def laid_out(draft: Draft, source: int | Stream, **how: Any) -> Extracted:
     finally:
         recipe.close()
         os.close(directory)
-
-
-async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """The result of `work`, which is brought to its end even when the caller is cancelled; the cancellation comes after it."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # the cancellation hides it: nobody else will ask
-        raise cancelled
-    return task.result()
 
 
 __all__ = [

@@ -20,10 +20,11 @@ import msgspec
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
 from engine.images import archive
 from engine.images.archive import ARCHITECTURE, MAX_DOCUMENT, MAX_LAYERS
-from engine.images.layers import Incoming, Span, uninterrupted
+from engine.images.layers import Incoming, Span
 from engine.images.reference import Reference
 from engine.images.store import ImageStore, bar, chain_ids
 from engine.system import files
+from engine.system.threads import uninterrupted
 from engine.wire.images import Descriptor, ImageConfig, Manifest, Progress, ProgressDetail
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from isal import isal_zlib
 
 from engine.errors import NotFound, ServerError
 from engine.images import layers, reference
-from engine.images.layers import uninterrupted
 from engine.images.reference import Reference
 from engine.images.store import ImageRecord, ImageStore, bar
-from engine.system.threads import batch_threads
+from engine.system.threads import batch_threads, uninterrupted
 from engine.wire.images import Descriptor, Progress, ProgressDetail, PushResult
 
 if TYPE_CHECKING:

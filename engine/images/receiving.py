@@ -21,9 +21,9 @@ from engine._fast.tar import ArchiveError, Reader
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.images import layers
 from engine.images.feed import Feed
-from engine.images.layers import MAGIC, Inflated, Laid, Span, compression_of, laid_out, uninterrupted
+from engine.images.layers import MAGIC, Inflated, Laid, Span, compression_of, laid_out
 from engine.system import files
-from engine.system.threads import in_own_thread
+from engine.system.threads import in_own_thread, uninterrupted
 
 MAX_LAID = 1000
 """Members that are laid out at once; what comes after them is kept in the file."""

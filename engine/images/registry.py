@@ -34,8 +34,8 @@ from engine import __version__
 from engine.config import Config
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.images.credentials import NOBODY, Challenge, Credentials, challenges, next_page
-from engine.images.layers import uninterrupted
 from engine.images.reference import DEFAULT_DOMAIN
+from engine.system.threads import uninterrupted
 from engine.wire.images import SearchResult
 
 T = TypeVar("T")

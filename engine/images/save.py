@@ -24,9 +24,9 @@ from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
 from engine.images import layers, reference
 from engine.images.archive import NAME_ANNOTATION, REF_NAME_ANNOTATION
-from engine.images.layers import uninterrupted
 from engine.images.reference import Reference
 from engine.images.store import ImageRecord, ImageStore
+from engine.system.threads import uninterrupted
 from engine.wire import times
 
 _CHUNK = 1 << 20

@@ -26,12 +26,13 @@ from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
 from engine.events import EventLog
 from engine.images import archive, reference
 from engine.images.archive import ArchivedImage
-from engine.images.layers import Layers, uninterrupted
+from engine.images.layers import Layers
 from engine.images.receiving import received
 from engine.images.reference import Reference
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Change, Records
+from engine.system.threads import uninterrupted
 from engine.wire import times
 from engine.wire.containers import Config
 from engine.wire.images import (

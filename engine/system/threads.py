@@ -1,12 +1,15 @@
-"""Threads for long work: they take what the processor has left in every slice, and do not push the loop's thread aside when they wake (sched(7))."""
+"""Threads for long work: they take what the processor has left in every slice, and do not push the loop's thread aside when they wake (sched(7)).
+
+And waiting for what a thread does, which nobody can take back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -27,3 +30,19 @@ def in_own_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(pool, work)
     finally:
         pool.shutdown(wait=False)
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+    """The result of `work`, which is brought to its end even when the caller is cancelled; the cancellation comes after it."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # the cancellation hides it: nobody else will ask
+        raise cancelled
+    return task.result()
