@@ -25,7 +25,7 @@ from engine import __version__
 from engine.api import application
 from engine.api.engine import Engine
 from engine.config import Config
-from engine.containers.container import Container, Containers, Parts
+from engine.containers.container import ROOT, Container, Containers, Parts
 from engine.containers.exec import Execs
 from engine.containers.health import HealthChecks
 from engine.containers.lifecycle import State
@@ -45,7 +45,7 @@ from engine.runtime.oci import Runtime
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
-from engine.system import host
+from engine.system import host, mounts
 from engine.system.files import remove_tree, write_atomically
 from engine.volumes.store import VolumeStore
 from engine.wire.system import Counts, Host
@@ -216,6 +216,11 @@ class Daemon:
 
     def _leave_run(self, claim: int) -> None:
         """Give up the claim; after `engined stop` nothing of ours is left in RUN."""
+        if self._leaves_nothing:
+            root = self.config.run / ROOT
+            mounts.unmount(root)
+            with contextlib.suppress(FileNotFoundError):  # not come so far
+                root.rmdir()
         if self._stop_everything:
             for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "volumes", "engined.pid"):
                 path = self.config.run / name

@@ -369,6 +369,7 @@ class TempEngine:
         """What its containers have on the host now."""
         self.remember()
         found = Footprint(mounts={line.split()[4] for line in _mount_lines() if str(self.base) in line})
+        found.mounts |= self.mounts_aside()
         found.cgroups = {path for path in _cgroup_directories() if self._names_container(path)}
         found.processes = {f"{pid} {' '.join(name)}" for pid, *name in self._container_processes()}
         for parent in ("containers", "layers"):
@@ -377,6 +378,17 @@ class TempEngine:
         found.directories |= {
             f"run/{path.relative_to(self.run)}" for path in self.run.rglob("*") if self._names_container(str(path))
         }
+        return found
+
+    def mounts_aside(self) -> set[str]:
+        """What is mounted for containers and calls in the namespace that threads of the daemon live in."""
+        host = os.readlink("/proc/self/ns/mnt")
+        found: set[str] = set()
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir() if self.process is not None else ():
+            with contextlib.suppress(OSError):
+                if os.readlink(thread / "ns" / "mnt") != host:
+                    lines = (thread / "mountinfo").read_text().splitlines()
+                    found |= {path for line in lines if (path := line.split()[4]).startswith(("/roots/", "/calls/"))}
         return found
 
     def assert_settles(self, before: Footprint) -> None:

@@ -3,7 +3,7 @@
 
 `Loop` waits, `Stdio` is the streams of one process and its attached clients, `Relay` passes connections of the host's loopback on. All decisions
 about processes (spawning, exits, the daemon) are `engine/monitor/process.py`'s, which is called only for rare events. `spawn`, `read_only`, `exit_of`
-and `become_subreaper` are the system interfaces that Python's `os` lacks: a vfork with a working directory and a resource limit, a mount that nobody
+and `become_subreaper` are the system interfaces that Python's `os` lacks: a vfork with a working directory, a resource limit and a mount namespace, a mount that nobody
 can write through, the exit status of a process that is not a child, and prctl(2).
 
 The rules of the byte path:
@@ -1342,6 +1342,7 @@ cdef extern from *:
     #include <errno.h>
     #include <fcntl.h>
     #include <linux/types.h>
+    #include <sched.h>
     #include <signal.h>
     #include <string.h>
     #include <sys/ioctl.h>
@@ -1376,7 +1377,7 @@ cdef extern from *:
        and memory, so it makes only system calls; all signals are blocked meanwhile. A script cannot be executed by a descriptor that
        is closed by then: what fails so is tried by its name. */
     static pid_t engine_spawn(int program, char *const argv[], char *const envp[], const char *cwd, int in, int out, int err,
-                              unsigned long files, const int *inherited, int count, int *failure)
+                              unsigned long files, const int *inherited, int count, int namespace_, int *failure)
     {
         sigset_t all, before;
         volatile int error = 0;
@@ -1394,7 +1395,8 @@ cdef extern from *:
                 setrlimit(RLIMIT_NOFILE, &limit);
             }
             sigemptyset(&none);
-            if (dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(err, 2) >= 0 && chdir(cwd) == 0
+            if ((namespace_ < 0 || setns(namespace_, CLONE_NEWNS) == 0)
+                && dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(err, 2) >= 0 && chdir(cwd) == 0
                 && sigprocmask(SIG_SETMASK, &none, NULL) == 0) {
                 for (int index = 0; index < count; index++)
                     fcntl(inherited[index], F_SETFD, 0);
@@ -1423,7 +1425,7 @@ cdef extern from *:
     """
     pid_t engine_spawn(
         int program, char **argv, char **envp, const char *cwd, int stdin, int stdout, int stderr, unsigned long files,
-        const int *inherited, int count, int *failure
+        const int *inherited, int count, int namespace_, int *failure
     )
     int engine_read_only(const char *path)
     cdef struct engine_pidfd_info:
@@ -1448,11 +1450,11 @@ cdef char **strings(list texts) except NULL:
 
 def spawn(
     list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files, int program=-1,
-    inherited=(),
+    inherited=(), int namespace=-1,
 ) -> int:
     """Start `argv` (bytes) with these three descriptors; its pid. The program is the file `program`, else the first one, looked up in PATH.
 
-    It keeps the descriptors `inherited` (at most 4) under their own numbers.
+    It keeps the descriptors `inherited` (at most 4) under their own numbers. `namespace`: a descriptor of the mount namespace that it is in.
 
     Signals are as a shell would leave them. `files`: its soft limit of open files, 0: as ours. A failure to execute is an
     OSError with the kernel's errno, and no child is left.
@@ -1471,7 +1473,7 @@ def spawn(
     try:
         arguments = strings(argv)
         variables = strings(environment)
-        pid = engine_spawn(program, arguments, variables, cwd, stdin, stdout, stderr, files, kept, count, &failure)
+        pid = engine_spawn(program, arguments, variables, cwd, stdin, stdout, stderr, files, kept, count, namespace, &failure)
     finally:
         free(arguments)
         free(variables)

@@ -244,7 +244,7 @@ async def _root(container: Container, *, writable: bool = False, volumes: bool =
         try:
             try:
                 mounted = await stack.enter_async_context(container.mounted()) if volumes else []
-                view = await stack.enter_async_context(snapshots.opened(container.id, container.directory / "rootfs"))
+                view = await stack.enter_async_context(snapshots.opened(container.id))
                 await uninterrupted(aside.run(assemble))
             except EngineError as error:
                 if container.removed:  # a part of it went first

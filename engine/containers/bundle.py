@@ -40,14 +40,11 @@ ff02::2\tip6-allrouters
 """
 
 
-def make_directory(directory: Path) -> None:
-    """The container's directory and the mount point of its root."""
-    (directory / "rootfs").mkdir(mode=0o711, parents=True, exist_ok=True)
-
-
 def write(
     record: ContainerRecord,
     directory: Path,
+    rootfs: str,
+    runtime_rootfs: Path,
     network: str | None,
     networks: dict[str, EndpointSettings],
     sources: Mapping[str, str],
@@ -55,14 +52,15 @@ def write(
     cgroups: Cgroups,
     joined: Joined,
 ) -> None:
-    """Everything for one start; the root is mounted. `sources`: where the runtime finds mounts, by destination, when it is not at their Source.
+    """Everything for one start. `rootfs`: the container's root as it is seen from here; `runtime_rootfs`: where the runtime finds it, and
+    `sources` where it finds mounts, by destination, when it is not at their Source.
 
     Raises InvalidParameter or NotFound for what the record asks and this host can't give.
     """
-    rootfs = directory / "rootfs"
+    directory.mkdir(mode=0o711, exist_ok=True)
     identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
     place = spec.Place(
-        rootfs=str(rootfs),
+        rootfs=str(runtime_rootfs),
         directory=directory,
         identity=identity,
         network=network,
@@ -82,7 +80,7 @@ def write(
     (directory / "runtime.log").unlink(missing_ok=True)
 
 
-def make_mount_points(rootfs: Path, mounts: Iterable[oci.Mount]) -> None:
+def make_mount_points(rootfs: Path | str, mounts: Iterable[oci.Mount]) -> None:
     """Those that are missing, in the root or in what is mounted over it before, with Docker's modes: crun would give them its own, 1755 and 0700.
 
     What can't be made so (a link in the way, a source that is read-only) is left to the runtime, which says why it can't be.
@@ -106,7 +104,7 @@ def make_mount_points(rootfs: Path, mounts: Iterable[oci.Mount]) -> None:
                 os.close(root)
 
 
-def _check_program(record: ContainerRecord, rootfs: Path, sources: Mapping[str, str]) -> None:
+def _check_program(record: ContainerRecord, rootfs: str, sources: Mapping[str, str]) -> None:
     mounted = [(mount.destination, sources.get(mount.destination, mount.source)) for mount in record.mounts]
     mounted += [(path, "") for path in ("/proc", "/dev", "/sys", *(record.host.tmpfs or {}))]
     variables = spec.environment(record.config.env or (), "", tty=False, home="")

@@ -43,7 +43,7 @@ from engine.runtime import cgroups, oci
 from engine.runtime.cgroups import Cgroups, Support
 from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
-from engine.system import mounts
+from engine.system import trees
 from engine.system.files import remove_tree
 from engine.system.threads import uninterrupted
 from engine.volumes.store import VolumeStore
@@ -68,6 +68,8 @@ DEFAULT_STOP_TIMEOUT = 10
 STATISTICS_PAUSE = 1.0
 """Seconds between the empty statistics of a container that does not run."""
 
+ROOT = "root"
+"""Below RUN: where the runtime finds the root of the container that it makes. Each has a mount namespace of its own, and no other root in it."""
 _RUNNING = (State.RUNNING, State.PAUSED)
 _KILL_GRACE = 10.0
 _PEERS_WAIT = 10.0
@@ -148,7 +150,7 @@ class Container:
 
     @property
     def directory(self) -> Path:
-        """Log, hosts, hostname, resolv.conf, bundle and mount point of the root."""
+        """Log, hosts, hostname, resolv.conf and bundle."""
         return self._parts.config.root / "containers" / self.record.id
 
     @property
@@ -356,19 +358,21 @@ class Container:
             shm = parts.config.run / "shm" / self.id
             joined = await joins.join(record, self._peers.get, parts.monitor.processes, shm, borrowed)
             record = self._taken_from_peers(joined)
-            directory, rootfs = self.directory, self.directory / "rootfs"
-            await asyncio.to_thread(bundle.make_directory, directory)
-            await parts.snapshots.mount(record.id, rootfs)
-            undo.push_async_callback(parts.snapshots.unmount, record.id, rootfs)
+            directory, root = self.directory, parts.config.run / ROOT
+            await parts.snapshots.mount(record.id)
+            undo.push_async_callback(parts.snapshots.unmount, record.id)
             mounted = await parts.volumes.mount(record.id, record.mounts, borrowed)
             undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
             record = self._replace(mounts=mounted.points)
             network_path, networks, ports = await self._join_network(undo, joined)
+            roots = parts.snapshots.mounted(record.id), root
             await asyncio.to_thread(
                 lambda: bundle.write(
-                    record, directory, network_path, networks, mounted.sources, parts.runtime, parts.cgroups, joined
+                    *(record, directory, *roots, network_path, networks, mounted.sources),
+                    *(parts.runtime, parts.cgroups, joined),
                 )
             )
+            namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root))
             log = drivers.log_file(record.host.log_config, self.log_path, record.config)
             rows, columns = record.size if any(record.size) else tuple(record.host.console_size)
             self._launching = True
@@ -387,6 +391,7 @@ class Container:
                     stdin_once=record.config.stdin_once,
                     size=(rows, columns) if rows and columns else None,
                     log=LogFile(*log) if log is not None else None,
+                    namespace=namespace,
                 )
             finally:
                 await saved
@@ -615,7 +620,7 @@ class Container:
         outcomes = await asyncio.gather(
             parts.store.save(record),
             self._end_what_is_left() if abandoned else parts.runtime.discard(self.id, self.cgroup, parts.cgroups),
-            parts.snapshots.unmount(self.id, self.directory / "rootfs"),
+            parts.snapshots.unmount(self.id),
             parts.volumes.unmount(self.id, record.mounts),
             parts.networks.leave(self.id),
             return_exceptions=True,
@@ -928,14 +933,16 @@ class Containers:
         for record in sorted(records.values(), key=lambda each: each.created):
             self._names.add(record.id, record.name)
             self._add(Container(self._parts, record, self))
-        left = await asyncio.to_thread(self._left_on_host)
+        await asyncio.to_thread(trees.make_private, self._parts.config.run / ROOT)
+        left = await self._parts.snapshots.resume(self._parts.monitor.kept)
+        self._parts.monitor.keep(self._parts.snapshots.aside.namespace)
+        left |= await asyncio.to_thread(self._left_on_host)
         await asyncio.gather(*(each.restore(each.id in left) for each in self._all.values()))
         await self._parts.volumes.sweep()
 
     def _left_on_host(self) -> set[str]:
-        """Ids of containers whose root is mounted or that have a control group: those that run, and what a crash left."""
-        directory = self._parts.config.root / "containers"
-        found = {Path(mount.target).parent.name for mount in mounts.mounts(directory)}
+        """Ids of containers that have a control group: those that run, and what a crash left."""
+        found: set[str] = set()
         parents = {cgroups.parent(each.record.host.cgroup_parent) for each in self._all.values()}
         return found.union(*(self._parts.cgroups.children(parent) for parent in parents))
 

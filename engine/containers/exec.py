@@ -310,7 +310,7 @@ class Execs:
         finally:
             os.close(file)
         user = record.config.user or container.record.config.user
-        identity = users.lookup(container.directory / "rootfs", user, container.record.host.group_add or ())
+        identity = users.lookup(container.snapshots.mounted(container.id), user, container.record.host.group_add or ())
         process = spec.exec_process(container.record, record.config, identity)
         if record.config.tty and all(record.size):
             rows, columns = record.size

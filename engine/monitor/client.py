@@ -212,6 +212,8 @@ class Monitor:
         self.exits: dict[str, Exit] = {}
         self.pid = 0
         """The monitor's own, for those who measure it."""
+        self.kept = -1
+        """The descriptor that outlives this daemon with the monitor (`keep`), -1 when there is none."""
         self._loop: asyncio.AbstractEventLoop
         self._files = 0
         self._socket: socket.socket | None = None
@@ -265,6 +267,7 @@ class Monitor:
         for process in self.processes.values():
             process.close()
         self.processes.clear()
+        self._replace_kept(-1)
 
     async def shutdown(self) -> None:
         """End the monitor too. Raises ServerError while a process is left."""
@@ -316,6 +319,8 @@ class Monitor:
                 self._adopt(process)
         if self._relay is not None:
             self._pass_on(*self._relay)
+        if self.kept >= 0:
+            self._send(messages.Keep(next(self._sequence)), [self.kept])
         for order in self._unsent:
             self._send(order)
         self._unsent.clear()
@@ -463,9 +468,11 @@ class Monitor:
         log: LogFile | None = None,
         document: bytes = b"",
         client: Client | None = None,
+        namespace: int = -1,
     ) -> Process:
         """Have the runtime make a process, `document` its process document, with that client from its beginning.
 
+        `namespace`: a descriptor of the mount namespace that the runtime is started in; it stays the caller's.
         Raises LaunchFailed with the runtime's reason, ServerError when the client could not be taken. When the monitor dies meanwhile,
         LaunchFailed is raised with status -1, and the runtime may still succeed: delete it by force.
         """
@@ -478,9 +485,13 @@ class Monitor:
             if client is not None:
                 attach = parcel.client(0, "", client)
 
+            if namespace >= 0:
+                parcel.descriptors.append(namespace)
+
             def order(seq: int) -> messages.Run:
                 self._runs[seq] = messages.Run(
-                    *(seq, key, tuple(argv), cwd, tty, open_stdin, stdin_once, size, log, bool(document), attach)
+                    *(seq, key, tuple(argv), cwd, tty, open_stdin, stdin_once, size, log, bool(document), attach),
+                    namespace=namespace >= 0,
                 )
                 return self._runs[seq]
 
@@ -528,6 +539,17 @@ class Monitor:
 
     def _pass_on(self, listener: socket.socket, address: bytes) -> None:
         self._send(messages.Relay(next(self._sequence), address), [listener.fileno()])
+
+    def keep(self, descriptor: int) -> None:
+        """Have it held for the next daemon, by this monitor and those after it. It stays the caller's."""
+        self._replace_kept(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
+        if self._connected.is_set():
+            self._send(messages.Keep(next(self._sequence)), [self.kept])
+
+    def _replace_kept(self, descriptor: int) -> None:
+        if self.kept >= 0:
+            os.close(self.kept)
+        self.kept = descriptor
 
     def read_log(self, key: str) -> LogReading:
         """For those who are about to open the log of `key`."""
@@ -666,6 +688,8 @@ class Monitor:
                 self._keep(Process(report.key, report.pid, report.stdio, descriptors, report.stdin_once, report.log))
             case messages.State():
                 self._take_old_exit(report)
+            case messages.Kept():
+                self._replace_kept(descriptors[0] if descriptors else -1)
             case messages.Exited():
                 self._end(report.key, Exit(report.status, report.at))
             case messages.InputEnded():

@@ -43,7 +43,7 @@ class Size(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """First packet of a daemon. Answered by one `State` per process known, then by `Done`.
+    """First packet of a daemon. Answered by one `State` per process known and `Kept`, when something is kept, then by `Done`.
 
     `Done` waits a few seconds for processes that a gone daemon had ordered and that are still being made; one that comes later is told by
     an unasked `State`. A newer daemon's Hello ends an older connection, which is told `Failed` with seq 0 first.
@@ -83,7 +83,8 @@ class Run(msgspec.Struct, tag="run", frozen=True):
 
     The monitor puts paths at the place of these arguments of `argv`: `@pid@` and `@log@` (where the runtime writes the pid and its own words),
     `@process@` (what the packet's first descriptor holds, with `document`), `@console@` (with `tty`, the console socket). stdio of the runtime is
-    the process's. With `attach` its client is there before the process is, as by an order of its own (seq and key are this one's).
+    the process's. With `attach` its client is there before the process is, as by an order of its own (seq and key are this one's). With `namespace`
+    the runtime is started in the mount namespace that the packet's last descriptor stands for.
     Answer: `Done` with `pid` (descriptors: pidfd, then the stdio descriptors in the order of `State`), or `Failed` with the runtime's own words;
     after `Failed` nothing of the process is left but attached clients, which wait for the next Run or a Drop.
     """
@@ -99,6 +100,7 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     log: LogFile | None = None
     document: bool = False
     attach: Attach | None = None
+    namespace: bool = False
 
 
 class Release(msgspec.Struct, tag="release", frozen=True):
@@ -178,6 +180,12 @@ class Adopt(msgspec.Struct, tag="adopt", frozen=True):
     log: LogFile | None
 
 
+class Keep(msgspec.Struct, tag="keep", frozen=True):
+    """A descriptor that the next daemon is to have, in the place of the one kept before."""
+
+    seq: int
+
+
 class Reaped(msgspec.Struct, tag="reaped", frozen=True):
     """The daemon, parent by subreaping, collected the adopted process `key`; `status` as in `Exited`."""
 
@@ -214,6 +222,7 @@ Order = (
     | Drop
     | Forget
     | Adopt
+    | Keep
     | Reaped
     | Relay
     | Shutdown
@@ -253,6 +262,10 @@ class State(msgspec.Struct, tag="state", frozen=True):
     at: int = 0
 
 
+class Kept(msgspec.Struct, tag="kept", frozen=True):
+    """The descriptor of the last `Keep`, at Hello."""
+
+
 class Exited(msgspec.Struct, tag="exited", frozen=True):
     """The process ended and its output has been drained. `status`: 0 to 255, 128 + signal when killed; `at`: ns since the epoch."""
 
@@ -275,7 +288,7 @@ class Detached(msgspec.Struct, tag="detached", frozen=True):
     keys: bool
 
 
-Report = Done | Failed | State | Exited | InputEnded | Detached
+Report = Done | Failed | State | Kept | Exited | InputEnded | Detached
 
 _orders = msgspec.msgpack.Decoder(Order)
 _reports = msgspec.msgpack.Decoder(Report)

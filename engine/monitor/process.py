@@ -218,8 +218,8 @@ class Launch:
         self._pidfd = -1
         self._watch: Watch | None = None
 
-    def begin(self, document: int) -> None:
-        """Spawn; `document` (-1: none) stays the caller's. Raises OSError; nothing is left then."""
+    def begin(self, document: int, namespace: int) -> None:
+        """Spawn; `document` and `namespace` (-1: none) stay the caller's. Raises OSError; nothing is left then."""
         order = self.order
         theirs: list[int] = []
         try:
@@ -254,6 +254,7 @@ class Launch:
                 self.monitor.child_files,
                 self.monitor.program.descriptor(order.argv[0]),
                 inherited,
+                namespace,
             )
             self._pidfd = os.pidfd_open(self.pid)
             self._watch = self.monitor.loop.watch(self._pidfd, self._runtime_readable)
@@ -524,6 +525,7 @@ class Monitor:
         self._current: Connection | None = None
         self._greetings: list[tuple[int, Callable[[], None]]] = []
         self._passing: Relay | None = None
+        self._kept = -1
         become_subreaper()
         self._listen()
         self._await_children()
@@ -615,6 +617,8 @@ class Monitor:
         for process in self.processes.values():
             if process.pidfd >= 0:
                 connection.send_state(process)
+        if self._kept >= 0:
+            connection.send(messages.Kept(), [self._kept])
         connection.flush()
         answered = False
 
@@ -636,22 +640,26 @@ class Monitor:
             connection.send(messages.Failed(order.seq, f"{order.key} runs already"))
             return
         document = descriptors.pop(0) if order.document and descriptors else -1
+        namespace = descriptors.pop() if order.namespace and descriptors else -1
         attached = False
         try:
+            if order.namespace and namespace < 0:
+                raise OSError(errno.EMFILE, "the mount namespace did not arrive: the monitor has no free descriptor")
             if order.attach is not None:
                 self._take_client(connection, process, order.attach, descriptors)
                 attached = True
             self.journal.remove(order.key)
             launch = Launch(self, process, order, connection)
-            launch.begin(document)
+            launch.begin(document, namespace)
         except OSError as error:
             connection.send(messages.Failed(order.seq, str(error), -1, attached))
             self.tidy(process)
         else:
             process.launch = launch
         finally:
-            if document >= 0:
-                os.close(document)
+            for descriptor in (document, namespace):
+                if descriptor >= 0:
+                    os.close(descriptor)
 
     def _attach(self, connection: Connection, order: messages.Attach, descriptors: list[int]) -> None:
         process = self._process(order.key)
@@ -765,6 +773,14 @@ class Monitor:
         )
         connection.send(messages.Done(order.seq))
 
+    def _keep(self, connection: Connection, order: messages.Keep, descriptors: list[int]) -> None:
+        if not descriptors:
+            raise OSError(errno.EMFILE, "what is to be kept did not arrive: the monitor has no free descriptor")
+        if self._kept >= 0:
+            os.close(self._kept)
+        self._kept = descriptors.pop()
+        connection.send(messages.Done(order.seq))
+
     def _reaped(self, connection: Connection, order: messages.Reaped, descriptors: list[int]) -> None:
         process = self.processes.get(order.key)
         if process is not None and process.pidfd >= 0:
@@ -804,6 +820,7 @@ class Monitor:
         messages.Drop: _drop,
         messages.Forget: _forget,
         messages.Adopt: _adopt,
+        messages.Keep: _keep,
         messages.Reaped: _reaped,
         messages.Relay: _relay,
         messages.Shutdown: _shutdown,

@@ -1,19 +1,20 @@
 """Snapshots on overlayfs: each layer, and each container's changes, in its own numbered directory (the tree is drawn in records.py).
 
-Owns: ROOT/layers and the records of kinds `layer` and `snapshot`; the threads that mount. For Linux 6.1 and newer, as root, on a file
-system that overlayfs takes as upper (ext4, xfs with ftype=1, btrfs; not on another overlay).
+Owns: ROOT/layers and the records of kinds `layer` and `snapshot`; the namespace `aside` with its threads. For Linux 6.1 and newer, as root, on a
+file system that overlayfs takes as upper (ext4, xfs with ftype=1, btrfs; not on another overlay).
 
 - Numbers are never used twice within a life of the directory, so a half-removed number cannot be taken for a new one.
-- Options of mount(2) must fit one page and 6.1 knows no `lowerdir+`: the mounting threads have a working directory of their own in
-  ROOT/layers, and name a layer `123/diff`: 128 layers need 1.1 KiB with three digits, 2.1 KiB with ten.
+- Options of mount(2) must fit one page and 6.1 knows no `lowerdir+`: the threads that mount stand in ROOT/layers, and name a layer
+  `123/diff`: 128 layers need 1.1 KiB with three digits, 2.1 KiB with ten.
 - No init layer: the runtime makes mount points and /dev in the container's own upper directory.
 - `volatile` is not used: it would also make the container's own fsync(2) a lie. `redirect_dir=nofollow` and `metacopy=off` because an
   upper or lower directory is read as it lies there (diff, usage), whatever the kernel's defaults are.
-- ROOT is not made a private mount. Were it private, a service started with a mount namespace of its own (PrivateTmp=) would copy the mounted
-  containers and never hear of their unmounting; under a shared parent the unmount reaches it, and under a private one nothing changes.
-  Directories that are mount points elsewhere can be removed since Linux 3.18, so nothing gets busy by it.
+- Nothing is mounted on the host: each start copies the host's mount namespace and walks its mounts, each exec reads them, and a service with a
+  namespace of its own would keep them busy. Snapshots are mounted in the namespace `aside`, and a start gets a copy of that mount as a descriptor.
+  The mount aside stays while the container runs: calls look through it, and unmounting the last of an overlay writes back the upper file system
+  (ovl_sync_fs), which else the container's last process would do before anybody learns of its end.
 - One snapshot is one overlay at a time: two over the same upper directory would not see each other's changes (overlayfs.rst, "Sharing and copying
-  layers"). Who looks into a stopped container does so on a mount in a namespace aside (`opened`), and a start meanwhile gets a copy of that mount.
+  layers"). So who looks into a container, running or not, and who starts it share one mount.
 - Removal: the record first, in its transaction, then the tree. A directory without a record is garbage that `sweep` removes.
 - A layer's files are written back after the reply: its record is `pending` this boot until a syncfs(2) has returned. After another boot a
   pending layer may have holes, so it is dropped, and the image with it: a power failure within seconds of a load undoes the load.
@@ -40,11 +41,9 @@ from engine.errors import Conflict, NotFound, ServerError
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Draft, Layer, Usage
 from engine.system import files, mounts, trees
+from engine.system.threads import uninterrupted
 
 _T = TypeVar("_T")
-
-MOUNT_THREADS = 4
-"""unmounting writes back the upper file system (ovl_sync_fs), so it can take long; mounting must not wait for one of them."""
 
 COUNT_THREADS = 2
 """Sizes of a thousand containers may be asked for at once: the threads that starts and removals need are not theirs to take."""
@@ -55,6 +54,9 @@ LINGER = 1.0
 _FIRST = 100_000
 """The number that a new directory begins with is below this, and any: ext4 chooses a place by the name (`files.spread`), so that the next engine's
 layers do not come to lie where those of one just removed were."""
+
+_ROOTS = "/roots"
+"""The directory of the namespace aside where snapshots are mounted, by key."""
 
 _OPTIONS = "index=off,redirect_dir=nofollow,metacopy=off"
 
@@ -69,13 +71,17 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Opened:
-    """A snapshot on a mount aside."""
+    """A snapshot on its mount aside: for calls that look into it (`users`), and for a container that runs on it."""
 
-    __slots__ = ("path", "timer", "users")
+    __slots__ = ("path", "root", "runs", "timer", "users")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, runs: bool = False) -> None:
+        """In a thread of the namespace."""
         self.path = path
+        self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        """Its descriptor is good in any thread."""
         self.users = 0
+        self.runs = runs
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -107,9 +113,8 @@ class OverlaySnapshots:
         self._retained: Counter[str] = Counter()
         self._children: Counter[str] = Counter(layer.parent for layer in self._layers.values() if layer.parent)
         self._standing: Counter[str] = Counter(s.parent for s in self._snapshots.values() if s.parent)
-        self._mounting = ThreadPoolExecutor(MOUNT_THREADS, "mount", self._enter)
         self._counting = ThreadPoolExecutor(COUNT_THREADS, "usage")
-        self.aside = trees.Aside(self._directory)
+        self.aside = trees.Aside(self._directory, _ROOTS)
         self._opened: dict[str, _Opened] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         """By key, held while its overlay is mounted or unmounted anywhere."""
@@ -137,13 +142,6 @@ class OverlaySnapshots:
         for name in sorted(broken & recorded.keys()):
             _log.warning("layer %s (directory %d) is incomplete and dropped", name, recorded[name].number)
         return whole
-
-    def _enter(self) -> None:
-        mounts.own_directory()
-        os.chdir(self._directory)
-
-    async def _in_mount_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._mounting, work)
 
     def _path(self, number: int) -> Path:
         return self._directory / str(number)
@@ -282,23 +280,86 @@ class OverlaySnapshots:
     def _lock(self, key: str) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
 
-    async def mount(self, key: str, target: Path) -> None:
-        where = _absolute(target)
+    async def resume(self, namespace: int) -> set[str]:
+        """At start: go on with what the last daemon mounted in its namespace (-1: none is left). The keys, all taken for running."""
+        if namespace >= 0:
+            await asyncio.to_thread(self.aside.adopt, namespace)
+        self._opened = await self.aside.run(_mounted)
+        return set(self._opened)
+
+    async def mount(self, key: str) -> None:
+        """See `Snapshots.mount`."""
         async with self._lock(key):
-            mount = self._mounting_of(key)
-            opened = self._opened.get(key)
-            if opened is None:
-                await self._in_mount_thread(lambda: mount(where))
-                return
-            path = opened.path
-            tree = await self.aside.run(lambda: trees.clone(path))
+            (await self._open(key)).runs = True
+
+    def mounted(self, key: str) -> str:
+        """See `Snapshots.mounted`."""
+        return f"/proc/self/fd/{self._running(key).root}"
+
+    @contextlib.asynccontextmanager
+    async def shown(self, key: str, target: Path) -> AsyncIterator[int]:
+        """See `Snapshots.shown`."""
+        path = self._running(key).path
+        made: list[int] = []
+        try:
+            await uninterrupted(asyncio.to_thread(lambda: made.append(self.aside.namespace_with(path, target))))
+            yield made[0]
+        finally:
+            for (
+                namespace
+            ) in made:  # behind the caller: the last descriptor waits for the kernel's readers, which no start has to
+                asyncio.get_running_loop().run_in_executor(None, os.close, namespace)
+
+    def _running(self, key: str) -> _Opened:
+        opened = self._opened.get(key)
+        if opened is None or not opened.runs:
+            raise NotFound(f"snapshot {key} is not mounted")
+        return opened
+
+    @contextlib.asynccontextmanager
+    async def opened(self, key: str) -> AsyncIterator[str]:
+        """Where the snapshot is mounted in the namespace `aside`, to be copied from there."""
+        async with self._lock(key):
+            opened = await self._open(key)
+            opened.users += 1
+        try:
+            yield opened.path
+        finally:
+            opened.users -= 1
+            if not opened.users and not opened.runs:
+                opened.timer = asyncio.get_running_loop().call_later(LINGER, self._lingered, key)
+
+    async def _open(self, key: str) -> _Opened:
+        """The snapshot on its mount aside, which is made if there is none. The caller has the lock, and says what for before he gives it up."""
+        opened = self._opened.get(key)
+        if opened is not None:
+            if opened.timer is not None:
+                opened.timer.cancel()
+                opened.timer = None
+            return opened
+        mount = self._mounting_of(key)
+
+        def open_aside() -> None:
+            path = f"{_ROOTS}/{key}"
+            os.mkdir(path)
             try:
-                await self._in_mount_thread(lambda: trees.attach(tree, where))
-            finally:
-                os.close(tree)
+                mount(path)
+                self._opened[key] = _Opened(path)
+            except BaseException:
+                with contextlib.suppress(ServerError):  # it was not mounted
+                    trees.detach(path)
+                os.rmdir(path)
+                raise
+
+        try:
+            await uninterrupted(self.aside.run(open_aside))
+        except asyncio.CancelledError:
+            self._lingered(key)
+            raise
+        return self._opened[key]
 
     def _mounting_of(self, key: str) -> Callable[[str], None]:
-        """Mounts the snapshot at a path, when called in a directory that shows ROOT/layers."""
+        """Mounts the snapshot at a path, when called in a thread of `aside`."""
         snapshot = self._snapshot(key)
         number = snapshot.number
         lower = [layer.number for layer in self.line(snapshot.parent)]
@@ -308,70 +369,28 @@ class OverlaySnapshots:
         options = f"lowerdir={directories},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
         return lambda target: mounts.mount("overlay", target, "overlay", options=options)
 
-    @contextlib.asynccontextmanager
-    async def opened(self, key: str, target: Path) -> AsyncIterator[str]:
-        """Where the snapshot is mounted in the namespace `aside`, to be copied from there; it may be mounted at `target` on the host too."""
-        async with self._lock(key):
-            opened = self._opened.get(key)
-            if opened is None:
-                opened = self._opened[key] = await self._open(key, _absolute(target))
-            if opened.timer is not None:
-                opened.timer.cancel()
-                opened.timer = None
-            opened.users += 1
-        try:
-            yield opened.path
-        finally:
-            opened.users -= 1
-            if not opened.users:
-                opened.timer = asyncio.get_running_loop().call_later(LINGER, self._lingered, key)
-
-    async def _open(self, key: str, target: str) -> _Opened:
-        mount = self._mounting_of(key)
-
-        def copy() -> int | None:
-            return trees.clone(target) if trees.is_mount(target) else None
-
-        def open_aside() -> str:
-            place = self.aside.place()
-            try:
-                if tree is not None:
-                    trees.attach(tree, place)
-                else:
-                    mount(place)
-            except BaseException:
-                os.rmdir(place)
-                raise
-            return place
-
-        tree = await self._in_mount_thread(copy)
-        try:
-            return _Opened(await self.aside.run(open_aside))
-        finally:
-            if tree is not None:
-                os.close(tree)
-
     def _lingered(self, key: str) -> None:
         task = asyncio.ensure_future(self._close(key))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     async def _close(self, key: str) -> None:
-        """Unmount what nobody has open any more."""
+        """Unmount what nobody needs any more."""
         async with self._lock(key):
             opened = self._opened.get(key)
-            if opened is None or opened.users:
+            if opened is None or opened.users or opened.runs:
                 return
             del self._opened[key]
             if opened.timer is not None:
                 opened.timer.cancel()
 
             def close() -> None:
+                os.close(opened.root)
                 trees.detach(opened.path)
                 os.rmdir(opened.path)
 
             try:
-                await self.aside.run(close)
+                await uninterrupted(self.aside.unmount(close))
             except (ServerError, OSError) as error:
                 _log.warning("snapshot %s: %s", key, error)
 
@@ -396,10 +415,12 @@ class OverlaySnapshots:
 
         return await self.aside.run(open_merged)
 
-    async def unmount(self, key: str, target: Path) -> None:
-        where = _absolute(target)
-        async with self._lock(key):
-            await self._in_mount_thread(lambda: mounts.unmount(where))
+    async def unmount(self, key: str) -> None:
+        """See `Snapshots.unmount`."""
+        opened = self._opened.get(key)
+        if opened is not None:
+            opened.runs = False
+            await self._close(key)
 
     async def remove(self, key: str) -> None:
         snapshot = self._snapshots.pop(key, None)
@@ -462,8 +483,9 @@ class OverlaySnapshots:
                 raise result
 
     async def sweep(self, live_keys: set[str], live_chain_ids: set[str]) -> None:
-        """At start: unmount what lies mounted under ROOT for no live container; drop what nobody names, on disk and in the records."""
-        await self._in_mount_thread(lambda: self._unmount_leftovers(live_keys))
+        """At start: unmount what is mounted for no live container; drop what nobody names, on disk and in the records."""
+        for key in self._opened.keys() - live_keys:
+            await self.unmount(key)
         changes: list[Change] = []
         for key in [key for key in self._snapshots if key not in live_keys]:
             dead = self._snapshots.pop(key)
@@ -485,24 +507,17 @@ class OverlaySnapshots:
         if any(layer.pending for layer in self._layers.values()):
             await self.settle()
 
-    def _unmount_leftovers(self, live_keys: set[str]) -> None:
-        containers = f"{self.root}/containers/"
-        for entry in reversed(mounts.mounts(self.root)):
-            if entry.target == str(self.root):
-                continue
-            if entry.target.startswith(containers) and entry.target[len(containers) :].partition("/")[0] in live_keys:
-                continue
-            if not entry.target.startswith((containers, f"{self._directory}/", f"{self.root}/tmp/")):
-                continue  # an operator's own mount, such as a disk for ROOT/volumes
-            try:
-                mounts.unmount(entry.target)
-            except ServerError as error:
-                _log.warning("%s", error.message)
 
-
-def _absolute(target: Path) -> str:
-    """As the caller sees it: the mounting threads have another working directory."""
-    return os.path.abspath(target)
+def _mounted() -> dict[str, _Opened]:
+    """The snapshots that are mounted, by key. In a thread of the namespace."""
+    found = {}
+    for key in os.listdir(_ROOTS):
+        path = f"{_ROOTS}/{key}"
+        if trees.is_mount(path):
+            found[key] = _Opened(path, runs=True)
+        else:
+            os.rmdir(path)
+    return found
 
 
 def _count_down(counter: Counter[str], name: str) -> None:

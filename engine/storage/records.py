@@ -6,7 +6,7 @@ ROOT/
   content/sha256/<hex>   blobs by digest: configs, manifests                                  (content.py)
   layers/<n>/diff        an extracted image layer, or the upper directory of a container      (overlay.py)
   layers/<n>/work        the work directory that overlayfs wants beside an upper directory
-  containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle, rootfs (mount point)  (containers)
+  containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle                        (containers)
   volumes/<name>/_data   named volumes                                                        (volumes)
   tmp/                   bodies being received; nameless files where the file system has O_TMPFILE; emptied at start
 ```

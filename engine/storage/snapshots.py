@@ -1,7 +1,7 @@
 """What images and containers ask of a snapshotter: immutable layers by chain_id, writable snapshots by key on top of them.
 
 A layer is *drafted* (a directory to extract into), then *committed* under its chain_id; it lives while an image retains it, a container's
-snapshot stands on it, or another layer does. A snapshot is *prepared* for a container's id, *mounted* at a path, and *removed*.
+snapshot stands on it, or another layer does. A snapshot is *prepared* for a container's id, *mounted* for its run, and *removed*.
 
 The suite in tests/contract/test_snapshots.py runs on every implementation. Not here: where layers come from (images/layers.py).
 """
@@ -9,6 +9,7 @@ The suite in tests/contract/test_snapshots.py runs on every implementation. Not 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -70,14 +71,20 @@ class Snapshots(Protocol):
     async def prepare(self, key: str, parent: str | None) -> None:
         """Make a writable snapshot on a layer, or on nothing. Raises Conflict when the key is taken."""
 
-    async def mount(self, key: str, target: Path) -> None:
-        """Show the snapshot at an existing directory."""
+    async def mount(self, key: str) -> None:
+        """Mount the snapshot for a container to run on, until `unmount`, where nobody but this process sees it."""
+
+    def mounted(self, key: str) -> str:
+        """A path of a mounted snapshot's root, for any thread of this process until `unmount`. Raises NotFound when it is not mounted."""
+
+    def shown(self, key: str, target: Path) -> AbstractAsyncContextManager[int]:
+        """A descriptor of a copy of this process's mount namespace that has the mounted snapshot at `target`, a directory of `trees.make_private`."""
 
     async def open_content(self, chain_id: str) -> int:
         """A descriptor (O_PATH) of all that an image's layers show together, to be read only. The caller closes it; no mount point is left for it."""
 
-    async def unmount(self, key: str, target: Path) -> None:
-        """Take it away; nothing happens when it is not there."""
+    async def unmount(self, key: str) -> None:
+        """The run is over; nothing happens when there was none."""
 
     async def remove(self, key: str) -> None:
         """Remove the snapshot, which must not be mounted, and the layers that nobody else uses; nothing happens when there is none."""

@@ -1,8 +1,8 @@
 """Mounts that are in nobody's way: copies of mounts held by descriptors, and a mount namespace of the engine's own to put them together in.
 
 A tree is a descriptor of a mount that is attached nowhere (open_tree(2), Linux 5.2; mount_setattr(2), 5.12). Kernels before 6.15 attach to what is
-in a namespace only, so trees are put together in `Aside`: a namespace that holds an empty tmpfs and what its owner attaches, and lasts as long as
-the process. Nothing of it is seen on the host, nothing is left when the process dies at any instant.
+in a namespace only, so trees are put together in `Aside`: a namespace that holds an empty tmpfs and what its owner attaches. Nothing of it is seen
+on the host, and it lasts as long as somebody has its descriptor: nothing is left when all who have it die, at any instant.
 
 Blocking calls with the GIL released (ctypes): run them in a thread. Not here: mount(2) and mountinfo (mounts.py).
 Raises: ServerError that names the mount and the kernel's reason, the OSError kept as its cause.
@@ -11,6 +11,7 @@ Raises: ServerError that names the mount and the kernel's reason, the OSError ke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import threading
@@ -25,7 +26,7 @@ from engine.system import mounts
 _T = TypeVar("_T")
 
 THREADS = 4
-"""Threads of an `Aside` for mounting and looking; unmounting the last of an overlay writes back its file system, and others go on."""
+"""Threads of an `Aside` for mounting and looking, and as many for unmounting."""
 WRITERS = 16
 """Threads for long work that waits for nobody: that many archives that are here in full are laid out at a time."""
 
@@ -80,8 +81,7 @@ def clone_within(namespace: int, descriptor: int) -> int:
 
 def _clone_within(namespace: int, descriptor: int) -> int:
     mounts.own_directory()  # setns(2) refuses a thread that shares it
-    if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)) < 0:
-        raise _failure("mount namespace")
+    _enter(namespace)
     return clone(descriptor)
 
 
@@ -130,23 +130,42 @@ def detach(path: str) -> None:
         raise ServerError(f"unmount of {path}: {(error.strerror or '').lower()}") from error
 
 
+def make_private(directory: Path) -> None:
+    """Have `directory`, which is made, be a mount of its own that passes nothing on, for `Aside.namespace_with`."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_mount(directory):
+        tree = clone(directory)
+        try:
+            attach(tree, directory)
+        finally:
+            os.close(tree)
+    mounts.mount("", directory, flags=mounts.MS_PRIVATE)  # under a shared mount it became shared
+
+
 class Aside:
     """The namespace, made when it is first needed, and the threads that live in it.
 
-    They see `/layers`, which shows `directory` and is where they stand, `/proc`, and what they mount in `/`.
+    They see `/layers`, which shows `directory` and is where they stand, `/proc`, and what they mount at a `place` or in `own`, the owner's directory.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, own: str) -> None:
         self._directory = directory
+        self._own = own
         self._lock = threading.Lock()
-        self._namespace = -1
+        self.namespace = -1
+        """Its descriptor; -1 before it is needed."""
         self._last = 0
         self._mounting = ThreadPoolExecutor(THREADS, "aside", self._enter)
+        self._unmounting = ThreadPoolExecutor(THREADS, "unmount", self._enter)
         self._writing = ThreadPoolExecutor(WRITERS, "archive", self._enter)
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """What `work` returns in one of the threads. Not for what waits for a client."""
         return await asyncio.get_running_loop().run_in_executor(self._mounting, work)
+
+    async def unmount(self, work: Callable[[], _T]) -> _T:
+        """As `run`, for what ends a file system: an overlay's writes back the one that it lies on, for seconds, and others must go on."""
+        return await asyncio.get_running_loop().run_in_executor(self._unmounting, work)
 
     async def run_long(self, work: Callable[[], _T]) -> _T:
         """As `run`, for work that may take long. Not for what waits for a client either."""
@@ -164,18 +183,63 @@ class Aside:
         """A new empty directory to mount on. In a thread of the namespace."""
         with self._lock:
             self._last += 1
-            path = f"/{self._last}"
+            path = f"/calls/{self._last}"
         os.mkdir(path)
         return path
+
+    def namespace_with(self, path: str, target: Path) -> int:
+        """A descriptor of a copy of the host's namespace that has what is mounted at `path` here at `target` (`make_private`), unseen by others.
+
+        Its other mounts stay what they were to the host's, peers or slaves. The caller closes it: the last descriptor takes the kernel a while.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
+            return thread.submit(self._namespace_with, path, target).result()
+
+    def _namespace_with(self, path: str, target: Path) -> int:
+        host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mounts.own_directory()
+            _enter(self.namespace)
+            tree = clone(path)
+            try:
+                _enter(host)
+                if _libc.unshare(ctypes.c_int(_CLONE_NEWNS)) < 0:
+                    raise _failure("mount namespace")
+                attach(tree, target)
+            finally:
+                os.close(tree)
+        finally:
+            os.close(host)
+        return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
+    def adopt(self, namespace: int) -> None:
+        """Live in that namespace, which an `Aside` of an earlier process made, unless it shows another directory. Before anything else is asked for.
+
+        What that process was doing at its places is taken away. The descriptor stays the caller's.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
+            thread.submit(self._adopt, namespace).result()
+
+    def _adopt(self, namespace: int) -> None:
+        wanted = os.stat(self._directory)
+        mounts.own_directory()
+        _enter(namespace)
+        shown = os.stat("/layers")
+        if (shown.st_dev, shown.st_ino) == (wanted.st_dev, wanted.st_ino):
+            for name in os.listdir("/calls"):
+                with contextlib.suppress(ServerError):  # it was not mounted yet
+                    detach(f"/calls/{name}")
+                os.rmdir(f"/calls/{name}")
+            self.namespace = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def _enter(self) -> None:
         mounts.own_directory()  # setns(2) refuses a thread that shares it
         with self._lock:
-            if self._namespace < 0:
+            if self.namespace < 0:
                 self._make()
-                self._namespace = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            elif _libc.setns(ctypes.c_int(self._namespace), ctypes.c_int(_CLONE_NEWNS)) < 0:
-                raise _failure("mount namespace")
+                self.namespace = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            else:
+                _enter(self.namespace)
         os.chdir("/layers")
 
     def _make(self) -> None:
@@ -191,12 +255,19 @@ class Aside:
                 raise _failure("pivot_root")
             detach(".")  # the old root lies on top of the new one (pivot_root(2), NOTES)
             os.chdir("/")
-            for tree, path in ((layers, "/layers"), (proc, "/proc")):
+            for path in ("/layers", "/proc", "/calls", self._own):
                 os.mkdir(path)
-                attach(tree, path)
+            attach(layers, "/layers")
+            attach(proc, "/proc")
         finally:
             os.close(layers)
             os.close(proc)
+
+
+def _enter(namespace: int) -> None:
+    """The calling thread, which has a directory of its own, from now on."""
+    if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)) < 0:
+        raise _failure("mount namespace")
 
 
 def _failure(what: Path | str | int) -> OSError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,36 +18,47 @@ from engine.errors import Conflict, NotFound
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.storage.snapshots import Layer, Snapshots, Usage
-from engine.system import mounts
+from engine.system import mounts, trees
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
+class Kept:
+    """What outlives a snapshotter with the monitor: the namespace of its mounts."""
+
+    def __init__(self) -> None:
+        self.namespace = -1
+
+
 @asynccontextmanager
-async def overlay(root: Path) -> AsyncIterator[Snapshots]:
+async def overlay(root: Path, kept: Kept) -> AsyncIterator[Snapshots]:
     records = Records(root / "state.db")
+    snapshots = OverlaySnapshots(root, records)
     try:
-        yield OverlaySnapshots(root, records)
+        await snapshots.resume(kept.namespace)
+        if kept.namespace >= 0:
+            os.close(kept.namespace)
+        kept.namespace = os.dup(snapshots.aside.namespace)
+        yield snapshots
     finally:
         records.close()
 
 
 @pytest.fixture(params=[overlay], ids=["overlay"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[Snapshots], Awaitable[None]]], None]:
-    """Runs a coroutine on a snapshotter over one root, each time as after a restart; nothing may stay mounted."""
+    """Runs a coroutine on a snapshotter over one root, each time as after a crash of the daemon; nothing may be mounted on the host."""
+    kept = Kept()
 
     def runner(work: Callable[[Snapshots], Awaitable[None]]) -> None:
         async def main() -> None:
-            async with request.param(tmp_path) as snapshots:
+            async with request.param(tmp_path, kept) as snapshots:
                 await work(snapshots)
 
         asyncio.run(main())
 
     yield runner
-    left = mounts.mounts(tmp_path)
-    for entry in reversed(left):
-        mounts.unmount(entry.target)
-    assert left == []
+    os.close(kept.namespace)
+    assert mounts.mounts(tmp_path) == []
 
 
 async def add(snapshots: Snapshots, chain_id: str, parent: str = "", **contents: str) -> None:
@@ -56,40 +68,41 @@ async def add(snapshots: Snapshots, chain_id: str, parent: str = "", **contents:
     await snapshots.commit_layer(draft, chain_id, Layer(0, f"diff of {chain_id}", parent, 7))
 
 
-def target(tmp_path: Path, key: str = "k") -> Path:
-    path = tmp_path / "containers" / key / "rootfs"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+@asynccontextmanager
+async def mounted(snapshots: Snapshots, key: str = "k") -> AsyncIterator[Path]:
+    """The snapshot, for a run, at a path of this process."""
+    await snapshots.mount(key)
+    try:
+        yield Path(snapshots.mounted(key))
+    finally:
+        await snapshots.unmount(key)
 
 
 def test_write_remount_remove(run: Callable[..., None], tmp_path: Path) -> None:
-    where = target(tmp_path)
-
     async def make(snapshots: Snapshots) -> None:
         await add(snapshots, "low", a="low", b="low")
         await add(snapshots, "high", "low", b="high")
         assert (snapshots.layer("high") or Layer(0, "")).size == 7 and snapshots.layer("none") is None
         snapshots.retain("high")
         await snapshots.prepare("k", "high")
-        await snapshots.mount("k", where)
-        assert ((where / "a").read_text(), (where / "b").read_text()) == ("low", "high")
-        (where / "b").unlink()
-        (where / "c").write_text("mine")
-        await snapshots.unmount("k", where)
-        await snapshots.unmount("k", where)
-        assert os.listdir(where) == []
+        async with mounted(snapshots) as where:
+            assert ((where / "a").read_text(), (where / "b").read_text()) == ("low", "high")
+            (where / "b").unlink()
+            (where / "c").write_text("mine")
+        await snapshots.unmount("k")
+        with pytest.raises(NotFound):
+            snapshots.mounted("k")
 
     async def again(snapshots: Snapshots) -> None:
         snapshots.retain("high")
-        await snapshots.mount("k", where)
-        assert sorted(os.listdir(where)) == ["a", "c"]
-        assert await snapshots.usage("k") == Usage(4, 2)
-        assert (snapshots.upper("k") / "c").read_text() == "mine"
-        await snapshots.unmount("k", where)
+        async with mounted(snapshots) as where:
+            assert sorted(os.listdir(where)) == ["a", "c"]
+            assert await snapshots.usage("k") == Usage(4, 2)
+            assert (snapshots.upper("k") / "c").read_text() == "mine"
         await snapshots.remove("k")
         await snapshots.remove("k")
         with pytest.raises(NotFound):
-            await snapshots.mount("k", where)
+            await snapshots.mount("k")
         with pytest.raises(NotFound):
             snapshots.upper("k")
         assert await snapshots.release("high") == ["high", "low"]
@@ -100,14 +113,11 @@ def test_write_remount_remove(run: Callable[..., None], tmp_path: Path) -> None:
 
 
 def test_on_nothing(run: Callable[..., None], tmp_path: Path) -> None:
-    where = target(tmp_path)
-
     async def work(snapshots: Snapshots) -> None:
         await snapshots.prepare("k", None)
-        await snapshots.mount("k", where)
-        (where / "x").write_text("x")
-        await snapshots.unmount("k", where)
-        assert os.listdir(where) == [] and os.listdir(snapshots.upper("k")) == ["x"]
+        async with mounted(snapshots) as where:
+            (where / "x").write_text("x")
+        assert os.listdir(snapshots.upper("k")) == ["x"]
         await snapshots.remove("k")
 
     run(work)
@@ -152,17 +162,14 @@ def test_layers_live_as_long_as_somebody_uses_them(run: Callable[..., None], tmp
 
 
 def test_128_layers(run: Callable[..., None], tmp_path: Path) -> None:
-    where = target(tmp_path)
-
     async def work(snapshots: Snapshots) -> None:
         below = ""
         for at in range(128):
             await add(snapshots, f"chain{at}", below, **{f"f{at}": str(at)})
             below = f"chain{at}"
         await snapshots.prepare("k", below)
-        await snapshots.mount("k", where)
-        assert len(os.listdir(where)) == 128
-        await snapshots.unmount("k", where)
+        async with mounted(snapshots) as where:
+            assert len(os.listdir(where)) == 128
 
     run(work)
 
@@ -211,9 +218,38 @@ def test_directories_without_an_entry_look_like_those_below(run: Callable[..., N
     run(work)
 
 
+def in_namespace(namespace: int, *command: str) -> list[str]:
+    """What a program in that mount namespace prints."""
+    entered = ["nsenter", f"--mount=/proc/self/fd/{namespace}", "--", *command]
+    done = subprocess.run(entered, pass_fds=[namespace], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_shown_to_one(run: Callable[..., None], tmp_path: Path) -> None:
+    """In a namespace for one program the snapshot is at a place of the host, which sees nothing of it."""
+    place = tmp_path / "place"
+
+    async def work(snapshots: Snapshots) -> None:
+        for _ in range(2):
+            trees.make_private(place)
+        await snapshots.prepare("k", None)
+        with pytest.raises(NotFound):
+            await snapshots.shown("k", place).__aenter__()
+        await snapshots.mount("k")
+        async with snapshots.shown("k", place) as namespace:
+            (Path(snapshots.mounted("k")) / "file").touch()
+            assert in_namespace(namespace, "ls", str(place)) == ["file"]
+            assert os.listdir(place) == []
+        await snapshots.unmount("k")
+
+    try:
+        run(work)
+    finally:
+        mounts.unmount(place)
+
+
 def test_sweep(run: Callable[..., None], tmp_path: Path) -> None:
     """What a crash leaves: mounts, directories without a record, records without a directory, keys and layers that nobody names."""
-    stale, live, ghost = target(tmp_path, "stale"), target(tmp_path, "live"), tmp_path / "containers" / "live" / "else"
 
     async def crash(snapshots: Snapshots) -> None:
         await add(snapshots, "used")
@@ -223,8 +259,8 @@ def test_sweep(run: Callable[..., None], tmp_path: Path) -> None:
         await add(snapshots, "stood on")
         for key, parent in (("live", "used"), ("stale", "used"), ("other", "stood on")):
             await snapshots.prepare(key, parent)
-        await snapshots.mount("live", live)
-        await snapshots.mount("stale", stale)
+        for key in ("live", "stale"):
+            await snapshots.mount(key)
         await snapshots.draft()
         (tmp_path / "layers" / "999").mkdir()
         lost = snapshots.layer("lost")
@@ -235,7 +271,10 @@ def test_sweep(run: Callable[..., None], tmp_path: Path) -> None:
     async def restart(snapshots: Snapshots) -> None:
         assert snapshots.layer("lost") is None and snapshots.layer("on lost") is None
         await snapshots.sweep({"live", "other"}, {"used"})
-        assert [entry.target for entry in mounts.mounts(tmp_path)] == [str(live)]
+        assert os.listdir(snapshots.mounted("live")) == [], "a run that goes on keeps its mount"
+        for key in ("stale", "other"):
+            with pytest.raises(NotFound):
+                snapshots.mounted(key)
         assert snapshots.layer("used") and snapshots.layer("stood on") and not snapshots.layer("unnamed")
         with pytest.raises(NotFound):
             snapshots.upper("stale")
@@ -243,12 +282,11 @@ def test_sweep(run: Callable[..., None], tmp_path: Path) -> None:
         draft = await snapshots.draft()
         assert draft.number > 999, "numbers are not used again"
         await snapshots.abandon(draft)
-        await snapshots.unmount("live", live)
+        await snapshots.unmount("live")
 
     run(crash)
     run(restart)
     run(restart_is_quiet)
-    assert not ghost.exists()
 
 
 async def restart_is_quiet(snapshots: Snapshots) -> None:
@@ -258,11 +296,9 @@ async def restart_is_quiet(snapshots: Snapshots) -> None:
 
 def test_many_at_once(run: Callable[..., None], tmp_path: Path) -> None:
     async def one(snapshots: Snapshots, key: str) -> None:
-        where = target(tmp_path, key)
         await snapshots.prepare(key, "base")
-        await snapshots.mount(key, where)
-        (where / "own").write_text(key)
-        await snapshots.unmount(key, where)
+        async with mounted(snapshots, key) as where:
+            (where / "own").write_text(key)
         await snapshots.remove(key)
 
     async def work(snapshots: Snapshots) -> None:
