@@ -8,6 +8,7 @@ what the job needs, or answers wrongly, drops out of its rows with the reason; t
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,19 @@ class Figure:
     target: Target | None = None
 
 
+def touch(size: int) -> None:
+    """Use so many bytes of memory and give them back.
+
+    A virtual machine may have handed what was free in it to its host (free page reporting), which gives it back a page at a time when it is used
+    again: that takes ten times as long as to write a file to it, and is no engine's doing.
+    """
+    if size:
+        with mmap.mmap(-1, size) as memory:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+            for at in range(0, size, mmap.PAGESIZE):
+                memory[at] = 1
+
+
 @dataclass
 class Job:
     """`prepare` gives what `sample` and `finish` are given back; `sample` returns a number for each figure, in their order."""
@@ -62,6 +76,8 @@ class Job:
     """Seconds before a sample in which an engine may end what it does behind its replies: not its successor's to bear."""
     flush: bool = False
     """Whether dirty pages are written back before each sample: those of one engine are not to slow another's."""
+    memory: int = 0
+    """Bytes of memory to `touch` before each sample: more than the work fills anew."""
     only: Sequence[str] = ()
     """Engines that are asked; every one when empty. For what would take a peer minutes."""
     default: bool = True
@@ -96,6 +112,7 @@ class Job:
                         if self.flush:
                             os.sync()
                         time.sleep(self.rest)
+                        touch(self.memory)
                         found = self.sample(engine, state)
                         values = found if isinstance(found, tuple) else (found,)
                         assert len(values) == len(self.figures), (self.name, values)

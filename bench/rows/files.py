@@ -176,6 +176,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
             archives.prepare,
             finish,
             flush=True,
+            memory=3 * large,
         ),
         Job(
             "copy",

@@ -1,0 +1,108 @@
+"""The floors beneath rows that miss their figure: the same system calls from C (floors.c), with no engine around them.
+
+    python -m bench.floors put          PUT of an archive: receiving it, making its files in an overlay, all at once
+    python -m bench.floors terminal     output of a terminal: reading what busybox writes to one
+
+Shown are the least and the median of nine, the processor time, and the load average. What an engine adds (HTTP, the archive's headers, resolving
+paths, its caller's own sending) comes on top. Run it when nothing else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import image
+from bench.job import touch
+from bench.rows.files import LARGE_SIZE, SMALL_FILES, many_files
+from tests import archives
+
+ROUNDS = 9
+TERMINAL_SIZE = 190_000_000
+
+IN_OVERLAY = """
+cd "$1" && mkdir lower upper work root && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay root && shift && exec "$@"
+"""
+"""Run in a mount namespace of its own: the mount goes with it."""
+
+
+class Floors:
+    """The compiled program, and a directory for what it writes."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.program = base / "floors"
+        source = Path(__file__).with_suffix(".c")
+        subprocess.run(["cc", "-O2", "-pthread", "-o", self.program, source, "-lutil"], check=True)
+
+    def show(self, what: str, *words: str | Path, memory: int = 0, overlay: bool = True, size: int = 0) -> None:
+        """Take samples. A `directory` among the words stands for a new one each time, in an overlay or on the file system itself. `memory`: see
+        `touch`. `size`: bytes, to show the rate too."""
+        samples = []
+        for _ in range(ROUNDS):
+            directory = Path(tempfile.mkdtemp(dir=self.base))
+            command: list[str | Path] = [self.program, *(directory if word == "directory" else word for word in words)]
+            if overlay and "directory" in words:
+                command = ["unshare", "--mount", "sh", "-ec", IN_OVERLAY, "sh", directory, *command]
+                command[command.index(directory, 7)] = "root"
+            os.sync()
+            touch(memory)
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            samples.append([float(each) for each in said.split()])
+        passed, processor = zip(*samples, strict=True)
+        rate = f"{size / min(passed) / 1000:8.1f} MB/s" if size else ""
+        print(
+            f"{what:<58}{min(passed):8.1f}{statistics.median(passed):8.1f} ms  processor {min(processor):8.1f} ms{rate}"
+            f"  load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+
+
+def put(floors: Floors) -> None:
+    archive = floors.base / "files.tar"
+    many_files(archive, SMALL_FILES, LARGE_SIZE)
+    small, large, memory = str(SMALL_FILES), str(LARGE_SIZE), 3 * LARGE_SIZE
+    floors.show("the archive, received into one buffer", "receive", archive)
+    for overlay, where in ((False, "the file system itself"), (True, "an overlay")):
+        for threads in "1", "2":
+            what = f"{SMALL_FILES:,} small files in {where}, threads: {threads}"
+            floors.show(what, "files", "directory", small, threads, memory=memory, overlay=overlay)
+    floors.show("the large file", "large", "directory", large, memory=memory)
+    floors.show("the large file, in memory that was not touched before", "large", "directory", large)
+    floors.show("all at once", "put", "directory", small, large, archive, memory=memory)
+
+
+def terminal(floors: Floors) -> None:
+    lines = floors.base / "lines"
+    lines.write_bytes(image.LINE * (image.LINES_SIZE // len(image.LINE)))
+    copies = TERMINAL_SIZE // image.LINES_SIZE
+    count = copies * (image.LINES_SIZE // len(image.LINE))
+    busybox = archives.BUSYBOX
+    command = f"for i in $({busybox} seq {copies}); do {busybox} cat {lines}; done"
+    what = f"{copies * image.LINES_SIZE // 1_000_000} MB that busybox writes to a terminal, read"
+    floors.show(what, "terminal", str(count), busybox, "sh", "-c", command, size=copies * image.LINES_SIZE)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.floors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("floor", choices=("put", "terminal"))
+    wanted = parser.parse_args(arguments).floor
+    if os.geteuid() != 0:
+        print("bench: mounts need root", file=sys.stderr)
+        return 1
+    print(f"{'':<58}{'least':>8}{'median':>8}")
+    with tempfile.TemporaryDirectory(prefix="floors", dir="/tmp") as base:
+        {"put": put, "terminal": terminal}[wanted](Floors(Path(base)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
