@@ -271,8 +271,11 @@ class Execs:
                 self._monitor.drop(exec_id)
             if record.probe or client is None:
                 raise failure.error from refusal
-            text = (failure.error.message + "\r\n").encode()
-            await asyncio.to_thread(_say, descriptor, text if config.tty else frames.mux(1, text))
+            if not (
+                isinstance(refusal, LaunchFailed) and refusal.interrupted
+            ):  # else the answer's head may not be written
+                text = (failure.error.message + "\r\n").encode()
+                await asyncio.to_thread(_say, descriptor, text if config.tty else frames.mux(1, text))
             self._monitor.drop(exec_id)
 
     async def _launch(

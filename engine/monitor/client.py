@@ -1,7 +1,8 @@
 """The daemon's side of the monitor: orders that are awaited, reports that are told, and the monitor's life itself.
 
 `open` connects to the monitor that lives in RUN, or starts one. When it dies, another is started and handed every process: this side holds a
-duplicate of each stdio descriptor and each pidfd for that day, and is a subreaper, so that containers fall to it and can be collected.
+duplicate of each stdio descriptor and each pidfd for that day, and is a subreaper, so that containers fall to it and can be collected. Launches that
+it was in the middle of are ended first (`orphans.py`), and only then said to have failed.
 Not here: what a container is; files of its bundle; the byte path, which does not pass the daemon.
 
 Owns:    the connection, and the descriptors of every `Process` until its exit.
@@ -33,15 +34,20 @@ import msgspec
 import engine
 from engine._fast.pump import become_subreaper
 from engine.errors import NotFound, ServerError
-from engine.monitor import messages
+from engine.monitor import messages, orphans
 from engine.monitor.messages import LogFile, Size
 
 START_LIMIT = 60.0
 """Seconds that a new monitor may take until it listens."""
 RESTART_PAUSE = 0.2
 """Seconds between tries to restore a monitor that cannot be started."""
+DYING_LIMIT = 10.0
+"""Seconds from the end of the connection until the monitor's process must have ended too."""
+COLLECT_PAUSE = 10.0
+"""Seconds between looks for children that nobody waits for, once a monitor has died."""
 EARLY_INLINE = 32 << 10
 """Bytes of early input that travel in the packet itself."""
+_DEAD = "the monitor ended before it answered"
 _PACKETS = 64
 _REPORT = 32 << 10
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(8 * 4)
@@ -69,10 +75,12 @@ class Attached(msgspec.Struct, frozen=True):
 class LaunchFailed(ServerError):
     """The runtime did not make the process: its exit status (-1: it was not run) and its own words. A client that came with the order waits."""
 
-    def __init__(self, reason: str, status: int) -> None:
+    def __init__(self, reason: str, status: int, *, interrupted: bool = False) -> None:
+        """`interrupted`: the monitor died; whether it took the client, and wrote its head, nobody knows."""
         super().__init__(reason)
         self.reason = reason
         self.status = status
+        self.interrupted = interrupted
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +234,7 @@ class Monitor:
         self._restoring: asyncio.Task[None] | None = None
         self._reaping: set[int] = set()
         self._children: set[int] = set()
+        self._collecting: asyncio.Task[None] | None = None
         self._unsent: list[messages.Order] = []
         self._relay: tuple[socket.socket, bytes] | None = None
         self._closing = False
@@ -256,8 +265,11 @@ class Monitor:
             self._restoring.cancel()
             with suppress(asyncio.CancelledError):
                 await self._restoring
+        if self._collecting is not None:
+            self._collecting.cancel()
         self._disconnect()
         self._fail_requests("the daemon is leaving")
+        self._fail_runs("the daemon is leaving")
         for descriptor in [*self._reaping, *self._children]:
             self._loop.remove_reader(descriptor)
         for descriptor in self._children:
@@ -329,6 +341,8 @@ class Monitor:
     async def _start(self) -> None:
         """Spawn a monitor and wait until it listens. One that another daemon has just started will do as well. Raises ServerError."""
         self._run.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if not self._opened:
+            await asyncio.to_thread(orphans.end_launches, self._run)
         paths = dict.fromkeys(str(Path(package.__file__ or "").parent.parent) for package in (engine, msgspec))
         environment = {
             name: value
@@ -410,7 +424,7 @@ class Monitor:
     def _lost(self) -> None:
         """The connection has ended: the monitor is dead."""
         self._disconnect()
-        self._fail_requests("the monitor ended before it answered")
+        self._fail_requests(_DEAD)
         if not self._closing and self._opened and self._restoring is None:
             _log.error(
                 "the monitor of %s is gone; %d processes are handed to a new one", self._run, len(self.processes)
@@ -419,6 +433,7 @@ class Monitor:
 
     async def _restore(self) -> None:
         try:
+            await self._clear_up()
             while True:
                 try:
                     await self._connect()
@@ -429,6 +444,41 @@ class Monitor:
                     await asyncio.sleep(RESTART_PAUSE)
         finally:
             self._restoring = None
+
+    async def _clear_up(self) -> None:
+        """End and collect what the dead monitor was in the middle of; then its launches have failed."""
+        if await self._has_ended(self.pid):
+            await asyncio.to_thread(orphans.end_launches, self._run)
+            await self._collect()
+            if self._collecting is None:
+                self._collecting = self._loop.create_task(self._collect_again())
+        self._fail_runs(_DEAD)
+
+    async def _has_ended(self, pid: int) -> bool:
+        """Whether that monitor is gone, its children with it: its socket closes a moment sooner. False when it merely left us."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return True
+        ended = asyncio.Event()
+        self._loop.add_reader(pidfd, ended.set)
+        try:
+            await asyncio.wait_for(ended.wait(), DYING_LIMIT)
+        except TimeoutError:
+            return False
+        finally:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        return True
+
+    async def _collect(self) -> None:
+        await asyncio.to_thread(orphans.collect, {process.pid for process in self.processes.values()})
+
+    async def _collect_again(self) -> None:
+        """What has fallen to us may leave us children of its own, out of the host's process namespace. uvloop keeps SIGCHLD to itself."""
+        while True:
+            await asyncio.sleep(COLLECT_PAUSE)
+            await self._collect()
 
     def _adopt(self, process: Process) -> None:
         self._send(
@@ -474,7 +524,7 @@ class Monitor:
 
         `namespace`: a descriptor of the mount namespace that the runtime is started in; it stays the caller's.
         Raises LaunchFailed with the runtime's reason, ServerError when the client could not be taken. When the monitor dies meanwhile,
-        LaunchFailed is raised with status -1, and the runtime may still succeed: delete it by force.
+        LaunchFailed is raised once the runtime has been ended; what it keeps of a container is to be deleted by force.
         """
         if isinstance(size, tuple):
             size = Size(*size)
@@ -742,7 +792,14 @@ class Monitor:
             self._loop.call_soon(self._on_exit, key, exit_record)
 
     def _fail_requests(self, reason: str) -> None:
-        runs, self._runs = self._runs, {}
+        """Tell all that wait for an answer, but for launches."""
         for seq, future in list(self._requests.items()):
-            if not future.done():
-                future.set_exception(LaunchFailed(reason, -1) if seq in runs else Interrupted(reason))
+            if not future.done() and seq not in self._runs:
+                future.set_exception(Interrupted(reason))
+
+    def _fail_runs(self, reason: str) -> None:
+        runs, self._runs = self._runs, {}
+        for seq in runs:
+            future = self._requests.get(seq)
+            if future is not None and not future.done():
+                future.set_exception(LaunchFailed(reason, -1, interrupted=True))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -213,6 +215,64 @@ def test_monitor_killed_while_containers_print(own_engine: TempEngine) -> None:
         assert printed[-1] == b"line %d\n" % (LINES - 1)
         assert len(printed) > LINES - 2000
     assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
+
+
+def zombies(parent: int) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, ppid = process.read_text().rpartition(")")[2].split()[:2]
+            if state == "Z" and int(ppid) == parent:
+                found.append(process.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["process-made", "process-being-made"])
+def test_monitor_killed_in_the_middle_of_an_exec(tmp_path: Path, made: bool) -> None:
+    """Nothing of it runs on or stays as a zombie, which would keep the container from ending; the client sees an end, not words out of place."""
+    runtime, gate = tmp_path / "slow", tmp_path / "gate"
+    os.mkfifo(gate)
+    wait, run = (
+        f"case \"$*\" in *'exec --detach'*) : < {gate};; esac",
+        f'{shutil.which("crun") or "runc"} "$@"; status=$?',
+    )
+    runtime.write_text(
+        f"#!/bin/sh\n{run}\n{wait}\nexit $status\n" if made else f"#!/bin/sh\n{wait}\n{run}\nexit $status\n"
+    )
+    runtime.chmod(0o755)
+    with TempEngine("--runtime", str(runtime)) as engine:
+        engine.load_busybox()
+        before = engine.footprint()
+        container = engine.started("sleep", "600")
+        body = {"Cmd": ["sleep", "601"], "AttachStdout": True}
+        exec_id = engine.request("POST", f"/v1.24/containers/{container}/exec", body).json()["Id"]
+        answers: list[bytes] = []
+        asked = (
+            f"POST /v1.24/exec/{exec_id}/start HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            "Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+        )
+        client = threading.Thread(target=lambda: answers.append(engine.send(asked.encode(), timeout=60)))
+        client.start()
+
+        def commands() -> list[str]:
+            listed = engine.request("GET", f"/v1.24/containers/{container}/top?ps_args=-o+args").json()["Processes"]
+            return sorted(line[0] for line in listed)
+
+        if made:
+            until("the process is there", lambda: commands() == ["sleep 600", "sleep 601"])
+        else:
+            until("the runtime is asked", lambda: [name for name in os.listdir(engine.run / "exec") if name == exec_id])
+        engine.kill_monitor()
+        client.join(60)
+        assert answers[0] == b"" or (answers[0].startswith(b"HTTP/1.1 200 OK\r\n") and answers[0].endswith(b"\r\n\r\n"))
+        until("its process is gone", lambda: commands() == ["sleep 600"])
+        found = engine.request("GET", f"/v1.24/exec/{exec_id}/json").json()
+        assert not found["Running"] and found["ExitCode"] != 0
+        engine.post(f"/containers/{container}/stop?t=0")
+        assert engine.wait(container) == 137
+        until("nobody waits to be collected", lambda: not zombies(engine.pid))
+        engine.remove_all()
+        engine.assert_settles(before)
 
 
 def test_exit_codes_of_containers_that_end_while_no_monitor_is_there(own_engine: TempEngine) -> None:
