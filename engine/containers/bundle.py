@@ -131,7 +131,8 @@ def write_network_files(record: ContainerRecord, directory: Path, networks: dict
         name, _, address = extra.partition(":")
         hosts += f"{address}\t{name}\n"
     hosts += "".join(f"{line}\n" for line in record.link_hosts)
-    names = full_name if full_name == hostname else f"{full_name} {hostname}"
+    first, dot, _ = full_name.partition(".")
+    names = f"{full_name} {first}" if dot else full_name
     for endpoint in networks.values():
         for address in (endpoint.ip_address, endpoint.global_ipv6_address):
             if address:

@@ -85,6 +85,16 @@ def test_hosts_and_hostname(tmp_path: Path) -> None:
     assert hosts[-3:] == ["10.1.1.1\tdb", "::1\tv6", "172.17.0.9\tweb.example web"]
 
 
+@pytest.mark.parametrize(
+    ("hostname", "domainname", "names"),
+    [("web", "", "web"), ("a.b.c", "", "a.b.c a"), ("a.b", "c", "a.b.c a"), ("web", "b.c", "web.b.c web")],
+)
+def test_a_full_name_and_its_first_part(tmp_path: Path, hostname: str, domainname: str, names: str) -> None:
+    networks = {"bridge": EndpointSettings(ip_address="172.17.0.9")}
+    bundle.write_network_files(record(Config(hostname=hostname, domainname=domainname)), tmp_path, networks)
+    assert (tmp_path / "hosts").read_text().splitlines()[-1] == f"172.17.0.9\t{names}"
+
+
 def test_files_are_rewritten_in_place(tmp_path: Path) -> None:
     bundle.write_network_files(record(Config(hostname="web")), tmp_path, {})
     before = (tmp_path / "hosts").stat().st_ino
