@@ -132,6 +132,7 @@ cdef enum:
     DIRENTS = 32 * 1024
     MAX_EXTENTS = 16 * 1024         # of one sparse file; what comes behind the last is sent with its holes
     MAX_NAMES = 128 * 1024 * 1024
+    MAX_CHANGES = 128 * 1024 * 1024 # bytes of their paths together: a container may have as many files as it likes, as deep as it likes
     MAX_LINKS = 16 * 1024 * 1024    # beyond, a further name of a file is sent as a file of its own
     MAX_VALUE = 64 * 1024           # XATTR_SIZE_MAX
     MAX_LAYERS = 512
@@ -220,7 +221,6 @@ cdef class _Walk:
     cdef const char *name           # the last part of `path`
     cdef bint is_file               # as its directory says
     cdef bint is_plain              # likewise: nothing that could be a directory or a whiteout
-    cdef bint shallow               # what lies too deep for the kernel to take its path at once is passed over
     cdef int error
     cdef char failed[MAX_PATH + 1]
 
@@ -364,7 +364,7 @@ cdef class _Walk:
     cdef int next(self, int *parent) noexcept nogil:
         """The next name: `path`, `name` and the descriptor of its directory. 1, 0 when the directory has no more, -1.
 
-        One of more than 256 KiB is an error; of more than 4,095 bytes, 2 when the walk is `shallow`.
+        One of more than 256 KiB is an error.
         """
         cdef Frame *frame = &self.frames[self.depth - 1]
         cdef const char *name
@@ -389,8 +389,6 @@ cdef class _Walk:
         frame.next += 1
         length = strlen(name)
         at = self.length + 1 if self.length else 0
-        if at + length > MAX_PATH and self.shallow:
-            return 2
         if at + length >= self.path_room:
             if at + length > LONGEST:
                 return self.fail(ENAMETOOLONG)
@@ -1057,6 +1055,8 @@ cdef class _Changes(_Walk):
     cdef int tell(self, int kind, const char *path, size_t length) noexcept nogil:
         cdef size_t wanted
         cdef void *room
+        if self.out_size + length + 3 > MAX_CHANGES:
+            return self.fail(E2BIG)
         if self.out_size + length + 3 > self.out_room:
             wanted = self.out_room * 2 + length + 64 * 1024
             room = realloc(self.out, wanted)
@@ -1085,6 +1085,8 @@ cdef class _Changes(_Walk):
         cdef int fd, there = 0
         cdef bint opaque
         memset(shows, 0, self.layer_count)
+        if self.length > MAX_PATH:      # no layer is made of such
+            return 0
         for index in range(self.layer_count):
             if not above[index]:
                 continue
@@ -1153,7 +1155,7 @@ cdef class _Changes(_Walk):
                 return -1
             if got == 0:
                 self.leave()
-            elif got == 1 and self.look(parent) < 0:
+            elif self.look(parent) < 0:
                 return -1
         return 0
 
@@ -1279,7 +1281,8 @@ def changes(int upper, layers not None):
     """What an overlay's upper directory changes of the layers below it, descriptors topmost first: (path, kind), parents before what is in them.
 
     Kinds are the API's: 0 modified, 1 added, 2 deleted. A directory is modified when it looks other than below, or when something came or went in
-    it; one that was removed and made again is modified, and what it had is deleted. Paths are bytes, those of more than 4,095 are left out.
+    it; one that was removed and made again is modified, and what it had is deleted. Paths are bytes. Raises OSError E2BIG when they are more than
+    128 MiB together, ENAMETOOLONG when one is of more than 256 KiB.
     """
     cdef _Changes walk = _Changes()
     cdef size_t index
@@ -1293,7 +1296,6 @@ def changes(int upper, layers not None):
     for index in range(walk.layer_count):
         walk.layers[index] = layers[index]
     walk.top = os.dup(upper)
-    walk.shallow = True
     with nogil:
         status = walk.run(upper)
     if status < 0:

@@ -411,6 +411,8 @@ def _changes(upper: str, lower: list[str]) -> list[PathChange]:
                 descriptors.append(files.open_directory(path))
             found = pack.changes(descriptors[0], descriptors[1:])
         except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise ServerError("there are too many changes: their paths take more than 128 MiB") from error
             raise ServerError(f"reading the changes in {upper}: {error.filename}: {error.strerror}") from error
     return [PathChange(path.decode(errors="replace"), kind) for path, kind in found]
 
