@@ -1,7 +1,11 @@
-"""What a thousand restarts and ten thousand execs leave behind in engined: nothing should grow. Asked for by name; they take minutes."""
+"""What grows in engined: memory with a thousand restarts and ten thousand execs, the time of a start with a thousand containers that run.
+
+Nothing should. Asked for by name; they take minutes.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +14,11 @@ from bench.engines import Engine
 from bench.job import Figure, Job, Size
 from bench.report import Target
 from bench.rows.resources import settled
+
+PORTS, FIRST_PORT = 4, 20000
+TIMES = 30
+PAUSE = 0.1
+"""Seconds before a start: what the removal before it does behind its reply is not its own to bear."""
 
 
 def growth(engine: Engine, warm_up: Callable[[], object], work: Callable[[], object]) -> tuple[float, ...]:
@@ -67,6 +76,47 @@ def execs(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
     return sample
 
 
+def starts(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
+    """Milliseconds of the first start with PORTS published ports and of the `count`th, and how many times the first that is.
+
+    Each is the best of TIMES, every one of which is removed again.
+    """
+
+    def made(connection: wire.Connection, number: int) -> str:
+        ports = {f"{1000 + at}/tcp": [{"HostPort": str(FIRST_PORT + PORTS * number + at)}] for at in range(PORTS)}
+        more = {"ExposedPorts": {port: {} for port in ports}, "host": {"PortBindings": ports}}
+        return steps.create(connection, "sleep", "36000", network="bridge", **more)
+
+    def begun(connection: wire.Connection, number: int) -> str:
+        container = made(connection, number)
+        steps.start(connection, container)
+        return container
+
+    def best(connection: wire.Connection, number: int) -> float:
+        found = []
+        for _ in range(TIMES):
+            container = made(connection, number)
+            time.sleep(PAUSE)
+            begin = time.perf_counter()
+            steps.start(connection, container)
+            found.append((time.perf_counter() - begin) * 1000)
+            steps.remove(connection, container)
+        return min(found)
+
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
+        with engine.connection() as connection:
+            first = best(connection, count - 1)
+            others = steps.side_by_side(engine, list(range(count - 1)), begun)
+            try:
+                settled(engine)
+                last = best(connection, count - 1)
+            finally:
+                steps.side_by_side(engine, others, steps.remove)
+        return first, last, last / first
+
+    return sample
+
+
 def job(name: str, what: str, sample: Callable[[Engine, Any], tuple[float, ...]], idle: int) -> Job:
     return Job(
         name,
@@ -83,8 +133,20 @@ def job(name: str, what: str, sample: Callable[[Engine, Any], tuple[float, ...]]
 
 
 def jobs(size: Size) -> list[Job]:
+    many_starts = size.of(1000, 50)
     many_restarts, many_execs = size.of(1000, 50), size.of(10_000, 500)
     return [
+        Job(
+            "growth-starts",
+            [
+                Figure("growth-starts-first", f"start of a first container, bridge, {PORTS} published ports", "ms"),
+                Figure("growth-starts-last", f"the same beside {many_starts - 1:,} such containers", "ms"),
+                Figure("growth-starts", "the latter / the former", "x", target=Target(at_most=1.2)),
+            ],
+            starts(many_starts),
+            only=("engined",),
+            default=False,
+        ),
         job("growth-restarts", f"{many_restarts:,} restarts", restarts(many_restarts), 0),
         job("growth-execs", f"{many_execs:,} execs", execs(many_execs), 1),
     ]
