@@ -154,7 +154,7 @@ class Daemon:
                 gone=self._gone,
             )
         )
-        await monitor.open()
+        await monitor.open(hold=True)
         self._took_over = bool(monitor.processes or monitor.exits)
         stack.push_async_callback(self._close_monitor, monitor)
         if networks.relay is not None:
@@ -167,6 +167,7 @@ class Daemon:
         self.health.resume(self.containers)
         stack.push_async_callback(self.health.close)
         await self._end_strays(runtime)
+        monitor.deliver()
         await snapshots.sweep({container.id for container in self.containers}, images.chain_ids())
         await asyncio.to_thread(_sweep_directories, config.root / "containers", {each.id for each in self.containers})
         stack.push_async_callback(self.containers.settled)

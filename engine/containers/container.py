@@ -873,7 +873,7 @@ class Container:
         """
         parts, status = self._parts, self.record.status
         process = parts.monitor.processes.get(self.id)
-        ended = parts.monitor.exits.get(self.id)
+        ended = parts.monitor.exits.pop(self.id, None)
         if process is not None or ended is not None:
             pid = process.pid if process is not None else 0
             if status.state not in _RUNNING:

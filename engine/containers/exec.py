@@ -109,8 +109,9 @@ class Execs:
             if process is not None:
                 record = msgspec.structs.replace(record, pid=process.pid)
             self._keep(record)
-            if record.id in self._monitor.exits:
-                self.exited(record.id, self._monitor.exits[record.id])
+            ended = self._monitor.exits.pop(record.id, None)
+            if ended is not None:
+                self.exited(record.id, ended)
             elif record.running and process is None:
                 self._monitor.drop(record.id)
                 self.exited(record.id, Exit(status=255, at=time.time_ns()))

@@ -239,11 +239,16 @@ class Monitor:
         self._relay: tuple[socket.socket, bytes] | None = None
         self._closing = False
         self._opened = False
+        self._holding = False
 
     # --- life -----------------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Connect to the living monitor, or start one; then `processes` and `exits` tell what it knows. Raises ServerError."""
+    async def open(self, *, hold: bool = False) -> None:
+        """Connect to the living monitor, or start one; then `processes` and `exits` tell what it knows. Raises ServerError.
+
+        `hold`: what ends before `deliver` is called is put into `exits` as well.
+        """
+        self._holding = hold
         self._loop = asyncio.get_running_loop()
         become_subreaper()
         self._files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -257,6 +262,12 @@ class Monitor:
                     raise
                 await asyncio.sleep(0.01)
         self._opened = True
+
+    def deliver(self) -> None:
+        """The exits that nobody has taken go to `on_exit`, and so do those that come."""
+        self._holding = False
+        while self.exits:
+            self._on_exit(*self.exits.popitem())
 
     async def close(self) -> None:
         """Leave the monitor alone with its processes."""
@@ -765,7 +776,7 @@ class Monitor:
         exit_record = Exit(report.status, report.at)
         if report.key in self.processes:
             self._end(report.key, exit_record)
-        elif not self._opened:
+        elif self._holding or not self._opened:
             self.exits[report.key] = exit_record
 
     def _keep(self, process: Process) -> None:
@@ -785,7 +796,7 @@ class Monitor:
         process = self.processes.pop(key, None)
         if process is not None:
             self._let_go(process)
-        if not self._opened:
+        if self._holding or not self._opened:
             self.exits[key] = exit_record
         else:
             # Behind the wake-up of a `run` that was answered just before.

@@ -838,6 +838,27 @@ def test_kill_of_the_monitor(bench: Bench) -> None:
     drive(bench, story)
 
 
+def test_exits_wait_for_a_daemon_that_is_not_ready(bench: Bench) -> None:
+    """What ends between `open` and `deliver` is neither lost nor told before its owner is there."""
+
+    async def main() -> None:
+        earlier = bench.monitor()
+        await earlier.open()
+        key, launch = bench.launch("sleep 0.2; exit 5")
+        await earlier.run(key, **launch)
+        await earlier.close()
+        monitor = bench.monitor()
+        await monitor.open(hold=True)
+        await until(lambda: key in monitor.exits, "its end")
+        assert key not in bench.exits and key not in monitor.processes
+        monitor.deliver()
+        assert bench.exits[key].status == 5 and monitor.exits == {}
+        monitor.forget(key)
+        await monitor.shutdown()
+
+    asyncio.run(main())
+
+
 def test_kill_of_both(bench: Bench) -> None:
     """The journal of a dead monitor tells the next daemon what ended."""
 
