@@ -21,6 +21,7 @@ from engine.containers.create import strings, tmpfs_options
 from engine.containers.limits import rlimit
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
+from engine.networks.sandboxes import SETTINGS
 from engine.runtime import capabilities, cgroups, seccomp
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
@@ -78,8 +79,7 @@ _MQUEUE = oci.Mount(destination="/dev/mqueue", type="mqueue", source="mqueue", o
 
 DEFAULT_SHM_SIZE = 64 << 20
 
-_NETWORK_SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0 2147483647"}
-"""Docker's: inside its own network a container needs no privilege for low ports and ping."""
+_NETWORK_SYSCTLS = {f"net.{path.replace('/', '.')}": value for path, value in SETTINGS.items()}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,7 +313,7 @@ def _namespaces(host: HostConfig, place: Place) -> list[oci.Namespace]:
 def _sysctls(record: ContainerRecord, place: Place) -> dict[str, str]:
     host = record.host
     found: dict[str, str] = {}
-    if place.network is not None and not host.network_mode.startswith("container:"):
+    if place.network == "":
         found |= _NETWORK_SYSCTLS
     if record.config.domainname and host.uts_mode != "host":
         found["kernel.domainname"] = record.config.domainname

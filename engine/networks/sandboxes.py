@@ -25,7 +25,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.system import namespaces, netlink
+from engine.system import namespaces, netlink, sysctls
 from engine.system.netlink import Link, Netlink, NetlinkError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,11 @@ INSIDE = "eth0"
 PORTS = 1023
 """Ports of one bridge (BR_MAX_PORTS of the kernel, without the one that it does not use)."""
 
-_NO_IPV6 = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+_HAS_IPV6 = Path("/proc/sys/net/ipv6").exists()
+
+SETTINGS = {"ipv4/ip_unprivileged_port_start": "0", "ipv4/ping_group_range": "0 2147483647"}
+"""Docker's, below /proc/sys/net: inside its own network a container needs no privilege for low ports and ping."""
+_SETTINGS = SETTINGS | ({"ipv6/conf/all/disable_ipv6": "1"} if _HAS_IPV6 else {})
 
 
 class BridgeFull(OSError):
@@ -112,18 +116,16 @@ class Sandbox:
 
 def _switch_ipv6_on(namespace: int, name: str) -> None:
     """IPv6 for one link of a namespace, and its loopback: everywhere else in it IPv6 is off, as in Docker."""
-    if not _NO_IPV6.exists():
+    if not _HAS_IPV6:
         raise NetlinkError(errno.EAFNOSUPPORT, "this kernel has no IPv6")
     with namespaces.inside_network(namespace):
-        for each in ("lo", name):
-            (_NO_IPV6.parent.parent / each / "disable_ipv6").write_text("0")
+        sysctls.write({f"ipv6/conf/{each}/disable_ipv6": "0" for each in ("lo", name)})
 
 
 def empty() -> int:
     """A fresh namespace with its loopback up and nothing else: its descriptor, the caller's."""
     with namespaces.new_network() as descriptor:
-        if _NO_IPV6.exists():
-            _NO_IPV6.write_text("1")
+        sysctls.write(_SETTINGS)
         with Netlink() as inside:
             inside.apply(netlink.change_link("lo", up=True))
     return descriptor
@@ -157,7 +159,7 @@ def _join(links: Netlink, end: str, inner: str, namespace: int, bridge: Link, mt
     created, enslaved = links.outcomes(
         (
             netlink.create_veth(end, inner, namespace, mtu=mtu),
-            netlink.change_link(end, master=bridge.ifindex, up=True, without_ipv6_address=_NO_IPV6.exists()),
+            netlink.change_link(end, master=bridge.ifindex, up=True, without_ipv6_address=_HAS_IPV6),
         )
     )
     if created is not None:
@@ -336,9 +338,7 @@ class Stock:
         endpoint_id = secrets.token_hex(32)
         with namespaces.new_network() as descriptor:
             inside = Netlink()
-            if _NO_IPV6.exists():
-                # Docker's default. /proc/sys/net is that of the thread's namespace.
-                _NO_IPV6.write_text("1")
+            sysctls.write(_SETTINGS)
         sandbox = Sandbox(descriptor, inside, endpoint_id)
         try:
             _join(self._links, host_end(endpoint_id), INSIDE, descriptor, bridge, mtu)
