@@ -284,6 +284,14 @@ def parent(cgroup_parent: str) -> str:
 
 def _remove(directory: str) -> None:
     try:
+        os.rmdir(directory)  # its files are the kernel's and in nobody's way: only what is below it is looked for
+        return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+    try:
         with os.scandir(directory) as entries:
             below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
