@@ -51,7 +51,7 @@ add map inet {table} address4 {{ type inet_proto . ipv4_addr . inet_service : ip
 add map inet {table} any4 {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
 add map inet {table} address6 {{ type inet_proto . ipv6_addr . inet_service : ipv6_addr . inet_service; }}
 add map inet {table} any6 {{ type inet_proto . inet_service : ipv6_addr . inet_service; }}
-add set inet {table} relayed {{ type inet_service; }}
+add set inet {table} relayed {{ type inet_service; size 65536; flags dynamic; }}
 flush table inet {table}
 table inet {table} {{
     chain loopback {{
