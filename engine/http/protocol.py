@@ -485,9 +485,7 @@ class Connection(asyncio.Protocol):
         """The handler waits for bytes of the body."""
         if self._reader is None or self._state is not State.ACTIVE:
             return
-        if self._continue_due:
-            self._continue_due = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._tell_to_continue()
         self._watch(self._server.limits.body_seconds)
 
     def body_taken(self) -> None:
@@ -533,6 +531,12 @@ class Connection(asyncio.Protocol):
             self._reader = None
             self._body.end()
         self._consume(unread if remainder.error is None else b"")
+
+    def _tell_to_continue(self) -> None:
+        """The interim answer that the client waits for, once, before anything of the final one (RFC 9110, 10.1.1)."""
+        if self._continue_due:
+            self._continue_due = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -650,6 +654,7 @@ class Connection(asyncio.Protocol):
         """Write the head of an answer that grows."""
         if self._hijacked:
             self._cancel_hijack()
+        self._tell_to_continue()  # the chunks may be made of the body: later would be in the midst of them
         self._streaming = True
         keep = not self._http10 and self._may_keep()
         head = [self._start(reply.status, reply.content_type), field_lines(reply.headers), self._connection_line(keep)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
 import uvloop
@@ -94,6 +94,15 @@ class App:
 
     def do_stream(self, request: Request) -> StreamReply:
         return StreamReply(200, Chunks(self, [b"one", b"", b"two", b"three" * 1000]), "text/plain")
+
+    def do_upper(self, request: Request) -> StreamReply:
+        """What comes, while it comes."""
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            async for chunk in request.body:
+                yield chunk.upper()
+
+        return StreamReply(200, chunks(), "text/plain")
 
     def do_broken(self, request: Request) -> StreamReply:
         return StreamReply(200, Chunks(self, [b"one"], fail=True))

@@ -224,6 +224,11 @@ def test_expect_continue_is_sent_when_the_handler_first_reads() -> None:
     head = get("/echo", "Content-Length: 4", "Expect: 100-continue", method="POST")
     transport, _ = feed([head, b"body", TAIL])
     assert [answer.status for answer in answers(bytes(transport.out))] == [100, 200, 200]
+    transport, _ = feed(
+        [head.replace(b"/echo", b"/upper"), b"body", TAIL]
+    )  # an answer that is made of the body while it comes
+    found = answers(bytes(transport.out))
+    assert [answer.status for answer in found] == [100, 200, 200] and found[1].body == b"BODY"
     transport, _ = feed([head + b"bo", b"dy", TAIL])  # the client did not wait
     assert [answer.status for answer in answers(bytes(transport.out))] == [200, 200]
     transport, _ = feed([get("/ignore", "Content-Length: 4", "Expect: 100-continue", method="POST")])
