@@ -268,11 +268,12 @@ async def bring(
     downloads: Downloads,
     repository: Repository,
     resolved: Resolved,
-    pulled: Callable[[Reference], None],
+    pulled: Callable[[Reference, bool], None],
 ) -> AsyncGenerator[Progress, None]:
     """Have the image of a resolved name, and what Docker's clients draw meanwhile.
 
-    `pulled` is called in the turn in which the name begins to mean the image: afterwards somebody else may remove it.
+    `pulled` is called in the turn in which the name begins to mean the image: afterwards somebody else may remove it. It is told
+    whether that is new.
     Raises EngineError; nothing is left behind then.
     """
     name, manifest = resolved.name, resolved.manifest
@@ -294,11 +295,8 @@ async def bring(
             oci=resolved.oci,
             manifest=resolved.raw,
         )
-        pulled(name)
+        pulled(name, changed)
     yield Progress(status=f"Digest: {resolved.digest}")
-    shown = name._replace(tag="").familiar if name.digest else name.familiar
-    what = "Downloaded newer image for" if changed else "Image is up to date for"
-    yield Progress(status=f"Status: {what} {shown}")
 
 
 def _configuration(raw: bytes, manifest: Manifest) -> ImageConfig:

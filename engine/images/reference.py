@@ -104,6 +104,8 @@ def parse(text: str) -> Reference:
 def with_tag(repository: str, tag: str) -> Reference:
     """The reference that a tag operation makes; an empty `tag` is what `repository` says, or the default. Raises InvalidParameter."""
     found = parse(repository)
+    if found.familiar_repository == "sha256":
+        raise InvalidParameter("refusing to create an ambiguous tag using digest algorithm as name")
     if found.digest:
         raise InvalidParameter("refusing to create a tag with a digest reference")
     if tag:

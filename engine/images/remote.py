@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from engine.config import Config
-from engine.errors import InvalidParameter, NotFound
+from engine.errors import Forbidden, InvalidParameter, NotFound
 from engine.events import EventLog
 from engine.images import making, pull, push, reference
 from engine.images.archive import is_digest
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 SEARCH_LIMIT = 25
 MAX_SEARCH_LIMIT = 100
+RESERVED = "scratch"
+"""What a Dockerfile calls the image of nothing."""
+
+_URL = re.compile(r"https?://[^/?#\s]+\S*\Z")
+"""Of an archive: with a host."""
 
 
 class Pulling:
@@ -47,13 +53,23 @@ class Pulling:
 
     async def run(self) -> AsyncGenerator[Progress, None]:
         """Have every image that was found. Raises EngineError of the first that fails; those before it stay."""
+        changed = False
+
+        def pulled(name: Reference, new: bool) -> None:
+            nonlocal changed
+            changed = changed or new
+            self._remote.pulled(name)
+
         for found in self._found:
             resolved = found if isinstance(found, Resolved) else await pull.resolve(self._repository, found)
             store, downloads = self._remote.store, self._remote.downloads
-            steps = pull.bring(store, downloads, self._repository, resolved, self._remote.pulled)
+            steps = pull.bring(store, downloads, self._repository, resolved, pulled)
             async with contextlib.aclosing(steps):
                 async for progress in steps:
                     yield progress
+        name = self._name._replace(tag="") if self._name.digest else self._name
+        what = "Downloaded newer image for" if changed else "Image is up to date for"
+        yield Progress(status=f"Status: {what} {name.familiar}")
 
 
 class Sending:
@@ -104,9 +120,11 @@ class Remote:
     async def pull(self, image: str, tag: str, credentials: Credentials) -> Pulling:
         """Find what a name means in its registry; without tag and digest every tag of the repository.
 
-        Raises InvalidParameter for what is no name, NotFound for what is not there or not for this client.
+        Raises InvalidParameter for what is no name, Forbidden for one that no registry has, NotFound for what is not there or not for this client.
         """
         name = _pulled_name(image, tag)
+        if name.familiar_repository == RESERVED:
+            raise Forbidden(f"'{RESERVED}' is a reserved name")
         repository = (await self.client()).repository(name.domain, name.path, credentials)
         if name.tag or name.digest:
             return Pulling(self, repository, name, [await pull.resolve(repository, name)])
@@ -149,7 +167,7 @@ class Remote:
         making.check(changes)
         if source != "-" and "://" not in source:
             source = f"http://{source}"
-        if not source.startswith(("-", "http://", "https://")):
+        if source != "-" and not _URL.match(source):
             raise InvalidParameter(f"invalid URL of an archive: {source}"[:300])
 
         async def run() -> AsyncGenerator[Progress, None]:

@@ -182,6 +182,7 @@ def test_what_is_not_there_is_404_before_the_stream(clean: TempEngine, plain: Re
         "fromImage=x&tag=sha256:1",
     ):
         assert clean.request("POST", f"/v1.24/images/create?{target}").status == 400, target
+    assert clean.request("POST", "/v1.24/images/create?fromImage=scratch&tag=latest").status == 403
     bad = {"X-Registry-Auth": "%%%"}
     assert (
         clean.request("POST", f"/v1.24/images/create?fromImage={plain.host}/there&tag=latest", None, bad).status == 400

@@ -75,7 +75,14 @@ def test_tags() -> None:
     assert reference.with_tag("docker.io/library/x", "").familiar == "x:latest"
     assert reference.with_tag("localhost:5000/x", "y").familiar == "localhost:5000/x:y"
     assert reference.with_tag("x:a", "b").familiar == "x:b"
-    for repository, tag in ((f"x@{DIGEST}", ""), ("x", "bad tag"), ("x", "-"), ("X", "")):
+    for repository, tag in (
+        (f"x@{DIGEST}", ""),
+        ("x", "bad tag"),
+        ("x", "-"),
+        ("X", ""),
+        ("sha256:abc", ""),
+        ("sha256", "a"),
+    ):
         with pytest.raises(InvalidParameter):
             reference.with_tag(repository, tag)
 

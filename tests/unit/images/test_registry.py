@@ -732,7 +732,9 @@ def test_every_tag(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with stage(tmp_path, good) as (server, puller):
-            await puller.pull(f"{server.host}/a/b", "")
+            said = await puller.pull(f"{server.host}/a/b", "")
+            told = [progress.status for progress in said if progress.status.startswith("Status: ")]
+            assert told == [f"Status: Downloaded newer image for {server.host}/a/b"], "once, for all of them"
             assert {name.rpartition(":")[2] for name in puller.stage.images.get(IMAGE.id).tags} == {"t", "u"}
             for none in ("loop", "nothing"):
                 with pytest.raises(NotFound):
