@@ -9,7 +9,7 @@ from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request
 from engine.networks.network import FILTERS
 from engine.networks.networks import Network
-from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkCreated, NetworkDisconnect
+from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect
 
 
 def list_all(engine: Engine, request: Request) -> Reply:
@@ -31,8 +31,7 @@ def _encoded(engine: Engine, network: Network, request: Request) -> bytes:
 
 async def create(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkCreate)
-    record = await engine.networks.create(body)
-    return json_reply(request, NetworkCreated(record.id, ""))
+    return json_reply(request, await engine.networks.create(body))
 
 
 async def connect(engine: Engine, request: Request) -> Reply:

@@ -397,6 +397,11 @@ class NetworkStore:
         if name in self._ids:
             raise Conflict(f"network with name {name} already exists")
 
+    def warning(self, name: str) -> str:
+        """What Docker says to one who takes a name again and did not ask for that to be refused; else empty."""
+        ids = self._ids.get(name)
+        return f"Network with name {name} (id : {ids[0]}) already exists" if ids else ""
+
     async def add(self, record: NetworkRecord) -> None:
         """Durable and known."""
         await self._records.commit(self._table.put(record.id, record))

@@ -53,7 +53,7 @@ from engine.system import namespaces, netfilter, netlink
 from engine.system.netlink import Link, Netlink, NetlinkError
 from engine.wire import networks as wire
 from engine.wire.containers import EndpointSettings
-from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate
+from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate, NetworkCreated
 
 logger = logging.getLogger(__name__)
 
@@ -251,12 +251,13 @@ class Networks:
         except EngineError:
             return mode
 
-    async def create(self, body: NetworkCreate) -> NetworkRecord:
+    async def create(self, body: NetworkCreate) -> NetworkCreated:
         """A new network. Raises InvalidParameter, Forbidden (predefined; overlap), NotFound (driver), Conflict (name); nothing is kept then."""
         record = network.checked(body)
         async with self._changing:
             if body.check_duplicate:
                 self._store.check_duplicate(record.name)
+            warning = self._store.warning(record.name)
             made = Network(record, network.options(record))
             if made.options.bridge and any(made.bridge == each.bridge for each in self._all.values()):
                 raise Forbidden(f"network {record.name}: bridge name {made.bridge} is already used by another network")
@@ -279,7 +280,7 @@ class Networks:
                 raise
             self._all[record.id] = made
         self._publish(made, "create")
-        return made.record
+        return NetworkCreated(record.id, warning)
 
     async def _out_of_the_way(self, made: Network) -> None:
         """Wait for removed networks whose bridge is not down yet, when the new one would have its name or an address of its subnets."""

@@ -74,6 +74,8 @@ def test_names_ids_and_prefixes(tmp_path: Path) -> None:
             store.get(one.id[:20])
         with pytest.raises(Conflict, match="network with name two already exists"):
             store.check_duplicate("two")
+        assert store.warning("net") == f"Network with name net (id : {one.id}) already exists"
+        assert store.warning("nets") == ""
         await store.add(msgspec.structs.replace(one, id="f" * 64))
         with pytest.raises(InvalidParameter, match=r"network net is ambiguous \(2 matches found based on name\)"):
             store.get("net")
