@@ -216,6 +216,66 @@ def test_an_archive_goes_in(engine: TempEngine, filled: str, pack: Callable[[byt
         assert "./sub/two" in found  # merged
 
 
+def chunked(data: bytes) -> bytes:
+    """In chunks of 32 KiB, as Go's clients send a body whose length they do not know."""
+    pieces = [data[at : at + 32768] for at in range(0, len(data), 32768)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("coding", ["length", "chunked", "expect", "gzip"])
+def test_large_archives_and_what_comes_after_them(engine: TempEngine, coding: str) -> None:
+    """Large enough that a thread reads the client's socket itself: nothing before, in or after the body may be lost."""
+    container = engine.create("true")
+    files = {f"in/{at}": os.urandom(size) for at, size in enumerate((10, 700_000, 0, 3_000_000, 512, 33_000))}
+    body = tar([Node(name, data) for name, data in files.items()])
+    sent = gzip.compress(body, 1) if coding == "gzip" else chunked(body) if coding == "chunked" else body
+    framing = "Transfer-Encoding: chunked" if coding == "chunked" else f"Content-Length: {len(sent)}"
+    with client.connect(engine.socket) as connection, connection.makefile("rb") as answers:
+        for path in ("/tmp", "/etc"):
+            target = f"/v1.24/containers/{container}/archive?path={path}"
+            expects = "Expect: 100-continue\r\n" if coding == "expect" else ""
+            connection.sendall(f"PUT {target} HTTP/1.1\r\nHost: x\r\n{framing}\r\n{expects}\r\n".encode())
+            if expects:
+                assert answers.readline().startswith(b"HTTP/1.1 100") and answers.readline() == b"\r\n"
+            connection.sendall(sent + b"GET /_ping HTTP/1.1\r\nHost: x\r\n\r\n")
+            for _ in range(2):
+                assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+                fields = dict(line.lower().split(b": ", 1) for line in iter(answers.readline, b"\r\n"))
+                answers.read(int(fields[b"content-length"]))
+    for path in ("/tmp", "/etc"):
+        found = archive(engine, "GET", container, f"{path}/in").body
+        with tarfile.open(fileobj=io.BytesIO(found)) as opened:
+            for name, data in files.items():
+                file = opened.extractfile(name)
+                assert file is not None and file.read() == data
+
+
+@pytest.mark.parametrize("left", [100_000, 5_000_000])
+@pytest.mark.parametrize("coding", ["length", "chunked"])
+def test_a_large_archive_that_is_refused_in_its_middle(engine: TempEngine, coding: str, left: int) -> None:
+    """The answer comes, whatever the client still sends; then the connection goes on where little was left, and ends otherwise."""
+    container = engine.create("true")
+    nodes = [Node("before", bytes(1_000_000)), Node("../out", b"x"), Node("after", bytes(left))]
+    body = tar(nodes)
+    sent = chunked(body) if coding == "chunked" else body
+    framing = "Transfer-Encoding: chunked" if coding == "chunked" else f"Content-Length: {len(sent)}"
+    with client.connect(engine.socket) as connection, connection.makefile("rb") as answers:
+        target = f"/v1.24/containers/{container}/archive?path=/tmp"
+        connection.sendall(f"PUT {target} HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode() + sent)
+        assert answers.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+        fields = dict(line.lower().split(b": ", 1) for line in iter(answers.readline, b"\r\n"))
+        said = answers.read(int(fields[b"content-length"]))
+        assert b"the entry leads out of the directory: ../out" in said
+        if left > 1_000_000:
+            assert answers.read() == b""
+        else:
+            assert b"connection" not in fields
+            connection.sendall(b"GET /_ping HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+    assert archive(engine, "GET", container, "/tmp/before").status == 200
+    assert archive(engine, "GET", container, "/tmp/after").status == 404
+
+
 def test_links_that_lead_round_in_circles(engine: TempEngine, filled: str, tmp_path: Path) -> None:
     """They have no target: without a refusal, `docker cp -L` would take the directory that they are in for it."""
     assert put(engine, filled, "/d", [symlink("loop", "loop"), symlink("a", "b"), symlink("b", "a")]).status == 200
