@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface, ip_network
@@ -50,7 +51,7 @@ from engine.networks.resolver import Resolver
 from engine.networks.sandboxes import BridgeFull, Interface, Stock
 from engine.storage.records import Records
 from engine.system import namespaces, netfilter, netlink
-from engine.system.netlink import Link, Netlink, NetlinkError
+from engine.system.netlink import Link, Netlink
 from engine.wire import networks as wire
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate, NetworkCreated
@@ -117,13 +118,6 @@ class Network:
     def bridge(self) -> str:
         """Name of its link."""
         return self.options.bridge or f"br-{self.record.id[:12]}"
-
-    @property
-    def port(self) -> Link:
-        """The bridge that endpoints plug into. Raises OSError when it could not be made at start."""
-        if self.link is None:
-            raise NetlinkError(errno.ENODEV, f"bridge {self.bridge} is not there")
-        return self.link
 
     @property
     def closed(self) -> bool:
@@ -193,6 +187,7 @@ class Networks:
         self.relay: socket.socket | None = None
         """Where connections to published ports of ::1 come to; the monitor shall pass them on to `filter.RELAYED`. None: there is no ::1."""
         self._kernel: Netlink | None = None
+        self._putting_back = threading.Lock()
         self._stock: Stock | None = None
 
     async def open(self) -> None:
@@ -210,6 +205,7 @@ class Networks:
 
     async def settle(self) -> None:
         """Every container that runs has been restored: what belongs to none of them goes."""
+        await self._in_thread(self._plug_again)
         await self._publishing.settle()
 
     async def close(self, remove: bool) -> None:
@@ -797,7 +793,7 @@ class Networks:
         ids = []
         if first.record.driver == "bridge":
             interface = self._inner(first, settings)
-            sandbox = self._stock.take(first.port, interface.mtu)
+            sandbox = self._stock.take(self._port(first), interface.mtu)
             try:
                 sandbox.configure(interface, gateways if len(plans) == 1 else ())
             except BaseException:
@@ -823,10 +819,50 @@ class Networks:
         name = name or sandboxes.free_name(namespace)
         interface = self._inner(found, given)
         if found.record.driver == "bridge":
-            endpoint_id = sandboxes.plug(self._links, namespace, found.port, name, interface)
+            endpoint_id = sandboxes.plug(self._links, namespace, self._port(found), name, interface)
             self._isolate(found, endpoint_id)
             return endpoint_id
         return macvlan.plug(self._links, namespace, found.record.name, found.options, name, interface)
+
+    def _port(self, found: Network) -> Link:
+        """The bridge that endpoints plug into: put back, with all that were on it, when somebody has deleted it.
+
+        Raises OSError, ServerError, Forbidden when that can't be.
+        """
+        if not _is_there(found.link):
+            with self._putting_back:
+                if not _is_there(found.link):
+                    if found.record.name == BRIDGE:
+                        found.link, _ = bridge.open_default(self._links, found.bridge, self._interface)
+                    else:
+                        interfaces, mtu = found.gateways(), found.options.mtu
+                        found.link, _ = bridge.open_user(self._links, found.bridge, self._alias, interfaces, mtu)
+                    self._plug_members(found)
+                    logger.warning("network %s: its bridge %s was gone and is back", found.record.name, found.bridge)
+        assert found.link is not None
+        return found.link
+
+    def _plug_again(self) -> None:
+        """Containers that ran on without a daemon are on their bridges, also on one that had to be made anew."""
+        for found in [*self._all.values()]:
+            if found.link is not None:
+                self._plug_members(found)
+
+    def _plug_members(self, found: Network) -> None:
+        assert found.link is not None
+        endpoints = [member.endpoints.get(found.record.id) for member in [*found.members.values()]]
+        ids = [settings.endpoint_id for settings in endpoints if settings is not None]
+        changes = (netlink.change_link(sandboxes.host_end(each), master=found.link.ifindex) for each in ids)
+        for endpoint_id, failure in zip(ids, self._links.outcomes(changes), strict=True):
+            try:
+                if failure is not None:
+                    raise failure
+                self._isolate(found, endpoint_id)
+                if bridges_call_netfilter():
+                    self._reflect(endpoint_id)
+            except OSError as error:
+                if error.errno != errno.ENODEV:  # its container has ended
+                    logger.warning("network %s: %s", found.record.name, error)
 
     def _isolate(self, found: Network, endpoint_id: str) -> None:
         """Without icc neighbours are kept apart by the bridge itself, unless it asks the rules about every frame."""
@@ -876,7 +912,7 @@ class Networks:
             logger.warning(
                 "bridge %s: no masquerade, containers do not reach beyond this host: %s", self._default_bridge, error
             )
-        self._stock = Stock(links, default.link)
+        self._stock = Stock(links, lambda: self._port(default))
 
     def _make(self, made: Network, subnets: list[Subnet]) -> None:
         """The link of a new network, with a free subnet where the user gave none. On failure nothing is left."""
@@ -1022,6 +1058,14 @@ def _resource(name: str, settings: EndpointSettings) -> wire.EndpointResource:
         if settings.global_ipv6_address
         else "",
     )
+
+
+def _is_there(link: Link | None) -> bool:
+    """Whether the link of that name is the one that it was, asked without the kernel's lock of links."""
+    try:
+        return link is not None and socket.if_nametoindex(link.name) == link.ifindex
+    except OSError:
+        return False
 
 
 def _default_options(name: str) -> dict[str, str]:

@@ -20,11 +20,12 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.errors import EngineError
 from engine.system import namespaces, netlink, sysctls
 from engine.system.netlink import Link, Netlink, NetlinkError
 
@@ -67,11 +68,13 @@ class Sandbox:
     derived from that.
     """
 
-    __slots__ = ("_inside", "descriptor", "endpoint_id", "index")
+    __slots__ = ("_inside", "bridge", "descriptor", "endpoint_id", "index")
 
-    def __init__(self, descriptor: int, inside: Netlink, endpoint_id: str) -> None:
+    def __init__(self, descriptor: int, inside: Netlink, endpoint_id: str, bridge: int) -> None:
         self.descriptor = descriptor
         self.endpoint_id = endpoint_id
+        self.bridge = bridge
+        """Index of the one it was made on."""
         self.index = 0
         self._inside: Netlink | None = inside
 
@@ -226,7 +229,8 @@ def host_end(endpoint_id: str) -> str:
 class Stock:
     """Ready sandboxes, on the default bridge. `take` from any thread but the event loop's: it may wait for the kernel."""
 
-    def __init__(self, links: Netlink, bridge: Link) -> None:
+    def __init__(self, links: Netlink, bridge: Callable[[], Link]) -> None:
+        """`bridge`, called in any thread, is the default one as it is now; it raises OSError or EngineError when there is none."""
         self._links = links
         self._bridge = bridge
         self._ready: deque[Sandbox] = deque()
@@ -249,7 +253,7 @@ class Stock:
             self._changed.notify()
         if sandbox is None:
             return self._make(bridge, mtu)
-        if bridge.ifindex != self._bridge.ifindex:
+        if bridge.ifindex != sandbox.bridge:
             change = netlink.change_link(host_end(sandbox.endpoint_id), master=bridge.ifindex, mtu=mtu)
             failure = self._links.outcomes([change])[0]
             if failure is not None:
@@ -320,11 +324,11 @@ class Stock:
 
     def _add(self) -> None:
         try:
-            sandbox = self._make(self._bridge)
-        except OSError as error:
+            sandbox = self._make(self._bridge())
+        except (OSError, EngineError) as error:
             # A full bridge stays full until containers end; anything else is told, to be met again by the container that needs one.
             if not isinstance(error, BridgeFull):
-                logger.warning("sandbox for bridge %s: %s", self._bridge.name, error)
+                logger.warning("ready sandboxes: %s", error)
             with self._changed:
                 self._pause_until = time.monotonic() + 1.0
             return
@@ -339,7 +343,7 @@ class Stock:
         with namespaces.new_network() as descriptor:
             inside = Netlink()
             sysctls.write(_SETTINGS)
-        sandbox = Sandbox(descriptor, inside, endpoint_id)
+        sandbox = Sandbox(descriptor, inside, endpoint_id, bridge.ifindex)
         try:
             _join(self._links, host_end(endpoint_id), INSIDE, descriptor, bridge, mtu)
             sandbox.prepare()

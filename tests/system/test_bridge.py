@@ -30,6 +30,7 @@ from engine.storage.records import Records
 from engine.system import namespaces, netfilter, netlink
 from engine.system.netlink import Netlink
 from engine.wire.containers import EndpointSettings
+from engine.wire.networks import NetworkCreate
 
 pyroute2 = pytest.importorskip("pyroute2")
 
@@ -350,6 +351,57 @@ async def _restart(directory: Path) -> None:
     await until(lambda: _links() == ["lo"], "links gone")
 
 
+async def _deleted(directory: Path) -> None:
+    """Somebody deletes bridges: the next container that needs one has it, and so have again those that were on it."""
+    async with network(directory) as networks:
+        await networks.create(
+            msgspec.convert({"Name": "own", "Options": {"com.docker.network.driver.mtu": "1400"}}, NetworkCreate)
+        )
+        for name in ("bridge", "own"):
+            first, second = [await networks.endpoint(f"{name}{number}", on=name) for number in range(2)]
+            assert reaches(first, second.endpoint.ip_address)
+            with Netlink() as links:
+                links.apply(netlink.delete_link(networks.get(name).bridge))
+            assert inside(first, "busybox", "ping", "-c", "1", "-W", "1", second.endpoint.ip_address).returncode
+            third = await networks.endpoint(f"{name}2", on=name)
+            assert third.endpoint.gateway == first.endpoint.gateway
+            for sandbox in (first, second):
+                assert reaches(third, sandbox.endpoint.ip_address)
+                assert reaches(sandbox, third.endpoint.ip_address)
+                assert reaches(sandbox, sandbox.endpoint.gateway)
+
+
+async def _deleted_meanwhile(directory: Path) -> None:
+    """A bridge that went while no daemon was there is back with its containers."""
+    records = Records(directory / "state.db")
+    before = Engine(Config(), records)
+    await before.open()
+    sandbox = await before.endpoint("old")
+    container = await asyncio.to_thread(subprocess.Popen, ["nsenter", f"--net={sandbox.path}", "sleep", "600"])
+    try:
+        await until(
+            lambda: os.path.samestat(os.stat(f"/proc/{container.pid}/ns/net"), os.stat(sandbox.path)), "sleep is inside"
+        )
+        await before.close(remove=False)
+        with Netlink() as links:
+            links.apply(netlink.delete_link("engined0"))
+        after = Engine(Config(), records)
+        await after.open()
+        await after.restore(
+            "old", "old", {"bridge": sandbox.endpoint}, Process(container.pid, os.pidfd_open(container.pid))
+        )
+        await after.settle()
+        assert reaches(await after.endpoint("new"), sandbox.endpoint.ip_address)
+        container.kill()
+        container.wait()
+        await after.leave("old")
+        await after.close(remove=True)
+    finally:
+        container.kill()
+        container.wait()
+    records.close()
+
+
 async def _failures(directory: Path) -> None:
     async with network(directory, bridge_subnet="10.5.0.0/29") as bridge:
         for number in range(5):
@@ -443,7 +495,21 @@ async def _full(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [_netlink, _threads, _netfilter, _endpoints, _nat, _subnets, _restart, _failures, _concurrent, _lingering, _full],
+    [
+        _netlink,
+        _threads,
+        _netfilter,
+        _endpoints,
+        _nat,
+        _subnets,
+        _restart,
+        _deleted,
+        _deleted_meanwhile,
+        _failures,
+        _concurrent,
+        _lingering,
+        _full,
+    ],
     ids=lambda body: body.__name__.strip("_"),
 )
 def test_bridge(body: Body, tmp_path: Path) -> None:
