@@ -209,10 +209,10 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
 
 async def stats(engine: Engine, request: Request) -> Reply | StreamReply:
     container = engine.containers.get(request.parameters["id"])
-    downs = request.version.downs(Stats)
+    downs, named = request.version.downs(Stats), request.version.has(Flag.STATS_NAMED)
     if parameters.boolean(request.query, "stream", True):
-        return StreamReply(200, container.statistics(downs))
-    return encoded_reply(request, await container.statistics_once(downs))
+        return StreamReply(200, container.statistics(downs, named=named))
+    return encoded_reply(request, await container.statistics_once(downs, named=named))
 
 
 async def top(engine: Engine, request: Request) -> Reply:

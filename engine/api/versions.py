@@ -37,6 +37,7 @@ class Flag(enum.Enum):
     LOGS_SINCE = "logs take since"
     INSPECT_SIZE = "inspect takes size"
     DETACH_KEYS = "start and attach take detachKeys"
+    STATS_NAMED = "stats tell name and id"
 
 
 class Change:
@@ -216,6 +217,8 @@ CHANGES: tuple[Change, ...] = (
         "HostConfig.DnsOptions",
         "HostConfig.VolumeDriver",
     ),
+    # Engines do since 1.13, whatever the version from here on, and a docker CLI of that age shows no NAME without.
+    Change("1.21", "stats tell name and id", flag=Flag.STATS_NAMED),
     Change("1.21", "stats tell every network", of=Stats, down=networks_to_network),
     Change("1.21", "the list shows ImageID", of=ContainerSummary, down=without("ImageID")),
     Change("1.21", "inspect takes size", flag=Flag.INSPECT_SIZE),

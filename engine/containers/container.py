@@ -246,19 +246,26 @@ class Container:
             return 0, 0  # it is being removed
         return own, own + sum(layer.size for layer in snapshots.line(self.record.parent))
 
-    async def statistics(self, downs: Sequence[Down]) -> AsyncGenerator[bytes, None]:
-        """Encoded statistics, one a second, for a client whose version asks for `downs`: empty ones while it does not run, until it is removed."""
+    async def statistics(self, downs: Sequence[Down], *, named: bool) -> AsyncGenerator[bytes, None]:
+        """Encoded statistics, one a second, for a client whose version asks for `downs`: empty ones while it does not run, until it is removed.
+
+        `named`: they begin with its name and id, which `docker stats` shows.
+        """
         while not self.removed:
             async with contextlib.aclosing(
                 self._parts.statistics.stream(self.id, **self._watched(), downs=downs)
             ) as samples:
                 async for sample in samples:
-                    yield sample
+                    yield self._named(sample) if named else sample
             await asyncio.sleep(STATISTICS_PAUSE)
 
-    async def statistics_once(self, downs: Sequence[Down]) -> bytes:
+    async def statistics_once(self, downs: Sequence[Down], *, named: bool) -> bytes:
         """One reading, encoded."""
-        return await self._parts.statistics.once(self.id, **self._watched(), downs=downs)
+        sample = await self._parts.statistics.once(self.id, **self._watched(), downs=downs)
+        return self._named(sample) if named else sample
+
+    def _named(self, sample: bytes) -> bytes:
+        return b'{"name":"/%s","id":"%s",' % (self.record.name.encode(), self.id.encode()) + sample[1:]
 
     def _watched(self) -> dict[str, Any]:
         own_network = self.record.host.network_mode != "host"

@@ -97,7 +97,10 @@ def test_as_the_version_has_it(engine: TempEngine) -> None:
     identifier = engine.started("sleep", "600", network="bridge")
     assert "networks" in once(engine, identifier) and "pids_stats" in once(engine, identifier)
     assert "pids_stats" not in once(engine, identifier, "1.23")
+    named = once(engine, identifier, "1.21")
+    assert (named["name"], named["id"]) == ("/" + engine.inspect(identifier)["Name"].strip("/"), identifier)
     older = once(engine, identifier, "1.20")
+    assert "name" not in older and "id" not in older
     assert "networks" not in older and "rx_bytes" in older["network"]
     oldest = once(engine, identifier, "1.18")
     assert "precpu_stats" not in oldest and oldest["cpu_stats"]["throttling_data"] == {}
@@ -120,5 +123,10 @@ def test_a_stream_lasts_as_long_as_its_container(engine: TempEngine) -> None:
 
 def test_docker_stats(engine: TempEngine) -> None:
     identifier = engine.started("sleep", "600", name="watched", host={"Memory": 64 << 20, "PidsLimit": 50})
-    shown = engine.docker("stats", "--no-stream", "--format", "{{.Container}} {{.MemUsage}} {{.PIDs}}", "watched").line
-    assert shown.startswith("watched ") and shown.endswith("/ 64MiB 1"), (shown, identifier)
+    words = "{{.Name}} {{.ID}} {{.MemUsage}} {{.PIDs}}"
+    shown = engine.docker("stats", "--no-stream", "--format", words, "watched").line
+    assert shown.startswith(f"watched {identifier[:12]} ") and shown.endswith("/ 64MiB 1"), shown
+    engine.post("/containers/watched/rename?name=renamed")
+    assert engine.docker("stats", "--no-stream", "--format", "{{.Name}}", identifier).line == "renamed"
+    engine.post("/containers/renamed/kill")
+    assert engine.docker("stats", "--no-stream", "--format", "{{.Name}}", identifier).line == "renamed"
