@@ -50,6 +50,9 @@ from engine.system.files import remove_tree, write_atomically
 from engine.volumes.store import VolumeStore
 from engine.wire.system import Counts, Host
 
+MARK = ".dockerenv"
+"""At the root of every container: by it programs tell that they are in one (systemd-detect-virt, Testcontainers)."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -120,7 +123,7 @@ class Daemon:
         records = Records(config.root / "state.db")
         stack.callback(records.close)
         content = Content(config.root)
-        snapshots = OverlaySnapshots(config.root, records)
+        snapshots = OverlaySnapshots(config.root, records, [MARK])
         events = EventLog()
         networks = Networks(config, records, events)
         await networks.open()

@@ -6,7 +6,8 @@ file system that overlayfs takes as upper (ext4, xfs with ftype=1, btrfs; not on
 - Numbers are never used twice within a life of the directory, so a half-removed number cannot be taken for a new one.
 - Options of mount(2) must fit one page and 6.1 knows no `lowerdir+`: the threads that mount stand in ROOT/layers, and name a layer
   `123/diff`: 128 layers need 1.1 KiB with three digits, 2.1 KiB with ten.
-- No init layer: the runtime makes mount points and /dev in the container's own upper directory.
+- One ROOT/layers/init for all lies between a container's own directory and its image: empty files that every container has and none has made. The
+  runtime makes mount points and /dev in the container's own upper directory.
 - `volatile` is not used: it would also make the container's own fsync(2) a lie. `redirect_dir=nofollow` and `metacopy=off` because an
   upper or lower directory is read as it lies there (diff, usage), whatever the kernel's defaults are.
 - Nothing is mounted on the host: each start copies the host's mount namespace and walks its mounts, each exec reads them, and a service with a
@@ -88,12 +89,18 @@ class _Opened:
 class OverlaySnapshots:
     """The one snapshotter of an engine; see the `Snapshots` protocol."""
 
-    def __init__(self, root: Path, records: Records) -> None:
-        """Reads the records; blocking, at start. Raises ServerError when a record is corrupt."""
+    def __init__(self, root: Path, records: Records, marks: Sequence[str] = ()) -> None:
+        """`marks`: names of empty files at the root of every snapshot. Reads the records; blocking, at start.
+
+        Raises ServerError when a record is corrupt.
+        """
         self.root = Path(os.path.abspath(root))
         self._directory = self.root / "layers"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.spread(self._directory)
+        self._init = ["init"] if marks else []
+        for name in marks:
+            _mark(self._directory / "init", name)
         self._records = records
         self._layer_table = records.table("layer", Layer)
         self._snapshot_table = records.table("snapshot", Snapshot)
@@ -362,11 +369,10 @@ class OverlaySnapshots:
         """Mounts the snapshot at a path, when called in a thread of `aside`."""
         snapshot = self._snapshot(key)
         number = snapshot.number
-        lower = [layer.number for layer in self.line(snapshot.parent)]
+        lower = [*self._init, *(f"{layer.number}/diff" for layer in self.line(snapshot.parent))]
         if not lower:
             return lambda target: mounts.mount(f"{number}/diff", target, flags=mounts.MS_BIND)
-        directories = ":".join(f"{below}/diff" for below in lower)
-        options = f"lowerdir={directories},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
+        options = f"lowerdir={':'.join(lower)},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
         return lambda target: mounts.mount("overlay", target, "overlay", options=options)
 
     def _lingered(self, key: str) -> None:
@@ -528,6 +534,12 @@ def _count_down(counter: Counter[str], name: str) -> None:
 
 def _numbers(directory: Path) -> set[int]:
     return {int(name) for name in os.listdir(directory) if name.isdecimal()}
+
+
+def _mark(directory: Path, name: str) -> None:
+    directory.mkdir(mode=0o755, exist_ok=True)
+    (directory / name).touch(mode=0o755)
+    (directory / name).chmod(0o755)
 
 
 def _make(path: Path, model: Path | None = None) -> None:

@@ -536,3 +536,21 @@ def test_a_tree_comes_back_as_it_went_in(engine: TempEngine, tmp_path: Path) -> 
     one, other = snapshot(source, times=False), snapshot(back, times=False)
     one.pop("."), other.pop(".")
     assert one == other
+
+
+def test_the_mark_of_a_container(engine: TempEngine, tmp_path: Path) -> None:
+    """/.dockerenv is there as in Docker, is nobody's change, and a container's own copy is its own."""
+    one, other = (engine.started("sleep", "600") for _ in range(2))
+    stat = engine.docker("exec", one, "stat", "-c", "%a %s %u %F", "/.dockerenv").line
+    assert stat == "755 0 0 regular empty file"
+    answer = engine.request("GET", f"/v1.24/containers/{one}/changes")
+    assert answer.json() == []
+    exported = engine.request("GET", f"/v1.24/containers/{one}/export").body
+    with tarfile.open(fileobj=io.BytesIO(exported)) as archive:
+        assert ".dockerenv" in archive.getnames()
+    engine.docker("exec", one, "sh", "-c", "echo x > /.dockerenv")
+    assert engine.docker("exec", other, "cat", "/.dockerenv").out == ""
+    engine.docker("exec", one, "rm", "/.dockerenv")
+    engine.docker("exec", other, "ls", "/.dockerenv")
+    engine.post(f"/containers/{one}/restart?t=0")
+    engine.docker("exec", one, "ls", "/.dockerenv", status=1)

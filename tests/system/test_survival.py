@@ -161,7 +161,7 @@ def test_daemon_killed_while_an_image_loads(milliseconds: int) -> None:
         loading.join(30)
         images = engine.request("GET", "/v1.24/images/json").json()
         if not images:
-            assert os.listdir(engine.root / "layers") == []
+            assert os.listdir(engine.root / "layers") == ["init"]
         engine.load_busybox()
         assert len(engine.request("GET", "/v1.24/images/json").json()) == 1
         assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
