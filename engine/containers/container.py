@@ -368,10 +368,11 @@ class Container:
             directory, root = self.directory, parts.config.run / ROOT
             await parts.snapshots.mount(record.id)
             undo.push_async_callback(parts.snapshots.unmount, record.id)
+            # Then the volumes: the order of Docker's events, as at the end.
+            network_path, networks, ports = await self._join_network(undo, joined)
             mounted = await parts.volumes.mount(record.id, record.mounts, borrowed)
             undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
             record = self._replace(mounts=mounted.points)
-            network_path, networks, ports = await self._join_network(undo, joined)
             roots = parts.snapshots.mounted(record.id), root
             await asyncio.to_thread(
                 lambda: bundle.write(
@@ -616,6 +617,12 @@ class Container:
             self._restart.cancel()
             self._restart = None
 
+    async def _give_back(self, record: ContainerRecord) -> None:
+        try:
+            await self._parts.networks.leave(self.id)
+        finally:
+            await self._parts.volumes.unmount(self.id, record.mounts)
+
     async def _tear_down(self, *, abandoned: bool = False) -> None:
         """Give back what the run took, and make the exit durable before the monitor forgets it.
 
@@ -628,8 +635,7 @@ class Container:
             parts.store.save(record),
             self._end_what_is_left() if abandoned else parts.runtime.discard(self.id, self.cgroup, parts.cgroups),
             parts.snapshots.unmount(self.id),
-            parts.volumes.unmount(self.id, record.mounts),
-            parts.networks.leave(self.id),
+            self._give_back(record),
             return_exceptions=True,
         )
         for outcome in outcomes:

@@ -188,6 +188,30 @@ def test_events(engine: TempEngine) -> None:
     ]
 
 
+def test_the_order_of_events_is_dockers(engine: TempEngine) -> None:
+    since = time.time()
+    make(engine, Name="ordered")
+    container = engine.started("true", network="bridge", host={"Binds": ["ordered:/mnt"]})
+    engine.wait(container)
+    engine.remove_all()
+    events = engine.request("GET", f"/v1.24/events?since={since}&until={time.time() + 0.001}").body.splitlines()
+    seen = [json.loads(event) for event in events]
+    assert [
+        f"{event['Type']} {event['Action']}"
+        for event in seen
+        if container in (event["Actor"]["ID"], event["Actor"]["Attributes"].get("container"))
+    ] == [
+        "container create",
+        "network connect",
+        "volume mount",
+        "container start",
+        "container die",
+        "network disconnect",
+        "volume unmount",
+        "container destroy",
+    ]
+
+
 # --- volumes of containers -----------------------------------------------------------------------------------------------
 
 
