@@ -109,14 +109,15 @@ def clean(engine: TempEngine) -> Iterator[TempEngine]:
     def state() -> tuple[int, ...]:
         return tuple(len(os.listdir(engine.root / place)) for place in ("layers", "content/sha256", "tmp"))
 
-    def ids() -> set[str]:
-        return {image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()}
+    def ids() -> list[str]:
+        return [image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()]
 
     before, kept = state(), ids()
     yield engine
     engine.remove_all()
-    for image in ids() - kept:
-        engine.request("DELETE", f"/v1.24/images/{image}?force=1")
+    for image in ids():  # newest first: those that others were made from come after them
+        if image not in kept:
+            engine.request("DELETE", f"/v1.24/images/{image}?force=1")
     until("nothing is left", lambda: state() == before)
 
 

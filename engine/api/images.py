@@ -20,11 +20,13 @@ from engine.wire.images import Committed, Deletion, HistoryItem, ImageSummary, L
 
 def list_all(engine: Engine, request: Request) -> Reply:
     query = request.query
-    parameters.boolean(query, "all")  # checked, but there are no intermediate images that it would add
     filters = parameters.filters(query, FILTERS)
     parameters.filter_boolean(filters, "dangling")
     found = engine.images.summaries(
-        digests=parameters.boolean(query, "digests"), name=query.get("filter", ""), filters=filters
+        intermediate=parameters.boolean(query, "all"),
+        digests=parameters.boolean(query, "digests"),
+        name=query.get("filter", ""),
+        filters=filters,
     )
     return json_reply(request, found, ImageSummary)
 
@@ -96,8 +98,8 @@ async def tag(engine: Engine, request: Request) -> Reply:
 
 async def delete(engine: Engine, request: Request) -> Reply:
     query = request.query
-    parameters.boolean(query, "noprune")  # there are no untagged parents that could be kept
-    done = await engine.images.delete(request.parameters["name"], force=parameters.boolean(query, "force"))
+    force, prune = parameters.boolean(query, "force"), not parameters.boolean(query, "noprune")
+    done = await engine.images.delete(request.parameters["name"], force, prune)
     return json_reply(request, done, Deletion)
 
 

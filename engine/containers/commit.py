@@ -91,7 +91,7 @@ async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
             history=(*base.history, step),
         )
         span = Span(spool, 0, written.size)
-        image_id = await making.add(images, below, span, written.diff_id, document, wish.tag)
+        image_id = await making.add(images, below, span, written.diff_id, document, wish.tag, record.image_id)
     container.publish("commit", comment=wish.comment, imageID=image_id, imageRef=wish.tag.familiar if wish.tag else "")
     return image_id
 

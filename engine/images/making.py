@@ -29,9 +29,15 @@ EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ac
 
 
 async def add(
-    store: ImageStore, below: Sequence[str], span: Span, diff_id: str, config: ImageConfig, tag: Reference | None
+    store: ImageStore,
+    below: Sequence[str],
+    span: Span,
+    diff_id: str,
+    config: ImageConfig,
+    tag: Reference | None,
+    parent: str = "",
 ) -> str:
-    """Make the image of the layers `below`, lowest first by diff_id, and of one more; its id."""
+    """Make the image of the layers `below`, lowest first by diff_id, and of one more; its id. `parent`: that of the image it is made from."""
     empty = diff_id == EMPTY_LAYER
     diff_ids = (*below, *(() if empty else (diff_id,)))
     config = msgspec.structs.replace(config, rootfs=RootFS(diff_ids=diff_ids))
@@ -42,7 +48,7 @@ async def add(
             claim(chain_id)
         if not empty:
             await store.layers.ensure(chains[-1], diff_id, chains[-2] if len(chains) > 1 else "", span)
-        await store.adopt(raw, config, tags=() if tag is None else (tag,))
+        await store.adopt(raw, config, tags=() if tag is None else (tag,), parent=parent)
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 

@@ -85,6 +85,8 @@ class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """It came with an OCI manifest, and goes with one."""
     manifest: str = ""
     """Digest of the manifest that it was pulled with; a blob of the content store."""
+    parent: str = ""
+    """The image that it was made from, which stays as long as this one does. Not known of what came from elsewhere."""
 
     @property
     def familiar_tags(self) -> list[str]:
@@ -203,11 +205,12 @@ class ImageStore:
     def summaries(
         self,
         *,
+        intermediate: bool = False,
         digests: bool = False,
         name: str = "",
         filters: Mapping[str, Sequence[str]] | None = None,
     ) -> list[ImageSummary]:
-        """The list, newest first. There are no intermediate images of builds that would have to be left out.
+        """The list, newest first. `intermediate`: also what has no name and is there for the images made from it.
 
         `name`: only images with that repository, or repository and tag, `*` and `?` within a part. Raises NotFound for an image named by
         `before` or `since` that is not there.
@@ -216,9 +219,13 @@ class ImageStore:
         bounds = [(self.get(other).created, True) for other in filters.get("before", ())]
         bounds += [(self.get(other).created, False) for other in filters.get("since", ())]
         dangling = filters.get("dangling")
+        parents = {record.parent for record in self._images.values()}
         found = []
         for record in sorted(self._images.values(), key=lambda record: (-record.created, record.id)):
             if any(record.created >= at if before else record.created <= at for at, before in bounds):
+                continue
+            nameless = not record.tags and not record.digests
+            if record.id in parents and ((nameless and not intermediate) or (dangling and not bool(record.tags))):
                 continue
             if dangling and bool(record.tags) == (dangling[0] in ("1", "true", "True")):
                 continue
@@ -238,6 +245,7 @@ class ImageStore:
         nameless = not tags and not record.digests
         return ImageSummary(
             id=record.id,
+            parent_id=record.parent,
             repo_tags=["<none>:<none>"] if nameless else tags,
             repo_digests=(["<none>@<none>"] if nameless else record.familiar_digests) if digests else msgspec.UNSET,
             created=times.unix_seconds(record.created),
@@ -254,6 +262,7 @@ class ImageStore:
             id=record.id,
             repo_tags=record.familiar_tags,
             repo_digests=record.familiar_digests,
+            parent=record.parent,
             comment=config.comment,
             created=times.rfc3339(record.created),
             container=config.container,
@@ -293,8 +302,12 @@ class ImageStore:
             created = times.unix_seconds(record.created)
             items.append(HistoryItem(id="<missing>", created=created, created_by="", tags=None, size=size, comment=""))
         items.reverse()
-        if items:
-            items[0] = msgspec.structs.replace(items[0], id=record.id, tags=record.familiar_tags or None)
+        maker: ImageRecord | None = record
+        for at, item in enumerate(items):  # as many steps as there are images: each was made by one
+            if maker is None:
+                break
+            items[at] = msgspec.structs.replace(item, id=maker.id, tags=maker.familiar_tags or None)
+            maker = self._images.get(maker.parent)
         return items
 
     # --- tags -------------------------------------------------------------------------------------------------------
@@ -363,9 +376,10 @@ class ImageStore:
 
     # --- delete -----------------------------------------------------------------------------------------------------
 
-    async def delete(self, name: str, force: bool = False) -> list[Deletion]:
+    async def delete(self, name: str, force: bool = False, prune: bool = True) -> list[Deletion]:
         """Take a name from an image, or the image from the engine when that was its last name or it is named by id.
 
+        `prune`: images that it was made from go too, up to the first that has a name, a container or another image made from it.
         Raises NotFound, and Conflict as Docker does.
         """
         async with self._changing:
@@ -386,19 +400,31 @@ class ImageStore:
                 if not by_id:
                     return done
                 raise
-            names = [*record.tags, *record.digests]
-            image_id = record.id
-            await self._commit({image_id: None})
-            await asyncio.to_thread(self._content.delete, image_id)
-            await self._drop_manifest(record.manifest)
-        for gone in names:
+            going = [record, *(self._orphans(record) if prune else ())]
+            await self._commit({each.id: None for each in going})
+            for each in going:
+                await asyncio.to_thread(self._content.delete, each.id)
+                await self._drop_manifest(each.manifest)
+        for gone in (*record.tags, *record.digests):
             done.append(Deletion(untagged=reference.read(gone).familiar))
-            self._events.publish("image", "untag", image_id, {**record.labels, "name": image_id})
-        self._events.publish("image", "delete", image_id, {**record.labels, "name": image_id})
-        done.append(Deletion(deleted=image_id))
-        if record.chain_ids:
-            done += [Deletion(deleted=chain_id) for chain_id in await self._snapshots.release(record.chain_ids[-1])]
+            self._events.publish("image", "untag", record.id, {**record.labels, "name": record.id})
+        for each in going:
+            self._events.publish("image", "delete", each.id, {**each.labels, "name": each.id})
+            done.append(Deletion(deleted=each.id))
+            if each.chain_ids:
+                done += [Deletion(deleted=chain_id) for chain_id in await self._snapshots.release(each.chain_ids[-1])]
         return done
+
+    def _orphans(self, record: ImageRecord) -> Iterator[ImageRecord]:
+        """Images that nobody needs any more once this one is gone, the nearest first."""
+        while (parent := self._images.get(record.parent)) is not None:
+            if parent.tags or parent.digests or self._users(parent.id) or self._children(parent) > 1:
+                return
+            yield parent
+            record = parent
+
+    def _children(self, record: ImageRecord) -> int:
+        return sum(each.parent == record.id for each in self._images.values())
 
     async def _untag(self, record: ImageRecord, name: str, force: bool, done: list[Deletion]) -> ImageRecord:
         """Take one name from an image, with the digests of a repository of which no tag is left."""
@@ -422,7 +448,11 @@ class ImageStore:
         return remaining
 
     def _check_unused(self, record: ImageRecord, *, force: bool, references: bool) -> None:
-        """Raises Conflict for what forbids to delete the image; `force` overrules all but running containers."""
+        """Raises Conflict for what forbids to delete the image; `force` overrules all but running containers and images made from it."""
+        if self._children(record):
+            raise Conflict(
+                f"conflict: unable to delete {record.id[7:19]} (cannot be forced) - image has dependent child images"
+            )
         for user in self._users(record.id):
             if user.running:
                 raise Conflict(
@@ -536,6 +566,7 @@ class ImageStore:
         blobs: Sequence[Descriptor] = (),
         oci: bool = False,
         manifest: bytes = b"",
+        parent: str = "",
     ) -> bool:
         """Make an image of a configuration whose layers are all there and claimed, or name the one there is. False when nothing changed."""
         image_id = f"sha256:{hashlib.sha256(raw).hexdigest()}"
@@ -543,6 +574,8 @@ class ImageStore:
             await asyncio.to_thread(self._content.ingest, raw)
             known = self._images.get(image_id)
             record = known or self._record(image_id, config)
+            if known is None and parent in self._images:
+                record = msgspec.structs.replace(record, parent=parent)
             changed: dict[str, ImageRecord] = {}
             if manifest:
                 kept = await asyncio.to_thread(self._content.ingest, manifest)

@@ -144,7 +144,7 @@ class ImageInspect(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class HistoryItem(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """GET /images/{name}/history, newest first. `created` in Unix seconds; `id` is `<missing>` but for the image itself."""
+    """GET /images/{name}/history, newest first. `created` in Unix seconds; `id` is `<missing>` where the step's image is not here."""
 
     id: str
     created: int

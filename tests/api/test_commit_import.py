@@ -147,6 +147,53 @@ def test_refusals(clean: TempEngine) -> None:
     assert clean.request("POST", f"/v1.24/commit?container={container}&repo=x&tag=a/b").status == 400
 
 
+def test_images_that_were_made_from_others(own_engine: TempEngine) -> None:
+    """Parents as Docker has them: shown, kept for their children, gone with the last of them unless they have a name."""
+
+    def commit(of: str, name: str) -> str:
+        container = own_engine.docker("create", of, "true").line
+        made = own_engine.docker("commit", container, name).line
+        own_engine.docker("rm", container)
+        return made
+
+    def delete(what: str, status: int = 200) -> Any:
+        answer = own_engine.request("DELETE", f"/v1.24/images/{what}")
+        assert answer.status == status, answer
+        return answer.json()
+
+    def ids(query: str = "") -> set[str]:
+        return {each["Id"] for each in own_engine.request("GET", f"/v1.24/images/json{query}").json()}
+
+    base = inspect(own_engine, "busybox")["Id"]
+    one, other = commit("busybox", "one"), commit("busybox", "other")
+    two = commit("one", "two")
+    assert [inspect(own_engine, name)["Parent"] for name in ("busybox", "one", "two")] == ["", base, one]
+    assert {each["Id"]: each["ParentId"] for each in own_engine.request("GET", "/v1.24/images/json").json()} == {
+        base: "",
+        one: base,
+        other: base,
+        two: one,
+    }
+    history = own_engine.request("GET", "/v1.24/images/two/history").json()
+    assert [step["Id"] for step in history][:3] == [two, one, base]
+    assert [step["Tags"] for step in history][:3] == [["two:latest"], ["one:latest"], ["busybox:latest"]]
+    refused = f"conflict: unable to delete {one[7:19]} (cannot be forced) - image has dependent child images"
+    for force in ("", "?force=1"):
+        assert delete(one + force, 409) == {"message": refused}
+    assert delete("one") == [{"Untagged": "one:latest"}]
+    assert one not in ids() and one in ids("?all=1"), "it is there for what was made from it"
+    assert ids('?filters={"dangling":["true"]}') == set()
+    assert delete("busybox") == [{"Untagged": "busybox:latest"}]
+    own_engine.restart()
+    assert delete("two?noprune=1") == [{"Untagged": "two:latest"}, {"Deleted": two}]
+    assert ids('?filters={"dangling":["true"]}') == {one}
+    gone = [line["Deleted"] for line in delete(one) if "Deleted" in line]
+    assert gone[0] == one and base not in gone, "another one needs that"
+    gone = [line.get("Deleted") for line in delete("other")]
+    assert gone[1] == other and base in gone, "with the last that was made from it"
+    assert ids("?all=1") == set()
+
+
 def test_commit_through_the_cli(clean: TempEngine) -> None:
     container = clean.started("sh", "-c", "echo one > /one")
     clean.wait(container)
