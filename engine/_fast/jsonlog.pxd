@@ -6,6 +6,9 @@ cdef struct Line:                         # what has come of a stream's line, wi
     size_t room
 
 
+cdef enum:
+    MAX_CUTS = 16                          # files of a log at most for which what does not last is not written
+
 cdef class LogWriter:
     cdef readonly bytes path
     cdef const char *path_text
@@ -26,6 +29,9 @@ cdef class LogWriter:
     cdef Line lines[2]
     cdef char *out                         # formatted entries, only during a call
     cdef size_t out_size
+    cdef size_t cuts[MAX_CUTS + 1]         # where in `out` the files that are still to be begun begin
+    cdef int cut_count
+    cdef bint turned                       # a rotation has gone well in this call
     cdef int fault                         # errno of the last write(2) or rotation, 0 when it went well
     cdef bint torn                         # the file ends in part of an entry that could not be cut off
     cdef dict followers                    # number → inode of the newest file that the follower is known to hold
@@ -46,6 +52,8 @@ cdef class LogWriter:
     cdef int begin(self) except -1
     cdef int finish(self) except -1
     cdef void take(self, int stream, const char *data, size_t size) noexcept nogil
+    cdef void cut(self, size_t at) noexcept nogil
+    cdef void settle(self) noexcept nogil
     cdef void emit(self, int stream, const char *data, size_t size, bint newline) noexcept nogil
     cdef void flush(self, size_t upto) noexcept nogil
     cdef int rotate(self) noexcept nogil

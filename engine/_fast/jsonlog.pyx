@@ -761,7 +761,7 @@ cdef class LogWriter:
     """Appends a container's output to its log, and rotates it.
 
     Lines are put together per stream, over any split of reads. What is complete after a call has been written when the call returns, with one
-    write(2) for each 256 KiB of entries. A line of 16 KiB or more makes several entries, of which only the last ends in a newline;
+    write(2) for each 256 KiB of entries; while nobody follows, what rotation takes away within the same call is not written at all. A line of 16 KiB or more makes several entries, of which only the last ends in a newline;
     the cut is never inside a UTF-8 character. Time stamps strictly increase within the file set, reopening included; their last
     digit is never 0, so that Docker's form (which drops trailing zeros) always has nine digits, too.
 
@@ -849,10 +849,10 @@ cdef class LogWriter:
         if size >= RELEASE:
             with nogil:
                 self.take(stream, data, size)
-                self.flush(self.out_size)
+                self.settle()
         else:
             self.take(stream, data, size)
-            self.flush(self.out_size)
+            self.settle()
         return self.finish()
 
     cpdef end(self, int stream=0):
@@ -871,7 +871,7 @@ cdef class LogWriter:
                 free(line.data)
                 line.data = NULL
                 line.room = 0
-        self.flush(self.out_size)
+        self.settle()
         self.finish()
 
     cpdef position(self):
@@ -941,6 +941,7 @@ cdef class LogWriter:
             if self.out == NULL:
                 raise MemoryError
         self.out_size = 0
+        self.turned = False
         clock_gettime(CLOCK_REALTIME, &now)
         now_ns = <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
         if now_ns - 1 > self.last:                      # else the clock went back: go on from the last time stamp
@@ -1011,12 +1012,41 @@ cdef class LogWriter:
             line.data = NULL
             line.room = 0
 
+    cdef void cut(self, size_t at) noexcept nogil:
+        """A file of the log ends at `at` in `out`, once that is written. What no file will hold by then is left out."""
+        cdef size_t gone, index
+        self.cuts[self.cut_count] = at
+        self.cut_count += 1
+        if self.cut_count > self.max_file:
+            self.cut_count -= 1
+            memmove(self.cuts, self.cuts + 1, self.cut_count * sizeof(size_t))
+        gone = self.cuts[0]
+        if self.cut_count == self.max_file and gone:
+            self.out_size -= gone
+            memmove(self.out, self.out + gone, self.out_size)
+            for index in range(<size_t>self.cut_count):
+                self.cuts[index] -= gone
+
+    cdef void settle(self) noexcept nogil:
+        """Write all formatted entries, each to its file."""
+        cdef size_t done = 0, end
+        cdef int index
+        for index in range(self.cut_count):
+            end = self.cuts[index] - done
+            self.flush(end)
+            done += end
+            self.rotate()
+        self.cut_count = 0
+        self.flush(self.out_size)
+
     cdef void emit(self, int stream, const char *data, size_t size, bint newline) noexcept nogil:
         """Format one entry behind the others of this call; rotate before it when it would not fit the file."""
         cdef char *into
         cdef size_t before = self.out_size
+        cdef size_t begun
+        cdef int64_t size_before
         if self.out_size > OUT_FLUSH:
-            self.flush(self.out_size)
+            self.settle()
             before = 0
         into = self.out + before
         memcpy(into, OPENING, OPENING_SIZE)
@@ -1042,9 +1072,15 @@ cdef class LogWriter:
         into += TIME_SIZE
         memcpy(into, b'"}\n', 3)
         self.out_size = into + 3 - self.out
-        if self.limit and self.size + <int64_t>self.out_size > self.limit and self.size + <int64_t>before > 0:
-            self.flush(before)
-            self.rotate()
+        if self.limit:
+            begun = self.cuts[self.cut_count - 1] if self.cut_count else 0
+            size_before = <int64_t>(before - begun) + (0 if self.cut_count else self.size)
+            if size_before > 0 and size_before + <int64_t>(self.out_size - before) > self.limit:
+                if self.turned and not self.followed and self.max_file <= MAX_CUTS:
+                    self.cut(before)
+                else:
+                    self.flush(before)
+                    self.turned = self.rotate() == 0
 
     cdef void flush(self, size_t upto) noexcept nogil:
         """Write the first `upto` bytes of the formatted entries; the others move to the front. Sets `fault`."""

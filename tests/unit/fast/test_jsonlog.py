@@ -463,6 +463,35 @@ def test_rotation(max_size: int, max_file: int, lengths: list[int], batch: int) 
         assert read(path) == b"".join(together)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 3000),
+    st.integers(1, 18),
+    st.lists(st.lists(st.integers(0, 300), max_size=120), max_size=4),
+    st.sampled_from((1, 40)),
+)
+def test_files_are_the_same_however_much_comes_at_once(
+    max_size: int, max_file: int, calls: list[list[int]], by: int
+) -> None:
+    """What rotation takes away within a call is not written; what stays is what single lines leave."""
+    found = []
+    for single in (True, False):
+        number = 0
+        with directory() as place:
+            path = place / "c.log"
+            writer = LogWriter(os.fsencode(path), max_size, max_file)
+            for lengths in calls:
+                lines = [b"%d %s\n" % (number + index, b"." * length * by) for index, length in enumerate(lengths)]
+                number += len(lines)
+                for data in lines if single else [b"".join(lines)]:
+                    writer.write(1, data)
+                assert writer.position() == (path.stat().st_ino, path.stat().st_size)
+            writer.close()
+            found.append([[item[2] for item in parsed(file.read_bytes())] for file in files(path)])
+            assert not (place / "c.log.new").exists()
+    assert found[0] == found[1]
+
+
 def test_a_rotation_that_fails_is_tried_again_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "c.log"
     (tmp_path / "c.log.new").mkdir()
