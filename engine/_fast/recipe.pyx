@@ -66,6 +66,12 @@ cdef class Stream:
             close(self.file)
         free(self.buffer)
 
+    def close(self):
+        """Let go of the file that it is in. Idempotent; while no thread reads."""
+        if self.file >= 0:
+            close(self.file)
+            self.file = -1
+
     def readinto(self, uint8_t[::1] target not None):
         """Fill `target`; the number of bytes, less than its size only at the end."""
         cdef int64_t got

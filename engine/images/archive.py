@@ -120,14 +120,14 @@ async def _spool(body: AsyncIterator[bytes], descriptor: int) -> int:
             length += len(chunk)
             if length >= _SPOOL_CHUNK:
                 if writing is not None:
-                    await writing
+                    await uninterrupted(writing)
                 writing = asyncio.ensure_future(asyncio.to_thread(_write, descriptor, waiting))
                 size += length
                 waiting, length = [], 0
     finally:
         if writing is not None:
             await uninterrupted(writing)
-    await asyncio.to_thread(_write, descriptor, waiting)
+    await uninterrupted(asyncio.to_thread(_write, descriptor, waiting))
     return size + length
 
 
@@ -245,9 +245,9 @@ def image_config(raw: bytes, name: str) -> ImageConfig:
 async def images(archive: Archive, digests: layers.Layers) -> list[ArchivedImage]:
     """Every image of the archive. Raises InvalidParameter; nothing has been kept by then."""
     if "manifest.json" in archive:
-        found = await asyncio.to_thread(_docker, archive)
+        found = await uninterrupted(asyncio.to_thread(_docker, archive))
     elif "index.json" in archive:
-        found = await asyncio.to_thread(_oci, archive)
+        found = await uninterrupted(asyncio.to_thread(_oci, archive))
     elif "repositories" in archive or any(name.endswith("/layer.tar") for name in archive.names()):
         found = await _legacy(archive, digests)
     else:
@@ -370,7 +370,7 @@ async def _legacy(archive: Archive, digests: layers.Layers) -> list[ArchivedImag
         while at:
             if len(line) >= MAX_LAYERS:
                 raise InvalidParameter(f"max depth exceeded: {top} has more than {MAX_LAYERS} layers")
-            layer = await asyncio.to_thread(_legacy_layer, archive, at)
+            layer = await uninterrupted(asyncio.to_thread(_legacy_layer, archive, at))
             line.append((at, layer))
             at = layer.parent
         line.reverse()

@@ -477,7 +477,10 @@ def stream_size(diff: Path) -> int:
 
 @contextlib.contextmanager
 def stream(diff: Path) -> Iterator[_recipe.Stream]:
-    """The tar stream of a committed layer, `diff` being its directory. Blocking. Raises ServerError, as does reading it through `read`."""
+    """The tar stream of a committed layer, `diff` being its directory; to be left when no thread reads it any more.
+
+    Blocking. Raises ServerError, as does reading it through `read`.
+    """
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(open(diff.parent / RECIPE, "rb", buffering=0))
@@ -487,7 +490,9 @@ def stream(diff: Path) -> Iterator[_recipe.Stream]:
         except OSError as error:
             raise ServerError(f"layer in {diff.parent}: {error.strerror}") from error
         packed: Any = file
-        yield _recipe.Stream(zstandard.ZstdDecompressor().stream_reader(packed), directory)
+        stream = _recipe.Stream(zstandard.ZstdDecompressor().stream_reader(packed), directory)
+        stack.callback(stream.close)
+        yield stream
 
 
 def read(source: _recipe.Stream, buffer: memoryview) -> int:

@@ -294,7 +294,7 @@ class _Packed:
             buffers = [memoryview(bytearray(_CHUNK)) for _ in range(2)]
             reading = loop.run_in_executor(self._threads, layers.read, stream, buffers[0])
             try:
-                while got := await reading:
+                while got := await uninterrupted(reading):
                     piece = buffers[0][:got]
                     buffers.reverse()
                     reading = loop.run_in_executor(self._threads, layers.read, stream, buffers[0])

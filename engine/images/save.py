@@ -169,7 +169,7 @@ class _Archive:
             done = 0
             reading = asyncio.ensure_future(asyncio.to_thread(piece))
             try:
-                while data := await reading:
+                while data := await uninterrupted(reading):
                     done += len(data)
                     reading = asyncio.ensure_future(asyncio.to_thread(piece))
                     yield data

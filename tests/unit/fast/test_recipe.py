@@ -75,6 +75,20 @@ def made_again(kept: Kept, root: int, piece: int = 1 << 20) -> bytes:
     return b"".join(found)
 
 
+def test_close_lets_go_of_the_file_it_is_in(root: int) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    kept = laid_out(tar([Node("large", bytes(range(256)) * 4096)]), root)
+    before = open_files()
+    stream = recipe.Stream(Drip(kept.data, 1 << 20), root)
+    stream.readinto(bytearray(4096))
+    assert open_files() == before + 1
+    for _ in range(2):
+        stream.close()
+        assert open_files() == before
+
+
 ARCHIVE = tar(
     [
         directory("a/"),

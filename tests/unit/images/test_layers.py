@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import hashlib
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from engine.errors import ServerError
-from engine.images import layers
+from engine.images import layers, push, save
 from engine.images.layers import Incoming, Span
 from engine.system import files
 
@@ -57,6 +61,63 @@ def test_who_has_left_inflates_no_further(descriptors: tuple[int, int]) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+class Slow:
+    """A layer's stream whose reading takes as long as the test likes, and that must not be closed meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.told: list[str] = []
+
+        @contextlib.contextmanager
+        def stream(diff: Path) -> Iterator[Slow]:
+            try:
+                yield self
+            finally:
+                self.told.append("closed")
+
+        def read(source: Slow, buffer: memoryview) -> int:
+            self.begun.set()
+            assert self.go.wait(30)
+            self.told.append("read")
+            return len(buffer)
+
+        monkeypatch.setattr(layers, "stream", stream)
+        monkeypatch.setattr(layers, "read", read)
+        monkeypatch.setattr(layers, "stream_size", lambda diff: 1 << 30)
+
+
+@pytest.mark.parametrize("verb", ["save", "push"])
+def test_a_layer_is_closed_when_nobody_reads_it_any_more(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client leaves in the middle: the thread still reads by the descriptors for a while, whose numbers nobody may have by then."""
+    slow = Slow(monkeypatch)
+    store: Any = SimpleNamespace(snapshots=SimpleNamespace(layer_path=lambda chain_id: Path("/nowhere")))
+
+    async def take(chunks: AsyncGenerator[bytes, None]) -> None:
+        async with contextlib.aclosing(chunks):
+            async for _ in chunks:
+                pass
+
+    async def work() -> None:
+        with ThreadPoolExecutor(2) as threads:
+            if verb == "save":
+                chunks = save._Archive(store).layer("sha256:" + "0" * 64, "")
+            else:
+                source = push.Source("", "", 0, (), ())
+                chunks = push._Packed(store, source, threads, lambda done: None).chunks()
+            taking = asyncio.ensure_future(take(chunks))
+            assert await asyncio.to_thread(slow.begun.wait, 30)
+            taking.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert slow.told == [] and not taking.done()
+            slow.go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+        assert slow.told == ["read", "closed"]
+
+    asyncio.run(work())
+
+
 def test_a_digest_takes_no_memory(descriptors: tuple[int, int]) -> None:
     plain = descriptors[0]
     os.ftruncate(plain, SIZE)
