@@ -74,7 +74,7 @@ def put(floors: Floors) -> None:
             what = f"{SMALL_FILES:,} small files in {where}, threads: {threads}"
             floors.show(what, "files", "directory", small, threads, memory=memory, overlay=overlay)
     floors.show("the large file", "large", "directory", large, memory=memory)
-    floors.show("the large file, in memory that was not touched before", "large", "directory", large)
+    floors.show("the large file, whatever memory is free", "large", "directory", large)
     floors.show("all at once", "put", "directory", small, large, archive, memory=memory)
 
 
