@@ -186,7 +186,7 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
     tail = query.get("tail", "all")
     # Docker: anything but a number means all; so does a number that no log reaches.
     lines = int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 16 else None
-    chunks = container.read_logs(
+    chunks = await container.read_logs(
         stdout=stdout,
         stderr=stderr,
         since_ns=parameters.timestamp(query, "since") if request.version.has(Flag.LOGS_SINCE) else 0,

@@ -194,7 +194,7 @@ class Container:
         """The json-file log, when the container has one."""
         return self.directory / f"{self.id}-json.log" if self.record.host.log_config.type == "json-file" else None
 
-    def read_logs(
+    async def read_logs(
         self,
         *,
         stdout: bool,
@@ -205,11 +205,11 @@ class Container:
         details: bool = False,
         tail: int | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[bytes]:
-        """Chunks of its log; `follow` goes on until it has ended. Raises ServerError when its driver keeps nothing to read."""
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks of its log, which is open by then; `follow` goes on until it has ended. Raises ServerError when its driver keeps nothing to read."""
         if self.log_path is None:
             raise ServerError("configured logging driver does not support reading")
-        return logs.read(
+        return await logs.read(
             self.log_path,
             stdout=stdout,
             stderr=stderr,

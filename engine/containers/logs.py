@@ -33,7 +33,14 @@ class Reading(Protocol):
     def end(self) -> None: ...
 
 
-async def read(
+async def read(path: Path, **wanted: Any) -> AsyncGenerator[bytes, None]:
+    """As `_chunks`, once the log is open: what becomes of the container meanwhile, even its removal, takes nothing away."""
+    chunks = _chunks(path, **wanted)
+    await anext(chunks)
+    return chunks
+
+
+async def _chunks(
     path: Path,
     *,
     stdout: bool,
@@ -48,7 +55,9 @@ async def read(
     follow: Callable[[int, int], Awaitable[bool]] | None = None,
     reading: Reading | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks of the log at `path`; a log that does not exist (yet) is empty. Raises ServerError when it cannot be read.
+    """Chunks of the log at `path`, a first, empty one when it is open; a log that does not exist (yet) is empty.
+
+    Raises ServerError when it cannot be read.
 
     `since_ns`, `until_ns`: nanoseconds since the epoch, both included, 0 for none. `tail`: the last entries, None for all. `framed`: with 8-byte
     headers. `details`: text before each line, as it is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is
@@ -72,6 +81,7 @@ async def read(
         if reading is not None:
             await reading.begin()
         reader = await loop.run_in_executor(None, partial(_open, path, tail, options))
+        yield b""
         ended = False
         waited: tuple[int, int] | None = None
         while True:

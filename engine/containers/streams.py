@@ -82,20 +82,26 @@ async def attach(
 ) -> None:
     """Give the client behind `descriptor` (which stays the caller's) what it wants of the container.
 
-    Raises the lifecycle table's Conflict when the container is paused; nothing has been written then. `framed` overrides what the tty decides.
+    A client that finds a running container ended by the time it is there gets what the log holds, and the end; one of a container that does not
+    run waits for its next run. Raises the lifecycle table's Conflict when the container is paused; nothing has been written then. `framed`
+    overrides what the tty decides.
     """
     record = container.record
     container.check_attach()
+    ran = container.running
     raw = record.config.tty if framed is None else not framed
     log = container.log_path if wanted.logs else None
     if log is None and wanted.stream:
-        await _join(container, monitor, descriptor, wanted, raw=raw, head=head, early=early, hold=False)
+        attached = await _join(container, monitor, descriptor, wanted, raw=raw, head=head, early=early, hold=False)
         container.publish("attach")
+        if ran and not attached.running:
+            _shut_down(descriptor)
         return
     reading = container.log_reading()
     try:
         position = None
         client = 0
+        ended = not wanted.stream
         if wanted.stream:
             # Until the log is open no rotation takes away what came before the client.
             if reading is not None:
@@ -103,7 +109,9 @@ async def attach(
             before = await asyncio.to_thread(logs.end, log) if log is not None else (0, 0)
             attached = await _join(container, monitor, descriptor, wanted, raw=raw, head=b"", early=early, hold=True)
             client = attached.client
-            position = (attached.log_inode, attached.log_offset) if attached.log_inode else before
+            ended = ran and not attached.running
+            if not ended:
+                position = (attached.log_inode, attached.log_offset) if attached.log_inode else before
         container.publish("attach")
         with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket:
             client_socket.setblocking(False)
@@ -111,13 +119,19 @@ async def attach(
                 await asyncio.get_running_loop().sock_sendall(client_socket, head)
                 if log is not None:
                     await _write_history(client_socket, log, wanted, raw, position, reading)
-            if not wanted.stream:
-                client_socket.shutdown(socket.SHUT_RDWR)
+            if ended:
+                _shut_down(descriptor)
     finally:
         if reading is not None:
             reading.end()
     if wanted.stream:
         await monitor.release(container.id, client)
+
+
+def _shut_down(descriptor: int) -> None:
+    """No more comes, for the client and for the monitor, should it have the socket too."""
+    with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket, suppress(OSError):
+        client_socket.shutdown(socket.SHUT_RDWR)
 
 
 async def _join(
@@ -154,7 +168,7 @@ async def _write_history(
     reading: LogReading | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    chunks = logs.read(
+    chunks = await logs.read(
         log, stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position, reading=reading
     )
     async with aclosing(chunks):

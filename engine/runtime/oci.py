@@ -220,8 +220,15 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         raise ServerError(f"{self.name} {verb} {key}: {reason}")
 
 
-_GONE = ("does not exist", "No such file or directory", "not found", "is not running", "No such process")
-"""Words of crun and runc for a container that is not there, or whose process has just ended."""
+_GONE = (
+    "does not exist",
+    "No such file or directory",
+    "No such device",
+    "not found",
+    "is not running",
+    "No such process",
+)
+"""Words of crun and runc for a container that is not there, or whose process has just ended; ENODEV is a file of a control group that is gone."""
 
 
 def _spawn(argv: tuple[str, ...], stdin: bytes, seconds: int = COMMAND_SECONDS) -> subprocess.CompletedProcess[bytes]:

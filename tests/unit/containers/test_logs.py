@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,13 @@ def writer(tmp_path: Path) -> Iterator[LogWriter]:
     made.close()
 
 
-def stream(writer: LogWriter, **options: Any) -> AsyncIterator[bytes]:
+def stream(writer: LogWriter, **options: Any) -> Awaitable[AsyncGenerator[bytes, None]]:
     chosen = {"stdout": True, "stderr": True, "framed": False, **options}
     return logs.read(Path(os.fsdecode(writer.path)), **chosen)
 
 
-async def collected(chunks: AsyncIterator[bytes]) -> bytes:
-    return b"".join([chunk async for chunk in chunks])
+async def collected(opened: Awaitable[AsyncGenerator[bytes, None]]) -> bytes:
+    return b"".join([chunk async for chunk in await opened])
 
 
 def test_history_with_every_option(writer: LogWriter) -> None:
@@ -63,8 +63,19 @@ def test_history_with_every_option(writer: LogWriter) -> None:
 
 
 def test_no_log_is_an_empty_one(tmp_path: Path) -> None:
-    chunks = logs.read(tmp_path / "none.log", stdout=True, stderr=True, framed=True, tail=5)
-    assert asyncio.run(collected(chunks)) == b""
+    opened = logs.read(tmp_path / "none.log", stdout=True, stderr=True, framed=True, tail=5)
+    assert asyncio.run(collected(opened)) == b""
+
+
+def test_what_is_removed_once_it_is_open_is_read(writer: LogWriter) -> None:
+    async def main() -> None:
+        chunks = await stream(writer, tail=2)
+        writer.write(1, b"later\n")
+        os.unlink(writer.path)
+        assert [chunk async for chunk in chunks] == [b"1\n2\n"]
+
+    writer.write(1, b"0\n1\n2\n")
+    asyncio.run(main())
 
 
 def test_a_log_that_cannot_be_read_is_a_server_error_that_names_it(tmp_path: Path) -> None:
@@ -183,7 +194,7 @@ def test_closed_half_way(writer: LogWriter) -> None:
     writer.write(1, b"x" * 15_000 + b"\n")
 
     async def main() -> None:
-        chunks = stream(writer, follow=None)
+        chunks = await stream(writer, follow=None)
         async for chunk in chunks:
             assert chunk
             break

@@ -1,11 +1,20 @@
-"""Detach keys as clients write them (specification, "DetachKeys format")."""
+"""Detach keys as clients write them (specification, "DetachKeys format"); an attach that comes with the end of the process."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.containers.streams import DEFAULT_DETACH_KEYS, parse_detach_keys
+from engine._fast.jsonlog import LogWriter
+from engine.containers.streams import DEFAULT_DETACH_KEYS, Wanted, attach, parse_detach_keys
 from engine.errors import InvalidParameter
+from engine.monitor.client import Attached, Client
 
 
 @pytest.mark.parametrize(
@@ -53,3 +62,41 @@ def test_any_text_gives_keys_or_a_refusal(text: str) -> None:
 
 def test_the_default_is_what_the_documentation_says() -> None:
     assert parse_detach_keys("ctrl-p,ctrl-q") == DEFAULT_DETACH_KEYS
+
+
+class EndedAlready:
+    """A monitor whose process has ended, of which the daemon has not heard: no test can have a real one be that slow."""
+
+    async def attach(self, _key: str, client: Client, *, hold: bool = False) -> Attached:
+        os.write(client.descriptor, client.head)
+        return Attached(client=1, log_inode=0, log_offset=0, running=False)
+
+    async def release(self, _key: str, _client: int) -> None:
+        """It has left."""
+
+
+@pytest.mark.parametrize(("logs", "received"), [(False, b"head"), (True, b"headlast words\n")])
+def test_an_attach_that_comes_after_the_end_gets_the_end(tmp_path: Path, logs: bool, received: bytes) -> None:
+    log = tmp_path / "c.log"
+    writer = LogWriter(os.fsencode(log))
+    writer.write(1, b"last words\n")
+    writer.close()
+    container: Any = SimpleNamespace(
+        id="c",
+        record=SimpleNamespace(config=SimpleNamespace(tty=True, open_stdin=False)),
+        running=True,
+        log_path=log,
+        check_attach=lambda: None,
+        log_reading=lambda: None,
+        publish=lambda _action: None,
+    )
+    monitor: Any = EndedAlready()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wanted = Wanted(logs=logs, stream=True, stdout=True)
+        asyncio.run(attach(container, monitor, theirs.fileno(), wanted, head=b"head", early=b""))
+        ours.settimeout(20)
+        found = b""
+        while data := ours.recv(4096):
+            found += data
+    assert found == received
