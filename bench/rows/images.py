@@ -18,6 +18,7 @@ from bench import wire
 from bench.engines import Engine
 from bench.image import BIG, Big
 from bench.job import Figure, Job, Size
+from bench.meanwhile import Meanwhile
 from bench.report import Target
 from tests import registry as registries
 from tests.harness import until
@@ -145,39 +146,41 @@ def load(engine: Engine, big: Big) -> None:
 
 
 def loaded(material: Material) -> Any:
-    def sample(engine: Engine, numbers: Iterator[int]) -> float:
+    def sample(engine: Engine, numbers: Iterator[int]) -> tuple[float, ...]:
         big = material.image(next(numbers))
-        begin = time.perf_counter()
-        load(engine, big)
-        elapsed = time.perf_counter() - begin
+        with Meanwhile(engine) as meanwhile:
+            begin = time.perf_counter()
+            load(engine, big)
+            elapsed = time.perf_counter() - begin
         has(engine, big.name, big.id)
-        return elapsed * 1000
+        return elapsed * 1000, meanwhile.ping, meanwhile.memory
 
     return sample
 
 
 def saved(material: Material) -> Any:
-    def sample(engine: Engine, _: Any) -> float:
-        begin = time.perf_counter()
-        size = wire.Download(engine.socket, "GET", f"/images/{BIG}/get").skip()
-        elapsed = time.perf_counter() - begin
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
+        with Meanwhile(engine) as meanwhile:
+            begin = time.perf_counter()
+            size = wire.Download(engine.socket, "GET", f"/images/{BIG}/get").skip()
+            elapsed = time.perf_counter() - begin
         assert size > material.big.size, f"{size} bytes of an image of {material.big.size}"
-        return elapsed * 1000
+        return elapsed * 1000, meanwhile.ping, meanwhile.memory
 
     return sample
 
 
 def pulled(material: Material) -> Any:
-    def sample(engine: Engine, numbers: Iterator[int]) -> float:
+    def sample(engine: Engine, numbers: Iterator[int]) -> tuple[float, ...]:
         storage, big = material.stored, material.image(next(numbers))
         tag = big.name.partition(":")[2]
-        with registry(engine, storage), engine.connection() as connection:
+        with registry(engine, storage), engine.connection() as connection, Meanwhile(engine) as meanwhile:
             begin = time.perf_counter()
             body = connection.expect(200, "POST", f"/images/create?fromImage={HOST}/big&tag={tag}")
             elapsed = time.perf_counter() - begin
             assert b'"error"' not in body, body[-500:]
         has(engine, f"{HOST}/big:{tag}", big.id)
-        return elapsed * 1000
+        return elapsed * 1000, meanwhile.ping, meanwhile.memory
 
     return sample
 
@@ -185,14 +188,15 @@ def pulled(material: Material) -> Any:
 def pushed(material: Material) -> Any:
     """Into an empty registry each time."""
 
-    def sample(engine: Engine, _: Any) -> float:
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
         storage = Path(tempfile.mkdtemp(prefix="pushed", dir=material.directory))
         try:
             with registry(engine, storage), engine.connection() as connection:
                 connection.expect(201, "POST", f"/images/{BIG}/tag?repo={HOST}/pushed&tag=latest")
-                begin = time.perf_counter()
-                body = connection.expect(200, "POST", f"/images/{HOST}/pushed/push?tag=latest")
-                elapsed = time.perf_counter() - begin
+                with Meanwhile(engine) as meanwhile:
+                    begin = time.perf_counter()
+                    body = connection.expect(200, "POST", f"/images/{HOST}/pushed/push?tag=latest")
+                    elapsed = time.perf_counter() - begin
                 assert b'"error"' not in body, body[-500:]
             blobs = storage / "docker/registry/v2/blobs/sha256" / material.big.id[7:9] / material.big.id[7:]
             assert blobs.exists(), "the registry has not the image's configuration"
@@ -200,7 +204,7 @@ def pushed(material: Material) -> Any:
             shutil.rmtree(storage)
         with engine.connection() as connection:
             connection.ask("DELETE", f"/images/{HOST}/pushed:latest")
-        return elapsed * 1000
+        return elapsed * 1000, meanwhile.ping, meanwhile.memory
 
     return sample
 
@@ -222,8 +226,12 @@ def jobs(size: Size, material: Material) -> list[Job]:
     megabytes = 450 // size.of(1, 10)
 
     def job(name: str, what: str, target: Target, sample: Any, prepare: Any = lambda _: None) -> Job:
-        figure = Figure(name, f"{what} of an image of {megabytes} MB", "ms", target=target)
-        return Job(name, [figure], sample, size.rounds(2), prepare=prepare, warm=False, flush=True)
+        figures = [
+            Figure(name, f"{what} of an image of {megabytes} MB", "ms", target=target),
+            Figure(f"{name}-ping", "the slowest answer to a ping meanwhile", "ms", target=Target(at_most=20)),
+            Figure(f"{name}-memory", "the most memory that it took for that", "MiB", target=Target(at_most=150)),
+        ]
+        return Job(name, figures, sample, size.rounds(2), prepare=prepare, warm=False, flush=True)
 
     return [
         job("load", "load", Target({"dockerd": 4, "podman": 1}), loaded(material), lambda _: itertools.count()),

@@ -314,7 +314,11 @@ class Execs:
         finally:
             os.close(file)
         user = record.config.user or container.record.config.user
-        identity = users.lookup(container.snapshots.mounted(container.id), user, container.record.host.group_add or ())
+        try:
+            root = container.snapshots.mounted(container.id)
+        except NotFound as error:  # it has just ended
+            raise Conflict(f"Container {container.id} is not running") from error
+        identity = users.lookup(root, user, container.record.host.group_add or ())
         process = spec.exec_process(container.record, record.config, identity)
         if record.config.tty and all(record.size):
             rows, columns = record.size

@@ -1,0 +1,78 @@
+"""What an engine is like for others while it works: its slowest answer to `_ping`, and the memory that it took at its peak.
+
+The pings come from a process of their own (`python -m bench.meanwhile SOCKET`): from this one they would wait for whoever feeds the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench import wire
+from bench.engines import Engine
+from tests.harness import REPOSITORY
+
+_PAUSE = 0.002
+
+
+class Meanwhile:
+    """A context in which the engine works; `ping` (ms) and `memory` (MiB over what its processes had before) are known after it."""
+
+    ping = memory = 0.0
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> Meanwhile:
+        self._processes = {pid: size for pid in self._engine.namespaces.pids() if (size := _size(pid, "VmRSS"))}
+        for pid in self._processes:
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew (proc_pid_clear_refs(5))
+        self._pinging = subprocess.Popen(
+            [sys.executable, "-m", "bench.meanwhile", self._engine.socket],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._engine.namespaces.not_the_engine.add(self._pinging.pid)
+        assert self._pinging.stdout is not None
+        assert self._pinging.stdout.readline() == b"pinging\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.memory = sum(max(0.0, _size(pid, "VmHWM") - before) for pid, before in self._processes.items())
+        said, _ = self._pinging.communicate()
+        self._engine.namespaces.not_the_engine.discard(self._pinging.pid)
+        self.ping = float(said)
+
+
+def _size(pid: int, name: str) -> float:
+    """MiB; 0 when the process is gone."""
+    try:
+        found = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0.0
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def main(path: str) -> None:
+    """Ping until the end of stdin, then print the milliseconds of the slowest answer."""
+    slowest = 0.0
+    with wire.Connection(path) as connection:
+        connection.expect(200, "GET", "/_ping")
+        os.write(1, b"pinging\n")
+        while not select.select([0], [], [], _PAUSE)[0]:
+            begin = time.perf_counter()
+            connection.expect(200, "GET", "/_ping")
+            slowest = max(slowest, time.perf_counter() - begin)
+    print(slowest * 1000)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
