@@ -74,7 +74,7 @@ def dense(size: Size) -> list[Job]:
                 )
             ],
             come_back,
-            size.rounds(3),
+            size.rounds(2),
             idle=count,
             warm=False,
         ),

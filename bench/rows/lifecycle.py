@@ -178,7 +178,7 @@ def jobs(size: Size) -> list[Job]:
     return [
         life_job(size, "run", "no network", "none", 0, eight, 4),
         life_job(size, "run-bridge", "bridge", "bridge", 0, eight, 4),
-        life_job(size, "run-1-port", "bridge, 1 published port", "bridge", 1, Target({"podman": 1}), 3),
+        life_job(size, "run-1-port", "bridge, 1 published port", "bridge", 1, Target({"podman": 1}), 2),
         life_job(size, "run-20-ports", "bridge, 20 published ports", "bridge", 20, Target({"podman": 1}), 2),
         Job(
             "ports-range",

@@ -60,9 +60,9 @@ def right(engine: Engine, target: str, count: int) -> None:
 
 
 def read_jobs(
-    size: Size, called: int, count: int, idle: int, made: Callable[[Engine], None] = lambda _: None
+    size: Size, called: int, count: int, idle: int | None, made: Callable[[Engine], None] = lambda _: None
 ) -> list[Job]:
-    """`count` containers (in the rows' names: `called`), of which `idle` run; `made` makes the others, once."""
+    """`count` containers (in the rows' names: `called`), of which `idle` run (None: as many as do); `made` makes the others, once."""
     bound = {1000: 5.0}.get(called)
     everything = "/containers/json?all=1"
     one = f"{everything}&filters={filtered(label='number=0')}"
@@ -182,4 +182,4 @@ def many(size: Size) -> list[Job]:
         idle=None,
         only=("engined",),
     )
-    return [*read_jobs(size, 1000, thousand, 0, with_created(thousand)), last]
+    return [*read_jobs(size, 1000, thousand, None, with_created(thousand)), last]

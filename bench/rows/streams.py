@@ -49,8 +49,8 @@ def job(size: Size, name: str, what: str, megabytes: int, driver: str, tty: bool
 
 def jobs(size: Size) -> list[Job]:
     return [
-        job(size, "attach", "output to an attached client, not logged", 800, "none", False, 8),
-        job(size, "attach-logged", "the same, logged by json-file as well", 160, "json-file", False, 8),
+        job(size, "attach", "output to an attached client, not logged", 500, "none", False, 8),
+        job(size, "attach-logged", "the same, logged by json-file as well", 100, "json-file", False, 8),
         job(size, "attach-tty", "output of a terminal to an attached client, not logged", 80, "none", True, 4),
         job(size, "attach-tty-logged", "the same, logged by json-file as well", 60, "json-file", True, 4),
     ]
