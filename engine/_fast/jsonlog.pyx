@@ -760,10 +760,11 @@ cdef char *spare_out = NULL
 cdef class LogWriter:
     """Appends a container's output to its log, and rotates it.
 
-    Lines are put together per stream, over any split of reads. What is complete after a call has been written when the call returns, with one
-    write(2) for each 256 KiB of entries; while nobody follows, what rotation takes away within the same call is not written at all. A line of 16 KiB or more makes several entries, of which only the last ends in a newline;
-    the cut is never inside a UTF-8 character. Time stamps strictly increase within the file set, reopening included; their last
-    digit is never 0, so that Docker's form (which drops trailing zeros) always has nine digits, too.
+    Lines are put together per stream, over any split of reads. What is complete after a call has been written when the call returns, with
+    one write(2) for each 256 KiB of entries; while nobody follows, what rotation takes away within the same call is not written at all. A
+    line of 16 KiB or more makes several entries, of which only the last ends in a newline; the cut is never inside a UTF-8 character. Time
+    stamps strictly increase within the file set, reopening included; their last digit is never 0, so that Docker's form (which drops
+    trailing zeros) always has nine digits, too.
 
     When a write fails (ENOSPC, EIO, …) its entries are counted in `dropped`, part of an entry that reached the file is cut off again, and the
     first call that meets the failure raises OSError, after all its data have been taken. Later calls try again and are silent until

@@ -3,8 +3,8 @@
 
 `Loop` waits, `Stdio` is the streams of one process and its attached clients, `Relay` passes connections of the host's loopback on. All decisions
 about processes (spawning, exits, the daemon) are `engine/monitor/process.py`'s, which is called only for rare events. `spawn`, `read_only`, `exit_of`
-and `become_subreaper` are the system interfaces that Python's `os` lacks: a vfork with a working directory, a resource limit and a mount namespace, a mount that nobody
-can write through, the exit status of a process that is not a child, and prctl(2).
+and `become_subreaper` are the system interfaces that Python's `os` lacks: a vfork with a working directory, a resource limit and a mount
+namespace, a mount that nobody can write through, the exit status of a process that is not a child, and prctl(2).
 
 The rules of the byte path:
 - Output is read into one buffer of the loop, behind 8 spare bytes, so header and payload go to a client in one send(2) without a

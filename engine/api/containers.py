@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -198,12 +199,13 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
     )
     if not request.upgrade:
         return StreamReply(200, chunks, RAW_STREAM)
-    hijack = request.hijack(RAW_STREAM)
-    descriptor = hijack.descriptor()
-    try:
-        await send(descriptor, hijack.head, chunks)
-    finally:
-        os.close(descriptor)
+    async with contextlib.aclosing(chunks):
+        hijack = request.hijack(RAW_STREAM)
+        descriptor = hijack.descriptor()
+        try:
+            await send(descriptor, hijack.head, chunks)
+        finally:
+            os.close(descriptor)
     return hijack.release()
 
 

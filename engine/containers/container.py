@@ -209,7 +209,7 @@ class Container:
         """Chunks of its log, which is open by then; `follow` goes on until it has ended. Raises ServerError when its driver keeps nothing to read."""
         if self.log_path is None:
             raise ServerError("configured logging driver does not support reading")
-        return await logs.read(
+        chunks = logs.read(
             self.log_path,
             stdout=stdout,
             stderr=stderr,
@@ -222,6 +222,7 @@ class Container:
             follow=self._log_grown if follow and self.running else None,
             reading=self.log_reading(),
         )
+        return await logs.opened(chunks)
 
     def log_reading(self) -> LogReading | None:
         """For a reader of the log: None where nothing is rotated meanwhile."""

@@ -272,9 +272,8 @@ class Execs:
                 self._monitor.drop(exec_id)
             if record.probe or client is None:
                 raise failure.error from refusal
-            if not (
-                isinstance(refusal, LaunchFailed) and refusal.interrupted
-            ):  # else the answer's head may not be written
+            # Of a client that went to a monitor which died nobody knows whether it has the answer's head.
+            if not (isinstance(refusal, LaunchFailed) and refusal.interrupted):
                 text = (failure.error.message + "\r\n").encode()
                 await asyncio.to_thread(_say, descriptor, text if config.tty else frames.mux(1, text))
             self._monitor.drop(exec_id)

@@ -33,14 +33,13 @@ class Reading(Protocol):
     def end(self) -> None: ...
 
 
-async def read(path: Path, **wanted: Any) -> AsyncGenerator[bytes, None]:
-    """As `_chunks`, once the log is open: what becomes of the container meanwhile, even its removal, takes nothing away."""
-    chunks = _chunks(path, **wanted)
+async def opened(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """What `read` gives, once the log is open: what becomes of the container from here on, even its removal, takes nothing away."""
     await anext(chunks)
     return chunks
 
 
-async def _chunks(
+async def read(
     path: Path,
     *,
     stdout: bool,

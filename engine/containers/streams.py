@@ -168,7 +168,7 @@ async def _write_history(
     reading: LogReading | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    chunks = await logs.read(
+    chunks = logs.read(
         log, stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position, reading=reading
     )
     async with aclosing(chunks):

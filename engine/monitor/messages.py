@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 PACKET = 128 << 10
 """Bytes of the longest packet: a Unix socket with the usual send buffer takes it whole."""

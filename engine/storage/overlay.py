@@ -312,9 +312,8 @@ class OverlaySnapshots:
             await uninterrupted(asyncio.to_thread(lambda: made.append(self.aside.namespace_with(path, target))))
             yield made[0]
         finally:
-            for (
-                namespace
-            ) in made:  # behind the caller: the last descriptor waits for the kernel's readers, which no start has to
+            # Behind the caller: the last descriptor waits for the kernel's readers, which no start has to.
+            for namespace in made:
                 asyncio.get_running_loop().run_in_executor(None, os.close, namespace)
 
     def _running(self, key: str) -> _Opened:

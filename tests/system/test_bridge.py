@@ -315,17 +315,26 @@ async def _subnets(directory: Path) -> None:
         os.close(other)
 
 
+@contextlib.asynccontextmanager
+async def _sleeping_in(sandbox: Sandbox) -> AsyncIterator[subprocess.Popen[bytes]]:
+    container = await asyncio.to_thread(subprocess.Popen, ["nsenter", f"--net={sandbox.path}", "sleep", "600"])
+    try:
+        await until(
+            lambda: os.path.samestat(os.stat(f"/proc/{container.pid}/ns/net"), os.stat(sandbox.path)), "sleep is inside"
+        )
+        yield container
+    finally:
+        container.kill()
+        container.wait()
+
+
 async def _restart(directory: Path) -> None:
     """A daemon that ended leaves running containers connected; the next one knows their addresses."""
     records = Records(directory / "state.db")
     before = Engine(Config(), records)
     await before.open()
     sandbox = await before.endpoint("old")
-    container = await asyncio.to_thread(subprocess.Popen, ["nsenter", f"--net={sandbox.path}", "sleep", "600"])
-    try:
-        await until(
-            lambda: os.path.samestat(os.stat(f"/proc/{container.pid}/ns/net"), os.stat(sandbox.path)), "sleep is inside"
-        )
+    async with _sleeping_in(sandbox) as container:
         ids = {each.record.name: each.record.id for each in before}
         await before.close(remove=False)
         after = Engine(Config(), records)
@@ -344,9 +353,6 @@ async def _restart(directory: Path) -> None:
         await after.leave("old")
         await until(lambda: sandboxes.host_end(sandbox.endpoint.endpoint_id) not in _links(), "veth gone")
         await after.close(remove=True)
-    finally:
-        container.kill()
-        container.wait()
     records.close()
     await until(lambda: _links() == ["lo"], "links gone")
 
@@ -361,9 +367,10 @@ async def _deleted(directory: Path) -> None:
             first, second = [await networks.endpoint(f"{name}{number}", on=name) for number in range(2)]
             assert reaches(first, second.endpoint.ip_address)
             with Netlink() as links:
-                links.apply(netlink.delete_link(networks.get(name).bridge))
-            assert inside(first, "busybox", "ping", "-c", "1", "-W", "1", second.endpoint.ip_address).returncode
-            third = await networks.endpoint(f"{name}2", on=name)
+                deleted = links.link(networks.get(name).bridge)
+                links.apply(netlink.delete_link(deleted.name))
+                third = await networks.endpoint(f"{name}2", on=name)
+                assert links.link(deleted.name).ifindex != deleted.ifindex
             assert third.endpoint.gateway == first.endpoint.gateway
             for sandbox in (first, second):
                 assert reaches(third, sandbox.endpoint.ip_address)
@@ -377,11 +384,7 @@ async def _deleted_meanwhile(directory: Path) -> None:
     before = Engine(Config(), records)
     await before.open()
     sandbox = await before.endpoint("old")
-    container = await asyncio.to_thread(subprocess.Popen, ["nsenter", f"--net={sandbox.path}", "sleep", "600"])
-    try:
-        await until(
-            lambda: os.path.samestat(os.stat(f"/proc/{container.pid}/ns/net"), os.stat(sandbox.path)), "sleep is inside"
-        )
+    async with _sleeping_in(sandbox) as container:
         await before.close(remove=False)
         with Netlink() as links:
             links.apply(netlink.delete_link("engined0"))
@@ -396,9 +399,6 @@ async def _deleted_meanwhile(directory: Path) -> None:
         container.wait()
         await after.leave("old")
         await after.close(remove=True)
-    finally:
-        container.kill()
-        container.wait()
     records.close()
 
 

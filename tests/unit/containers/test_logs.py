@@ -35,7 +35,7 @@ def writer(tmp_path: Path) -> Iterator[LogWriter]:
 
 def stream(writer: LogWriter, **options: Any) -> Awaitable[AsyncGenerator[bytes, None]]:
     chosen = {"stdout": True, "stderr": True, "framed": False, **options}
-    return logs.read(Path(os.fsdecode(writer.path)), **chosen)
+    return logs.opened(logs.read(Path(os.fsdecode(writer.path)), **chosen))
 
 
 async def collected(opened: Awaitable[AsyncGenerator[bytes, None]]) -> bytes:
@@ -63,7 +63,7 @@ def test_history_with_every_option(writer: LogWriter) -> None:
 
 
 def test_no_log_is_an_empty_one(tmp_path: Path) -> None:
-    opened = logs.read(tmp_path / "none.log", stdout=True, stderr=True, framed=True, tail=5)
+    opened = logs.opened(logs.read(tmp_path / "none.log", stdout=True, stderr=True, framed=True, tail=5))
     assert asyncio.run(collected(opened)) == b""
 
 
@@ -81,12 +81,12 @@ def test_what_is_removed_once_it_is_open_is_read(writer: LogWriter) -> None:
 def test_a_log_that_cannot_be_read_is_a_server_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "c.log").symlink_to("c.log")
     with pytest.raises(ServerError, match=r"c\.log cannot be read"):
-        asyncio.run(collected(logs.read(tmp_path / "c.log", stdout=True, stderr=True, framed=True)))
+        asyncio.run(collected(logs.opened(logs.read(tmp_path / "c.log", stdout=True, stderr=True, framed=True))))
 
 
 def test_a_directory_in_its_place_is_a_server_error(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="cannot be read: Is a directory"):
-        asyncio.run(collected(logs.read(tmp_path, stdout=True, stderr=True, framed=True)))
+        asyncio.run(collected(logs.opened(logs.read(tmp_path, stdout=True, stderr=True, framed=True))))
 
 
 def test_the_hand_over_to_an_attach_ends_where_it_was_told(writer: LogWriter) -> None:
@@ -137,7 +137,9 @@ def test_following_begins_before_there_is_a_log(tmp_path: Path) -> None:
         return True
 
     assert (
-        asyncio.run(collected(logs.read(path, stdout=True, stderr=True, framed=False, follow=follow, tail=10)))
+        asyncio.run(
+            collected(logs.opened(logs.read(path, stdout=True, stderr=True, framed=False, follow=follow, tail=10)))
+        )
         == b"here\n"
     )
 
@@ -199,7 +201,7 @@ def test_closed_half_way(writer: LogWriter) -> None:
             assert chunk
             break
         before = len(os.listdir("/proc/self/fd"))
-        await chunks.aclose()  # type: ignore[attr-defined]
+        await chunks.aclose()
         assert len(os.listdir("/proc/self/fd")) < before
 
     asyncio.run(main())
