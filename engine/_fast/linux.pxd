@@ -60,6 +60,7 @@ cdef extern from "<sys/socket.h>" nogil:
         unsigned short sa_family
     enum:
         AF_INET
+        AF_INET6
         AF_UNIX
         SOCK_CLOEXEC
         SOCK_NONBLOCK
@@ -68,6 +69,8 @@ cdef extern from "<sys/socket.h>" nogil:
         SO_ERROR
         SO_KEEPALIVE
         SO_LINGER
+        SO_RCVBUF
+        SO_REUSEADDR
         SO_SNDBUF
         SO_SNDBUFFORCE
         SO_DOMAIN
@@ -82,6 +85,7 @@ cdef extern from "<sys/socket.h>" nogil:
         int l_onoff
         int l_linger
     int accept4(int fd, void *address, socklen_t *size, int flags)
+    int bind(int fd, const void *address, socklen_t size)
     int connect(int fd, const void *address, socklen_t size)
     int shutdown(int fd, int how)
     int socket(int domain, int kind, int protocol)
@@ -91,7 +95,9 @@ cdef extern from "<sys/socket.h>" nogil:
 
 cdef extern from "<netinet/in.h>" nogil:
     enum:
+        IPPROTO_IPV6
         IPPROTO_TCP
+        IPV6_V6ONLY
         SOL_IPV6
     cdef struct in_addr:
         uint32_t s_addr
@@ -99,9 +105,13 @@ cdef extern from "<netinet/in.h>" nogil:
         unsigned short sin_family
         uint16_t sin_port
         in_addr sin_addr
+    cdef struct in6_addr:
+        pass
     cdef struct sockaddr_in6:
         unsigned short sin6_family
         uint16_t sin6_port
+        in6_addr sin6_addr
+    uint16_t htons(uint16_t number)
 
 
 cdef extern from "<netinet/tcp.h>" nogil:

@@ -317,7 +317,7 @@ class Filter:
         for each in endpoint.ports:
             if each.protocol == "udp":
                 ports, addresses = self._outdated.setdefault(each.version, (set(), set()))
-                ports.update(range(each.host_port, each.host_port + each.count))
+                ports.update(each.host_ports)
                 if (address := endpoint.addresses[each.version == 6]) is not None:
                     addresses.add(address.packed)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import functools
 import itertools
 import os
 import re
@@ -20,10 +21,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
+from engine._fast import ports as sockets
 from engine.errors import InvalidParameter
 from engine.wire.containers import Port, PortBinding
 
@@ -38,6 +39,7 @@ EPHEMERAL = (49153, 65535)
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _LOOPBACK6 = ip_address("::1")
+_ANY6 = bytes(16)
 
 _PORT = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECASE)
 
@@ -60,20 +62,29 @@ class Published(msgspec.Struct, frozen=True, gc=False, array_like=True, order=Tr
         """Of IP."""
         return 6 if ":" in self.host_ip else 4
 
+    @property
+    def host_ports(self) -> range:
+        return range(self.host_port, self.host_port + self.count)
 
-class Wanted(NamedTuple):
-    """One port of a container: the host ports that will do (`first` 0: any ephemeral one), on these addresses."""
+
+class Wanted(msgspec.Struct, frozen=True, gc=False):
+    """A port of a container: the host ports that will do (`first` 0: any ephemeral one), on these addresses.
+
+    `count` neighbours from `port` on, where each has but one that will do: those from `first` on.
+    """
 
     port: int
     protocol: str
     host_ips: tuple[str, ...]
     first: int
     last: int
+    count: int = 1
 
 
 # --- what bodies say -------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(2048)
 def parse(text: str, field: str) -> tuple[int, int, str]:
     """`80`, `80/tcp`, `8000-8010/udp`: first, last, protocol. Raises InvalidParameter that names the field."""
     found = _PORT.fullmatch(text)
@@ -85,6 +96,7 @@ def parse(text: str, field: str) -> tuple[int, int, str]:
     raise InvalidParameter(f"{field}: Invalid port specification: {text!r}: it must be <port>/<tcp|udp|sctp>")
 
 
+@functools.lru_cache(2048)
 def parse_host_port(text: str) -> tuple[int, int]:
     """HostPort: empty, `8080` or `8000-8010`; (0, 0) for any. Raises InvalidParameter."""
     if not text:
@@ -114,7 +126,7 @@ def wanted(
     default_ip: str = "",
     ipv6: bool = False,
 ) -> list[Wanted]:
-    """What a container asks for, explicit ports first, so that no ephemeral one takes them.
+    """What a container asks for, neighbours together; explicit ports first, so that no ephemeral one takes them.
 
     `default_ip` stands in for an empty HostIp; `ipv6`: the container has such an address.
     """
@@ -132,9 +144,23 @@ def wanted(
                 for port in range(first, last + 1)
                 if (port, protocol) not in bound
             ]
-    return sorted(
-        asked, key=lambda each: (not each.first, each.last > each.first, each.protocol, each.port, each.first)
+    asked.sort(
+        key=lambda each: (not each.first, each.last > each.first, each.protocol, each.host_ips, each.port, each.first)
     )
+    return [_run([each for _, each in run]) for _, run in itertools.groupby(enumerate(asked), _line)]
+
+
+def _line(numbered: tuple[int, Wanted]) -> object:
+    """The same for neighbours that ask for neighbours, in a sorted list with its numbers."""
+    number, each = numbered
+    if each.first and each.first == each.last:
+        return each.protocol, each.host_ips, each.port - number, each.first - number
+    return number
+
+
+def _run(neighbours: list[Wanted]) -> Wanted:
+    first = neighbours[0]
+    return first if len(neighbours) == 1 else msgspec.structs.replace(first, count=len(neighbours))
 
 
 def _bindings(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[tuple[int, str, str, int, int]]:
@@ -219,7 +245,7 @@ class Ports:
             for each in asked:
                 port = self._choose(each, refused)
                 for host_ip in each.host_ips:
-                    one = Published(each.protocol, host_ip, port, each.port)
+                    one = Published(each.protocol, host_ip, port, each.port, each.count)
                     self._take(one)
                     given.append(one)
         except BaseException:
@@ -259,8 +285,8 @@ class Ports:
     def _choose(self, each: Wanted, refused: frozenset[tuple[str, int]]) -> int:
         if each.first and each.first == each.last:
             for host_ip in each.host_ips:
-                if self._conflict(each.protocol, host_ip, each.first, each.first):
-                    raise PortTaken(f"Bind for {shown(host_ip, each.first)} failed: port is already allocated")
+                if taken := self._conflict(each.protocol, host_ip, each.first, each.first + each.count - 1):
+                    raise PortTaken(f"Bind for {shown(host_ip, taken)} failed: port is already allocated")
             return each.first
         if each.first:
             candidates: Iterable[int] = range(each.first, each.last + 1)
@@ -396,49 +422,82 @@ class Listeners:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held: dict[str, list[socket.socket]] = {}
+        self._held: dict[str, list[int]] = {}
         self._count = 0
         self._lock = threading.Lock()
 
     def hold(self, owner: str, ports: Sequence[Published]) -> frozenset[int]:
         """Which TCP ports are the owner's at ::1. Raises PortTaken, with nothing held, when a program of this host has one of them."""
-        sockets: list[socket.socket] = []
-        at_loopback = {
-            each.host_port for each in single(ports) if each.protocol == "tcp" and each.host_ip in ("::", "::1")
-        }
+        at_loopback: set[int] = set()
+        for each in ports:
+            if each.protocol == "tcp" and each.host_ip in ("::", "::1"):
+                at_loopback.update(each.host_ports)
+        held: list[int] = []
         try:
-            for each in single(ports):
-                made = None
-                if each.protocol == "tcp" and each.host_ip == ANY[0] and each.host_port not in at_loopback:
-                    made = _bound_for_both(each)
-                    if made is not None:
-                        at_loopback.add(each.host_port)
-                if made is None:
-                    made = _bound(each)
-                if made is None:
-                    continue
-                if self._count < self._most:
-                    with self._lock:
-                        self._count += 1
-                    sockets.append(made)
+            for each in ports:
+                if each.protocol != "tcp" or each.host_ip != ANY[0]:
+                    self._hold(each, held)
+                elif at_loopback.isdisjoint(each.host_ports):
+                    at_loopback.update(self._hold_for_both(each, held))
                 else:
-                    made.close()
+                    for one in single((each,)):
+                        if one.host_port in at_loopback:
+                            self._hold(one, held)
+                        else:
+                            at_loopback.update(self._hold_for_both(one, held))
         except BaseException:
-            self._let_go(sockets)
+            self._let_go(held)
             raise
-        if sockets:
-            self._held[owner] = sockets
+        if held:
+            self._held[owner] = held
         return frozenset(at_loopback)
+
+    def _hold_for_both(self, ports: Published, held: list[int]) -> list[int]:
+        """TCP ports of every IPv4 address, and of every IPv6 one where no program has them there; which the latter are."""
+        for_both: list[int] = []
+        begin, end = ports.host_port, ports.host_port + ports.count
+        while begin < end:
+            made, failure = sockets.bind(socket.AF_INET6, socket.SOCK_STREAM, 0, _ANY6, begin, end - begin, both=True)
+            self._keep(made, held)
+            for_both += range(begin, begin + len(made))
+            begin += len(made)
+            if failure:
+                alone = end - begin if failure == errno.EAFNOSUPPORT else 1
+                self._hold(msgspec.structs.replace(ports, host_port=begin, count=alone), held)
+                begin += alone
+        return for_both
+
+    def _hold(self, ports: Published, held: list[int]) -> None:
+        family = socket.AF_INET6 if ports.version == 6 else socket.AF_INET
+        kind = socket.SOCK_DGRAM if ports.protocol == "udp" else socket.SOCK_STREAM
+        address = ip_address(ports.host_ip).packed
+        begin, end = ports.host_port, ports.host_port + ports.count
+        while begin < end:
+            made, failure = sockets.bind(family, kind, PROTOCOLS[ports.protocol], address, begin, end - begin)
+            self._keep(made, held)
+            begin += len(made)
+            if failure in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.ESOCKTNOSUPPORT):
+                return  # this kernel knows no such sockets, and so nobody else has any
+            if failure:
+                where = shown(ports.host_ip, begin)
+                words = f"listen {ports.protocol}{ports.version} {where}: bind: {os.strerror(failure).lower()}"
+                raise PortInUse(words, (ports.protocol, begin))
+
+    def _keep(self, made: list[int], held: list[int]) -> None:
+        with self._lock:
+            room = max(0, min(len(made), self._most - self._count))
+            self._count += room
+        held += made[:room]
+        sockets.close_all(made[room:])
 
     def release(self, owner: str) -> None:
         """Idempotent."""
-        self._let_go(self._held.pop(owner, ()))
+        self._let_go(self._held.pop(owner, []))
 
-    def _let_go(self, sockets: Sequence[socket.socket]) -> None:
-        for each in sockets:
-            each.close()
+    def _let_go(self, held: list[int]) -> None:
+        sockets.close_all(held)
         with self._lock:
-            self._count -= len(sockets)
+            self._count -= len(held)
 
     def close(self) -> None:
         for owner in [*self._held]:
@@ -451,56 +510,6 @@ class PortInUse(PortTaken):
     def __init__(self, words: str, at: tuple[str, int]) -> None:
         super().__init__(words)
         self.at = at
-
-
-def _bound_for_both(each: Published) -> socket.socket | None:
-    """A TCP port of all addresses of both IP versions; None where a program has it, of either, or there is no IPv6."""
-    try:
-        made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.EAFNOSUPPORT:
-            return None
-        raise
-    try:
-        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        _bind(made, ANY[1], each.host_port)
-    except OSError:
-        made.close()
-        return None
-    return made
-
-
-def _bound(each: Published) -> socket.socket | None:
-    """None where this kernel knows no such sockets, and so nobody else has any."""
-    family = socket.AF_INET6 if each.version == 6 else socket.AF_INET
-    kind = socket.SOCK_DGRAM if each.protocol == "udp" else socket.SOCK_STREAM
-    try:
-        made = socket.socket(family, kind | socket.SOCK_CLOEXEC, PROTOCOLS[each.protocol])
-    except OSError as error:
-        if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.ESOCKTNOSUPPORT):
-            return None
-        raise
-    try:
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if kind == socket.SOCK_STREAM:
-            _bind(made, each.host_ip, each.host_port)
-        else:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
-            made.bind((each.host_ip, each.host_port))
-    except OSError as error:
-        made.close()
-        where = shown(each.host_ip, each.host_port)
-        words = f"listen {each.protocol}{each.version} {where}: bind: {os.strerror(error.errno or 0).lower()}"
-        raise PortInUse(words, (each.protocol, each.host_port)) from error
-    return made
-
-
-def _bind(stream: socket.socket, host_ip: str, port: int) -> None:
-    """Connections of the past do not matter; but nobody may listen, not even who asks for reuse."""
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    stream.bind((host_ip, port))
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
 def relay_socket() -> socket.socket | None:

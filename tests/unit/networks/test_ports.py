@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from engine.errors import InvalidParameter
 from engine.networks import ports
 from engine.networks.ports import Listeners, Ports, PortTaken, Published, Wanted
+from engine.system import namespaces, netlink
+from engine.system.netlink import Netlink
 from engine.wire.containers import PortBinding
 
 V4 = ("0.0.0.0",)
@@ -80,10 +84,10 @@ def test_wanted() -> None:
     anywhere = ("0.0.0.0", "::")
     assert asked == [
         Wanted(80, "tcp", anywhere, 8080, 8080),
-        *(Wanted(1000 + n, "tcp", anywhere, 2000 + n, 2000 + n) for n in range(3)),
+        Wanted(1000, "tcp", anywhere, 2000, 2000, 3),
         Wanted(7, "udp", ("::2",), 3000, 3010),
-        Wanted(80, "tcp", ("127.0.0.1",), 0, 0),
         Wanted(81, "tcp", anywhere, 0, 0),
+        Wanted(80, "tcp", ("127.0.0.1",), 0, 0),
         Wanted(90, "udp", anywhere, 0, 0),
         Wanted(91, "udp", anywhere, 0, 0),
     ]
@@ -133,7 +137,7 @@ def test_ephemeral() -> None:
     held.give("b")
     held.give("a")
     assert held.allocate("d", [any_port])[0].host_port == 32768, "what was given back longest ago comes after the end"
-    assert held.allocate("e", [any_port._replace(protocol="udp")])[0].host_port == 32768
+    assert held.allocate("e", [msgspec.structs.replace(any_port, protocol="udp")])[0].host_port == 32768
     held.give("d")
     assert held.allocate("f", [any_port], without=[("tcp", 32769)])[0].host_port == 32768
 
@@ -163,14 +167,15 @@ def test_claim() -> None:
 
 asked_ports = st.lists(
     st.builds(
-        lambda port, protocol, ips, first, more: Wanted(
-            port, protocol, ips, first, min(65535, first + more) if first else 0
+        lambda port, protocol, ips, first, more, count: Wanted(
+            port, protocol, ips, first, first + more if first else 0, 1 if more or not first else count
         ),
         st.integers(1, 20),
         st.sampled_from(["tcp", "udp"]),
         st.sampled_from([("0.0.0.0",), ("127.0.0.1",), ("10.0.0.1",), ("0.0.0.0", "::"), ("::1",)]),
         st.integers(0, 20),
         st.integers(0, 3),
+        st.integers(1, 4),
     ),
     max_size=4,
 )
@@ -189,7 +194,10 @@ def test_nobody_shares_a_port(steps: list[tuple[str, list[Wanted]]]) -> None:
         except PortTaken:
             continue
         assert sorted((each.port, each.protocol, each.host_ip) for each in got) == sorted(
-            (each.port, each.protocol, ip) for each in asked for ip in each.host_ips
+            (each.port + number, each.protocol, ip)
+            for each in asked
+            for ip in each.host_ips
+            for number in range(each.count)
         )
         everything = [each for several in model.values() for each in several] + got
         for place, one in enumerate(everything):
@@ -250,6 +258,39 @@ def test_listeners(protocol: str) -> None:
     held.release("a")
     with socket.socket(socket.AF_INET, kind) as program:
         program.bind(("127.0.0.1", port))
+    held.close()
+
+
+@pytest.fixture
+def own_network() -> Iterator[None]:
+    """Where no other program has a port."""
+    with namespaces.new_network(), Netlink() as links:
+        links.apply(netlink.change_link("lo", up=True))
+        yield
+
+
+@pytest.mark.usefixtures("own_network")
+def test_listeners_of_a_range_in_which_a_program_has_a_port_of_ipv6() -> None:
+    held = Listeners(1000)
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as program:
+        program.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        program.bind(("::", 8002))
+        assert held.hold("a", [Published("tcp", "0.0.0.0", 8000, 80, 600)]) == {*range(8000, 8600)} - {8002}
+    assert len(held._held["a"]) == 600
+    with pytest.raises(PortTaken, match=r"listen tcp4 127\.0\.0\.1:8000: bind: address already in use"):
+        held.hold("b", [Published("tcp", "127.0.0.1", 7990, 80, 20)])
+    assert [*held._held] == ["a"]
+    held.close()
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as program:
+        program.bind(("127.0.0.1", 7999))
+
+
+@pytest.mark.usefixtures("own_network")
+def test_listeners_of_ports_that_are_published_apart_for_ipv6() -> None:
+    held = Listeners(1000)
+    ports_of = [Published("tcp", "0.0.0.0", 8000, 80, 3), Published("tcp", "::1", 8001, 80)]
+    assert held.hold("a", ports_of) == {8000, 8001, 8002}
+    assert len(held._held["a"]) == 4
     held.close()
 
 
