@@ -1,0 +1,33 @@
+"""A table laid out through libnftables: in a thread without the process's descriptors, however many it has open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine._fast import nftables
+from engine.system import namespaces
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+DESCRIPTORS = 2000
+"""More than select(2), with which the library waits, can take."""
+
+
+@pytest.fixture(autouse=True)
+def many_open() -> Iterator[None]:
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(DESCRIPTORS)]
+    with namespaces.new_network():
+        yield
+    for each in opened:
+        os.close(each)
+
+
+def test_lay(benchmark: Any) -> None:
+    assert nftables.load()
+    text = b"add table inet t\ndelete table inet t\nadd table inet t\nadd chain inet t c { type filter hook forward priority 0; }\n"
+    taken, said = benchmark(nftables.run, text)
+    assert taken, said
