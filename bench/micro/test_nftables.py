@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +20,14 @@ DESCRIPTORS = 2000
 
 @pytest.fixture(autouse=True)
 def many_open() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(DESCRIPTORS)]
     with namespaces.new_network():
         yield
     for each in opened:
         os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_lay(benchmark: Any) -> None:
