@@ -20,8 +20,9 @@ def top(engine: TempEngine, identifier: str, query: str = "") -> list[dict[str, 
 
 @pytest.fixture
 def family(engine: TempEngine) -> str:
-    identifier = engine.started("sh", "-c", "sleep 611 & sleep 612 & echo up; wait", User="1:2")
-    until("it is up", lambda: engine.logs(identifier) == b"up\n")
+    identifier = engine.started("sh", "-c", "sleep 611 & sleep 612 & wait", User="1:2")
+    grown = {"sh -c sleep 611 & sleep 612 & wait", "sleep 611", "sleep 612"}
+    until("both are what they shall be", lambda: {row["CMD"] for row in top(engine, identifier)} == grown)
     return identifier
 
 
@@ -29,7 +30,7 @@ def test_by_default(engine: TempEngine, family: str) -> None:
     rows = top(engine, family)
     assert list(rows[0]) == ["UID", "PID", "PPID", "C", "STIME", "TTY", "TIME", "CMD"]
     init = str(engine.inspect(family)["State"]["Pid"])
-    assert [row["CMD"] for row in rows if row["PID"] == init] == ["sh -c sleep 611 & sleep 612 & echo up; wait"]
+    assert [row["CMD"] for row in rows if row["PID"] == init] == ["sh -c sleep 611 & sleep 612 & wait"]
     children = {row["CMD"]: row for row in rows if row["PPID"] == init}
     assert sorted(children) == ["sleep 611", "sleep 612"]
     for row in rows:
