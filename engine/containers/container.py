@@ -370,7 +370,7 @@ class Container:
             await parts.snapshots.mount(record.id)
             undo.push_async_callback(parts.snapshots.unmount, record.id)
             # Then the volumes: the order of Docker's events, as at the end.
-            network_path, networks, ports = await self._join_network(undo, joined)
+            network_path, networks = await self._join_network(undo, joined)
             mounted = await parts.volumes.mount(record.id, record.mounts, borrowed)
             undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
             record = self._replace(mounts=mounted.points)
@@ -387,6 +387,7 @@ class Container:
             self._launching = True
             undo.callback(self._launch_failed)
             undo.callback(self._replace, networks=record.networks, ports=record.ports)
+            ports = await parts.networks.opened(record.id)
             saved = asyncio.ensure_future(parts.store.save(self._replace(networks=networks, ports=ports)))
             undo.push_async_callback(self._remove_cgroup)
             undo.push_async_callback(parts.runtime.delete, record.id)
@@ -469,7 +470,7 @@ class Container:
         self._early_exit = None
 
     async def _join_network(self, undo: contextlib.AsyncExitStack, joined: joins.Joined) -> Joined:
-        """The network namespace's path (empty: a fresh one; None: the host's), the endpoints and the ports to show."""
+        """The network namespace's path (empty: a fresh one; None: the host's), and the endpoints to show."""
         if joined.network:
             return Joined(joined.network, {})
         # That they exist is not asked at create: a 404 there means to clients that the image is missing, and they would pull it.

@@ -79,7 +79,7 @@ class Process(Protocol):
 class Member:
     """A container that runs: its namespace and its endpoints."""
 
-    __slots__ = ("container_id", "endpoints", "lock", "name", "namespace", "request", "servers", "target")
+    __slots__ = ("container_id", "endpoints", "lock", "name", "namespace", "opening", "request", "servers", "target")
 
     def __init__(self, container_id: str, name: str, servers: Sequence[str]) -> None:
         self.container_id = container_id
@@ -94,6 +94,8 @@ class Member:
         """Ports that it wants to be reached at."""
         self.target: Target | None = None
         """Where they lead to now."""
+        self.opening: asyncio.Future[tuple[Published, ...]] | None = None
+        """While it starts: its ports on the way."""
         self.lock = asyncio.Lock()
 
 
@@ -158,7 +160,6 @@ class Joined(NamedTuple):
     """Its namespace for the OCI runtime; empty: a fresh one without links; None: the host's."""
     endpoints: dict[str, EndpointSettings]
     """By network name."""
-    ports: tuple[Published, ...] = ()
 
 
 class Networks:
@@ -392,6 +393,8 @@ class Networks:
 
         `servers`: the container's own name servers, asked for what is no container's name.
 
+        Its published ports open behind this, while the rest of the start is prepared: `opened` waits for them, before the container runs.
+
         Raises NotFound for a network that is not there, InvalidParameter and Forbidden for addresses, ServerError when they or the
         ports of a bridge are exhausted or the kernel refuses.
         """
@@ -421,17 +424,25 @@ class Networks:
                 member.endpoints[found.record.id] = msgspec.structs.replace(given, endpoint_id=endpoint_id)
             member.request = request
             member.target = self._target(member.endpoints.values())
-            ports: tuple[Published, ...] = ()
-            if member.target is not None:
-                ports = await self._publishing.publish(container_id, name, member.target, request)
-                undo.push_async_callback(self._publishing.withdraw, container_id)
             await self._serve_names(member)
             self._members[container_id] = member
+            if member.target is not None:
+                publishing = self._publishing.publish(container_id, name, member.target, request)
+                member.opening = asyncio.ensure_future(publishing)
             undo.pop_all()
         for found, _ in plans:
             self._appeared(found, member)
         path = None if any(found.record.name == HOST for found, _ in plans) else _path(member.namespace)
-        return Joined(path, {found.record.name: member.endpoints[found.record.id] for found, _ in plans}, ports)
+        return Joined(path, {found.record.name: member.endpoints[found.record.id] for found, _ in plans})
+
+    async def opened(self, container_id: str) -> tuple[Published, ...]:
+        """The published ports of a container that has joined, open: they are on the way since then. Raises ServerError when one can't be had."""
+        member = self._members.get(container_id)
+        if member is None or member.opening is None:
+            return ()
+        ports = await asyncio.shield(member.opening)
+        member.opening = None
+        return ports
 
     async def leave(self, container_id: str) -> None:
         """Take back what a container had here. One that has nothing is fine."""
@@ -441,6 +452,8 @@ class Networks:
         async with member.lock:
             if self._members.pop(container_id, None) is None:
                 return
+            if member.opening is not None:
+                await asyncio.gather(member.opening, return_exceptions=True)
             await self._publishing.withdraw(container_id)  # before another one can have its addresses
             ids = []
             for network_id, settings in member.endpoints.items():
