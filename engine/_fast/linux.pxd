@@ -89,6 +89,7 @@ cdef extern from "<sys/socket.h>" nogil:
     int connect(int fd, const void *address, socklen_t size)
     int shutdown(int fd, int how)
     int socket(int domain, int kind, int protocol)
+    int getsockname(int fd, void *address, socklen_t *size)
     int getsockopt(int fd, int level, int name, void *value, socklen_t *size)
     int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
 
@@ -98,7 +99,6 @@ cdef extern from "<netinet/in.h>" nogil:
         IPPROTO_IPV6
         IPPROTO_TCP
         IPV6_V6ONLY
-        SOL_IPV6
     cdef struct in_addr:
         uint32_t s_addr
     cdef struct sockaddr_in:

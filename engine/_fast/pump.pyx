@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The monitor's epoll loop: output of processes to logs and attached clients, input of clients to processes.
 
-`Loop` waits, `Stdio` is the streams of one process and its attached clients, `Relay` passes connections of the host's loopback on. All decisions
+`Loop` waits, `Stdio` is the streams of one process and its attached clients, `Relay` passes connections by IPv6 on. All decisions
 about processes (spawning, exits, the daemon) are `engine/monitor/process.py`'s, which is called only for rare events. `spawn`, `read_only`, `exit_of`
 and `become_subreaper` are the system interfaces that Python's `os` lacks: a vfork with a working directory, a resource limit and a mount
 namespace, a mount that nobody can write through, the exit status of a process that is not a child, and prctl(2).
@@ -28,7 +28,7 @@ import traceback
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, ECONNABORTED, EINPROGRESS, EINTR, errno
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -38,12 +38,12 @@ from posix.unistd cimport close, read, write
 from engine._fast.frames cimport DetachKeys, put_header
 from engine._fast.jsonlog cimport LogWriter
 from engine._fast.linux cimport (
-    AF_INET, AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
-    F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, IPPROTO_TCP, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MSG_DONTWAIT,
-    MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SO_SNDBUF, SO_SNDBUFFORCE,
-    SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_IPV6, SOL_SOCKET, SPLICE_F_NONBLOCK, TCP_KEEPIDLE, TCP_NODELAY, accept4, connect,
-    epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl, getsockopt, ioctl, linger, mallopt, recv, send, setsockopt, shutdown,
-    sockaddr_in, sockaddr_in6, socket, socklen_t, splice,
+    AF_INET, AF_INET6, AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT,
+    EPOLLOUT, F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, IPPROTO_TCP, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD,
+    MSG_DONTWAIT, MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SO_SNDBUF,
+    SO_SNDBUFFORCE, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, SPLICE_F_NONBLOCK, TCP_KEEPIDLE, TCP_NODELAY, accept4, connect,
+    epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl, getsockname, getsockopt, ioctl, linger, mallopt, recv, send, setsockopt,
+    shutdown, sockaddr_in, sockaddr_in6, socket, socklen_t, splice,
 )
 
 cdef enum:
@@ -59,8 +59,7 @@ cdef enum:
     EVENTS = 64
     LINGER = 5                  # seconds that a TCP client gets to close after us
     ACCEPTS = 16                # connections that a relay takes before others have their turn
-    KEEPALIVE = 60              # seconds of silence after which the kernel asks whether a container still has its connection
-    ORIGINAL_DESTINATION = 80   # IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv6/ip6_tables.h)
+    KEEPALIVE = 60              # seconds of silence after which the kernel asks whether client and container still have their connection
 
 cdef int64_t SECOND = 1000000000
 
@@ -222,8 +221,8 @@ cdef class Loop:
         return timer
 
     def relay(self, int fd, bytes address not None, int most) -> Relay:
-        """Serve the listening socket `fd`, to which the rules of the host have led connections: each goes on to the port that it was made
-        for, at the IPv4 `address` (4 bytes). At most so many at a time; others wait in the socket's queue.
+        """Serve the listening IPv6 socket `fd`, to which the rules of the host give connections for other ports (TPROXY): each goes on to its
+        own port at the IPv4 `address` (4 bytes). At most so many at a time; others wait in the socket's queue.
         """
         return Relay(self, fd, address, most)
 
@@ -1140,13 +1139,23 @@ cdef class Stdio:
         return 0
 
 
-# --- connections of the host's loopback ------------------------------------------------------------------------------------
+# --- connections by IPv6 to containers that have none ----------------------------------------------------------------------
+
+
+cdef uint16_t port_of(int fd) noexcept nogil:
+    """The own port of an IPv6 socket, in network order; 0 when the kernel does not tell."""
+    cdef sockaddr_in6 own
+    cdef socklen_t length = sizeof(own)
+    if getsockname(fd, &own, &length) < 0 or own.sin6_family != AF_INET6:
+        return 0
+    return own.sin6_port
 
 
 cdef class Relay(Source):
     """A listening IPv6 socket. What it has passed on goes on without it."""
 
     cdef uint32_t address       # network order
+    cdef uint16_t port          # its own; network order
     cdef readonly int count
     cdef int most
 
@@ -1157,6 +1166,7 @@ cdef class Relay(Source):
         if PyBytes_GET_SIZE(address) != 4:
             raise ValueError("not an IPv4 address")
         memcpy(&self.address, PyBytes_AS_STRING(address), 4)
+        self.port = port_of(fd)
         self.want(EPOLLIN)
 
     def close(self) -> None:
@@ -1188,28 +1198,27 @@ cdef class Relay(Source):
 
     cdef int pass_on(self, int accepted) except -1:
         """Connect to where the client wanted to go."""
-        cdef sockaddr_in6 original
         cdef sockaddr_in target
-        cdef socklen_t length = sizeof(original)
-        cdef int one = 1, idle = KEEPALIVE
+        cdef uint16_t port = port_of(accepted)
+        cdef int one = 1, idle = KEEPALIVE, descriptor
         cdef End near = End.__new__(End), far
         near.loop = self.loop
         near.fd = accepted
-        if getsockopt(accepted, SOL_IPV6, ORIGINAL_DESTINATION, &original, &length) < 0:
-            return near.reset()         # nobody has led it here
+        if port == 0 or port == self.port:
+            return near.reset()         # no rule has led it here
         memset(&target, 0, sizeof(target))
         target.sin_family = AF_INET
-        target.sin_port = original.sin6_port
+        target.sin_port = port
         target.sin_addr.s_addr = self.address
         far = End.__new__(End)
         far.loop = self.loop
         far.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)
         if far.fd < 0:
             return near.reset()
-        setsockopt(accepted, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
-        setsockopt(far.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
-        setsockopt(far.fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one))
-        setsockopt(far.fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle))
+        for descriptor in (accepted, far.fd):
+            setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
+            setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one))
+            setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle))
         if connect(far.fd, &target, sizeof(target)) < 0 and errno != EINPROGRESS:
             far.reset()
             return near.reset()

@@ -195,8 +195,8 @@ class Reaped(msgspec.Struct, tag="reaped", frozen=True):
 
 
 class Relay(msgspec.Struct, tag="relay", frozen=True):
-    """Take the connections of a listening IPv6 socket (the packet's one descriptor), to which the host's rules lead those for other ports,
-    and pass each on to the port that it was made for, at `address` (IPv4, packed). In the place of the socket before; its connections go on.
+    """Take the connections of a listening IPv6 socket (the packet's one descriptor), to which the host's rules give those for other ports,
+    and pass each on to its own port at `address` (IPv4, packed). In the place of the socket before; its connections go on.
     """
 
     seq: int

@@ -8,8 +8,11 @@ table is touched; what another table drops stays dropped. What somebody takes ou
 - Into a bridge go answers, neighbours unless icc is off, and what was rewritten. Nothing leaves or enters an internal one.
 - 127.0.0.0/8 comes and goes by lo alone: routing would drop such packets too, but only after they had been rewritten, and not on a bridge that
   has route_localnet.
-- The kernel has nothing alike for ::1. A connection to [::1] is led to one socket of the engine's (`relay`), whoever serves that goes on to the same
-  port of `RELAYED`, an address of 127.0.0.0/8, and from there it is led as any other. Datagrams are not: who sends them to 127.0.0.1 is heard.
+- By IPv6 a container without such an address is reached by TCP: a connection that nothing has led to a container is given to one socket at ::1
+  (`relay`), which so has the address and port that it was made for as its own (TPROXY: the packets stay as they are, and a host's own rules for
+  what comes in see them so). Whoever serves the socket goes on to the same port of `RELAYED`, an address of 127.0.0.0/8, and from there it is led
+  as any other. The same way goes all that is for ::1, from where the kernel routes nothing to a bridge. Datagrams do not go it: who sends them by
+  IPv4 is heard.
 
 Everything blocks on the kernel and is called in threads. Not here: which ports are given to whom (`ports.py`). Owns: the table, route_localnet of the
 bridges. Raises: NetfilterError; nothing has changed then.
@@ -24,7 +27,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.networks.ports import ANY, AT_LOOPBACK, PROTOCOLS, Published
+from engine.networks.ports import ANY, AT_LOOPBACK, PROTOCOLS, Published, Relayed
 from engine.system import netfilter
 from engine.system.netfilter import NetfilterError
 from engine.system.netlink import NetlinkError
@@ -33,7 +36,7 @@ from engine.system.nfnetlink import Element, Nfnetlink
 logger = logging.getLogger(__name__)
 
 _OF_NETWORKS = ("bridges", "internal", "inside", "masqueraded", "hairpin4", "hairpin6")
-_OF_PORTS = ("address4", "any4", "address6", "any6", "relayed")
+_OF_PORTS = ("address4", "any4", "address6", "any6", "relayed_anywhere", "relayed_at_loopback")
 
 RELAYED = IPv4Address("127.58.58.49")
 """Stands for ::1 among the addresses that IPv4 connections are made to; nobody else's, so that a port of ::1 alone can be had at it."""
@@ -51,7 +54,8 @@ add map inet {table} address4 {{ type inet_proto . ipv4_addr . inet_service : ip
 add map inet {table} any4 {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
 add map inet {table} address6 {{ type inet_proto . ipv6_addr . inet_service : ipv6_addr . inet_service; }}
 add map inet {table} any6 {{ type inet_proto . inet_service : ipv6_addr . inet_service; }}
-add set inet {table} relayed {{ type inet_service; size 65536; flags dynamic; }}
+add set inet {table} relayed_anywhere {{ type inet_service; size 65536; flags dynamic; }}
+add set inet {table} relayed_at_loopback {{ type inet_service; size 65536; flags dynamic; }}
 flush table inet {table}
 table inet {table} {{
     chain loopback {{
@@ -72,10 +76,10 @@ table inet {table} {{
     }}
     chain output {{
         type nat hook output priority -100; policy accept;
-        {relay}
         ip6 daddr ::1 return
         fib daddr type local jump published
     }}
+{relay}
     chain forward {{
         type filter hook forward priority filter; policy accept;
         iifname . oifname @inside accept
@@ -98,7 +102,23 @@ table inet {table} {{
 }}
 """
 
-_RELAY = "ip6 daddr ::1 tcp dport @relayed redirect to :{port}"
+# What the maps have led elsewhere is not local any more by then. What this host sends to a link-local address of its own comes by lo, where neither
+# fib knows the address nor TPROXY the connection that is being made.
+_RELAY = """
+    chain relay {{
+        meta l4proto tcp fib daddr type local tproxy ip6 to [::1]:{port} accept
+        iif lo ip6 daddr fe80::/10 tcp flags & (syn | ack) == syn tproxy ip6 to [::1]:{port} accept
+    }}
+    chain relayed {{
+        type filter hook prerouting priority -90; policy accept;
+        meta nfproto != ipv6 return
+        iifname @internal return
+        tcp dport @relayed_anywhere goto relay
+        ip6 daddr ::1 tcp dport @relayed_at_loopback goto relay
+    }}
+"""
+
+_NONE_RELAYED = Relayed()
 
 _ROUTE_LOCALNET = "/proc/sys/net/ipv4/conf/{}/route_localnet"
 
@@ -120,8 +140,7 @@ class _Endpoint(NamedTuple):
 
     addresses: tuple[IPv4Address | None, IPv6Address | None]
     ports: tuple[Published, ...]
-    relayed: frozenset[int] = frozenset()
-    """TCP ports of the host that are its own at ::1, too."""
+    relayed: Relayed = _NONE_RELAYED
 
 
 class Filter:
@@ -146,7 +165,7 @@ class Filter:
     def open(self, rules: Iterable[BridgeRules], relay: int = 0) -> None:
         """Lay the rules anew, with these networks. Ports of a former daemon's containers stay open until `settle`.
 
-        `relay`: the port at ::1 to which connections are led that somebody passes on to `RELAYED`; 0: none are.
+        `relay`: the port at ::1 of the socket (`ports.relay_socket`) that is given connections which somebody passes on to `RELAYED`; 0: none is.
         """
         with self._lock:
             self._relay = relay
@@ -189,10 +208,10 @@ class Filter:
         endpoint_id: str,
         addresses: tuple[IPv4Address | None, IPv6Address | None],
         ports: Iterable[Published],
-        relayed: Iterable[int] = (),
+        relayed: Relayed = _NONE_RELAYED,
     ) -> None:
-        """Lead these ports of the host to a container's addresses; those TCP ports of them that are `relayed` also from ::1."""
-        endpoint = _Endpoint(addresses, tuple(ports), frozenset(relayed))
+        """Lead these ports of the host to a container's addresses; those of them that are `relayed` also by IPv6, though it may have none."""
+        endpoint = _Endpoint(addresses, tuple(ports), relayed)
         if not endpoint.ports:
             return
         with self._lock:
@@ -264,7 +283,16 @@ class Filter:
             netfilter.run(text)
         except NetfilterError:
             # Sets of another version of this engine, perhaps: then all of it goes, and is there again in the same transaction.
-            netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}\n{text}")
+            try:
+                netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}\n{text}")
+            except NetfilterError as error:
+                if not self._relay:
+                    raise
+                # A kernel without TPROXY, perhaps.
+                self._relay = 0
+                self._lay()
+                logger.warning("by IPv6 only containers that have it will be reached, at ::1 none: %s", error)
+                return
         self._layout = self._kernel.layout(self._table)
 
     def _change(self, remove: list[NamedElement] | tuple[()], add: list[NamedElement] | tuple[()]) -> None:
@@ -354,11 +382,12 @@ def _of_endpoint(endpoint: _Endpoint) -> Iterator[NamedElement]:
             version == 6
             and each.host_ip in AT_LOOPBACK
             and each.protocol == "tcp"
-            and each.host_port in endpoint.relayed
+            and (each.host_port in endpoint.relayed.anywhere or each.host_port in endpoint.relayed.at_loopback)
         ):
             yield from _led("address4", protocol + RELAYED.packed, each, endpoint.addresses[0])
-    for port in endpoint.relayed:
-        yield "relayed", Element(port.to_bytes(2, "big"))
+    for name, ports in zip(("relayed_anywhere", "relayed_at_loopback"), endpoint.relayed, strict=True):
+        for port in ports:
+            yield name, Element(port.to_bytes(2, "big"))
 
 
 def _led(name: str, key: bytes, ports: Published, address: IPv4Address | IPv6Address | None) -> Iterator[NamedElement]:

@@ -186,7 +186,7 @@ class Networks:
         self._called = NameTable()
         self._resolver = Resolver(self._called)
         self.relay: socket.socket | None = None
-        """Where connections to published ports of ::1 come to; the monitor shall pass them on to `filter.RELAYED`. None: there is no ::1."""
+        """Where connections by IPv6 to published ports come to; the monitor shall pass them on to `filter.RELAYED`. None: this host has no IPv6."""
         self._kernel: Netlink | None = None
         self._putting_back = threading.Lock()
         self._stock: Stock | None = None

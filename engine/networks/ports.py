@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,6 +41,8 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _LOOPBACK6 = ip_address("::1")
 _ANY6 = bytes(16)
+_IPV6_TRANSPARENT = 75
+"""linux/in6.h"""
 
 _PORT = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECASE)
 
@@ -408,6 +411,15 @@ def _exposed(exposed: Iterable[str]) -> Iterator[tuple[int, str]]:
 # --- against the host's own programs ---------------------------------------------------------------------------------
 
 
+class Relayed(NamedTuple):
+    """TCP ports that are an owner's by IPv6, whether its container has such an address or not."""
+
+    anywhere: frozenset[int] = frozenset()
+    """At every such address of the host."""
+    at_loopback: frozenset[int] = frozenset()
+    """At ::1 alone."""
+
+
 class Listeners:
     """Holds published ports as a listening program would, so that no program, engine or kernel of this host gives them to somebody else.
 
@@ -426,31 +438,33 @@ class Listeners:
         self._count = 0
         self._lock = threading.Lock()
 
-    def hold(self, owner: str, ports: Sequence[Published]) -> frozenset[int]:
-        """Which TCP ports are the owner's at ::1. Raises PortTaken, with nothing held, when a program of this host has one of them."""
+    def hold(self, owner: str, ports: Sequence[Published]) -> Relayed:
+        """Which are the owner's by IPv6. Raises PortTaken, with nothing held, when a program of this host has one of them."""
+        anywhere: set[int] = set()
         at_loopback: set[int] = set()
         for each in ports:
             if each.protocol == "tcp" and each.host_ip in ("::", "::1"):
-                at_loopback.update(each.host_ports)
+                (anywhere if each.host_ip == "::" else at_loopback).update(each.host_ports)
+        known = anywhere | at_loopback
         held: list[int] = []
         try:
             for each in ports:
                 if each.protocol != "tcp" or each.host_ip != ANY[0]:
                     self._hold(each, held)
-                elif at_loopback.isdisjoint(each.host_ports):
-                    at_loopback.update(self._hold_for_both(each, held))
+                elif known.isdisjoint(each.host_ports):
+                    anywhere.update(self._hold_for_both(each, held))
                 else:
                     for one in single((each,)):
-                        if one.host_port in at_loopback:
+                        if one.host_port in known:
                             self._hold(one, held)
                         else:
-                            at_loopback.update(self._hold_for_both(one, held))
+                            anywhere.update(self._hold_for_both(one, held))
         except BaseException:
             self._let_go(held)
             raise
         if held:
             self._held[owner] = held
-        return frozenset(at_loopback)
+        return Relayed(frozenset(anywhere), frozenset(at_loopback))
 
     def _hold_for_both(self, ports: Published, held: list[int]) -> list[int]:
         """TCP ports of every IPv4 address, and of every IPv6 one where no program has them there; which the latter are."""
@@ -513,12 +527,17 @@ class PortInUse(PortTaken):
 
 
 def relay_socket() -> socket.socket | None:
-    """Listens at ::1, at a port that the kernel chooses, for connections that the rules lead there; None where there is no ::1."""
+    """Listens at ::1, at a port that the kernel chooses, for connections that the rules give to it, and may be any address's; None where there
+    is no ::1.
+    """
     try:
         made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     except OSError:
         return None
     try:
+        made.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
+        # Its connections are at published ports; they shall be none's hindrance to hold those anew.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(("::1", 0))
         made.listen(socket.SOMAXCONN)
     except OSError:

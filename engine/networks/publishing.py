@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from engine.errors import ServerError
 from engine.networks import ports as choice
 from engine.networks.filter import Filter
-from engine.networks.ports import Listeners, PortInUse, Ports, PortTaken, Published
+from engine.networks.ports import Listeners, PortInUse, Ports, PortTaken, Published, Relayed
 from engine.system.netfilter import NetfilterError
 from engine.system.nfnetlink import Generations
 from engine.wire.containers import PortBinding
@@ -173,12 +173,12 @@ class Publishing:
     # --- in threads ------------------------------------------------------------------------------------------------------
 
     def _open(self, owner: str, target: Target, given: Sequence[Published]) -> None:
-        at_loopback = self._listeners.hold(owner, given)
+        relayed = self._listeners.hold(owner, given)
         try:
             if bridges_call_netfilter():
                 # Else a container could not reach its own ports: a rewritten frame goes back by the port that it came from.
                 self._reflect(target.endpoint_id)
-            self._filter.publish(target.endpoint_id, target.addresses, given, at_loopback)
+            self._filter.publish(target.endpoint_id, target.addresses, given, relayed)
         except BaseException:
             self._listeners.release(owner)
             raise
@@ -189,13 +189,13 @@ class Publishing:
 
     def _settle(self, restored: list[tuple[str, Target, tuple[Published, ...]]]) -> None:
         for owner, target, given in restored:
-            at_loopback: frozenset[int] = frozenset()
+            relayed = Relayed()
             try:
-                at_loopback = self._listeners.hold(owner, given)
+                relayed = self._listeners.hold(owner, given)
             except (PortTaken, OSError) as error:
                 logger.warning("container %s keeps its ports: %s", owner, error)
             try:
-                self._filter.publish(target.endpoint_id, target.addresses, given, at_loopback)
+                self._filter.publish(target.endpoint_id, target.addresses, given, relayed)
             except NetfilterError as error:
                 logger.error("container %s: its ports: %s", owner, error)
         try:
@@ -271,7 +271,7 @@ class Publishing:
 
 
 def _check_ipv4_alone(asked: Sequence[choice.Wanted]) -> None:
-    """Raises PortTaken for an IPv6 address of the host that leads nowhere: the container has none. Those of the loopback are relayed."""
+    """Raises PortTaken for an IPv6 address of the host that leads nowhere: the container has none. `::` and `::1` are relayed."""
     for each in asked:
         for host_ip in each.host_ips:
             if ":" in host_ip and host_ip not in choice.AT_LOOPBACK:

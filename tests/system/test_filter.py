@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.networks import filter as filter_module
 from engine.networks.filter import BridgeRules, Filter
-from engine.networks.ports import Published
+from engine.networks.ports import Published, Relayed
 from engine.system import namespaces, netfilter, netlink
 from engine.system.netlink import Netlink, NetlinkError
 from engine.system.nfnetlink import Element, Generations, Nfnetlink
@@ -28,8 +29,8 @@ PORTS = (
     Published("udp", "127.0.0.1", 53, 53),
     Published("sctp", "::1", 9, 9),
 )
-AT_LOOPBACK = range(8000, 8200)
-"""TCP ports that are the container's at ::1, by way of an IPv4 address of the loopback."""
+RELAYED = Relayed(frozenset(range(8000, 8200)), frozenset({1}))
+"""TCP ports that are the container's by IPv6, by way of an IPv4 address of the loopback."""
 
 
 def alone(body: Callable[[], None]) -> None:
@@ -67,7 +68,8 @@ def content() -> dict[str, int]:
         "any4",
         "address6",
         "any6",
-        "relayed",
+        "relayed_anywhere",
+        "relayed_at_loopback",
     )
     found = {name: len(kernel.elements(TABLE, name)) for name in names}
     kernel.close()
@@ -85,16 +87,18 @@ FULL = {
     "any4": 200,
     "address6": 1,
     "any6": 200,
-    "relayed": 200,
+    "relayed_anywhere": 200,
+    "relayed_at_loopback": 1,
 }
 EMPTY = dict.fromkeys(FULL, 0)
+OF_PORTS = ("address4", "any4", "address6", "any6", "relayed_anywhere", "relayed_at_loopback")
 
 
 def made() -> Filter:
     table = Filter(TABLE)
     table.open([RULES], 4711)
     table.settle()
-    table.publish("web", WEB, PORTS, AT_LOOPBACK)
+    table.publish("web", WEB, PORTS, RELAYED)
     return table
 
 
@@ -130,9 +134,10 @@ def test_elements_come_and_go() -> None:
         f"delete table inet {TABLE}",
         f"flush table inet {TABLE}",
         f"flush chain inet {TABLE} forward",
+        f"flush chain inet {TABLE} relayed",
         f"flush set inet {TABLE} bridges",
         f"delete element inet {TABLE} any4 {{ tcp . 8100 }}",
-        f"delete element inet {TABLE} relayed {{ 8100 }}",
+        f"delete element inet {TABLE} relayed_anywhere {{ 8100 }}",
         f"add element inet {TABLE} any4 {{ tcp . 1 : 10.9.0.3 . 1 }}",
         f"delete element inet {TABLE} any4 {{ tcp . 8100 }}\nadd element inet {TABLE} any4 {{ tcp . 8100 : 10.9.0.9 . 1 }}",
         f"add table inet {TABLE} {{ flags dormant; }}",
@@ -167,9 +172,9 @@ def test_changes_of_a_table_that_is_gone() -> None:
         table = made()
         netfilter.run("flush ruleset")
         table.unpublish("web")
-        assert content() == FULL | dict.fromkeys(("address4", "any4", "address6", "any6", "relayed"), 0)
+        assert content() == FULL | dict.fromkeys(OF_PORTS, 0)
         netfilter.run("flush ruleset")
-        table.publish("web", WEB, PORTS, AT_LOOPBACK)
+        table.publish("web", WEB, PORTS, RELAYED)
         assert content() == FULL
         table.close(remove=True)
 
@@ -186,7 +191,7 @@ def test_the_next_daemon() -> None:
         second = Filter(TABLE)
         second.open([RULES])
         assert content() == FULL | {"any4": 201}
-        second.publish("web", WEB, PORTS, AT_LOOPBACK)
+        second.publish("web", WEB, PORTS, RELAYED)
         assert not second.mend()
         second.settle()
         assert content() == FULL
@@ -204,6 +209,28 @@ def test_a_table_of_another_version() -> None:
         table.close(remove=True)
 
     alone(body)
+
+
+def test_a_kernel_that_cannot_relay(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """All the rest is as elsewhere; what was there stays."""
+
+    def body() -> None:
+        made().close(remove=False)
+        monkeypatch.setattr(filter_module, "_RELAY", "chain relay {{ nothing like it {port} }}")
+        table = Filter(TABLE)
+        table.open([RULES], 4711)
+        assert content() == FULL
+        assert "tproxy" not in netfilter.run(f"list table inet {TABLE}")
+        table.publish("web", WEB, PORTS, RELAYED)
+        table.settle()
+        assert not table.mend()
+        netfilter.run(f"delete table inet {TABLE}")
+        assert table.mend()
+        assert content() == FULL
+        table.close(remove=True)
+
+    alone(body)
+    assert caplog.text.count("by IPv6 only containers that have it will be reached") == 1
 
 
 def test_all_or_nothing() -> None:

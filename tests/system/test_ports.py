@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import struct
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyroute2
 import pytest
 
 from engine.system import namespaces, netfilter
@@ -41,6 +43,9 @@ class Lan:
         run(f"ip link add {self.name} type veth peer name eth0 netns {self.name}")
         run(f"ip address add {HOST}/24 dev {self.name}")
         run(f"ip -6 address add {HOST6}/64 dev {self.name} nodad")
+        Path(f"/proc/sys/net/ipv6/conf/{self.name}/accept_dad").write_text(
+            "0"
+        )  # its link-local address is there at once
         run(f"ip link set {self.name} up")
         self("ip link set lo up")
         self("ip link set eth0 up")
@@ -73,6 +78,13 @@ class Lan:
                 wire.send(mac + bytes(6) + b"\x08\0" + head[:10] + total.to_bytes(2, "big") + head[12:] + udp)
 
         self.inside(send)
+
+    def link_local(self) -> str:
+        """This host's address on the link, that it makes itself."""
+        with pyroute2.IPRoute() as kernel:
+            (index,) = kernel.link_lookup(ifname=self.name)
+            (found,) = kernel.get_addr(family=socket.AF_INET6, index=index, scope=253)
+            return str(found.get_attr("IFA_ADDRESS"))
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -218,6 +230,7 @@ def test_bound_to_one_address(engine: TempEngine, lan: Lan) -> None:
     port = one_port(engine, web, ip=HOST)
     assert LAN in lan.inside(lambda: answer(HOST, port))
     assert answer("127.0.0.1", port) == "ConnectionRefusedError"
+    assert by_ipv6(lan, port) == NOBODY_BY_IPV6
 
 
 class Sniffer:
@@ -281,6 +294,116 @@ def test_ipv6(engine: TempEngine, lan: Lan) -> None:
         assert engine.docker("exec", web, "nc", "-w", "3", HOST6, str(port)).out
         inner = engine.inspect(web)["NetworkSettings"]["Networks"][six]["GlobalIPv6Address"]
         assert lan.inside(lambda: answer(inner, 80, 1)) == "TimeoutError"
+
+
+def by_ipv6(lan: Lan, port: int) -> dict[str, str]:
+    """The client's address as the service sees it, or why there is none, by the way that the client takes."""
+    link_local = lan.link_local()
+    answers = {
+        "LAN": lan.inside(lambda: answer(HOST6, port)),
+        "LAN, link-local": lan.inside(lambda: answer(f"{link_local}%eth0", port)),
+        "host": answer(HOST6, port),
+        "host, link-local": answer(f"{link_local}%{lan.name}", port),
+        "host, loopback": answer("::1", port),
+    }
+    return {way: said.rpartition(":")[0].removeprefix("::ffff:") or said for way, said in answers.items()}
+
+
+NOBODY_BY_IPV6 = dict.fromkeys(
+    ("LAN", "LAN, link-local", "host", "host, link-local", "host, loopback"), "ConnectionRefusedError"
+)
+
+
+@pytest.mark.parametrize("host_ip", ["", "0.0.0.0", "::"])
+def test_by_ipv6_to_a_container_without(engine: TempEngine, lan: Lan, host_ip: str) -> None:
+    """TCP is passed on, for whichever address of the host it is; also while there is no daemon, and by the next one."""
+    web = serving(engine, {"80/tcp": [{"HostIp": host_ip}]})
+    port = one_port(engine, web, ip=host_ip or "0.0.0.0")
+    passed_on = dict.fromkeys(NOBODY_BY_IPV6, engine.inspect(web)["NetworkSettings"]["Gateway"])
+    assert by_ipv6(lan, port) == passed_on
+    engine.kill9()
+    assert by_ipv6(lan, port) == passed_on
+    engine.start()
+    assert by_ipv6(lan, port) == passed_on
+    engine.kill_monitor()
+    assert by_ipv6(lan, port) == passed_on
+    engine.docker("rm", "-f", web)
+    assert by_ipv6(lan, port) == NOBODY_BY_IPV6
+
+
+def test_by_ipv6_to_what_docker_run_publishes(engine: TempEngine, lan: Lan) -> None:
+    web = engine.docker("run", "-d", "-p", "80", "-p", "127.0.0.1::81", "busybox", *WHO).line
+    port = int(engine.docker("port", web, "80/tcp").line.removeprefix("0.0.0.0:"))
+    until("it listens", lambda: ":" in answer("127.0.0.1", port))
+    assert set(by_ipv6(lan, port).values()) == {engine.inspect(web)["NetworkSettings"]["Gateway"]}
+    assert by_ipv6(lan, one_port(engine, web, "81/tcp", "127.0.0.1")) == NOBODY_BY_IPV6
+
+
+def test_by_ipv6_to_an_address_of_another_link(engine: TempEngine, lan: Lan) -> None:
+    with network(engine, EnableIPv6=True) as six:
+        pools = engine.request("GET", f"/v1.24/networks/{six}").json()["IPAM"]["Config"]
+        gateway = next(each["Gateway"] for each in pools if ":" in each["Gateway"])
+        port = one_port(engine, serving(engine, {"80/tcp": [{}]}))
+        assert ":" in lan.inside(lambda: answer(gateway, port))
+        port = one_port(engine, serving(engine, {"80/tcp": [{"HostIp": "0.0.0.0"}]}, network=six))
+        assert ":" in lan.inside(lambda: answer(HOST6, port)), "the container has IPv6, its port has not"
+
+
+def test_by_ipv6_from_a_container() -> None:
+    """One that has IPv6 reaches one that has none by an address of the host, where bridged frames are not netfilter's."""
+    with host_of_its_own(ipv6=True) as (apart, namespace):
+        switch = Path("/proc/sys/net/bridge/bridge-nf-call-ip6tables")
+        if within(namespace, switch.exists):
+            within(namespace, lambda: switch.write_text("0"))
+        port = one_port(apart, serving(apart, {"80/tcp": [{}]}))
+        with network(apart, EnableIPv6=True) as six:
+            pools = apart.request("GET", f"/v1.24/networks/{six}").json()["IPAM"]["Config"]
+            gateway = next(each["Gateway"] for each in pools if ":" in each["Gateway"])
+            assert asks(apart, six, gateway, port)
+
+
+def test_by_ipv6_through_a_firewall(engine: TempEngine, lan: Lan) -> None:
+    """What the host's own rules say of a port that comes in holds, as it does for a program of the host that has it."""
+    port = one_port(engine, serving(engine, {"80/tcp": [{}]}))
+    own = f"other-{secrets.token_hex(4)}"
+    chain = "type filter hook input priority 0"
+    netfilter.run(
+        f"table inet {own} {{\nchain in {{\n{chain};\nip6 saddr {LAN6} tcp dport {port} reject with icmpx admin-prohibited\n}}\n}}"
+    )
+    try:
+        assert lan.inside(lambda: answer(HOST6, port)) == "PermissionError"
+        assert ":" in answer(HOST6, port)
+    finally:
+        netfilter.run(f"delete table inet {own}")
+    assert ":" in lan.inside(lambda: answer(HOST6, port))
+
+
+def test_by_ipv6_to_a_range(engine: TempEngine, lan: Lan) -> None:
+    """Every port of it leads where it should."""
+    each_its_own = "for port in 1 50 200; do nc -ll -p $port -e echo $port & done; wait"
+    web = serving(engine, {"1-200/tcp": [{"HostPort": "20100-20299"}]}, command=("sh", "-c", each_its_own))
+    for inner in (1, 50, 200):
+        until("it listens", lambda inner=inner: answer("127.0.0.1", 20099 + inner) == str(inner))
+        assert lan.inside(lambda inner=inner: answer(HOST6, 20099 + inner)) == str(inner)
+    assert lan.inside(lambda: answer(HOST6, 20101)) == "ConnectionResetError", "the container listens at none"
+    assert lan.inside(lambda: answer(HOST6, 20300)) == "ConnectionRefusedError"
+    assert engine.inspect(web)["State"]["Running"]
+
+
+def test_nobody_reaches_more_by_ipv6_than_is_published(engine: TempEngine, lan: Lan) -> None:
+    """The socket that passes on is the host's alone, and serves nobody who asks it directly; an internal network has no way to it."""
+    web = serving(engine, {"80/tcp": [{}]})
+    port = one_port(engine, web)
+    (relay,) = {*re.findall(r"tproxy ip6 to \[::1\]:(\d+)", netfilter.run(f"list table inet {table(engine)}"))}
+    assert lan.inside(lambda: answer(HOST6, int(relay))) == "ConnectionRefusedError"
+    assert answer(HOST6, int(relay)) == "ConnectionRefusedError"
+    assert answer("::1", int(relay)) == "ConnectionResetError"
+    with network(engine, Internal=True, EnableIPv6=True) as inside:
+        pools = engine.request("GET", f"/v1.24/networks/{inside}").json()["IPAM"]["Config"]
+        gateway = next(each["Gateway"] for each in pools if ":" in each["Gateway"])
+        assert lan.inside(lambda: answer(gateway, port)), "it is an address of the host"
+        for host in (gateway, HOST6):
+            assert not asks(engine, inside, host, port)
 
 
 def test_ipv6_without_ipv6(engine: TempEngine, lan: Lan) -> None:
@@ -382,6 +505,7 @@ def test_host_binding(engine: TempEngine, lan: Lan) -> None:
         port = one_port(engine, web, ip="127.0.0.1")
         assert answer("127.0.0.1", port)
         assert lan.inside(lambda: answer(HOST, port)) == "ConnectionRefusedError"
+        assert by_ipv6(lan, port) == NOBODY_BY_IPV6
 
 
 def test_the_way_out_moves(engine: TempEngine) -> None:
@@ -602,7 +726,7 @@ def test_bound_to_the_loopback_of_ipv6(engine: TempEngine, lan: Lan) -> None:
     assert ports_of(engine, two) == {"80/tcp": [("::1", port)]}
     for host, said in (("127.0.0.1", "one"), ("::1", "two")):
         until(f"{host} says {said}", lambda host=host, said=said: answer(host, port) == said)
-    assert lan.inside(lambda: answer(HOST6, port, 1)) == "ConnectionRefusedError"
+    assert by_ipv6(lan, port) == NOBODY_BY_IPV6 | {"host, loopback": "two"}
     with socket.socket(socket.AF_INET6) as program, pytest.raises(OSError, match="in use"):
         program.bind(("::1", port))
 
@@ -616,6 +740,22 @@ def test_a_program_of_the_host_has_the_port_at_ipv6(engine: TempEngine) -> None:
         assert answer("127.0.0.1", port)
         with socket.create_connection(("::1", port), 5), program.accept()[0]:
             pass
+
+
+def test_what_goes_by_ipv6_from_the_lan(engine: TempEngine, lan: Lan) -> None:
+    """Whole in both directions, the end of one side told to the other."""
+    web = serving(engine, {"80/tcp": [{}]}, command=ECHO)
+    port = one_port(engine, web)
+    until("it listens", lambda: answer("127.0.0.1", port, 0.1) == "TimeoutError")
+    assert lan.inside(lambda: echoed(port, 16 << 20, HOST6)) == 16 << 20
+    with lan.inside(lambda: socket.create_connection((HOST6, port), 20)) as connection:
+        for _ in range(3):
+            connection.sendall(b"x")
+            assert connection.recv(1) == b"x"
+            engine.restart()
+        engine.docker("kill", web)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
 
 
 def test_what_goes_by_ipv6_loopback(engine: TempEngine) -> None:
