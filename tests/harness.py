@@ -34,6 +34,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 API_VERSION = "1.24"
 DEADLINE = 30.0
 """Seconds after which something that should happen soon has failed to happen. Nothing waits so long when all is well."""
+BREATH = 16
+"""Descriptors that the stock of sandboxes may hold more than it held when they were counted: it fills up when it likes. Leaks are sought by more."""
 
 
 @functools.cache
@@ -414,11 +416,11 @@ class TempEngine:
             found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
             found += [f"link: {link}" for link in _links() if link == self.bridge or link in self._bridges]
-            # A link that came since, is no bridge and is in none, is ours: its bridge is gone, or it never was in it.
+            # A veth of an engine that came since and is in no bridge is ours: its bridge is gone, or it never was in it.
             found += [
                 f"link: {link}"
                 for link, master in _links().items()
-                if link not in self._links_before and not master and not os.path.exists(f"/sys/class/net/{link}/bridge")
+                if link.startswith("veth") and link not in self._links_before and not master
             ]
             return found
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests import client
-from tests.harness import TempEngine, until
+from tests.harness import BREATH, TempEngine, until
 
 
 def parsed(raw: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -281,7 +281,7 @@ def test_clients_that_vanish_in_every_way(engine: TempEngine) -> None:
                 assert connection.recv(12) == b"HTTP/1.1 200"
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.close()
-    until("descriptors of gone clients are closed", lambda: engine.descriptors() <= before + 4)
+    until("descriptors of gone clients are closed", lambda: engine.descriptors() <= before + BREATH)
     assert engine.inspect(identifier)["State"]["Running"]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests import cgroups, client
 from tests.cgroups import Group
-from tests.harness import TempEngine, until
+from tests.harness import BREATH, TempEngine, until
 
 RUN = ("run", "--rm", "--network", "none")
 
@@ -596,9 +596,7 @@ def test_failed_starts_give_everything_back(engine: TempEngine) -> None:
         for body in FAILURES:
             fail(body)
     engine.assert_settles(before)
-    until(
-        "descriptors are given back", lambda: engine.descriptors() <= descriptors + 16
-    )  # the stock of ready sandboxes breathes
+    until("descriptors are given back", lambda: engine.descriptors() <= descriptors + BREATH)
     most = max(ports, 64) + 8
     until(
         "links are given back",

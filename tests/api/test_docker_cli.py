@@ -39,7 +39,7 @@ def test_run_on_the_default_network(engine: TempEngine) -> None:
 def test_containers_reach_each_other(engine: TempEngine) -> None:
     server = engine.docker("run", "-d", "busybox", "sh", "-c", "echo found me | nc -l -p 7000").line
     address = engine.inspect(server)["NetworkSettings"]["IPAddress"]
-    script = f"i=0; until nc {address} 7000 </dev/null; do i=$((i+1)); [ $i -lt 50 ] || exit 9; sleep 0.1; done"
+    script = f"i=0; until nc {address} 7000 </dev/null; do i=$((i+1)); [ $i -lt 300 ] || exit 9; sleep 0.1; done"
     assert engine.docker("run", "--rm", "busybox", "sh", "-c", script).out == "found me\n"
 
 
@@ -271,7 +271,10 @@ def test_attach_and_detach_keys(engine: TempEngine) -> None:
     until("the second client is attached", lambda: _attached(engine, "attached") >= 2)
     os.write(outer, b"hello\r")
     assert second.wait(30) == 4
-    assert b"got hello" in os.read(outer, 65536)
+    seen = b""
+    while b"got hello" not in seen:  # a terminal's other end has it by and by
+        assert select.select([outer], [], [], 30)[0], seen
+        seen += os.read(outer, 65536)
     os.close(inner)
     os.close(outer)
     for attached in (first, second):

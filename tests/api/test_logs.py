@@ -15,11 +15,15 @@ STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z"
 
 @pytest.fixture
 def ten(engine: TempEngine) -> str:
-    """Ten lines of stdout, one of stderr between them."""
-    identifier = engine.started(
-        "sh", "-c", "seq 5; sleep 0.1; echo oh >&2; sleep 0.1; seq 6 10", Labels={"tier": "back"}
-    )
-    engine.wait(identifier)
+    """Ten lines of stdout, one of stderr between them. Two pipes have no order of their own: each waits for what came before it."""
+    script = "seq 5; read word; echo oh >&2; read word; seq 6 10"
+    identifier = engine.started("sh", "-c", script, Labels={"tier": "back"}, OpenStdin=True)
+    stdin, _ = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?stream=1&stdin=1")
+    with stdin:
+        for lines in (5, 6):
+            until("so far", lambda lines=lines: engine.logs(identifier).count(b"\n") == lines)
+            stdin.sendall(b"go on\n")
+        engine.wait(identifier)
     return identifier
 
 

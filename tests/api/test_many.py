@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import client
-from tests.harness import TempEngine, until
+from tests.harness import BREATH, TempEngine, until
 
 COUNT = 200
 AT_ONCE = 16
@@ -129,7 +129,7 @@ def test_restarts_and_execs_leave_memory_descriptors_and_processes_as_they_were(
         act(count)  # caches fill and threads come
         descriptors, memory = engine.descriptors(), resident()
         act(count)
-        until("descriptors are closed", lambda most=descriptors: engine.descriptors() <= most + 4)
+        until("descriptors are closed", lambda most=descriptors: engine.descriptors() <= most + BREATH)
         assert resident() < memory + 3000
     engine.remove_all()
     engine.assert_settles(before)

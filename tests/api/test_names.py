@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.harness import BREATH, TempEngine, until
 
 SLEEP = ("sleep", "1000")
 RESOLVER = "127.0.0.11"
@@ -185,7 +185,7 @@ def test_files(engine: TempEngine, networks: Any) -> None:
 
 def test_a_containers_own_server_on_port_53(engine: TempEngine, networks: Any) -> None:
     networks("net", Internal=True)
-    server = on(engine, "net", "server", "sh", "-c", "echo hello | nc -l -p 53; sleep 1000")
+    server = on(engine, "net", "server", "sh", "-c", "while :; do echo hello | nc -l -p 53; done")
     asking = on(engine, "net", "asking")
 
     def said() -> bool:
@@ -206,9 +206,8 @@ def test_nothing_is_left_of_it(engine: TempEngine, networks: Any) -> None:
     round_of(1)
     before = engine.descriptors()
     for _ in range(3):
-        round_of(5)
-    # those of sandboxes that are kept ready, a few more or less, are no leak of three times five containers
-    until("descriptors as before", lambda: engine.descriptors() <= before + 8)
+        round_of(6)
+    until("descriptors as before", lambda: engine.descriptors() <= before + BREATH)
 
 
 @pytest.mark.own

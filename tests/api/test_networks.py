@@ -319,7 +319,7 @@ def test_containers_of_one_network_meet(engine: TempEngine) -> None:
     create(engine, "mine")
     server = engine.started("sh", "-c", "while :; do echo found me | nc -l -p 7000; done", network="mine")
     address = engine.inspect(server)["NetworkSettings"]["Networks"]["mine"]["IPAddress"]
-    script = f"i=0; until nc {address} 7000 </dev/null; do i=$((i+1)); [ $i -lt 50 ] || exit 9; sleep 0.1; done"
+    script = f"i=0; until nc {address} 7000 </dev/null; do i=$((i+1)); [ $i -lt 300 ] || exit 9; sleep 0.1; done"
     assert engine.docker("run", "--rm", "--network", "mine", "busybox", "sh", "-c", script).out == "found me\n"
     for other in ("bridge", "none"):
         result = engine.docker(

@@ -114,7 +114,7 @@ class Project:
     def serves(self, service: str, url: str, words: str) -> None:
         """A service gets `words` from `url`, once it is answered there."""
         self.exec(
-            service, "sh", "-c", f"for i in $(seq 50); do wget -qO /tmp/got {url} && exit; sleep 0.1; done; exit 1"
+            service, "sh", "-c", f"for i in $(seq 300); do wget -qO /tmp/got {url} && exit; sleep 0.1; done; exit 1"
         )
         assert self.exec(service, "cat", "/tmp/got").strip() == words
 

@@ -684,7 +684,7 @@ def test_many_short_runs_leave_nothing(bench: Bench) -> None:
         assert descriptors(os.getpid()) == ours
         assert children(monitor.pid) == []
         assert sorted(os.listdir(bench.run / "monitor")) == ["journal", "lock", "log", "socket"]
-        assert (bench.run / "monitor/journal").stat().st_size == 0
+        await until(lambda: (bench.run / "monitor/journal").stat().st_size == 0, "the journal's end")
         assert (bench.run / "monitor/log").read_text() == ""
 
     drive(bench, story)
@@ -815,11 +815,9 @@ def test_kill_of_the_monitor(bench: Bench) -> None:
         old = monitor.pid
         os.kill(old, 9)
         monitor.signal(ending, 9)  # ends while there is no monitor
-        began = time.monotonic()
         await reader.end()
         await until(lambda: monitor.pid != old, "a new monitor")
         client, _ = await attach(monitor, key, stdin=True, raw=True)
-        restored = time.monotonic() - began
         reader = Reader(client)
         client.sendall(b"after\n")
         await until(lambda: bytes(reader.data) == b"after\n", "the echo after the restoration")
@@ -833,7 +831,6 @@ def test_kill_of_the_monitor(bench: Bench) -> None:
         client.shutdown(socket.SHUT_WR)
         assert (await bench.exit_of(key)).status == 4
         assert bench.logged(key) == b"before\nafter\n"
-        assert restored < 5  # a second on a machine of its own
 
     drive(bench, story)
 
@@ -844,11 +841,14 @@ def test_exits_wait_for_a_daemon_that_is_not_ready(bench: Bench) -> None:
     async def main() -> None:
         earlier = bench.monitor()
         await earlier.open()
-        key, launch = bench.launch("sleep 0.2; exit 5")
+        gate = bench.rootfs / "tmp/gate"
+        os.mkfifo(gate)
+        key, launch = bench.launch("read word < /tmp/gate; exit 5")
         await earlier.run(key, **launch)
         await earlier.close()
         monitor = bench.monitor()
         await monitor.open(hold=True)
+        await asyncio.to_thread(gate.write_text, "go\n")
         await until(lambda: key in monitor.exits, "its end")
         assert key not in bench.exits and key not in monitor.processes
         monitor.deliver()

@@ -30,6 +30,13 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 ASKERS = ThreadPoolExecutor(8)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server is given up unless a test is about that: on a busy machine one here may take its time."""
+    monkeypatch.setattr(resolver, "PATIENCE", 60)
+    monkeypatch.setattr(resolver, "TIME_LIMIT", 120)
+
+
 @pytest.fixture
 def namespace() -> Iterator[int]:
     """A network namespace with its loopback up, in place of a container's."""
@@ -69,7 +76,7 @@ def _held() -> set[str]:
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, what
         await asyncio.sleep(0.005)
@@ -476,10 +483,7 @@ def test_long_answers_come_cut_and_then_by_tcp(namespace: int) -> None:
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["udp", "tcp"])
-def test_the_next_server_is_asked(namespace: int, tcp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "PATIENCE", 0.05)
-    monkeypatch.setattr(resolver, "TIME_LIMIT", 15)
-
+def test_the_next_server_is_asked(namespace: int, tcp: bool) -> None:
     async def body() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
             taken.bind(("127.0.0.1", 0))
@@ -500,8 +504,15 @@ def test_the_next_server_is_asked(namespace: int, tcp: bool, monkeypatch: pytest
 
 
 def test_a_silent_server_is_asked_last_for_a_while(namespace: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "PATIENCE", 0.2)
-    monkeypatch.setattr(resolver, "TIME_LIMIT", 15)
+    monkeypatch.setattr(resolver, "PATIENCE", 0.05)
+    monkeypatch.setattr(resolver, "GRUDGE", 600)
+    was_silent = Resolver._was_silent
+
+    def once(served: Resolver, server: Server) -> None:
+        was_silent(served, server)
+        resolver.PATIENCE = 60  # from the next turn on: how soon the other one answers does not count
+
+    monkeypatch.setattr(Resolver, "_was_silent", once)
 
     async def body() -> None:
         async with Upstream(silent) as dead, Upstream(replying("1.2.3.4")) as good:
@@ -515,13 +526,12 @@ def test_a_silent_server_is_asked_last_for_a_while(namespace: int, monkeypatch: 
 
 def test_a_lost_datagram_is_sent_again(namespace: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "PATIENCE", 0.05)
-    monkeypatch.setattr(resolver, "TIME_LIMIT", 15)
 
     async def body() -> None:
         async with Upstream(lambda query: replying("1.2.3.4")(query) if len(upstream.asked) > 2 else []) as upstream:
             async with serving(namespace, upstream.server):
                 assert addresses(await ask(namespace, "example.com")) == ["1.2.3.4"]
-            assert len(upstream.asked) == 3
+            assert len(upstream.asked) >= 3
 
     run(body)
 

@@ -199,7 +199,7 @@ def test_monitor_killed_while_containers_print(own_engine: TempEngine) -> None:
     printing(engine, printers[-1])
     pids = {identifier: engine.inspect(identifier)["State"]["Pid"] for identifier in (*printers, reader, typist)}
     dead = engine.kill_monitor()
-    assert until("a new monitor", lambda: [pid for pid in engine._monitors() if pid != dead], seconds=5)
+    assert until("a new monitor", lambda: [pid for pid in engine._monitors() if pid != dead])
     for identifier in (reader, typist):
         state = engine.inspect(identifier)["State"]
         assert (state["Running"], state["Pid"]) == (True, pids[identifier])
@@ -295,9 +295,13 @@ def test_daemon_and_monitor_killed(own_engine: TempEngine) -> None:
     engine.kill9()
     kill_and_wait(monitor)
     engine.start()
-    for identifier in (quiet, loud):
+
+    def told(identifier: str) -> bool:
         state = engine.inspect(identifier)["State"]
-        assert state["Running"] == (state["Pid"] > 0 and alive(state["Pid"])), state
+        return bool(state["Running"] == (state["Pid"] > 0 and alive(state["Pid"])))
+
+    for identifier in (quiet, loud):  # nobody reads what the loud one writes: it may be about to end
+        until("what is told of it is true", lambda identifier=identifier: told(identifier))
     assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
     engine.remove_all()
     engine.assert_settles(before)
@@ -356,7 +360,7 @@ def test_stop_leaves_nothing_and_keeps_containers(own_engine: TempEngine) -> Non
     deaf = engine.started("sh", "-c", "trap '' TERM; echo on; while :; do usleep 20000; done", network="bridge")
     for identifier in (polite, deaf):
         until("it has set its trap", lambda identifier=identifier: engine.logs(identifier) == b"on\n")
-    engine.stop(seconds=2)
+    engine.stop(seconds=5)
     engine.assert_gone()
     assert not os.path.exists(engine.socket)
     engine.start()

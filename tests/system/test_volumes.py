@@ -69,7 +69,7 @@ def test_a_file_system_is_mounted_from_first_to_last_use(engine: TempEngine) -> 
     place = make(engine, "small", type="tmpfs", device="tmpfs", o="size=2m,mode=1770,uid=7,nosuid")
     assert mounted(engine) == []
     first = running(engine, "echo first >/v/f; sleep 1000", Binds=["small:/v"])
-    until("it wrote", (place / "f").exists)
+    until("it wrote", lambda: (place / "f").exists() and (place / "f").read_text() == "first\n")
     assert mounted(engine) == [str(place)]
     status = place.stat()
     assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o1770, 7)
@@ -85,7 +85,7 @@ def test_kill_9_and_restart_with_mounted_volumes(engine: TempEngine) -> None:
     make(engine, "other", type="tmpfs", device="tmpfs", o="size=2m")
     stays = running(engine, "echo kept >/v/f; sleep 1000", Binds=["small:/v"])
     ends = running(engine, "until [ -e /v/go ]; do usleep 10000; done", Binds=["small:/v", "other:/o"])
-    until("it wrote", (place / "f").exists)
+    until("it wrote", lambda: (place / "f").exists() and (place / "f").read_text() == "kept\n")
     engine.restart()
     assert len(mounted(engine)) == 2 and (place / "f").read_text() == "kept\n"
     engine.kill9()
@@ -108,7 +108,7 @@ def test_a_reboot(engine: TempEngine) -> None:
     place = make(engine, "small", type="tmpfs", device="tmpfs")
     plain = make(engine, "plain")
     container = running(engine, "echo x >/p/f; sleep 1000", Binds=["small:/v", "plain:/p"])
-    until("it wrote", (plain / "f").exists)
+    until("it wrote", lambda: (plain / "f").exists() and (plain / "f").read_text() == "x\n")
     engine.reboot()
     assert mounted(engine) == [] and (plain / "f").read_text() == "x\n"
     engine.post(f"/containers/{container}/start")
