@@ -11,9 +11,11 @@ import contextlib
 import functools
 import json
 import os
+import random
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -52,6 +54,20 @@ def until(what: str, probe: Callable[[], Any], seconds: float = DEADLINE) -> Any
             raise AssertionError(f"after {seconds:g} s still not: {what} (last: {value!r})")
         time.sleep(0.005)
     return value
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports that nothing has, below the range that the kernel and the engine choose from: only who names one takes it."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        while len(found) < count:
+            port = random.randrange(10_000, low) if low > 10_100 else 0
+            probe = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("", port))
+                found.append(probe.getsockname()[1])
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import gzip
 import http.client
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.archives import Image, digest
-from tests.harness import until
+from tests.harness import free_ports, until
 
 PROGRAM = "docker-registry"
 USER, PASSWORD = "someone", "secret"
@@ -53,9 +52,7 @@ class Registry:
         self.base = Path(tempfile.mkdtemp(prefix="reg", dir="/tmp"))
         self.password = password
         self.tls = tls
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         self.host = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -7,6 +7,7 @@ C recv(2) into one buffer with the frames' headers checked, so that the figure i
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import struct
@@ -128,6 +129,8 @@ def test_idle_descriptors_cost_nothing(benchmark: Any) -> None:
     loop = Loop(0)
     silent = []
     keep = []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     for _ in range(3000):
         stdio = Stdio(loop, Owner(loop))
         output, stdout = os.pipe()
@@ -153,3 +156,4 @@ def test_idle_descriptors_cost_nothing(benchmark: Any) -> None:
         for stdio in keep:
             stdio.finish(0)
             stdio.expire()  # type: ignore[attr-defined]
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

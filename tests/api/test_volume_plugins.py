@@ -18,11 +18,11 @@ pytestmark = pytest.mark.own
 
 @pytest.fixture(scope="module")
 def plugged() -> Iterator[TempEngine]:
-    """An engine that looks for plugins in directories of its own, and gives them two seconds."""
+    """An engine that looks for plugins in directories of its own, and gives them five seconds."""
     engine = TempEngine()
     specifications = engine.base / "specs"
     engine.arguments = (
-        *("--plugin-socket-directory", str(engine.base / "sockets"), "--plugin-timeout", "2"),
+        *("--plugin-socket-directory", str(engine.base / "sockets"), "--plugin-timeout", "5"),
         *("--plugin-spec-directory", str(specifications)),
     )
     specifications.mkdir()
@@ -185,9 +185,9 @@ def test_a_failed_create_gives_the_plugins_volume_back(plugin: VolumePlugin, eng
 
 
 def test_a_plugin_that_does_not_answer(plugin: VolumePlugin, engine: TempEngine) -> None:
-    plugin.delays["VolumeDriver.List"] = 5
+    plugin.delays["VolumeDriver.List"] = 60
     listed = engine.request("GET", "/v1.24/volumes").json()
-    assert listed["Warnings"] == ['list far: VolumeDriver.List: plugin "far" did not answer within 2 seconds']
+    assert listed["Warnings"] == ['list far: VolumeDriver.List: plugin "far" did not answer within 5 seconds']
     plugin.delays.clear()
     assert engine.request("GET", "/v1.24/volumes").json()["Warnings"] == []
 

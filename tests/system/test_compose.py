@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine, free_ports, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -119,12 +119,6 @@ class Project:
         assert self.exec(service, "cat", "/tmp/got").strip() == words
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 def fetched(port: int | str) -> str:
     """What 127.0.0.1 serves there, once somebody does."""
     found: list[str] = []
@@ -142,7 +136,7 @@ def fetched(port: int | str) -> str:
 
 
 def test_a_shop(own_engine: TempEngine, tmp_path: Path) -> None:
-    ports = {"everywhere": free_port(), "loopback": free_port()}
+    ports = dict(zip(("everywhere", "loopback"), free_ports(2), strict=True))
     shop = Project(own_engine, tmp_path / "shop", SHOP.format(subnet="10.219.77", **ports))
     assert "of-others declared as external" in shop.fails("up", "-d")
     own_engine.docker("network", "create", "of-others")

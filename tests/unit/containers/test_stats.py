@@ -163,7 +163,7 @@ def drive(
         before = set(os.listdir("/proc/self/fd"))
         statistics = Statistics(live.host, interval=interval, prime=prime)
         await asyncio.wait_for(body(statistics), 60)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not idle(statistics, before):
             assert time.monotonic() < deadline, "something of the sampler is left"
             await asyncio.sleep(0.005)
@@ -207,7 +207,7 @@ def test_the_first_sample_of_a_lone_request_has_a_previous_reading(live: LiveCgr
         assert list(shape) == list(Stats.__struct_fields__)
         assert shape["precpu_stats"]["cpu_usage"]["total_usage"] > 0
         assert shape["precpu_stats"]["system_cpu_usage"] > 0
-        assert 5 < cpu_percent(shape) < 400
+        assert 0 < cpu_percent(shape) <= 100 * (os.cpu_count() or 1)
         assert len(shape["cpu_stats"]["cpu_usage"]["percpu_usage"]) == os.cpu_count()
         assert shape["memory_stats"]["usage"] - shape["memory_stats"]["stats"]["total_inactive_file"] > 16 << 20
         assert shape["memory_stats"]["limit"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -227,7 +227,7 @@ def test_a_fresh_sample_is_given_again_and_one_of_late_is_the_previous_reading(l
         other = json.loads(await statistics.once("c", pid=pid, cgroup=live.path, downs=[without_pids]))
         assert other["read"] == json.loads(first)["read"] and "pids_stats" not in other
         kept = statistics._recent["c"]
-        kept[1].taken -= 1.5  # older than an interval, younger than two
+        kept[1].taken -= 90  # older than an interval, younger than two
         third = json.loads(await statistics.once("c", pid=pid, cgroup=live.path))
         assert third["precpu_stats"] == json.loads(first)["cpu_stats"]
         statistics._recent["c"][1].cpu = CpuStats()
@@ -236,7 +236,7 @@ def test_a_fresh_sample_is_given_again_and_one_of_late_is_the_previous_reading(l
         statistics.ended("c")
         assert not statistics._recent
 
-    drive(live, body, interval=1.0)
+    drive(live, body, interval=60.0)
 
 
 def test_a_request_takes_the_sample_of_a_watched_container(live: LiveCgroup) -> None:
@@ -250,7 +250,7 @@ def test_a_request_takes_the_sample_of_a_watched_container(live: LiveCgroup) -> 
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
 
-    drive(live, body, interval=1.0)
+    drive(live, body, interval=60.0)
 
 
 def test_watchers_share_samples_and_encoding(live: LiveCgroup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import random
@@ -127,6 +128,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _descriptors() -> Iterator[None]:
+    gc.collect()  # what earlier tests left is theirs
     before = sorted(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -245,7 +245,7 @@ async def settle(rounds: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (nothing announces these conditions)
             await asyncio.sleep(0.002)
@@ -290,7 +290,7 @@ def serve(scenario: Callable[[App, str, Server], Awaitable[None]], path: str, li
         server = Server(app, limits=limits)
         await server.listen_unix(path)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await scenario(app, path, server)
         finally:
             app.go.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -63,7 +64,7 @@ class Bench:
         pair: tuple[socket.socket, socket.socket] | None = None,
     ) -> tuple[socket.socket, int]:
         ours, theirs = pair or socket.socketpair()
-        ours.settimeout(20)
+        ours.settimeout(60)
         number = self.stdio.attach(theirs.detach(), stdin, True, True, raw, head, early, keys, hold)
         self._closing.append(ours.close)
         return ours, number
@@ -86,7 +87,7 @@ class Bench:
 
         watch = self.loop.watch(read, ready)
         os.close(write)
-        assert done.wait(20)
+        assert done.wait(60)
 
     def end(self, *letters: str) -> None:
         for letter in letters or tuple(self.ends):
@@ -99,11 +100,12 @@ class Bench:
         if self._thread is not None:
             self.do(lambda: self.stdio.finish(0))
             self.do(self.loop.stop)
-            self._thread.join(20)
+            self._thread.join(60)
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
+    gc.collect()  # what earlier tests left is theirs
     before = set(os.listdir("/proc/self/fd"))
     made = Bench()
     yield made
@@ -114,7 +116,7 @@ def bench() -> Iterator[Bench]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -180,9 +182,9 @@ def test_output_that_a_client_takes_late_is_complete(bench: Bench, kind: str) ->
     got: list[bytes] = []
     reader = threading.Thread(target=lambda: got.append(take(client)))
     reader.start()
-    writer.join(20)
+    writer.join(60)
     bench.do(lambda: bench.stdio.finish(9))
-    reader.join(20)
+    reader.join(60)
     assert payloads(got[0])[1] == BLOCK * 200
 
 
@@ -217,7 +219,7 @@ def test_much_output_to_one_client_then_to_two(bench: Bench, raw: bool, room: in
         for writer in writers:
             writer.start()
         for writer in writers:
-            writer.join(20)
+            writer.join(60)
 
     readers = [threading.Thread(target=read, args=(first, "first"))]
     readers[0].start()
@@ -231,7 +233,7 @@ def test_much_output_to_one_client_then_to_two(bench: Bench, raw: bool, room: in
     bench.end()
     bench.do(lambda: bench.stdio.finish(9))
     for reader in readers:
-        reader.join(20)
+        reader.join(60)
     whole = {1: BLOCK * 12 * 13, 2: b"" if raw else BLOCK[::-1] * 3 * 13}
     seen = {name: {1: data, 2: b""} if raw else payloads(data) for name, data in got.items()}
     assert seen["first"] == whole
@@ -254,7 +256,7 @@ def test_a_client_that_leaves_in_the_midst_of_much(bench: Bench) -> None:
     writer.start()
     client.recv(1 << 20)
     client.close()
-    assert wrote.wait(20)
+    assert wrote.wait(60)
     assert bench.told == [("detached", 1, False)]
 
 
@@ -354,7 +356,7 @@ def test_hold_keeps_what_the_log_does_not_have(bench: Bench, tmp_path: Path) -> 
     client.setblocking(False)
     with pytest.raises(BlockingIOError):
         client.recv(1)
-    client.settimeout(20)
+    client.settimeout(60)
     bench.do(lambda: bench.loop.release(number))
     bench.end()
     bench.do(lambda: bench.stdio.finish(9))
@@ -394,7 +396,7 @@ def test_a_busy_stream_does_not_starve_another() -> None:
         os.write(quiet.ends["o"], b"%d" % number)
         assert quick.recv(10) == b"%d" % number
     stop.set()
-    writer.join(20)
+    writer.join(60)
     quiet.end()
     busy.do(lambda: quiet.stdio.finish(9))
     assert quick.recv(1) == b""
