@@ -195,6 +195,13 @@ class Filter:
                 raise
             _route_localnet(rules)
 
+    def returned(self, bridge: str) -> None:
+        """A bridge was gone and is back: give it again what goes with a link."""
+        with self._lock:
+            rules = self._networks.get(bridge)
+            if rules is not None:
+                _route_localnet(rules)
+
     def remove_network(self, bridge: str) -> None:
         """One that is not there is fine."""
         with self._lock:

@@ -189,6 +189,10 @@ class Networks:
         """Where connections by IPv6 to published ports come to; the monitor shall pass them on to `filter.RELAYED`. None: this host has no IPv6."""
         self._kernel: Netlink | None = None
         self._putting_back = threading.Lock()
+        self._removals: netlink.Removals | None = None
+        self._gone: set[str] = set()
+        """Networks, by id, whose bridge somebody has deleted."""
+        self._returning: asyncio.Task[None] | None = None
         self._stock: Stock | None = None
 
     async def open(self) -> None:
@@ -203,6 +207,12 @@ class Networks:
         except OSError as error:
             raise ServerError(f"bridge {self._default_bridge}: {error.strerror or error}") from error
         await self._publishing.watch()
+        try:
+            self._removals = netlink.Removals()
+        except OSError as error:
+            logger.warning("a bridge that somebody deletes will be back only when a container needs it: %s", error)
+        else:
+            asyncio.get_running_loop().add_reader(self._removals.fileno(), self._removed)
 
     async def settle(self) -> None:
         """Every container that runs has been restored: what belongs to none of them goes."""
@@ -211,6 +221,12 @@ class Networks:
 
     async def close(self, remove: bool) -> None:
         """Let go of the namespaces; with `remove` also take down the bridges that the engine made, and the rules."""
+        if self._removals is not None:
+            asyncio.get_running_loop().remove_reader(self._removals.fileno())
+            self._removals.close()
+        self._gone.clear()
+        if self._returning is not None:
+            await self._returning
         for member in self._members.values():
             _close(member.namespace)
         await self._resolver.close()
@@ -774,6 +790,36 @@ class Networks:
         if gateways:
             await self._in_thread(sandboxes.route, member.namespace, gateways)
 
+    # --- bridges that somebody deletes ----------------------------------------------------------------------------------
+
+    def _removed(self) -> None:
+        """Links of this host are gone. Those of the engine's own making shall be back; what the host's owner lent is for him to make anew."""
+        assert self._removals is not None
+        indexes = self._removals.take()
+        for found in self._all.values():
+            link = found.link
+            if (
+                link is not None
+                and (indexes is None or link.ifindex in indexes)
+                and link.alias == self._alias_of(found)
+            ):
+                self._gone.add(found.record.id)
+        if self._gone and self._returning is None:
+            self._returning = asyncio.ensure_future(self._put_back())
+
+    async def _put_back(self) -> None:
+        try:
+            while self._gone:
+                async with self._changing:  # or one that is removed meanwhile would leave its bridge
+                    found = self._all.get(self._gone.pop()) if self._gone else None
+                    if found is not None:
+                        try:
+                            await self._in_thread(self._port, found)
+                        except (EngineError, OSError) as error:
+                            logger.error("network %s: its bridge is gone: %s", found.record.name, error)
+        finally:
+            self._returning = None
+
     # --- in threads ---------------------------------------------------------------------------------------------------
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
@@ -850,6 +896,7 @@ class Networks:
                     else:
                         interfaces, mtu = found.gateways(), found.options.mtu
                         found.link, _ = bridge.open_user(self._links, found.bridge, self._alias, interfaces, mtu)
+                    self._filter.returned(found.bridge)
                     self._plug_members(found)
                     logger.warning("network %s: its bridge %s was gone and is back", found.record.name, found.bridge)
         assert found.link is not None
@@ -890,6 +937,10 @@ class Networks:
             sandboxes.unplug(self._links, endpoint_id)
         elif namespace >= 0:
             sandboxes.remove_by_mac(namespace, mac)
+
+    def _alias_of(self, found: Network) -> str:
+        """ifalias of its bridge, when that is of the engine's making."""
+        return bridge.ALIAS if found.record.name == BRIDGE else self._alias
 
     @property
     def _alias(self) -> str:
@@ -1031,8 +1082,7 @@ class Networks:
                     self._unmake(each)
                 if each.record.driver == "bridge":
                     try:
-                        own = bridge.ALIAS if each.record.name == BRIDGE else alias
-                        bridge.remove(self._kernel, each.bridge, own, each.lent)
+                        bridge.remove(self._kernel, each.bridge, self._alias_of(each), each.lent)
                     except OSError as error:
                         logger.warning("bridge %s: %s", each.bridge, error)
         try:

@@ -11,6 +11,8 @@ Threads: one batch at a time, a lock sees to it. Raises: NetlinkError (an OSErro
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import ipaddress
 import os
@@ -61,6 +63,9 @@ _BUFFER = 256 << 10
 _BATCH = 64
 """Requests in one send: their acknowledgements all wait in the socket's buffer until the send returns."""
 _RECEIVE = 64 << 10
+
+_GROUP_LINK = 1
+_SO_ATTACH_FILTER = 26
 
 _HEADER = struct.Struct("=IHHII")
 _LINK = struct.Struct("=BxHiII")
@@ -360,6 +365,70 @@ def add_default_route(gateway: IPAddress, index: int = 0, *, replace: bool = Fal
         body += _u32(_RTA_OIF, index)
     flags = _CREATE | (_REPLACE if replace else _EXCL)
     return Request(_NEWROUTE, flags, body, f"default route by {gateway}")
+
+
+class Removals:
+    """Notices that links of this network namespace are gone, but those whose name begins with `veth`; non-blocking, for an event loop to watch.
+
+    The kernel filters: where containers come and go nobody is woken.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(
+            socket.AF_NETLINK,
+            socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+            socket.NETLINK_ROUTE,
+        )
+        # The header, the link's fixed part, then its first attribute, which is its name.
+        family, kind, name = _HEADER.size, _HEADER.size + _LINK.size + 2, _HEADER.size + _LINK.size + 4
+        attach_filter(
+            self._socket,
+            (0x28, 0, 0, 4),
+            (0x15, 0, 7, as_loaded(_DELLINK)),
+            (0x30, 0, 0, family),
+            (0x15, 0, 5, socket.AF_UNSPEC),
+            (0x28, 0, 0, kind),
+            (0x15, 0, 2, as_loaded(_IFLA_IFNAME)),
+            (0x20, 0, 0, name),
+            (0x15, 1, 0, int.from_bytes(b"veth", "big")),
+            (0x06, 0, 0, 0xFFFF),
+            (0x06, 0, 0, 0),
+        )
+        self._socket.bind((0, 1 << _GROUP_LINK - 1))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def take(self) -> set[int] | None:
+        """Indexes of the links that are gone since; None: some notices were lost."""
+        gone: set[int] = set()
+        lost = False
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    data = self._socket.recv(4096)
+                except OSError as error:
+                    if error.errno != errno.ENOBUFS:
+                        raise
+                    lost = True
+                    continue
+                gone.add(_LINK.unpack_from(data, _HEADER.size)[2])
+        return None if lost else gone
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def attach_filter(listener: socket.socket, *program: tuple[int, int, int, int]) -> None:
+    """Have the kernel run a program of classic BPF (linux/filter.h) on each message; what it returns 0 for is not kept, and wakes nobody."""
+    instructions = b"".join(struct.pack("=HBBI", *each) for each in program)
+    kept = ctypes.create_string_buffer(instructions, len(instructions))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(kept)))
+
+
+def as_loaded(number: int) -> int:
+    """A 16-bit number of a message as classic BPF loads it: netlink has this host's byte order, the program thinks in the network's."""
+    return int.from_bytes(struct.pack("=H", number), "big")
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

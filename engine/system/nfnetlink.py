@@ -10,7 +10,6 @@ the namespace of the thread that opened it. Threads: one exchange at a time, a l
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import socket
@@ -19,7 +18,15 @@ import threading
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from engine.system.netlink import NetlinkError, attribute, read_attributes, read_messages, refusal
+from engine.system.netlink import (
+    NetlinkError,
+    as_loaded,
+    attach_filter,
+    attribute,
+    read_attributes,
+    read_messages,
+    refusal,
+)
 
 _NFTABLES, _CONNTRACK = 10 << 8, 1 << 8
 _GETTABLE, _GETRULE, _NEWSETELEM, _GETSETELEM, _DELSETELEM, _NEWGEN = 1, 7, 12, 13, 14, 15
@@ -44,7 +51,7 @@ _PROTOCOL_NUMBER, _PROTOCOL_DESTINATION = 1, 3
 _FILTER_ORIGINAL, _FILTER_REPLY = 1, 2
 _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 3, 1 << 5
 
-_SOL_NETLINK, _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK, _SO_ATTACH_FILTER = 270, 1, 10, 11, 26
+_SOL_NETLINK, _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK = 270, 1, 10, 11
 _GROUP_NFTABLES = 7
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _BUFFER = 8 << 20
@@ -239,15 +246,13 @@ class Generations:
             _NETLINK_NETFILTER,
         )
         self._socket.bind((0, 0))
-        kind = int.from_bytes(struct.pack("=H", _NFTABLES | _NEWGEN), "big")
-        # classic BPF: the type of the first message is NEWGEN, or nothing of it is kept
-        program = b"".join(
-            struct.pack("=HBBI", *instruction)
-            for instruction in ((0x28, 0, 0, 4), (0x15, 0, 1, kind), (0x06, 0, 0, 0xFFFF), (0x06, 0, 0, 0))
-        )
-        kept = ctypes.create_string_buffer(program, len(program))
-        self._socket.setsockopt(
-            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program) // 8, ctypes.addressof(kept))
+        # The type of the first message is NEWGEN, or nothing of it is kept.
+        attach_filter(
+            self._socket,
+            (0x28, 0, 0, 4),
+            (0x15, 0, 1, as_loaded(_NFTABLES | _NEWGEN)),
+            (0x06, 0, 0, 0xFFFF),
+            (0x06, 0, 0, 0),
         )
         self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP_NFTABLES)
 

@@ -378,6 +378,86 @@ async def _deleted(directory: Path) -> None:
                 assert reaches(sandbox, sandbox.endpoint.gateway)
 
 
+async def _deleted_and_back(directory: Path) -> None:
+    """Somebody deletes bridges: they are back by themselves, with all that was on them. Those of others, and of removed networks, are not."""
+    async with network(directory) as networks:
+        with Netlink() as links:
+            links.apply(netlink.create_bridge("theirs", mac="02:00:00:00:00:01"))
+        for name in ("own", "six", "lent", "removed"):
+            body = {"Name": name, "EnableIPv6": name == "six"}
+            if name == "lent":
+                body["Options"] = {"com.docker.network.bridge.name": "theirs"}
+            await networks.create(msgspec.convert(body, NetworkCreate))
+        removed = networks.get("removed").bridge
+        await networks.remove("removed")
+        await until(lambda: not _index(removed), "the removed network's bridge is gone")
+        with Netlink() as links:
+            links.apply(netlink.delete_link("theirs"))
+        for name in ("bridge", "own", "six"):
+            first, second = [await networks.endpoint(f"{name}{number}", on=name) for number in range(2)]
+            pairs = [(first, second), (second, first)]
+            addresses = [one.endpoint.gateway for one, _ in pairs] + [other.endpoint.ip_address for _, other in pairs]
+            if name == "six":
+                addresses += [first.endpoint.global_ipv6_address, first.endpoint.ipv6_gateway]
+            for _ in range(3):
+                with Netlink() as links:
+                    before = links.link(networks.get(name).bridge)
+                    links.apply(netlink.delete_link(before.name))
+                await until(lambda before=before: _index(before.name) not in (0, before.ifindex), "the bridge is back")
+                for address in addresses:
+                    await until(lambda one=second, to=address: reaches(one, to), f"{address} is reached")
+                assert _setting(f"ipv4/conf/{before.name}/route_localnet") == "1"
+        # Their notices came before those of the bridges that are back.
+        assert not _index("theirs") and not _index(removed)
+        # Many at once, while one of the networks is removed and in the end all of them.
+        made = [networks.get(name).bridge for name in ("bridge", "own", "six")]
+        for container in [*networks.get("own").members]:
+            await networks.leave(container)
+        with Netlink() as links:
+            links.apply(*(netlink.delete_link(each) for each in made))
+        await networks.remove("own")
+        await until(lambda: [bool(_index(each)) for each in made] == [True, False, True], "only the others are back")
+        with Netlink() as links:
+            links.apply(*(netlink.delete_link(each) for each in (made[0], made[2])))
+
+
+def _index(name: str) -> int:
+    """Of the link of that name; 0: there is none."""
+    try:
+        return socket.if_nametoindex(name)
+    except OSError:
+        return 0
+
+
+def _setting(name: str) -> str:
+    return Path(f"/proc/sys/net/{name}").read_text().strip()
+
+
+async def _removals(_: Path) -> None:
+    """Of all links but veths, and nothing else, is there notice."""
+    with namespaces.new_network() as elsewhere:
+        pass
+    removals = netlink.Removals()
+    with Netlink() as links:
+        assert removals.take() == set()
+        links.apply(netlink.create_bridge("b", mac="02:00:00:00:00:01"), netlink.create_veth("veth1", "x", elsewhere))
+        links.apply(netlink.create_veth("vethereal", "y", elsewhere), netlink.create_veth("a", "z", elsewhere))
+        indexes = {name: _index(name) for name in ("a", "b", "veth1")}
+        links.apply(netlink.change_link("veth1", master=indexes["b"], up=True), netlink.change_link("veth1", master=0))
+        links.apply(netlink.delete_link("veth1"))
+        assert removals.take() == set()
+        links.apply(netlink.delete_link("a"), netlink.delete_link("b"))
+        assert removals.take() == {indexes["a"], indexes["b"]}
+        with socket.socket(fileno=os.dup(removals.fileno())) as same:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        for _ in range(20):  # more than there is room for
+            links.apply(netlink.create_bridge("b", mac="02:00:00:00:00:01"), netlink.delete_link("b"))
+        assert removals.take() is None
+        assert removals.take() == set()
+    removals.close()
+    os.close(elsewhere)
+
+
 async def _deleted_meanwhile(directory: Path) -> None:
     """A bridge that went while no daemon was there is back with its containers."""
     records = Records(directory / "state.db")
@@ -497,6 +577,7 @@ async def _full(directory: Path) -> None:
     "body",
     [
         _netlink,
+        _removals,
         _threads,
         _netfilter,
         _endpoints,
@@ -504,6 +585,7 @@ async def _full(directory: Path) -> None:
         _subnets,
         _restart,
         _deleted,
+        _deleted_and_back,
         _deleted_meanwhile,
         _failures,
         _concurrent,
@@ -518,5 +600,13 @@ def test_bridge(body: Body, tmp_path: Path) -> None:
 
 def test_host_is_untouched() -> None:
     """What the bodies above did stayed in their namespaces."""
-    own = {"engined0", "b-1.x", "e1", "e2", "lan", "v0"}  # other engines of this host may come and go meanwhile
+    own = {
+        "engined0",
+        "b-1.x",
+        "e1",
+        "e2",
+        "lan",
+        "v0",
+        "theirs",
+    }  # other engines of this host may come and go meanwhile
     assert own.isdisjoint(name for _, name in socket.if_nameindex())

@@ -650,6 +650,22 @@ def test_somebody_takes_the_rules_away(engine: TempEngine, lan: Lan) -> None:
     assert LAN in lan.inside(lambda: answer(HOST, port))
 
 
+def test_somebody_deletes_the_bridge(engine: TempEngine, lan: Lan) -> None:
+    """It is back at once: what is published is reached again, and connections that were there go on."""
+    web, echo = serving(engine, {"80/tcp": [{}]}), serving(engine, {"80/tcp": [{}]}, command=ECHO)
+    port, other = one_port(engine, web), one_port(engine, echo)
+    until("it listens", lambda: answer("127.0.0.1", other, 0.1) == "TimeoutError")
+    with lan.inside(lambda: socket.create_connection((HOST, other), 20)) as connection:
+        run(f"ip link delete {engine.bridge}")
+        connection.sendall(b"x")
+        until("the host is answered", lambda: ":" in answer("127.0.0.1", port, 0.5))
+        until("the LAN is answered", lambda: LAN in lan.inside(lambda: answer(HOST, port, 0.5)))
+        assert connection.recv(1) == b"x"
+    until("the LAN is answered by IPv6", lambda: ":" in lan.inside(lambda: answer(HOST6, port, 0.5)))
+    assert asks(engine, "bridge", HOST, port)
+    assert "is back" in engine.log()
+
+
 def test_udp_clients_do_not_stay_with_the_old_container(engine: TempEngine, lan: Lan) -> None:
     """A client that goes on sending from one port reaches whoever has the port now."""
     first = serving(engine, {"80/udp": [{}]}, command=("sleep", "1000"))
