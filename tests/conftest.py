@@ -20,8 +20,19 @@ from tests.harness import TempEngine, until
 
 PR_SET_CHILD_SUBREAPER = 36
 
-# How fast an example is made or run is a matter of the machine.
-settings.register_profile("engined", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How fast an example is made or run is a matter of the machine, how large it is one of chance. A test that names checks of its own
+# (suppress_health_check) would have these back.
+settings.register_profile(
+    "engined",
+    deadline=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+        HealthCheck.large_base_example,
+        HealthCheck.function_scoped_fixture,
+    ],
+)
 settings.load_profile("engined")
 
 

@@ -23,8 +23,9 @@ def many_open() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(DESCRIPTORS)]
-    with namespaces.new_network():
+    with namespaces.new_network() as made:
         yield
+    os.close(made)
     for each in opened:
         os.close(each)
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

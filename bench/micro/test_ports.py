@@ -21,8 +21,9 @@ FIRST, COUNT = 8000, 200
 @pytest.fixture(autouse=True)
 def own_network() -> Iterator[None]:
     """Where no other program has a port."""
-    with namespaces.new_network():
+    with namespaces.new_network() as made:
         yield
+    os.close(made)
 
 
 def in_a_run() -> None:

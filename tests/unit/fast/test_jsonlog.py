@@ -197,7 +197,7 @@ output = st.one_of(
 writes = st.lists(st.tuples(st.sampled_from((1, 2)), output), max_size=9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(writes, st.booleans())
 def test_any_output_in_any_split(calls: list[tuple[int, bytes]], reopen: bool) -> None:
     with directory() as place:
@@ -438,7 +438,7 @@ def test_a_follower_sees_through_a_failed_write(tmp_path: Path) -> None:
 # --- rotation -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(150, 2000), st.integers(1, 6), st.lists(st.integers(0, 400), max_size=60), st.integers(1, 4))
 def test_rotation(max_size: int, max_file: int, lengths: list[int], batch: int) -> None:
     lines = [b"%d %s\n" % (index, b"." * length) for index, length in enumerate(lengths)]
@@ -465,7 +465,7 @@ def test_rotation(max_size: int, max_file: int, lengths: list[int], batch: int) 
         assert read(path) == b"".join(together)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 3000),
     st.integers(1, 18),
@@ -596,7 +596,7 @@ def test_garbage_is_skipped_and_not_counted(tmp_path: Path) -> None:
         assert read(path, tail=count) == b"".join(lines[max(0, 40 - count) :])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_any_bytes_can_be_read_without_harm(noise: bytes, at: int) -> None:
     good = entry("first\n", SECOND) + entry("last\n", 2 * SECOND)
@@ -707,7 +707,7 @@ def test_since_finds_its_place_in_a_large_file(tmp_path: Path) -> None:
         reader.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 5000), st.booleans(), st.booleans(), st.sampled_from([b"", b" ", b"tier=a "]))
 def test_chunks_of_any_size_and_every_dress(chunk: int, framed: bool, timestamps: bool, details: bytes) -> None:
     with directory() as place:
@@ -778,7 +778,7 @@ def test_until_position_in_a_file_that_is_gone_is_nothing(tmp_path: Path) -> Non
 # --- following ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(150, 1500), st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=40), st.integers(1, 3000)
 )
@@ -860,7 +860,7 @@ def test_a_follower_that_falls_far_behind_holds_no_more_than_its_share(tmp_path:
     writer.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(150, 600),
     st.integers(1, 3),

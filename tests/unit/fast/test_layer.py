@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine._fast import layer
@@ -506,7 +506,7 @@ def nodes(draw: st.DrawFn) -> Node:
     return Node(draw(st.sampled_from(NAMES)), data, kind, link=draw(st.sampled_from(TARGETS)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.lists(nodes(), max_size=8), st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255)), max_size=3))
 def test_no_archive_writes_outside(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Node], changes: list[tuple[int, int]]
@@ -784,7 +784,7 @@ def test_a_crew_leaves_no_thread_and_no_descriptor(play: Playground) -> None:
     assert (os.listdir("/proc/self/fd"), len(os.listdir("/proc/self/task"))) == before
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(st.lists(nodes(), max_size=30), st.booleans())
 def test_a_crew_does_as_one_thread_would(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Node], keep_kinds: bool
@@ -801,7 +801,7 @@ def test_a_crew_does_as_one_thread_would(
     assert outcomes[0] == outcomes[1]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     st.lists(nodes(), max_size=8),
     st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255)), max_size=3),

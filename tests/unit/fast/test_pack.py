@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine._fast import layer, pack
@@ -382,7 +382,7 @@ def nodes(draw: st.DrawFn) -> Node:
     return Node(name, data, kind, draw(st.sampled_from([0o755, 0o700])), "a" if kind == tarfile.SYMTYPE else "")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(st.lists(st.lists(nodes(), max_size=7), min_size=1, max_size=4))
 def test_changes_are_those_of_the_plain_comparison(
     tmp_path_factory: pytest.TempPathFactory, layers: list[list[Node]]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine._fast import layer, recipe
@@ -186,7 +186,7 @@ def test_changed_files_and_damaged_recipes_are_told(root: int, tmp_path: Path) -
         made_again(kept, root)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_as_a_recipe(root: int, data: bytes) -> None:
     kept = Kept(root)

@@ -263,7 +263,7 @@ SEEDS = [tar(NODES, form) for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT,
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.sampled_from(SEEDS),
     st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=8),

@@ -7,7 +7,7 @@ import json
 import logging
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.http.messages import BODY_WAITING, Reply, Request
@@ -503,7 +503,7 @@ def test_request_as_the_application_sees_it() -> None:
 
 # --- fuzz -----------------------------------------------------------------------------------------------------------
 
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=300)
 SMALL = Limits(head=400)
 
 

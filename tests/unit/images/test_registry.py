@@ -246,7 +246,7 @@ class Puller:
     def __init__(self, root: Path, **config: Any) -> None:
         self.stage = Stage(root)
         self.remote = Remote(
-            Config(registry_timeout=1, registry_certificates=root / "none", **config),
+            Config(registry_timeout=30, registry_certificates=root / "none", **config),
             self.stage.images,
             self.stage.events,
         )

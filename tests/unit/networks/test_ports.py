@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 
@@ -234,6 +235,16 @@ def test_shown() -> None:
     assert bound["53/udp"] == [binding("53", "::")]
 
 
+@pytest.fixture
+def own_network() -> Iterator[None]:
+    """Where no other program has a port."""
+    with namespaces.new_network() as made, Netlink() as links:
+        links.apply(netlink.change_link("lo", up=True))
+        yield
+    os.close(made)
+
+
+@pytest.mark.usefixtures("own_network")
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_listeners(protocol: str) -> None:
     kind = socket.SOCK_DGRAM if protocol == "udp" else socket.SOCK_STREAM
@@ -259,14 +270,6 @@ def test_listeners(protocol: str) -> None:
     with socket.socket(socket.AF_INET, kind) as program:
         program.bind(("127.0.0.1", port))
     held.close()
-
-
-@pytest.fixture
-def own_network() -> Iterator[None]:
-    """Where no other program has a port."""
-    with namespaces.new_network(), Netlink() as links:
-        links.apply(netlink.change_link("lo", up=True))
-        yield
 
 
 @pytest.mark.usefixtures("own_network")

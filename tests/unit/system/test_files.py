@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.system import files
@@ -105,7 +105,7 @@ def test_remove_tree(tmp_path: Path) -> None:
 NAMES = ["a", "b", "c", "..", ".", ""]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c", "a/b", "a/c", "b/a", "a/b/c"]), st.integers(0, 6)), max_size=7),
     st.lists(st.sampled_from(NAMES), max_size=6),
