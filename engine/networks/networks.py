@@ -892,12 +892,13 @@ class Networks:
             with self._putting_back:
                 if not _is_there(found.link):
                     if found.record.name == BRIDGE:
-                        found.link, _ = bridge.open_default(self._links, found.bridge, self._interface)
+                        link, _ = bridge.open_default(self._links, found.bridge, self._interface)
                     else:
                         interfaces, mtu = found.gateways(), found.options.mtu
-                        found.link, _ = bridge.open_user(self._links, found.bridge, self._alias, interfaces, mtu)
+                        link, _ = bridge.open_user(self._links, found.bridge, self._alias, interfaces, mtu)
                     self._filter.returned(found.bridge)
-                    self._plug_members(found)
+                    self._plug_members(found, link)
+                    found.link = link  # from now on nobody waits for this one to be done
                     logger.warning("network %s: its bridge %s was gone and is back", found.record.name, found.bridge)
         assert found.link is not None
         return found.link
@@ -906,13 +907,12 @@ class Networks:
         """Containers that ran on without a daemon are on their bridges, also on one that had to be made anew."""
         for found in [*self._all.values()]:
             if found.link is not None:
-                self._plug_members(found)
+                self._plug_members(found, found.link)
 
-    def _plug_members(self, found: Network) -> None:
-        assert found.link is not None
+    def _plug_members(self, found: Network, link: Link) -> None:
         endpoints = [member.endpoints.get(found.record.id) for member in [*found.members.values()]]
         ids = [settings.endpoint_id for settings in endpoints if settings is not None]
-        changes = (netlink.change_link(sandboxes.host_end(each), master=found.link.ifindex) for each in ids)
+        changes = (netlink.change_link(sandboxes.host_end(each), master=link.ifindex) for each in ids)
         for endpoint_id, failure in zip(ids, self._links.outcomes(changes), strict=True):
             try:
                 if failure is not None:
