@@ -186,7 +186,9 @@ class TempEngine:
 
     def _monitors(self) -> list[int]:
         words = (b"engine.monitor", os.fsencode(self.run))
-        return [pid for pid, command in _commands() if all(word in command for word in words)]
+        found = {pid for pid, command in _commands() if all(word in command for word in words)}
+        # A process that one of them is just starting has its words until it executes a program.
+        return [pid for pid in found if _parent(pid) not in {None, *found}]
 
     def kill_monitor(self) -> int:
         """SIGKILL for the monitor; returns its former pid when it is gone."""
@@ -531,6 +533,14 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _parent(pid: int) -> int | None:
+    """None of a process that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def _pids() -> Iterator[int]:
