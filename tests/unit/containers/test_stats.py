@@ -207,7 +207,7 @@ def test_the_first_sample_of_a_lone_request_has_a_previous_reading(live: LiveCgr
         assert list(shape) == list(Stats.__struct_fields__)
         assert shape["precpu_stats"]["cpu_usage"]["total_usage"] > 0
         assert shape["precpu_stats"]["system_cpu_usage"] > 0
-        assert 0 < cpu_percent(shape) <= 100 * (os.cpu_count() or 1)
+        assert 0 < cpu_percent(shape) < 400
         assert len(shape["cpu_stats"]["cpu_usage"]["percpu_usage"]) == os.cpu_count()
         assert shape["memory_stats"]["usage"] - shape["memory_stats"]["stats"]["total_inactive_file"] > 16 << 20
         assert shape["memory_stats"]["limit"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -11,6 +11,7 @@ import contextlib
 import gzip
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -952,7 +953,12 @@ def test_who_may_be_spoken_to_in_the_clear(tmp_path: Path, url: str, insecure: t
 
 
 @needs_root
-def test_plain_http_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_plain_http_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:  # whatever name servers this host has, and how fast they are
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+
     async def work() -> None:
         async with Puller(tmp_path) as puller:
             with pytest.raises(ServerError) as caught:
