@@ -106,13 +106,14 @@ table inet {table} {{
 # fib knows the address nor TPROXY the connection that is being made.
 _RELAY = """
     chain relay {{
+        iifname @internal return
         meta l4proto tcp fib daddr type local tproxy ip6 to [::1]:{port} accept
         iif lo ip6 daddr fe80::/10 tcp flags & (syn | ack) == syn tproxy ip6 to [::1]:{port} accept
     }}
     chain relayed {{
         type filter hook prerouting priority -90; policy accept;
-        meta nfproto != ipv6 return
-        iifname @internal return
+        meta nfproto ipv4 return
+        meta l4proto != tcp return
         tcp dport @relayed_anywhere goto relay
         ip6 daddr ::1 tcp dport @relayed_at_loopback goto relay
     }}
