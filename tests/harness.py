@@ -70,6 +70,16 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+def free_run(count: int) -> int:
+    """The first of so many neighbouring ports that `free_ports` might have found."""
+    while True:
+        (first,) = free_ports(1)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + count):
+                held.enter_context(socket.socket()).bind(("", port))
+            return first
+
+
 @dataclass(frozen=True)
 class Result:
     """How a program ended, and what it wrote."""

@@ -888,7 +888,8 @@ class Networks:
 
         Raises OSError, ServerError, Forbidden when that can't be.
         """
-        if not _is_there(found.link):
+        # Asked again in the end: the notice of one that went while it was put back named a link that nobody knew.
+        while not _is_there(found.link):
             with self._putting_back:
                 if not _is_there(found.link):
                     if found.record.name == BRIDGE:

@@ -22,7 +22,7 @@ import pytest
 
 from engine.system import namespaces, netfilter
 from engine.system.nfnetlink import Nfnetlink
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine, free_run, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -387,12 +387,14 @@ def test_by_ipv6_through_a_firewall(engine: TempEngine, lan: Lan) -> None:
 def test_by_ipv6_to_a_range(engine: TempEngine, lan: Lan) -> None:
     """Every port of it leads where it should."""
     each_its_own = "for port in 1 50 200; do nc -ll -p $port -e echo $port & done; wait"
-    web = serving(engine, {"1-200/tcp": [{"HostPort": "20100-20299"}]}, command=("sh", "-c", each_its_own))
+    before = free_run(202)
+    bindings = {"1-200/tcp": [{"HostPort": f"{before + 1}-{before + 200}"}]}
+    web = serving(engine, bindings, command=("sh", "-c", each_its_own))
     for inner in (1, 50, 200):
-        until("it listens", lambda inner=inner: answer("127.0.0.1", 20099 + inner) == str(inner))
-        assert lan.inside(lambda inner=inner: answer(HOST6, 20099 + inner)) == str(inner)
-    assert lan.inside(lambda: answer(HOST6, 20101)) == "ConnectionResetError", "the container listens at none"
-    assert lan.inside(lambda: answer(HOST6, 20300)) == "ConnectionRefusedError"
+        until("it listens", lambda inner=inner: answer("127.0.0.1", before + inner) == str(inner))
+        assert lan.inside(lambda inner=inner: answer(HOST6, before + inner)) == str(inner)
+    assert lan.inside(lambda: answer(HOST6, before + 2)) == "ConnectionResetError", "the container listens at none"
+    assert lan.inside(lambda: answer(HOST6, before + 201)) == "ConnectionRefusedError"
     assert engine.inspect(web)["State"]["Running"]
 
 
@@ -610,7 +612,7 @@ def test_a_stopped_container_has_no_ports(engine: TempEngine) -> None:
 
 
 def test_the_next_one_has_them_when_the_wait_is_answered(engine: TempEngine) -> None:
-    bindings = {"PortBindings": {"7008/tcp": [{"HostPort": "7008"}]}}
+    bindings = {"PortBindings": {"80/tcp": [{"HostPort": str(free_run(1))}]}}
     for _ in range(20):
         assert engine.wait(engine.started("true", network="bridge", host=bindings)) == 0
 
