@@ -527,8 +527,9 @@ class PortInUse(PortTaken):
 
 
 def relay_socket() -> socket.socket | None:
-    """Listens at ::1, at a port that the kernel chooses, for connections that the rules give to it, and may be any address's; None where there
-    is no ::1.
+    """Listens at ::1, at a port that the kernel chooses, for what the rules give to it, whichever address and port that is for (TPROXY).
+
+    None where this kernel has no IPv6.
     """
     try:
         made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
