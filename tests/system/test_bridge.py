@@ -421,6 +421,28 @@ async def _deleted_and_back(directory: Path) -> None:
             links.apply(*(netlink.delete_link(each) for each in (made[0], made[2])))
 
 
+async def _deleted_while_it_returns(directory: Path) -> None:
+    """A bridge that goes again before all that were on it are back: who waited for it gets one that has them."""
+    async with network(directory) as networks:
+        first = await networks.endpoint("first")
+        plug, gone = networks._plug_members, []
+
+        def plug_members(found: Any, link: Any) -> None:
+            if not gone:
+                gone.append(link.ifindex)
+                with Netlink() as links:
+                    links.apply(netlink.delete_link(link.name))
+            plug(found, link)
+
+        networks._plug_members = plug_members  # type: ignore[method-assign]
+        with Netlink() as links:
+            links.apply(netlink.delete_link("engined0"))
+        second = await networks.endpoint("second")
+        assert gone and _index("engined0") not in (0, *gone)
+        assert reaches(second, first.endpoint.ip_address)
+        assert reaches(first, first.endpoint.gateway)
+
+
 def _index(name: str) -> int:
     """Of the link of that name; 0: there is none."""
     try:
@@ -586,6 +608,7 @@ async def _full(directory: Path) -> None:
         _restart,
         _deleted,
         _deleted_and_back,
+        _deleted_while_it_returns,
         _deleted_meanwhile,
         _failures,
         _concurrent,
