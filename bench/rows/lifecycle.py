@@ -127,7 +127,7 @@ def range_beside_none(pairs: int) -> Callable[[Engine, Any], tuple[float, ...]]:
             while len(many) < pairs and sum(many) < 2000:
                 none.append(one_life(connection, "bridge")[1])
                 many.append(one_life(connection, "bridge", RANGE)[1])
-        return median(many), median(many) / median(none)
+        return statistics.median(many), statistics.median(many) / statistics.median(none)
 
     return sample
 
