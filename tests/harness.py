@@ -444,11 +444,11 @@ class TempEngine:
             found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
             found += [f"link: {link}" for link in _links() if link == self.bridge or link in self._bridges]
-            # A veth of an engine that came since and is in no bridge is ours: its bridge is gone, or it never was in it.
+            # A link of an engine that came since and is in no bridge is ours: its bridge is gone, or it never was in one.
             found += [
                 f"link: {link}"
                 for link, master in _links().items()
-                if link.startswith("veth") and link not in self._links_before and not master
+                if link.startswith(("veth", "dm-")) and link not in self._links_before and not master
             ]
             return found
 
