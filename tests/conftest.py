@@ -4,6 +4,8 @@
 asks for what clients are used to, or for what this engine happens to do.
 
 `--runtime runc` runs every engine of the tests on that runtime.
+
+`--hypothesis-profile chance` looks for examples that no run has seen; without it they are the same in each.
 """
 
 from __future__ import annotations
@@ -22,17 +24,16 @@ PR_SET_CHILD_SUBREAPER = 36
 
 # How fast an example is made or run is a matter of the machine, how large it is one of chance. A test that names checks of its own
 # (suppress_health_check) would have these back.
-settings.register_profile(
-    "engined",
-    deadline=None,
-    suppress_health_check=[
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-        HealthCheck.filter_too_much,
-        HealthCheck.large_base_example,
-        HealthCheck.function_scoped_fixture,
-    ],
-)
+_CHECKS = [
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+    HealthCheck.function_scoped_fixture,
+]
+# The same examples each time: what fails, fails by the change.
+settings.register_profile("engined", deadline=None, suppress_health_check=_CHECKS, derandomize=True)
+settings.register_profile("chance", deadline=None, suppress_health_check=_CHECKS)
 settings.load_profile("engined")
 
 
