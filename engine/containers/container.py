@@ -412,6 +412,9 @@ class Container:
             stopped_by_user=False,
         )
         parts.running_changed(self, True)
+        if record.config.tty and self.record.size != record.size:  # told while it was being made
+            with contextlib.suppress(ServerError):  # it has ended
+                await parts.monitor.resize(record.id, *self.record.size)
         await parts.store.save(self.record)
 
     def _taken_from_peers(self, joined: joins.Joined) -> ContainerRecord:

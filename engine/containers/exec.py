@@ -301,7 +301,10 @@ class Execs:
             self._kill(record.id)
         current = self._all.get(record.id)
         if current is not None and current.exit_code is None:
-            self._all[record.id] = msgspec.structs.replace(current, pid=process.pid)
+            self._all[record.id] = current = msgspec.structs.replace(current, pid=process.pid)
+            if current.size != record.size:  # told while it was being made
+                with suppress(ServerError):  # it has ended
+                    await self._monitor.resize(record.id, *current.size)
         return None
 
     def _prepare(self, record: ExecRecord, container: Container) -> bytes:

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import socket
 import threading
 import time
@@ -319,7 +320,8 @@ def test_a_large_pipe(engine: TempEngine, box: str) -> None:
 
 def test_terminal_and_its_size(engine: TempEngine, box: str) -> None:
     """A size given before the start is the first size; later ones are told by SIGWINCH."""
-    script = "stty size; until [ \"$(stty size)\" = '50 120' ]; do sleep 0.02; done; echo resized"
+    # crun tells the terminal its size beside the program's start, not before it.
+    script = "until stty size 2>/dev/null | grep .; do sleep 0.01; done; until [ \"$(stty size)\" = '50 120' ]; do sleep 0.02; done; echo resized"
     exec_id = created(engine, box, "sh", "-c", script, Tty=True, **ALL)
     assert engine.request("POST", f"/v1.24/exec/{exec_id}/resize?h=20&w=40").status == 201
     stream, received = opened(engine, exec_id, Tty=True)
@@ -331,6 +333,25 @@ def test_terminal_and_its_size(engine: TempEngine, box: str) -> None:
     assert engine.request("POST", f"/v1.24/exec/{exec_id}/resize?h=1&w=1").status == 500
     plain = created(engine, box, "true")
     assert engine.request("POST", f"/v1.24/exec/{plain}/resize?h=1&w=1").status == 500
+
+
+@pytest.mark.own
+def test_a_size_that_comes_while_it_is_being_made(tmp_path: Path) -> None:
+    runtime, gate = tmp_path / "slow", tmp_path / "gate"
+    os.mkfifo(gate)
+    runtime.write_text(
+        f"""#!/bin/sh\n{shutil.which("crun") or "runc"} "$@"; status=$?\n"""
+        f"""case "$*" in *'exec --detach'*) : < {gate};; esac\nexit $status\n"""
+    )
+    runtime.chmod(0o755)
+    with TempEngine("--runtime", str(runtime)) as engine:
+        engine.load_busybox()
+        script = "until [ \"$(stty size)\" = '50 120' ]; do sleep 0.02; done; echo resized"
+        exec_id = created(engine, engine.started("sleep", "600"), "sh", "-c", script, Tty=True, **ALL)
+        stream, early = opened(engine, exec_id, Tty=True)
+        assert engine.request("POST", f"/v1.24/exec/{exec_id}/resize?h=50&w=120").status == 201
+        gate.write_text("")  # the engine hears of the process
+        assert read_to_end(stream, early).endswith(b"resized\r\n")
 
 
 def test_docker_exec_on_a_terminal(engine: TempEngine, box: str) -> None:
