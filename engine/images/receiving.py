@@ -68,6 +68,9 @@ async def received(
                 feed.cut()
             both: list[asyncio.Future[Any]] = [feeding, walking]
             await uninterrupted(asyncio.wait(both))
+            for each in both:
+                if not each.cancelled():
+                    each.exception()  # who has left does not hear of it, and asyncio need not say so
             feed.close()
         yield Received(Span(receiving.spool, 0, size), receiving.laid)
     finally:
