@@ -117,6 +117,9 @@ def follow_latency(engine: Engine, _: Any) -> float:
             time.sleep(0.005)
         follower.close()
         stdin.close()
+        # podman ends `cat` with its stdin, and can't remove what is about to end.
+        connection.ask("POST", f"/containers/{container}/kill")
+        steps.wait(connection, container)
         steps.remove(connection, container)
     return statistics.median(found)
 
