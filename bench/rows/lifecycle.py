@@ -176,8 +176,8 @@ def one_exec(engine: Engine, connection: wire.Connection) -> float:
 def jobs(size: Size) -> list[Job]:
     eight = Target({"dockerd": 8, "podman": 1})
     return [
-        life_job(size, "run", "no network", "none", 0, eight, 4),
-        life_job(size, "run-bridge", "bridge", "bridge", 0, eight, 4),
+        life_job(size, "run", "no network", "none", 0, eight, 3),
+        life_job(size, "run-bridge", "bridge", "bridge", 0, eight, 3),
         life_job(size, "run-1-port", "bridge, 1 published port", "bridge", 1, Target({"podman": 1}), 2),
         life_job(size, "run-20-ports", "bridge, 20 published ports", "bridge", 20, Target({"podman": 1}), 2),
         Job(

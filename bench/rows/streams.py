@@ -44,7 +44,7 @@ def job(size: Size, name: str, what: str, megabytes: int, driver: str, tty: bool
         return attached(engine, copies, driver, tty)
 
     target = Target({"dockerd": times, "podman": 1})
-    return Job(name, [Figure(name, what, "MB/s", False, target)], sample, size.rounds(2))
+    return Job(name, [Figure(name, what, "MB/s", False, target)], sample, size.rounds(2), warm=False)
 
 
 def jobs(size: Size) -> list[Job]:
