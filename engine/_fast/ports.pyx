@@ -4,7 +4,7 @@
 Rules:   socket(7), ip(7), ipv6(7), udp(7). Addresses and what a failure means are `engine/networks/ports.py`'s.
 Owns:    nothing; the descriptors are the caller's.
 Threads: any; the lock of the interpreter is not held over a run.
-Raises:  nothing; the first failure ends a run and is told as an errno.
+Raises:  nothing for what the kernel refuses: the first failure ends a run and is told as an errno.
 """
 from libc.errno cimport errno
 from libc.stdint cimport uint16_t
@@ -16,10 +16,11 @@ from engine._fast.linux cimport (
     bind as bind_address, htons, setsockopt, sockaddr_in, sockaddr_in6, socket,
 )
 
-DEF RUN = 256
+cdef enum:
+    RUN = 256                   # sockets of a call
 
 
-def bind(int family, int kind, int protocol, bytes address not None, int first, int count, bint both = False):
+def bind(int family, int kind, int protocol, bytes address not None, int first, int count, bint both = False) -> tuple[list[int], int]:
     """Sockets at `count` ports of a packed address from `first` on, 256 at most, and 0; or those before the port that failed, and its errno.
 
     Stream sockets: connections of the past do not matter, but nobody may listen there, not even who asks for reuse. Datagram sockets keep
@@ -58,15 +59,17 @@ cdef int _bound(int family, int kind, int protocol, const char *address, int por
     """A descriptor, or a negative errno."""
     cdef sockaddr_in of4
     cdef sockaddr_in6 of6
-    cdef int zero = 0, one = 1, alone = not both, failed
+    cdef int zero = 0, one = 1, alone = not both, failed = 0
     cdef int descriptor = socket(family, kind | SOCK_CLOEXEC, protocol)
     if descriptor < 0:
         return -errno
-    failed = 0
     if family == AF_INET6:
         failed = setsockopt(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, &alone, sizeof(int))
     if not failed:
-        failed = setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR if kind == SOCK_STREAM else SO_RCVBUF, &one if kind == SOCK_STREAM else &zero, sizeof(int))
+        if kind == SOCK_STREAM:
+            failed = setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(int))
+        else:
+            failed = setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, &zero, sizeof(int))
     if not failed:
         if family == AF_INET6:
             memset(&of6, 0, sizeof(of6))

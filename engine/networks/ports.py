@@ -495,6 +495,8 @@ class Listeners:
             if failure:
                 where = shown(ports.host_ip, begin)
                 words = f"listen {ports.protocol}{ports.version} {where}: bind: {os.strerror(failure).lower()}"
+                if failure != errno.EADDRINUSE:  # another port would do no better
+                    raise PortTaken(words)
                 raise PortInUse(words, (ports.protocol, begin))
 
     def _keep(self, made: list[int], held: list[int]) -> None:

@@ -401,22 +401,26 @@ class Removals:
 
     def take(self) -> set[int] | None:
         """Indexes of the links that are gone since; None: some notices were lost."""
-        gone: set[int] = set()
-        lost = False
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                try:
-                    data = self._socket.recv(4096)
-                except OSError as error:
-                    if error.errno != errno.ENOBUFS:
-                        raise
-                    lost = True
-                    continue
-                gone.add(_LINK.unpack_from(data, _HEADER.size)[2])
-        return None if lost else gone
+        notices, lost = arrived(self._socket)
+        return None if lost else {_LINK.unpack_from(each, _HEADER.size)[2] for each in notices}
 
     def close(self) -> None:
         self._socket.close()
+
+
+def arrived(listener: socket.socket) -> tuple[list[bytes], bool]:
+    """The messages that wait in a non-blocking socket, and whether there was no room for others."""
+    messages: list[bytes] = []
+    lost = False
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            try:
+                messages.append(listener.recv(4096))
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                lost = True
+    return messages, lost
 
 
 def attach_filter(listener: socket.socket, *program: tuple[int, int, int, int]) -> None:

@@ -9,7 +9,6 @@ the namespace of the thread that opened it. Threads: one exchange at a time, a l
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import socket
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from engine.system.netlink import (
     NetlinkError,
+    arrived,
     as_loaded,
     attach_filter,
     attribute,
@@ -261,18 +261,8 @@ class Generations:
 
     def by_others(self, own: int) -> bool:
         """Take what has come; whether anybody but the socket `own` (Nfnetlink.port) has changed anything."""
-        others = False
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                try:
-                    data = self._socket.recv(4096)
-                except OSError as error:
-                    if error.errno != errno.ENOBUFS:
-                        raise
-                    others = True  # some were lost
-                    continue
-                others = others or _HEADER.unpack_from(data)[4] != own
-        return others
+        notices, lost = arrived(self._socket)
+        return lost or any(_HEADER.unpack_from(each)[4] != own for each in notices)
 
     def close(self) -> None:
         self._socket.close()

@@ -297,6 +297,14 @@ def test_listeners_of_ports_that_are_published_apart_for_ipv6() -> None:
     held.close()
 
 
+def test_an_address_that_is_not_the_hosts_is_no_reason_to_try_other_ports() -> None:
+    held = Listeners(100)
+    with pytest.raises(PortTaken, match="bind: cannot assign requested address") as caught:
+        held.hold("a", [Published("tcp", "192.0.2.1", 8000, 80, 3)])
+    assert not isinstance(caught.value, ports.PortInUse)
+    assert held._held == {}
+
+
 def test_listeners_stop_at_their_limit() -> None:
     held = Listeners(0)
     held.hold("a", [Published("tcp", "127.0.0.1", 0, 80)])
