@@ -8,8 +8,8 @@ what the job needs, or answers wrongly, drops out of its rows with the reason; t
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,16 +46,16 @@ class Figure:
 
 
 def touch(size: int) -> None:
-    """Use so many bytes of memory and give them back.
+    """Use so many bytes of the page cache and give them back.
 
-    A virtual machine may have handed what was free in it to its host (free page reporting), which gives it back a page at a time when it is used
-    again: that takes ten times as long as to write a file to it, and is no engine's doing.
+    A virtual machine may have handed what was free in it to its host, which gives it back a page at a time when it is used again: that takes ten
+    times as long as to write a file to it, and is no engine's doing. They are used as a file that is written at a megabyte a time uses them:
+    the kernel has lists of its own for pages of each size, and anonymous memory would have come from others.
     """
-    if size:
-        with mmap.mmap(-1, size) as memory:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-            for at in range(0, size, mmap.PAGESIZE):
-                memory[at] = 1
+    piece = bytes(1 << 20)
+    with tempfile.TemporaryFile(dir="/tmp", buffering=0) as file:
+        for _ in range(0, size, len(piece)):
+            file.write(piece)
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Job:
     flush: bool = False
     """Whether dirty pages are written back before each sample: those of one engine are not to slow another's."""
     memory: int = 0
-    """Bytes of memory to `touch` before each sample: more than the work fills anew."""
+    """Bytes of the page cache to `touch` before each sample: more than the work fills anew."""
     only: Sequence[str] = ()
     """Engines that are asked; every one when empty. For what would take a peer minutes."""
     default: bool = True
