@@ -47,6 +47,7 @@ from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.system import host, mounts
 from engine.system.files import remove_tree, write_atomically
+from engine.system.threads import put_first
 from engine.volumes.store import VolumeStore
 from engine.wire.system import Counts, Host
 
@@ -64,6 +65,7 @@ def run(config: Config, *, stop_after: float | None = None) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    put_first()
     try:
         uvloop.run(_serve(config, stop_after))
         return 0

@@ -172,9 +172,9 @@ def saved(material: Material) -> Any:
 
 def pulled(material: Material) -> Any:
     def sample(engine: Engine, numbers: Iterator[int]) -> tuple[float, ...]:
-        storage, big = material.stored, material.image(next(numbers))
+        big = material.image(next(numbers))
         tag = big.name.partition(":")[2]
-        with registry(engine, storage), engine.connection() as connection, Meanwhile(engine) as meanwhile:
+        with registry(engine, material.stored), engine.connection() as connection, Meanwhile(engine) as meanwhile:
             begin = time.perf_counter()
             body = connection.expect(200, "POST", f"/images/create?fromImage={HOST}/big&tag={tag}")
             elapsed = time.perf_counter() - begin
@@ -209,6 +209,19 @@ def pushed(material: Material) -> Any:
     return sample
 
 
+def with_images(material: Material, first: int, count: int) -> Any:
+    """Prepare: so many images are on the disk before any sample, from the one of this number on; those of Material.PULLED in a registry's storage."""
+
+    def prepare(_: Engine) -> Iterator[int]:
+        for number in range(first, first + count):
+            material.image(number)
+        if first == Material.PULLED:
+            assert material.stored
+        return itertools.count(first)
+
+    return prepare
+
+
 def with_big(material: Material) -> Any:
     """Prepare: the image is there."""
 
@@ -224,6 +237,7 @@ def with_big(material: Material) -> Any:
 
 def jobs(size: Size, material: Material) -> list[Job]:
     megabytes = 450 // size.of(1, 10)
+    rounds = size.rounds(2)
 
     def job(name: str, what: str, target: Target, sample: Any, prepare: Any = lambda _: None) -> Job:
         figures = [
@@ -231,10 +245,10 @@ def jobs(size: Size, material: Material) -> list[Job]:
             Figure(f"{name}-ping", "the slowest answer to a ping meanwhile", "ms", target=Target(at_most=20)),
             Figure(f"{name}-memory", "the most memory that it took for that", "MiB", target=Target(at_most=150)),
         ]
-        return Job(name, figures, sample, size.rounds(2), prepare=prepare, warm=False, flush=True)
+        return Job(name, figures, sample, rounds, prepare=prepare, warm=False, flush=True)
 
     return [
-        job("load", "load", Target({"dockerd": 4, "podman": 1}), loaded(material), lambda _: itertools.count()),
+        job("load", "load", Target({"dockerd": 4, "podman": 1}), loaded(material), with_images(material, 0, rounds)),
         job("save", "save", Target({"dockerd": 1, "podman": 1}), saved(material), with_big(material)),
         job(
             "push",
@@ -245,6 +259,6 @@ def jobs(size: Size, material: Material) -> list[Job]:
         ),
         job(
             *("pull", "pull", Target({"dockerd": 3, "podman": 1}), pulled(material)),
-            lambda _: itertools.count(Material.PULLED),
+            with_images(material, Material.PULLED, rounds),
         ),
     ]

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
+import importlib.util
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from engine.config import Config
@@ -36,6 +38,8 @@ MAX_SEARCH_LIMIT = 100
 RESERVED = "scratch"
 """What a Dockerfile calls the image of nothing."""
 
+_COMPILED = ("aiohttp", "frozenlist", "multidict", "propcache", "yarl")
+"""Packages of which the loader maps files that it then reads with the interpreter's lock held, for as long as the disk takes: read before."""
 _URL = re.compile(r"https?://[^/?#\s]+\S*\Z")
 """Of an archive: with a host."""
 
@@ -111,7 +115,7 @@ class Remote:
         """The client of all registries, loaded when it is first asked for."""
         async with self._loading:
             if self._registries is None:
-                module = await asyncio.to_thread(importlib.import_module, "engine.images.registry")
+                module = await asyncio.to_thread(_load_client)
                 self._registries = module.Registries(self._config)
             return self._registries
 
@@ -194,6 +198,15 @@ class Remote:
             rest = rest.removeprefix("library/")
         found = await (await self.client()).search(domain, rest, limit, credentials)
         return sorted(found, key=lambda result: -result.star_count)[:limit]
+
+
+def _load_client() -> ModuleType:
+    for name in _COMPILED:
+        spec = importlib.util.find_spec(name)
+        for place in (spec and spec.submodule_search_locations) or ():
+            for path in Path(place).rglob("*.so"):
+                path.read_bytes()
+    return importlib.import_module("engine.images.registry")
 
 
 def _pulled_name(image: str, tag: str) -> Reference:

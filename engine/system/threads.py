@@ -1,4 +1,4 @@
-"""Threads for long work: they take what the processor has left in every slice, and do not push the loop's thread aside when they wake (sched(7)).
+"""Who gets the processor: the event loop's thread before all others of the host, threads for long work behind it (sched(7)).
 
 And waiting for what a thread does, which nobody can take back.
 """
@@ -6,6 +6,7 @@ And waiting for what a thread does, which nobody can take back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,21 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_NICE = -10
+
+
+def put_first() -> None:
+    """Of the calling thread: it gets the processor when it wants it, even where containers use all there is; what it starts is like any other.
+
+    Without CAP_SYS_NICE it stays as it is.
+    """
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # 0: the calling thread alone
+
 
 def batch_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """At most `count` threads called `name`, of the policy SCHED_BATCH."""
+    """At most `count` threads called `name`, of the policy SCHED_BATCH: they push nobody aside when they wake."""
     return ThreadPoolExecutor(count, name, _become_batch)
 
 
