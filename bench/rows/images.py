@@ -239,26 +239,27 @@ def jobs(size: Size, material: Material) -> list[Job]:
     megabytes = 450 // size.of(1, 10)
     rounds = size.rounds(2)
 
-    def job(name: str, what: str, target: Target, sample: Any, prepare: Any = lambda _: None) -> Job:
+    def job(name: str, what: str, target: Target, sample: Any, prepare: Any, *, writes: bool = False) -> Job:
         figures = [
             Figure(name, f"{what} of an image of {megabytes} MB", "ms", target=target),
             Figure(f"{name}-ping", "the slowest answer to a ping meanwhile", "ms", target=Target(at_most=20)),
             Figure(f"{name}-memory", "the most memory that it took for that", "MiB", target=Target(at_most=150)),
         ]
-        return Job(name, figures, sample, rounds, prepare=prepare, warm=False, flush=True)
+        memory = megabytes * 4_000_000 // 3 if writes else 0
+        return Job(name, figures, sample, rounds, prepare=prepare, warm=False, flush=True, memory=memory)
 
+    not_slower = Target({"dockerd": 1, "podman": 1})
     return [
-        job("load", "load", Target({"dockerd": 4, "podman": 1}), loaded(material), with_images(material, 0, rounds)),
-        job("save", "save", Target({"dockerd": 1, "podman": 1}), saved(material), with_big(material)),
         job(
-            "push",
-            "push into an empty registry",
-            Target({"dockerd": 1, "podman": 1}),
-            pushed(material),
-            with_big(material),
+            *("load", "load", Target({"dockerd": 4, "podman": 1}), loaded(material)),
+            with_images(material, 0, rounds),
+            writes=True,
         ),
+        job("save", "save", not_slower, saved(material), with_big(material)),
+        job("push", "push into an empty registry", not_slower, pushed(material), with_big(material)),
         job(
             *("pull", "pull", Target({"dockerd": 3, "podman": 1}), pulled(material)),
             with_images(material, Material.PULLED, rounds),
+            writes=True,
         ),
     ]
