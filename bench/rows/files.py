@@ -178,7 +178,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
             archives.prepare,
             finish,
             flush=True,
-            memory=3 * large,
+            memory=2 * large,
         ),
         Job(
             "copy",
