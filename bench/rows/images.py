@@ -246,7 +246,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
             Figure(f"{name}-ping", "the slowest answer to a ping meanwhile", "ms", target=Target(at_most=20)),
             Figure(f"{name}-memory", "the most memory that it took for that", "MiB", target=Target(at_most=150)),
         ]
-        memory = megabytes * 4_000_000 // 3 if writes else 0
+        memory = megabytes * 1_000_000 if writes else 0
         return Job(name, figures, sample, rounds, prepare=prepare, warm=False, flush=True, memory=memory)
 
     not_slower = Target({"dockerd": 1, "podman": 1})

@@ -65,12 +65,12 @@ class Gigabyte:
                 steps.remove(connection, container)
 
     def _read(self, engine: Engine, container: str, payload: int, since: int) -> tuple[float, ...]:
-        """MB/s of reading all, or of as much as six seconds hold; milliseconds of the end and of what came since."""
+        """MB/s of reading all, or of as much as four seconds hold; milliseconds of the end and of what came since."""
         rates: list[float] = []
-        enough = time.perf_counter() + 3
+        enough = time.perf_counter() + 2
         while not rates or time.perf_counter() < enough:
             begin = time.perf_counter()
-            lines, whole = wire.Download(engine.socket, "GET", f"/containers/{container}/logs?stdout=1").count(MARK, 6)
+            lines, whole = wire.Download(engine.socket, "GET", f"/containers/{container}/logs?stdout=1").count(MARK, 4)
             rates.append(lines * len(LINE) / (time.perf_counter() - begin) / 1e6)
             assert lines * len(LINE) == payload or not whole, f"{lines} lines of {payload // len(LINE)}"
         last = [f"last {number}".encode() for number in range(1, LAST)]
@@ -155,6 +155,6 @@ def jobs(size: Size) -> list[Job]:
                 )
             ],
             follow_latency,
-            size.rounds(3),
+            size.rounds(2),
         ),
     ]

@@ -144,7 +144,7 @@ def dense(size: Size) -> list[Job]:
                 ),
                 Figure("stats-pace", "samples that each stream got", "1/s", False),
             ],
-            lambda engine, _: watched(engine, size.of(10, 6)),
+            lambda engine, _: watched(engine, size.of(7, 6)),
             idle=many,
             rest=1,
         ),
