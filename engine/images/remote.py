@@ -201,6 +201,7 @@ class Remote:
 
 
 def _load_client() -> ModuleType:
+    """registry.py. Blocking."""
     for name in _COMPILED:
         spec = importlib.util.find_spec(name)
         for place in (spec and spec.submodule_search_locations) or ():

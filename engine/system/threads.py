@@ -1,4 +1,4 @@
-"""Who gets the processor: the event loop's thread before all others of the host, threads for long work behind it (sched(7)).
+"""Who gets the processor: the event loop's thread before those of the usual nice value, threads for long work behind it (sched(7)).
 
 And waiting for what a thread does, which nobody can take back.
 """
@@ -18,7 +18,7 @@ _NICE = -10
 
 
 def put_first() -> None:
-    """Of the calling thread: it gets the processor when it wants it, even where containers use all there is; what it starts is like any other.
+    """Give the calling thread a nice value of -10: it gets the processor soon, even where containers use all there is. What it starts has 0.
 
     Without CAP_SYS_NICE it stays as it is.
     """
