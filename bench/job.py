@@ -48,7 +48,7 @@ class Figure:
 def touch(size: int) -> None:
     """Use so many bytes of the page cache and give them back.
 
-    A virtual machine may have handed what was free in it to its host, which gives it back a page at a time when it is used again: that takes ten
+    A virtual machine may have handed what was free in it to its host, which gives it back a page at a time when it is used again: that takes several
     times as long as to write a file to it, and is no engine's doing. They are used as a file that is written at a megabyte a time uses them:
     the kernel has lists of its own for pages of each size, and anonymous memory would have come from others.
     """
