@@ -113,6 +113,7 @@ class Process:
     def exited(self) -> None:
         """The process has ended: take its status and what is left of its output."""
         if self.watch is None:
+            self.collect()  # it was not our child when it ended
             return
         self.at = time.time_ns()
         self.watch.cancel()
