@@ -41,6 +41,7 @@ from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
 from engine.runtime import cgroups
 from engine.runtime.cgroups import Cgroups
+from engine.runtime.migration import Migration
 from engine.runtime.oci import Runtime
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
@@ -142,6 +143,8 @@ class Daemon:
         stack.push_async_callback(statistics.close)
         volumes = VolumeStore(config, records, events)
         stack.push_async_callback(volumes.close)
+        migration = Migration(self.cgroups)
+        stack.push_async_callback(migration.settled)
         self.containers = Containers(
             Parts(
                 config=config,
@@ -153,6 +156,7 @@ class Daemon:
                 monitor=monitor,
                 runtime=runtime,
                 cgroups=self.cgroups,
+                migration=migration,
                 events=events,
                 statistics=statistics,
                 running_changed=self._running_changed,
@@ -166,7 +170,7 @@ class Daemon:
             monitor.relay(networks.relay, RELAYED.packed)
         await self.containers.open()
         await networks.settle()
-        self.execs = Execs(config.run, self.containers, monitor, runtime)
+        self.execs = Execs(config.run, self.containers, monitor, runtime, migration)
         self.execs.open()
         self.health = HealthChecks(self.execs)
         self.health.resume(self.containers)

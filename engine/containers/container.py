@@ -41,6 +41,7 @@ from engine.networks.networks import Joined, Networks, asked_for
 from engine.networks.publishing import Request
 from engine.runtime import cgroups, oci
 from engine.runtime.cgroups import Cgroups, Support
+from engine.runtime.migration import Migration
 from engine.runtime.oci import Runtime
 from engine.storage.overlay import OverlaySnapshots
 from engine.system import trees
@@ -88,6 +89,7 @@ class Parts:
     monitor: Monitor
     runtime: Runtime
     cgroups: Cgroups
+    migration: Migration
     events: EventLog
     statistics: Statistics
     running_changed: Callable[[Container, bool], None] = lambda container, runs: None
@@ -362,6 +364,7 @@ class Container:
     async def _launch(self) -> None:
         parts, record = self._parts, self.record
         await self._peers_started()
+        parts.migration.expect()
         async with contextlib.AsyncExitStack() as borrowed, contextlib.AsyncExitStack() as undo:
             shm = parts.config.run / "shm" / self.id
             joined = await joins.join(record, self._peers.get, parts.monitor.processes, shm, borrowed)
@@ -391,6 +394,7 @@ class Container:
             saved = asyncio.ensure_future(parts.store.save(self._replace(networks=networks, ports=ports)))
             undo.push_async_callback(self._remove_cgroup)
             undo.push_async_callback(parts.runtime.delete, record.id)
+            parts.migration.expect()  # the first may be too long ago
             try:
                 process = await parts.monitor.run(
                     record.id,
@@ -1040,6 +1044,7 @@ class Containers:
         if not config.image:
             raise InvalidParameter("No image specified")
         image = parts.images.get(config.image)
+        parts.migration.expect()  # most are started at once
         config = create.merged(config, image.config.config or Config())
         path, args = create.command(config)
         container_id = secrets.token_hex(32)

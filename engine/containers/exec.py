@@ -30,6 +30,7 @@ from engine.containers.streams import parse_detach_keys
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
 from engine.monitor.client import Client, Exit, LaunchFailed, Monitor
 from engine.runtime import oci, users
+from engine.runtime.migration import Migration
 from engine.runtime.oci import Runtime
 from engine.wire import oci as oci_wire
 from engine.wire.exec import ExecCreate, ExecInspect, ProcessConfig
@@ -84,11 +85,14 @@ _decode = msgspec.msgpack.Decoder(ExecRecord).decode
 class Execs:
     """All exec instances of the engine, by id."""
 
-    def __init__(self, run: Path, containers: Containers, monitor: Monitor, runtime: Runtime) -> None:
+    def __init__(
+        self, run: Path, containers: Containers, monitor: Monitor, runtime: Runtime, migration: Migration
+    ) -> None:
         self._directory = run / "exec"
         self._containers = containers
         self._monitor = monitor
         self._runtime = runtime
+        self._migration = migration
         self._all: dict[str, ExecRecord] = {}
         self._live: dict[str, dict[str, None]] = {}
         """By container: instances that run or have not been started."""
@@ -146,6 +150,7 @@ class Execs:
 
     def _add(self, container: Container, config: ExecCreate, command: list[str], *, probe: bool = False) -> ExecRecord:
         self._reap()
+        self._migration.expect()
         record = ExecRecord(
             id=secrets.token_hex(32),
             container_id=container.id,
@@ -234,6 +239,7 @@ class Execs:
             raise Conflict(f"Error: Exec command {exec_id} has already run")
         _check_state(container)
         self._all[exec_id] = record = msgspec.structs.replace(record, started=True)
+        self._migration.expect()
         config = record.config
         container.publish(f"exec_start: {_event_words(strings(config.cmd) or [''])}", execID=exec_id)
         client = None

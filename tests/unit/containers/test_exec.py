@@ -14,6 +14,8 @@ from engine.containers.exec import Execs
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, InvalidParameter, NotFound
 from engine.monitor.client import Exit
+from engine.runtime.cgroups import Cgroups
+from engine.runtime.migration import Migration
 from engine.wire.exec import ExecCreate
 
 
@@ -46,7 +48,7 @@ class Bench:
         self.container = FakeContainer("c")
         self.monitor = FakeMonitor()
         self.containers = FakeContainers(c=self.container)
-        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace())  # type: ignore[arg-type]
+        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace(), Migration(Cgroups("none", {})))  # type: ignore[arg-type]
         self.execs.open()
 
     async def created(self, *command: str) -> str:
