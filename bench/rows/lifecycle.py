@@ -19,6 +19,8 @@ PARTS = ("create", "start", "wait", "remove")
 FIRST_PORT = 30000
 RANGE = 200
 AT_ONCE = 16
+PAUSE = 0.25
+"""Seconds in which a kernel forgets that processes were moved into cgroups: the next one has to wait for that again."""
 
 
 def ports(count: int) -> dict[str, Any]:
@@ -132,6 +134,22 @@ def range_beside_none(pairs: int) -> Callable[[Engine, Any], tuple[float, ...]]:
     return sample
 
 
+def alone(count: int) -> Callable[[Engine, Any], tuple[float, float]]:
+    """Milliseconds of a life on the bridge and of an `echo`, when nothing was started for a while: medians of so many."""
+
+    def sample(engine: Engine, _: Any) -> tuple[float, float]:
+        lives, execs = [], []
+        with engine.connection() as connection:
+            for _ in range(count):
+                time.sleep(PAUSE)
+                lives.append(one_life(connection, "bridge")[-1])
+                time.sleep(PAUSE)
+                execs.append(one_exec(engine, connection))
+        return statistics.median(lives), statistics.median(execs)
+
+    return sample
+
+
 def lives_at_once(lives: int) -> Callable[[Engine, Any], float]:
     """Containers a second: AT_ONCE clients side by side, some lives each."""
 
@@ -214,5 +232,16 @@ def jobs(size: Size) -> list[Job]:
             exec_echo(0.3 * size.of(1, 0)),
             size.rounds(5),
             idle=1,
+        ),
+        Job(
+            "alone",
+            [
+                Figure("alone-run", f"a life on the bridge, {PAUSE} s after anything else", "ms"),
+                Figure("alone-exec", f"exec of `echo`, {PAUSE} s after anything else", "ms"),
+            ],
+            alone(size.of(7, 1)),
+            size.rounds(3),
+            idle=1,
+            default=False,
         ),
     ]
