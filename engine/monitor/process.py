@@ -549,7 +549,7 @@ class Monitor:
         self.loop.watch(self._listener.fileno(), self._accept)
 
     def _await_children(self) -> None:
-        """Be woken by SIGCHLD. Known children are seen by their pidfds; this is for orphans alone."""
+        """Be woken by SIGCHLD. Known children are seen by their pidfds; this is for orphans, and for who becomes a child after its end."""
         self._child_pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.siginterrupt(signal.SIGCHLD, False)
@@ -785,7 +785,8 @@ class Monitor:
     def _reaped(self, connection: Connection, order: messages.Reaped, descriptors: list[int]) -> None:
         process = self.processes.get(order.key)
         if process is not None and process.pidfd >= 0:
-            process.exited()
+            if process.watch is not None:
+                process.exited()
             process.ended(order.status)
         connection.send(messages.Done(order.seq))
 

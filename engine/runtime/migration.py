@@ -5,7 +5,7 @@ first in a while the kernel waits until every processor has noticed (an RCU grac
 namespaces come and go, which was half of a start. Whoever takes it within the next such period does not wait. So it is taken once for
 nothing when a start or an exec is asked for, and the period passes while root, network and bundle are made.
 
-Rules: cgroups(7); kernel document cgroup-v2.rst, `favordynmods`: a host mounted so has no such wait, and this does nothing there.
+Rules: cgroups(7), proc_pid_mountinfo(5); kernel document cgroup-v2.rst, `favordynmods`: cgroups that are mounted so know no such wait.
 
 Owns nothing. Not here: which cgroup a container gets (`cgroups.py`).
 """
@@ -14,27 +14,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from engine.runtime.cgroups import Cgroups
+MOUNTS = Path("/proc/self/mountinfo")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+_FRESH = 0.002
+"""Seconds in which the lock is still to be had at once; a grace period is longer."""
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_FOLLOWED = 3
+"""How often a thread follows its process, when that is moved meanwhile."""
 
 
 class Migration:
     """Of processes into cgroups, on one host."""
 
-    def __init__(self, hierarchies: Cgroups) -> None:
-        self._hierarchies = hierarchies
+    def __init__(self, mountinfo: Path = MOUNTS, membership: Path = MEMBERSHIP) -> None:
+        self._hierarchies = mounted(os.fsdecode(mountinfo.read_bytes()))
+        self._membership = membership
         self._possible = True
         self._expected = False
         self._waiting: asyncio.Task[None] | None = None
+        self._taken = 0.0
 
     def expect(self) -> None:
         """Some process will be moved in some milliseconds. On the loop; cheap, and where it cannot help it does nothing."""
-        self._expected = self._possible
-        if self._expected and self._waiting is None:
+        if self._waiting is not None:
+            self._expected = True  # once more, for the time after
+        elif self._possible and asyncio.get_running_loop().time() >= self._taken + _FRESH:
             self._waiting = asyncio.ensure_future(self._wait())
 
     async def settled(self) -> None:
@@ -44,39 +55,74 @@ class Migration:
 
     async def _wait(self) -> None:
         try:
-            while self._expected:
+            again = True
+            while again and self._possible:
                 self._expected = False
-                self._possible = await asyncio.to_thread(begin, self._hierarchies)
+                self._possible = await asyncio.to_thread(begin, self._hierarchies, self._membership)
+                again = self._expected
         finally:
             self._waiting = None
+            self._taken = asyncio.get_running_loop().time()
 
 
-def begin(hierarchies: Cgroups, membership: Path = Path("/proc/thread-self/cgroup")) -> bool:
-    """Move the calling thread to where it is; whether the kernel took that. Blocks for a grace period."""
-    thread = str(threading.get_native_id())
+def begin(hierarchies: Mapping[str, tuple[str, str]], membership: Path = MEMBERSHIP) -> bool:
+    """Move the calling thread to where it is. Blocks for a grace period. Whether that can be done here; it may have failed this time."""
     try:
-        said = membership.read_text()
-    except OSError:
-        return False
-    for file in own(hierarchies, said):
-        with contextlib.suppress(OSError):  # out of sight of this cgroup namespace, or read-only
+        text = os.fsdecode(membership.read_bytes())
+        for _ in range(_FOLLOWED):
+            if not _move(own(hierarchies, text)):
+                return False
+            before, text = text, os.fsdecode(membership.read_bytes())
+            if text == before:
+                break
+    except OSError as error:
+        return error.errno in _PASSING
+    return True
+
+
+def _move(files: Iterator[str]) -> bool:
+    for file in files:
+        try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(descriptor, thread.encode())
-            finally:
-                os.close(descriptor)
-            return True
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise
+            continue  # not for us to write
+        with contextlib.suppress(OSError):  # refused, but after the wait
+            os.write(descriptor, str(threading.get_native_id()).encode())
+        os.close(descriptor)
+        return True
     return False
 
 
-def own(hierarchies: Cgroups, membership: str) -> Iterator[str]:
-    """The files that move a thread into the cgroups which it is in: `membership` says which (cgroups(7))."""
+def mounted(mountinfo: str) -> dict[str, tuple[str, str]]:
+    """Where each hierarchy is mounted, and which of its cgroups is the topmost there, by a controller's name; that of v2 is empty."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in mountinfo.splitlines():
+        head, _, tail = line.partition(" - ")
+        root, mount = head.split()[3:5]
+        kind, _, options = tail.partition(" ")
+        if kind == "cgroup2":
+            found.setdefault("", (mount, root))
+        elif kind == "cgroup":
+            for option in options.rsplit(" ", 1)[-1].split(","):
+                found.setdefault(option, (mount, root))
+    return found
+
+
+def own(hierarchies: Mapping[str, tuple[str, str]], membership: str) -> Iterator[str]:
+    """The files that move a thread into the cgroups which it is in: `membership` says which (cgroups(7)).
+
+    None of a hierarchy whose mount shows other cgroups, as in a container with a cgroup namespace of its own and the host's mounts.
+    """
     for line in membership.splitlines():
         _, controllers, cgroup = line.split(":", 2)
-        if not controllers and hierarchies.unified:
-            yield f"{hierarchies.unified}{cgroup}/cgroup.threads"
-        elif (mount := hierarchies.controllers.get(controllers.split(",")[0])) is not None:
-            yield f"{mount}{cgroup}/tasks"
+        mount, root = hierarchies.get(controllers.split(",")[0], ("", ""))
+        if not mount or "/.." in root or "/.." in cgroup:
+            continue
+        top = root.rstrip("/")
+        if f"{cgroup}/".startswith(f"{top}/"):
+            yield mount + cgroup[len(top) :].rstrip("/") + ("/tasks" if controllers else "/cgroup.threads")
 
 
-__all__ = ["Migration", "begin", "own"]
+__all__ = ["Migration", "begin", "mounted", "own"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,6 @@ from engine.containers.exec import Execs
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, InvalidParameter, NotFound
 from engine.monitor.client import Exit
-from engine.runtime.cgroups import Cgroups
 from engine.runtime.migration import Migration
 from engine.wire.exec import ExecCreate
 
@@ -48,7 +48,7 @@ class Bench:
         self.container = FakeContainer("c")
         self.monitor = FakeMonitor()
         self.containers = FakeContainers(c=self.container)
-        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace(), Migration(Cgroups("none", {})))  # type: ignore[arg-type]
+        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace(), Migration(Path(os.devnull)))  # type: ignore[arg-type]
         self.execs.open()
 
     async def created(self, *command: str) -> str:

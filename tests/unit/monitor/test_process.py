@@ -6,45 +6,61 @@ import subprocess
 import sys
 import textwrap
 
-LATE_CHILD = """
-    import os, select, time
-    from types import SimpleNamespace
-    from engine._fast.pump import Loop, become_subreaper
-    from engine.monitor.process import Process
+import pytest
 
-    become_subreaper()
-    read, write = os.pipe()
-    hold, let_go = os.pipe()
-    between = os.fork()
-    if between == 0:
-        process = os.fork()
-        if process == 0:
-            os._exit(7)
-        os.write(write, str(process).encode())
-        os.close(let_go)
-        os.read(hold, 1)
-        os._exit(0)
-    pid = int(os.read(read, 32))
-    pidfd = os.pidfd_open(pid)
-    assert select.select([pidfd], [], [], 30)[0]
+BEGIN = """
+import os, select, time
+from types import SimpleNamespace
+from engine._fast.pump import Loop, become_subreaper
+from engine.monitor import messages
+from engine.monitor.process import Monitor, Process
 
-    concluded = []
-    monitor = SimpleNamespace(loop=Loop(), by_pid={}, concluded=lambda process, status: concluded.append(status))
-    found = Process(monitor, "key")
-    found.start(pid, pidfd)
-    found.stdio.start(-1, -1, -1, -1, False, None)
-    found.exited()
-    assert found.status is None and pid in monitor.by_pid, "its parent is another one"
+become_subreaper()
+read, write = os.pipe()
+hold, let_go = os.pipe()
+between = os.fork()
+if between == 0:
+    process = os.fork()
+    if process == 0:
+        os._exit(7)
+    os.write(write, str(process).encode())
     os.close(let_go)
-    os.waitpid(between, 0)
-    assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid == pid
-    found.exited()
-    assert concluded == [7] and not monitor.by_pid, (concluded, monitor.by_pid)
+    os.read(hold, 1)
+    os._exit(0)
+pid = int(os.read(read, 32))
+pidfd = os.pidfd_open(pid)
+assert select.select([pidfd], [], [], 30)[0]
+
+concluded = []
+monitor = SimpleNamespace(loop=Loop(), by_pid={}, concluded=lambda process, status: concluded.append(status))
+found = Process(monitor, "key")
+monitor.processes = {"key": found}
+found.start(pid, pidfd)
+found.stdio.start(-1, -1, -1, -1, False, None)
+found.exited()
+assert found.status is None and pid in monitor.by_pid, "its parent is another one"
+"""
+
+BECOMES_A_CHILD = """
+os.close(let_go)
+os.waitpid(between, 0)
+assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid == pid
+found.exited()
+"""
+
+THE_DAEMON_TELLS = """
+found.tries_end = time.monotonic() - 1
+Monitor._reaped(monitor, SimpleNamespace(send=lambda report: None), messages.Reaped(1, "key", 7), [])
+"""
+
+END = """
+assert concluded == [7] and not monitor.by_pid, (concluded, monitor.by_pid)
 """
 
 
-def test_a_process_that_becomes_a_child_after_its_end() -> None:
-    """A runtime has a process between itself and the container, which may end last: then SIGCHLD tells, and nothing waits for a timer."""
-    command = [sys.executable, "-c", textwrap.dedent(LATE_CHILD)]
+@pytest.mark.parametrize("then", [BECOMES_A_CHILD, THE_DAEMON_TELLS], ids=["becomes-a-child", "the-daemon-tells"])
+def test_a_process_that_was_no_child_at_its_end(then: str) -> None:
+    """A runtime has a process between itself and the container, which may end last; and who reaped it may be another one."""
+    command = [sys.executable, "-c", textwrap.dedent(BEGIN + then + END)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,59 +1,134 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import subprocess
+import sys
+import textwrap
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from engine.runtime import migration
-from engine.runtime.cgroups import Cgroups
-from engine.runtime.migration import Migration, begin
+from engine.runtime.migration import MOUNTS, Migration, begin, mounted, own
 
-V1 = Cgroups("v1", {"cpu": "/c/cpu", "memory": "/c/memory", "name=systemd": "/c/systemd"})
-HYBRID = Cgroups("hybrid", {"memory": "/c/memory"}, "/c/unified")
-V2 = Cgroups("v2", {}, "/c")
-NONE = Cgroups("none", {})
+V1 = {"cpu": ("/c/cpu", "/"), "memory": ("/c/memory", "/"), "name=systemd": ("/c/systemd", "/")}
+NOWHERE = Path(os.devnull)
+
+
+def test_where_hierarchies_are_mounted() -> None:
+    text = """\
+25 1 0:1 / / rw - ext4 /dev/sda rw,memory
+30 25 0:30 / /c/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+31 25 0:31 /docker/x /c/memory rw,nosuid - cgroup cgroup rw,memory
+32 25 0:32 / /c/unified rw - cgroup2 cgroup2 rw,nsdelegate
+33 25 0:32 / /other rw - cgroup2 cgroup2 rw
+"""
+    found = mounted(text)
+    assert found["cpu"] == found["cpuacct"] == ("/c/cpu,cpuacct", "/")
+    assert found["memory"] == ("/c/memory", "/docker/x")
+    assert found[""] == ("/c/unified", "/")
 
 
 @pytest.mark.parametrize(
     ("hierarchies", "membership", "files"),
     [
-        (V1, "4:cpu,cpuacct:/\n3:memory:/a:b\n", ["/c/cpu//tasks", "/c/memory/a:b/tasks"]),
+        (V1, "4:cpu,cpuacct:/\n3:memory:/a:b\n", ["/c/cpu/tasks", "/c/memory/a:b/tasks"]),
         (V1, "9:net_cls:/\n8:name=systemd:/u\n0::/\n", ["/c/systemd/u/tasks"]),
-        (HYBRID, "2:memory:/../x\n0::/y\n", ["/c/memory/../x/tasks", "/c/unified/y/cgroup.threads"]),
-        (V2, "0::/system.slice/engined.service\n", ["/c/system.slice/engined.service/cgroup.threads"]),
-        (NONE, "1:memory:/\n0::/\n", []),
+        (V1 | {"": ("/c/unified", "/")}, "3:memory:/x\n0::/y\n", ["/c/memory/x/tasks", "/c/unified/y/cgroup.threads"]),
+        ({"": ("/c", "/")}, "0::/system.slice/a.service\n", ["/c/system.slice/a.service/cgroup.threads"]),
+        ({"": ("/c", "/")}, "0::/\n", ["/c/cgroup.threads"]),
+        # A container that sees its own part: with paths of the host, and of its cgroup namespace.
+        ({"memory": ("/c", "/docker/x")}, "3:memory:/docker/x\n", ["/c/tasks"]),
+        ({"memory": ("/c", "/docker/x")}, "3:memory:/docker/x/y\n", ["/c/y/tasks"]),
+        ({"memory": ("/c", "/docker/x")}, "3:memory:/docker/xy\n", []),
+        ({"memory": ("/c", "/docker/x")}, "3:memory:/\n", []),
+        # The host's mounts in a cgroup namespace, and a process that is out of it.
+        ({"memory": ("/c", "/../..")}, "3:memory:/\n", []),
+        (V1, "3:memory:/../x\n", []),
+        ({}, "1:memory:/\n0::/\n", []),
     ],
 )
-def test_the_files_of_the_cgroups_it_is_in(hierarchies: Cgroups, membership: str, files: list[str]) -> None:
-    assert [*migration.own(hierarchies, membership)] == files
+def test_the_files_of_the_cgroups_it_is_in(
+    hierarchies: Mapping[str, tuple[str, str]], membership: str, files: list[str]
+) -> None:
+    assert [*own(hierarchies, membership)] == files
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_thread_stays_where_it_is() -> None:
     """With the kernel's own files: it takes the move, and nothing is somewhere else for it."""
     place = Path("/proc/thread-self/cgroup")
-    before = place.read_text()
-    assert begin(Cgroups.detect())
-    assert place.read_text() == before
+    before = place.read_bytes()
+    assert begin(mounted(MOUNTS.read_text()))
+    assert place.read_bytes() == before
+
+
+IN_A_NAMESPACE = """
+    import os, sys
+    from pathlib import Path
+    from engine.runtime.migration import MOUNTS, begin, mounted
+    before = Path("/proc/thread-self/cgroup").read_bytes()
+    begin(mounted(MOUNTS.read_text()))
+    assert Path("/proc/thread-self/cgroup").read_bytes() == before, "it was moved"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_thread_stays_in_the_cgroup_namespace_of_a_container_with_the_hosts_mounts() -> None:
+    """There `/` of the namespace is not `/` of the mount."""
+    mount = next(mount for mount, root in mounted(MOUNTS.read_text()).values() if root == "/")
+    inside = Path(mount, f"engined-test-{os.getpid()}")
+    inside.mkdir()
+    try:
+        enter = f'echo $$ > {inside}/cgroup.procs && exec unshare --cgroup "$@"'
+        command = ["sh", "-c", enter, "sh", sys.executable, "-c", textwrap.dedent(IN_A_NAMESPACE)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    finally:
+        inside.rmdir()
 
 
 def test_what_is_out_of_sight_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "membership").write_text("2:memory:/../nowhere\n1:cpu:/here\n")
-    (tmp_path / "cpu/here").mkdir(parents=True)
-    seen = Cgroups("v1", {"memory": str(tmp_path / "memory"), "cpu": str(tmp_path / "cpu")})
+    (tmp_path / "membership").write_bytes(b"2:memory:/nowhere\n1:cpu:/h\xffre\n")
+    here = tmp_path / os.fsdecode(b"cpu/h\xffre")
+    here.mkdir(parents=True)
+    seen = {name: (str(tmp_path / name), "/") for name in ("memory", "cpu")}
     assert not begin(seen, tmp_path / "membership")
-    (tmp_path / "cpu/here/tasks").touch()
+    (here / "tasks").touch()
     assert begin(seen, tmp_path / "membership")
-    assert (tmp_path / "cpu/here/tasks").read_text() == str(threading.get_native_id())
+    assert (here / "tasks").read_text() == str(threading.get_native_id())
     assert not begin(seen, tmp_path / "none")
+
+
+def test_a_process_that_is_moved_meanwhile_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tasks").touch()
+    said = iter([b"1:cpu:/a\n", b"1:cpu:/b\n", b"1:cpu:/b\n"])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: next(said))
+    assert begin({"cpu": (str(tmp_path), "/")})
+    assert (tmp_path / "b/tasks").read_text() == str(threading.get_native_id())
+    assert not [*said]
+
+
+def test_without_descriptors_it_is_tried_again_later() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert begin(V1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_is_expected_meanwhile_is_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
     count = 0
 
-    def begin(hierarchies: Cgroups) -> bool:
+    def begin(hierarchies: object, membership: Path) -> bool:
         nonlocal count
         count += 1
         begun.release()
@@ -61,9 +136,10 @@ def test_what_is_expected_meanwhile_is_one_more(monkeypatch: pytest.MonkeyPatch)
         return True
 
     monkeypatch.setattr(migration, "begin", begin)
+    monkeypatch.setattr(migration, "_FRESH", 0)
 
     async def run() -> None:
-        expecting = Migration(NONE)
+        expecting = Migration(NOWHERE)
         expecting.expect()
         await asyncio.to_thread(begun.acquire)
         for _ in range(5):
@@ -75,19 +151,24 @@ def test_what_is_expected_meanwhile_is_one_more(monkeypatch: pytest.MonkeyPatch)
         expecting.expect()
         await expecting.settled()
         assert count == 3
+        monkeypatch.setattr(migration, "_FRESH", 3600)
+        expecting.expect()  # a moment ago
+        await expecting.settled()
+        assert count == 3
 
     asyncio.run(run())
 
 
 def test_where_it_cannot_help_it_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Cgroups] = []
-    monkeypatch.setattr(migration, "begin", lambda hierarchies: bool(tried.append(hierarchies)))
+    tried: list[Path] = []
+    monkeypatch.setattr(migration, "begin", lambda hierarchies, membership: bool(tried.append(membership)))
+    monkeypatch.setattr(migration, "_FRESH", 0)
 
     async def run() -> None:
-        expecting = Migration(V2)
+        expecting = Migration(NOWHERE)
         for _ in range(3):
             expecting.expect()
             await expecting.settled()
 
     asyncio.run(run())
-    assert tried == [V2]
+    assert len(tried) == 1
