@@ -394,19 +394,19 @@ class Container:
             saved = asyncio.ensure_future(parts.store.save(self._replace(networks=networks, ports=ports)))
             undo.push_async_callback(self._remove_cgroup)
             undo.push_async_callback(parts.runtime.delete, record.id)
-            parts.migration.expect()  # the first may be too long ago
             try:
-                process = await parts.monitor.run(
-                    record.id,
-                    parts.runtime.run_argv(record.id, bundle=directory, tty=record.config.tty),
-                    cwd=str(directory),
-                    tty=record.config.tty,
-                    open_stdin=record.config.open_stdin,
-                    stdin_once=record.config.stdin_once,
-                    size=(rows, columns) if rows and columns else None,
-                    log=LogFile(*log) if log is not None else None,
-                    namespace=namespace,
-                )
+                with parts.migration.going_on():
+                    process = await parts.monitor.run(
+                        record.id,
+                        parts.runtime.run_argv(record.id, bundle=directory, tty=record.config.tty),
+                        cwd=str(directory),
+                        tty=record.config.tty,
+                        open_stdin=record.config.open_stdin,
+                        stdin_once=record.config.stdin_once,
+                        size=(rows, columns) if rows and columns else None,
+                        log=LogFile(*log) if log is not None else None,
+                        namespace=namespace,
+                    )
             finally:
                 await saved
             undo.pop_all()

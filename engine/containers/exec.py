@@ -289,18 +289,19 @@ class Execs:
     ) -> LaunchFailed | None:
         config = record.config
         try:
-            process = await self._monitor.run(
-                record.id,
-                self._runtime.exec_argv(container.id, tty=config.tty),
-                cwd=str(self._directory),
-                tty=config.tty,
-                open_stdin=config.attach_stdin and client is not None,
-                stdin_once=True,
-                size=record.size if config.tty and all(record.size) else None,
-                log=None,
-                document=document,
-                client=client,
-            )
+            with self._migration.going_on():
+                process = await self._monitor.run(
+                    record.id,
+                    self._runtime.exec_argv(container.id, tty=config.tty),
+                    cwd=str(self._directory),
+                    tty=config.tty,
+                    open_stdin=config.attach_stdin and client is not None,
+                    stdin_once=True,
+                    size=record.size if config.tty and all(record.size) else None,
+                    log=None,
+                    document=document,
+                    client=client,
+                )
         except LaunchFailed as failure:
             return failure
         if record.probe and record.id not in self._ends:

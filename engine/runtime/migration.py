@@ -24,7 +24,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 _FRESH = 0.002
-"""Seconds in which the lock is still to be had at once; a grace period is longer."""
+"""Seconds in which the lock is still to be had at once by a runtime that is started now; a grace period is longer."""
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _FOLLOWED = 3
 """How often a thread follows its process, when that is moved meanwhile."""
@@ -37,31 +37,43 @@ class Migration:
         self._hierarchies = mounted(os.fsdecode(mountinfo.read_bytes()))
         self._membership = membership
         self._possible = True
-        self._expected = False
-        self._waiting: asyncio.Task[None] | None = None
+        self._begun: asyncio.Task[None] | None = None
+        self._running = 0
+        """Runtimes at work: they take the lock themselves."""
         self._taken = 0.0
+        """When somebody had the lock, by the loop's clock."""
 
     def expect(self) -> None:
         """Some process will be moved in some milliseconds. On the loop; cheap, and where it cannot help it does nothing."""
-        if self._waiting is not None:
-            self._expected = True  # once more, for the time after
-        elif self._possible and asyncio.get_running_loop().time() >= self._taken + _FRESH:
-            self._waiting = asyncio.ensure_future(self._wait())
+        if (
+            self._possible
+            and self._begun is None
+            and not self._running
+            and asyncio.get_running_loop().time() >= self._taken + _FRESH
+        ):
+            self._begun = asyncio.ensure_future(self._begin())
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """A runtime moves a process within this."""
+        self.expect()  # the last time may be too long ago
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._taken = asyncio.get_running_loop().time()
 
     async def settled(self) -> None:
         """Wait until nothing of this is under way."""
-        if self._waiting is not None:
-            await asyncio.wait([self._waiting])
+        if self._begun is not None:
+            await asyncio.wait([self._begun])
 
-    async def _wait(self) -> None:
+    async def _begin(self) -> None:
         try:
-            again = True
-            while again and self._possible:
-                self._expected = False
-                self._possible = await asyncio.to_thread(begin, self._hierarchies, self._membership)
-                again = self._expected
+            self._possible = await asyncio.to_thread(begin, self._hierarchies, self._membership)
         finally:
-            self._waiting = None
+            self._begun = None
             self._taken = asyncio.get_running_loop().time()
 
 

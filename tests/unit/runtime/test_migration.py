@@ -124,7 +124,7 @@ def test_without_descriptors_it_is_tried_again_later() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_what_is_expected_meanwhile_is_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_begun_only_where_the_wait_would_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
     count = 0
 
@@ -142,12 +142,17 @@ def test_what_is_expected_meanwhile_is_one_more(monkeypatch: pytest.MonkeyPatch)
         expecting = Migration(NOWHERE)
         expecting.expect()
         await asyncio.to_thread(begun.acquire)
-        for _ in range(5):
-            expecting.expect()
-        go_on.release(2)
+        expecting.expect()  # under way
+        go_on.release(10)
         await expecting.settled()
+        assert count == 1
+        with expecting.going_on():
+            await expecting.settled()
+            assert count == 2  # for the runtime itself
+            expecting.expect()  # it is there
+            with expecting.going_on():
+                await expecting.settled()
         assert count == 2
-        go_on.release()
         expecting.expect()
         await expecting.settled()
         assert count == 3
