@@ -16,7 +16,7 @@ test:
 	@.ci/cgroups
 	@.venv/bin/python -m pytest $(ARGS)
 
-# ARGS are the benchmark's: make bench ARGS="--row list --row inspect"
+# ARGS are the benchmark's: make bench ARGS="--row run --row exec"
 bench: build
 	@.ci/cgroups
 	@.venv/bin/python -m bench.run $(ARGS)

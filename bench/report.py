@@ -114,10 +114,12 @@ def load(path: str | Path) -> Document:
     """ValueError that names the file when it is not a document of this format."""
     try:
         found = json.loads(Path(path).read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("not a document of the benchmark")
         if found.get("format") != FORMAT:
             raise ValueError(f"format {found.get('format')}, not {FORMAT}: measure again")
         return msgspec.convert(found, Document)
-    except (ValueError, AttributeError) as error:  # msgspec's and json's own are ValueErrors
+    except ValueError as error:  # msgspec's and json's own are such, too
         raise ValueError(f"{path}: {error}") from None
 
 

@@ -101,7 +101,9 @@ def main() -> int:
     parser.add_argument(
         "--row", action="append", metavar="NAME", help="this row alone (and those measured with it); repeatable"
     )
-    parser.add_argument("--engine", action="append", metavar="NAME", help="this engine alone; repeatable")
+    parser.add_argument(
+        "--engine", action="append", choices=[kind.name for kind in KINDS], help="this engine alone; repeatable"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="little of everything: whether it works, not how fast it is"
     )
@@ -113,8 +115,10 @@ def main() -> int:
     jobs = rows.jobs(size, material)
     if arguments.list:
         for job in jobs:
+            if job.name not in {figure.name for figure in job.figures}:
+                print(f"{job.name:<28} all of: {', '.join(figure.name for figure in job.figures)}")
             for figure in job.figures:
-                print(f"{figure.name:<24}{figure.what} ({figure.unit}){'' if job.default else ', by name alone'}")
+                print(f"{figure.name:<28} {figure.what} ({figure.unit}){'' if job.default else ', by name alone'}")
         return 0
     names = {name for job in jobs for name in (job.name, *(figure.name for figure in job.figures))}
     if unknown := [name for name in arguments.row or [] if name not in names]:
@@ -127,7 +131,8 @@ def main() -> int:
         jobs = [job for job in jobs if {job.name, *(figure.name for figure in job.figures)} & {*arguments.row}]
     else:
         jobs = [job for job in jobs if job.default]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as by ctrl-C: what was started is ended
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # and what was started is ended
     now = datetime.datetime.now(datetime.UTC)
     with contextlib.closing(material), running(arguments.engine or []) as engines:
         document = report.Document(
