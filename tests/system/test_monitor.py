@@ -539,13 +539,14 @@ def test_a_client_and_a_document_come_with_the_run(bench: Bench) -> None:
 
 def test_hold_and_release_without_gap_or_repeat(bench: Bench) -> None:
     async def story(monitor: Monitor) -> None:
-        script = "n=0; while [ $n -lt 3000 ]; do n=$((n+1)); echo -n begin$n; echo end$n; done"
-        key, launch = bench.launch(script)
+        writes = "n=0; while [ $n -lt 3000 ]; do n=$((n+1)); echo -n begin$n; echo end$n; done"
+        key, launch = bench.launch(f"{writes}; until [ -e /tmp/attached ]; do sleep 0.01; done")
         await monitor.run(key, **launch, log=bench.log(key))
         ours, theirs = socket.socketpair()
         await until(lambda: os.path.getsize(bench.log(key).path) > 2000, "some log")
         client = Client(descriptor=theirs.fileno(), stdin=False, stdout=True, stderr=True, raw=True)
         attached = await monitor.attach(key, client, hold=True)
+        (bench.rootfs / "tmp/attached").touch()
         assert os.stat(bench.log(key).path).st_ino == attached.log_inode
         history = bench.log_bytes(key)[: attached.log_offset]
         theirs.sendall(b"".join(json.loads(line)["log"].encode() for line in history.splitlines()))
