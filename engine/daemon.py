@@ -143,7 +143,7 @@ class Daemon:
         stack.push_async_callback(statistics.close)
         volumes = VolumeStore(config, records, events)
         stack.push_async_callback(volumes.close)
-        migration = await asyncio.to_thread(Migration)
+        migration = Migration(await asyncio.to_thread(mounts.mounts))
         stack.push_async_callback(migration.settled)
         self.containers = Containers(
             Parts(

@@ -1,8 +1,8 @@
 """The wait before a process can be moved into a cgroup, begun before a runtime gets there.
 
 A runtime moves what it starts into cgroups, under a lock that keeps the whole host from forking meanwhile. For whoever takes that lock as the
-first in a while the kernel waits until every processor has noticed (an RCU grace period): 6 ms on a host that does nothing else, 8 to 28 ms where
-namespaces come and go, which was half of a start. Whoever takes it within the next such period does not wait. So it is taken once for
+first in a while the kernel waits until every processor has noticed (an RCU grace period): milliseconds, many of them where namespaces come and go,
+which was half of a start (docs/PERFORMANCE.md). Whoever takes it within the next such period does not wait. So it is taken once for
 nothing when a start or an exec is asked for, and the period passes while root, network and bundle are made.
 
 Rules: cgroups(7), proc_pid_mountinfo(5); kernel document cgroup-v2.rst, `favordynmods`: cgroups that are mounted so know no such wait.
@@ -17,10 +17,11 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-MOUNTS = Path("/proc/self/mountinfo")
+from engine.system.mounts import Mount
+
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 _FRESH = 0.002
@@ -33,9 +34,8 @@ _FOLLOWED = 3
 class Migration:
     """Of processes into cgroups, on one host."""
 
-    def __init__(self, mountinfo: Path = MOUNTS, membership: Path = MEMBERSHIP) -> None:
-        self._hierarchies = mounted(os.fsdecode(mountinfo.read_bytes()))
-        self._membership = membership
+    def __init__(self, mounts: Iterable[Mount]) -> None:
+        self._hierarchies = mounted(mounts)
         self._possible = True
         self._begun: asyncio.Task[None] | None = None
         self._running = 0
@@ -71,7 +71,7 @@ class Migration:
 
     async def _begin(self) -> None:
         try:
-            self._possible = await asyncio.to_thread(begin, self._hierarchies, self._membership)
+            self._possible = await asyncio.to_thread(begin, self._hierarchies)
         finally:
             self._begun = None
             self._taken = asyncio.get_running_loop().time()
@@ -107,18 +107,13 @@ def _move(files: Iterator[str]) -> bool:
     return False
 
 
-def mounted(mountinfo: str) -> dict[str, tuple[str, str]]:
+def mounted(mounts: Iterable[Mount]) -> dict[str, tuple[str, str]]:
     """Where each hierarchy is mounted, and which of its cgroups is the topmost there, by a controller's name; that of v2 is empty."""
     found: dict[str, tuple[str, str]] = {}
-    for line in mountinfo.splitlines():
-        head, _, tail = line.partition(" - ")
-        root, mount = head.split()[3:5]
-        kind, _, options = tail.partition(" ")
-        if kind == "cgroup2":
-            found.setdefault("", (mount, root))
-        elif kind == "cgroup":
-            for option in options.rsplit(" ", 1)[-1].split(","):
-                found.setdefault(option, (mount, root))
+    for mount in mounts:
+        names = [""] if mount.type == "cgroup2" else mount.super_options.split(",") if mount.type == "cgroup" else []
+        for name in names:
+            found.setdefault(name, (mount.target, mount.root))
     return found
 
 

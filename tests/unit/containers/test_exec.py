@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +47,7 @@ class Bench:
         self.container = FakeContainer("c")
         self.monitor = FakeMonitor()
         self.containers = FakeContainers(c=self.container)
-        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace(), Migration(Path(os.devnull)))  # type: ignore[arg-type]
+        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace(), Migration(()))  # type: ignore[arg-type]
         self.execs.open()
 
     async def created(self, *command: str) -> str:

@@ -13,21 +13,26 @@ from pathlib import Path
 import pytest
 
 from engine.runtime import migration
-from engine.runtime.migration import MOUNTS, Migration, begin, mounted, own
+from engine.runtime.migration import Migration, begin, mounted, own
+from engine.system.mounts import Mount, mounts
 
 V1 = {"cpu": ("/c/cpu", "/"), "memory": ("/c/memory", "/"), "name=systemd": ("/c/systemd", "/")}
-NOWHERE = Path(os.devnull)
+
+
+def mount(target: str, kind: str, options: str, root: str = "/") -> Mount:
+    return Mount(1, 0, "0:1", root, target, "rw", "", kind, kind, options)
 
 
 def test_where_hierarchies_are_mounted() -> None:
-    text = """\
-25 1 0:1 / / rw - ext4 /dev/sda rw,memory
-30 25 0:30 / /c/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
-31 25 0:31 /docker/x /c/memory rw,nosuid - cgroup cgroup rw,memory
-32 25 0:32 / /c/unified rw - cgroup2 cgroup2 rw,nsdelegate
-33 25 0:32 / /other rw - cgroup2 cgroup2 rw
-"""
-    found = mounted(text)
+    found = mounted(
+        [
+            mount("/", "ext4", "rw,memory"),
+            mount("/c/cpu,cpuacct", "cgroup", "rw,cpu,cpuacct"),
+            mount("/c/memory", "cgroup", "rw,memory", "/docker/x"),
+            mount("/c/unified", "cgroup2", "rw,nsdelegate"),
+            mount("/other", "cgroup2", "rw"),
+        ]
+    )
     assert found["cpu"] == found["cpuacct"] == ("/c/cpu,cpuacct", "/")
     assert found["memory"] == ("/c/memory", "/docker/x")
     assert found[""] == ("/c/unified", "/")
@@ -63,16 +68,17 @@ def test_a_thread_stays_where_it_is() -> None:
     """With the kernel's own files: it takes the move, and nothing is somewhere else for it."""
     place = Path("/proc/thread-self/cgroup")
     before = place.read_bytes()
-    assert begin(mounted(MOUNTS.read_text()))
+    assert begin(mounted(mounts()))
     assert place.read_bytes() == before
 
 
 IN_A_NAMESPACE = """
-    import os, sys
+    import sys
     from pathlib import Path
-    from engine.runtime.migration import MOUNTS, begin, mounted
+    from engine.runtime.migration import begin, mounted
+    from engine.system.mounts import mounts
     before = Path("/proc/thread-self/cgroup").read_bytes()
-    begin(mounted(MOUNTS.read_text()))
+    assert not begin({sys.argv[1]: mounted(mounts())[sys.argv[1]]}), "something was written"
     assert Path("/proc/thread-self/cgroup").read_bytes() == before, "it was moved"
 """
 
@@ -80,12 +86,12 @@ IN_A_NAMESPACE = """
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_thread_stays_in_the_cgroup_namespace_of_a_container_with_the_hosts_mounts() -> None:
     """There `/` of the namespace is not `/` of the mount."""
-    mount = next(mount for mount, root in mounted(MOUNTS.read_text()).values() if root == "/")
-    inside = Path(mount, f"engined-test-{os.getpid()}")
+    name, top = next((name, top) for name, (top, root) in mounted(mounts()).items() if root == "/" and name != "rw")
+    inside = Path(top, f"engined-test-{os.getpid()}")
     inside.mkdir()
     try:
         enter = f'echo $$ > {inside}/cgroup.procs && exec unshare --cgroup "$@"'
-        command = ["sh", "-c", enter, "sh", sys.executable, "-c", textwrap.dedent(IN_A_NAMESPACE)]
+        command = ["sh", "-c", enter, "sh", sys.executable, "-c", textwrap.dedent(IN_A_NAMESPACE), name]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     finally:
@@ -128,7 +134,7 @@ def test_it_is_begun_only_where_the_wait_would_be_long(monkeypatch: pytest.Monke
     begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
     count = 0
 
-    def begin(hierarchies: object, membership: Path) -> bool:
+    def begin(hierarchies: object) -> bool:
         nonlocal count
         count += 1
         begun.release()
@@ -139,7 +145,7 @@ def test_it_is_begun_only_where_the_wait_would_be_long(monkeypatch: pytest.Monke
     monkeypatch.setattr(migration, "_FRESH", 0)
 
     async def run() -> None:
-        expecting = Migration(NOWHERE)
+        expecting = Migration(())
         expecting.expect()
         await asyncio.to_thread(begun.acquire)
         expecting.expect()  # under way
@@ -165,12 +171,12 @@ def test_it_is_begun_only_where_the_wait_would_be_long(monkeypatch: pytest.Monke
 
 
 def test_where_it_cannot_help_it_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Path] = []
-    monkeypatch.setattr(migration, "begin", lambda hierarchies, membership: bool(tried.append(membership)))
+    tried: list[object] = []
+    monkeypatch.setattr(migration, "begin", lambda hierarchies: bool(tried.append(hierarchies)))
     monkeypatch.setattr(migration, "_FRESH", 0)
 
     async def run() -> None:
-        expecting = Migration(NOWHERE)
+        expecting = Migration(())
         for _ in range(3):
             expecting.expect()
             await expecting.settled()
