@@ -1,6 +1,6 @@
 # engined, from a clean clone. Every target prepares what it needs; `.ci/prepare` says in one line what it cannot.
 
-.PHONY: build demo test bench bench-peers chart compare micro micro-once lint format wheel clean
+.PHONY: build demo test sanitize fuzz test-vm soak bench bench-peers chart compare docs micro micro-once lint format wheel clean
 
 # .venv/bin/engined, with compiled extensions; again only after a change of pyproject.toml, setup.py or engine/_fast.
 build:
@@ -14,7 +14,18 @@ demo: build
 test:
 	@.ci/prepare test
 	@.ci/cgroups
-	@.venv/bin/python -m pytest $(ARGS)
+	@.venv/bin/python -m pytest --skips declared $(ARGS)
+
+# The tests in a virtual machine with Debian's kernel, cgroup v2 and AppArmor. ARGS are parts: make test-vm ARGS="unit"
+test-vm:
+	@.ci/prepare vm
+	@.venv/bin/python -m tests.vm $(ARGS)
+
+# Containers write lines while daemon and monitor are killed at random: make soak ARGS="--minutes 15"
+soak:
+	@.ci/prepare test
+	@.ci/cgroups
+	@.venv/bin/python -m tests.soak $(ARGS)
 
 # ARGS are the benchmark's: make bench ARGS="--row run --row exec"
 bench: build
@@ -29,6 +40,10 @@ chart: build
 compare: build
 	@.venv/bin/python -m bench.compare $(A) $(B)
 
+# The parts of docs/ and README that are made from engine/config.py.
+docs: build
+	@.venv/bin/python docs/generate.py
+
 # The micro-benchmarks of engine/_fast.
 micro:
 	@.ci/prepare test
@@ -42,6 +57,17 @@ micro-once: micro
 bench-peers:
 	@.ci/prepare peers
 
+# The unit tests of engine/_fast and a fuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer: make sanitize SECONDS=600 SEED=1
+SECONDS = 60
+sanitize:
+	@.ci/prepare test
+	@.ci/sanitize $(SECONDS) $(SEED)
+
+# The fuzzer alone, without sanitizers: make fuzz ARGS="--seconds 600 --target layer_unpack"
+fuzz:
+	@.ci/prepare test
+	@.venv/bin/python -m tests.fuzz $(ARGS)
+
 lint:
 	@.ci/prepare lint
 	@.venv/bin/ruff check .
@@ -54,10 +80,11 @@ format:
 	@.venv/bin/ruff format .
 
 wheel: build
+	@rm -rf build  # modules of earlier versions
 	@.venv/bin/pip wheel -q --no-deps --no-build-isolation -w dist .
 	@ls dist/*.whl
 
 clean:
-	rm -rf .venv build dist *.egg-info engine/_fast/*.c engine/_fast/*.so
+	rm -rf .venv .sanitize build dist *.egg-info engine/_fast/*.c engine/_fast/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
