@@ -1,7 +1,5 @@
 from typing import Literal, final
 
-from typing_extensions import Buffer
-
 NO_LIMIT: int
 FORMS: dict[str, int]
 
@@ -51,5 +49,5 @@ class Processors:
     def close(self) -> None: ...
 
 def parse(
-    form: Literal["numbers", "flat", "io_v1", "io_v2", "interfaces", "processors"], text: Buffer
+    form: Literal["numbers", "flat", "io_v1", "io_v2", "interfaces", "processors"], text: bytes
 ) -> list[tuple[bytes, int, int, int]]: ...

@@ -1,17 +1,21 @@
 # cython: language_level=3
-"""Counters of one container (cgroup v1, v2 and any mix of both, and its network namespace) and of the host's processors.
+"""Counters of one container (cgroup v1, v2 and any mix of both, and its network namespace) and of
+the host's processors.
 
-Every file is opened once and read again in place; what the kernel writes there is parsed without the GIL. `samples` reads any number of
-containers in one stretch without the GIL. Not here: what the counters are called on the wire (`containers/stats.py`), which cgroup a
-container has (`runtime/cgroups.py`).
+Every file is opened once and read again in place. The kernel's text is parsed without the GIL, and
+`samples` reads any number of containers in one stretch without it. Not here: the counters' names in
+the API (`containers/stats.py`), the cgroup of a container (`runtime/cgroups.py`).
 
-Owns:    the descriptors, until `close()` or the object dies. The one of net/dev keeps the network namespace alive: close when the container
-         has ended.
-Threads: any; one reading of the same object at a time. A `close()` during a reading takes effect after it.
-Raises:  FileNotFoundError when nothing of the cgroup is there, OSError for what else opening meets. A reading raises nothing: it is None
-         when the cgroup is gone (the kernel says ENODEV), and a file that cannot be read counts as an empty one.
-Rules:   kernel documents cgroup-v1/{cpuacct,memory,blkio-controller,pids}.rst, cgroup-v2.rst; proc(5). Only whole lines count: a text cut
-         anywhere gives no wrong number. A line of another form is passed over; numbers are below 2**64, `max` is 2**64 - 1.
+Owns:    the descriptors, until `close()` or the object dies. The one of net/dev keeps the network
+         namespace alive, so close it when the container has ended.
+Threads: any; one reading of the same object at a time. A `close()` during a reading takes effect
+         after it.
+Raises:  FileNotFoundError when no file of the cgroup exists, OSError for other errors of opening. A
+         reading raises nothing: it is None when the cgroup is gone (ENODEV), and a file that cannot
+         be read counts as an empty one.
+Rules:   kernel documents cgroup-v1/{cpuacct,memory,blkio-controller,pids}.rst, cgroup-v2.rst;
+         proc(5). Only whole lines count, so a text cut at any place gives no wrong number. Lines of
+         another form are skipped. Numbers are below 2**64; `max` is 2**64 - 1.
 """
 import errno
 import os
@@ -25,7 +29,8 @@ from libc.string cimport memchr, memcmp
 from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open as c_open
 from posix.unistd cimport _SC_CLK_TCK, close as c_close, pread, sysconf
 
-cdef enum:                               # the files of one container, in the order in which they are read
+# the files of one container, in the order in which they are read
+cdef enum:
     CPU_EACH
     CPU_MODES
     CPU_STAT
@@ -41,18 +46,19 @@ cdef enum:                               # the files of one container, in the or
     NETWORK
     FILES
 
-cdef enum:                               # the forms of their texts
+cdef enum:                               # the formats of the files
     NUMBERS                              # words on lines: "12 0 7"
     FLAT                                 # lines "name 12"
     IO_V1                                # lines "8:0 Read 12"
     IO_V2                                # lines "8:0 rbytes=12 wbytes=0"
     INTERFACES                           # net/dev; eight entries each, numbered in `major`
-    PROCESSORS                           # /proc/stat: "cpu" with the sum of its times, then one entry per online processor
+    # /proc/stat: "cpu" with the sum of its times, then one entry per online processor
+    PROCESSORS
 
 cdef enum:
     TEXT_FIRST = 12 << 10                # all files of a container on a small host
     TEXT_ROOM = 4 << 10                  # free space before a file is read
-    TEXT_MAX = 1 << 20                   # what no honest file reaches; beyond it a file counts as cut
+    TEXT_MAX = 1 << 20                   # no real file is this large; a larger one is truncated
     INTERFACE_VALUES = 8
 
 cdef struct Entry:
@@ -72,13 +78,14 @@ cdef struct Reading:
     size_t first[FILES + 1]              # a file's entries: from first[file] to first[file + 1]
     int failure                          # errno; ENODEV means gone
 
-cdef uint64_t TICK = 1_000_000_000 // sysconf(_SC_CLK_TCK)      # nanoseconds of one unit of utime, stime and /proc/stat
+# nanoseconds of one unit of utime, stime and /proc/stat
+cdef uint64_t TICK = 1_000_000_000 // sysconf(_SC_CLK_TCK)
 
 NO_LIMIT = 0x7FFFFFFFFFFFF000
-"""What v1 shows where no limit is set."""
+"""The value that v1 shows where no limit is set."""
 
 
-# --- reading and parsing, without the GIL ----------------------------------------------------------------------------------------------
+# --- reading and parsing, without the GIL ---------------------------------------------------------
 
 cdef Entry *_append(Reading *reading) noexcept nogil:
     cdef Entry *grown
@@ -121,7 +128,7 @@ cdef inline size_t _word(const char *text, size_t at, size_t end) noexcept nogil
 
 
 cdef bint _number(const char *text, size_t at, size_t end, uint64_t *value) noexcept nogil:
-    """Whether text[at:end] is a number as a whole."""
+    """Returns 1 if text[at:end] as a whole is a number."""
     cdef uint64_t total = 0
     cdef unsigned char digit
     if end - at == 3 and memcmp(text + at, b"max", 3) == 0:
@@ -140,7 +147,7 @@ cdef bint _number(const char *text, size_t at, size_t end, uint64_t *value) noex
 
 
 cdef bint _device(const char *text, size_t at, size_t end, uint32_t *major, uint32_t *minor) noexcept nogil:
-    """Whether text[at:end] is "major:minor"."""
+    """Returns 1 if text[at:end] is "major:minor"."""
     cdef uint64_t one, two
     cdef const char *colon = <const char *>memchr(text + at, c":", end - at)
     if colon == NULL:
@@ -170,7 +177,8 @@ cdef int _line(Reading *reading, const char *text, size_t at, size_t end, int fo
         return 0
     if form == INTERFACES:
         word = end
-        while word > at and text[word - 1] != b":":        # an alias has a colon in its name, the counters have none
+        # an alias has a colon in its name, the counters have none
+        while word > at and text[word - 1] != b":":
             word -= 1
         if word < at + 2:
             return 0
@@ -195,7 +203,8 @@ cdef int _line(Reading *reading, const char *text, size_t at, size_t end, int fo
                 return 0
             return _put(reading, at, word - at, <uint32_t>value, 0, 0)
         begin = word
-        for index in range(7):                               # user nice system idle iowait irq softirq, as Docker adds them up
+        # user nice system idle iowait irq softirq, as Docker adds them up
+        for index in range(7):
             begin = _skip(text, begin, end)
             stop = _word(text, begin, end)
             if not _number(text, begin, stop, &value):
@@ -241,13 +250,15 @@ cdef int _parse(Reading *reading, size_t at, size_t end, int form) noexcept nogi
         if _line(reading, text, at, newline - text, form) < 0:
             return -1
         at = newline - text + 1
-        if form == PROCESSORS and at < end and text[at] != b"c":     # what follows the processors is long on a large host
+        # the lines after the processors are long on a large host
+        if form == PROCESSORS and at < end and text[at] != b"c":
             return 0
     return 0
 
 
 cdef ssize_t _read(Reading *reading, int fd, bint to_end) noexcept nogil:
-    """Append a file to the text. `to_end`: a seq file of many records, which gives a page at a time; a cgroup file is given whole.
+    """Append a file to the text. `to_end`: a seq file of many records, of which a read returns one
+    page at a time; a cgroup file is returned whole.
 
     Bytes read, or -1 with errno.
     """
@@ -307,21 +318,25 @@ cdef void _release(Reading *reading) noexcept:
     free(reading.entries)
 
 
-# --- the result ---------------------------------------------------------------------------------------------------------------------------
+# --- the result -----------------------------------------------------------------------------------
 
 cdef class Sample:
-    """One reading of a container. Times in nanoseconds, sizes in bytes; a controller that the host lacks counts 0 or is empty."""
+    """One reading of a container. Times in nanoseconds, sizes in bytes; values of a controller that
+    the host lacks are 0 or empty."""
 
     cdef readonly uint64_t cpu_total, cpu_user, cpu_kernel
-    cdef readonly tuple cpu_each                       # by processor number, those offline too; empty under v2, which does not tell
+    # by processor number, including offline ones; empty under v2, which lacks it
+    cdef readonly tuple cpu_each
     cdef readonly uint64_t periods, throttled_periods, throttled_time
     cdef readonly bint memory_unified                  # `memory` has v2's names
     cdef readonly uint64_t memory_usage, memory_peak, memory_failures, memory_limit, memory_swap
     cdef readonly dict memory
     cdef readonly uint64_t pids
-    cdef readonly bint io_unified                      # `io` holds v2's keys (rbytes, wios, ...) and `io_operations` nothing
+    # `io` holds v2's keys (rbytes, wios, ...) and `io_operations` nothing
+    cdef readonly bint io_unified
     cdef readonly list io, io_operations               # (major, minor, name, value)
-    cdef readonly dict networks                        # name: rx bytes, packets, errors, dropped, tx bytes, packets, errors, dropped; no lo
+    # name: rx bytes, packets, errors, dropped, tx bytes, packets, errors, dropped; no lo
+    cdef readonly dict networks
 
 
 cdef inline str _name(Reading *reading, Entry *entry):
@@ -401,7 +416,7 @@ cdef Sample _sample(Counters counters, Reading *reading):
         sample.memory_failures = _find(reading, MEMORY_FAILURES, b"max", 3)
         sample.memory_limit = min(_single(reading, MEMORY_LIMIT) or counters.ceiling, counters.ceiling)
         sample.memory_swap = _single(reading, MEMORY_SWAP)
-        if counters.descriptors[MEMORY_PEAK] < 0:              # before Linux 5.19: the highest that was seen here
+        if counters.descriptors[MEMORY_PEAK] < 0:  # before Linux 5.19: the highest value seen here
             counters.highest = max(counters.highest, sample.memory_usage)
             sample.memory_peak = counters.highest
     else:
@@ -415,13 +430,14 @@ cdef Sample _sample(Counters counters, Reading *reading):
     return sample
 
 
-# --- a container's files --------------------------------------------------------------------------------------------------------------------
+# --- a container's files --------------------------------------------------------------------------
 
 cdef class Counters:
     """The open files of one container.
 
-    `cpu`, `cpuacct`, `memory`, `io`, `pids`: its cgroup's directory in the hierarchy that has the controller, None where none has. Which
-    version it is shows in the files. `network`: net/dev of one of its processes, None for a container without interfaces of its own.
+    `cpu`, `cpuacct`, `memory`, `io`, `pids`: its cgroup's directory in the hierarchy with that
+    controller, None without one. The files that exist show the version. `network`: net/dev of one
+    of its processes, None for a container without interfaces of its own.
     """
 
     cdef int descriptors[FILES]
@@ -429,7 +445,7 @@ cdef class Counters:
     cdef bint cpu_unified, memory_unified, io_unified
     cdef bint doomed
     cdef int readings                                   # under way
-    cdef uint64_t ceiling                               # least memory.max above the cgroup, when it was opened
+    cdef uint64_t ceiling  # lowest memory.max above the cgroup, when it was opened
     cdef uint64_t highest
 
     def __cinit__(self):
@@ -468,11 +484,12 @@ cdef class Counters:
         return False
 
     cdef bint _open(self, int file, bytes directory, bytes name, int form) except -1:
-        """Whether the file is there."""
+        """Returns True if the file is there."""
         cdef bytes path = directory + name
         cdef int fd = c_open(path, O_RDONLY | O_CLOEXEC)
         if fd < 0:
-            if c_errno == ENOENT or c_errno == ENOTDIR or c_errno == ENODEV or c_errno == 3:        # ESRCH: /proc of a dead process
+            # ESRCH: /proc of a dead process
+            if c_errno == ENOENT or c_errno == ENOTDIR or c_errno == ENODEV or c_errno == 3:
                 return False
             PyErr_SetFromErrnoWithFilename(OSError, path)
         self.descriptors[file] = fd
@@ -522,7 +539,8 @@ cdef class Counters:
         if self._open(IO_BYTES, io, b"/io.stat", IO_V2):
             self.io_unified = True
             return 0
-        # blk-throttle counts whatever the disk's scheduler is; the schedulers' own files are for kernels without its recursive ones
+        # blk-throttle counts whatever the disk's scheduler is; the schedulers' own files are for
+        # kernels without its recursive ones
         for name in (
             b"/blkio.throttle.io_service%s_recursive",
             b"/blkio.bfq.io_service%s_recursive",
@@ -542,7 +560,7 @@ cdef class Counters:
                 self.descriptors[file] = -1
 
     def close(self) -> None:
-        """Give the descriptors back; again is nothing. Readings are None from here on."""
+        """Close the descriptors. Idempotent. Readings are None from here on."""
         self.doomed = True
         if not self.readings:
             self._close()
@@ -552,12 +570,13 @@ cdef class Counters:
         return self.doomed
 
     def sample(self):
-        """A reading now, or None when the cgroup is gone."""
+        """Take a reading, or return None when the cgroup is gone."""
         return samples([self])[0]
 
 
 def samples(list counters not None) -> list:
-    """A reading of each in order, None where the cgroup is gone; one stretch without the GIL for all."""
+    """A reading of each in order, None where the cgroup is gone; the GIL is released once for
+    all."""
     cdef Py_ssize_t size = len(counters), index
     cdef Counters each
     cdef list taken = []
@@ -607,7 +626,7 @@ def samples(list counters not None) -> list:
         free(forms)
 
 
-# --- the host -----------------------------------------------------------------------------------------------------------------------------
+# --- the host -------------------------------------------------------------------------------------
 
 cdef class Processors:
     """/proc/stat, or another file of its form."""
@@ -628,7 +647,8 @@ cdef class Processors:
             self.fd = -1
 
     def read(self) -> tuple:
-        """Time that all processors have counted since boot, in nanoseconds, idle or not; and the numbers of those online."""
+        """Total time that all processors have counted since boot, in nanoseconds, idle included;
+        and the numbers of the online ones."""
         cdef Reading reading
         cdef ssize_t size
         cdef int status = 0
@@ -659,15 +679,16 @@ cdef class Processors:
 FORMS = {"numbers": NUMBERS, "flat": FLAT, "io_v1": IO_V1, "io_v2": IO_V2, "interfaces": INTERFACES, "processors": PROCESSORS}
 
 
-def parse(str form not None, const unsigned char[::1] text not None) -> list:
-    """The entries (name, major, minor, value) that a text of that form holds: the parsers by themselves."""
+def parse(str form not None, bytes text not None) -> list:
+    """The entries (name, major, minor, value) in a text of that format. Exposes the parsers alone,
+    for tests."""
     cdef Reading reading
     cdef int kind = FORMS[form], status
-    cdef size_t size = text.shape[0]
+    cdef size_t size = len(text)
     reading.used = reading.room = size
     reading.count = reading.entries_room = 0
     reading.entries = NULL
-    reading.text = <char *>&text[0] if size else NULL          # borrowed: `text` stays held, and nothing writes to it
+    reading.text = <char *>text         # borrowed: `text` stays held, and nothing writes to it
     try:
         with nogil:
             status = _parse(&reading, 0, size, kind)

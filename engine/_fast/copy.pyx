@@ -1,128 +1,40 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""A directory tree copied below another directory descriptor: content, owners, modes, attributes, times, holes, hard links.
+# cython: language_level=3
+"""A directory tree copied below another directory descriptor: content, owners, modes, attributes,
+times, holes, hard links.
 
-Both sides may be hostile ground: every step is one name below an open directory, no link is followed, and the second name of a file is found
-again with openat2(2) below the target (RESOLVE_IN_ROOT). Content is shared where the file system can (FICLONE), else moved in the kernel
-(copy_file_range(2)), else read and written; holes stay holes. Sockets are left out, and overlayfs's whiteouts (devices 0/0).
+Both sides may be hostile ground: every step is one name below an open directory, no link is
+followed, and the second name of a file is found again with openat2(2) below the target
+(RESOLVE_IN_ROOT). Content is shared where the file system can (FICLONE), else moved in the kernel
+(copy_file_range(2)), else read and written; holes stay holes. Sockets are left out, and overlayfs's
+whiteouts (devices 0/0).
 
-Owns:    nothing between calls. Descriptors stay the caller's. Two descriptors are open per level of depth.
+Owns:    nothing between calls. Descriptors stay the caller's. Two descriptors are open per level of
+         depth.
 Threads: any number at once. The GIL is released for the whole of a call.
-Raises:  OSError with the kernel's errno and the path below the source. What was copied by then stays: the caller's to remove.
+Raises:  OSError with the kernel's errno and the path below the source. What was copied by then
+         stays: the caller's to remove.
 """
-from libc.errno cimport EINTR, EINVAL, ENAMETOOLONG, ENODATA, ENOENT, ENOSYS, ENOTTY, ENXIO, EOPNOTSUPP, EPERM, ERANGE, EXDEV, errno
+from libc.errno cimport (
+    EINTR, EINVAL, ENAMETOOLONG, ENODATA, ENOENT, ENOSYS, ENOTTY, ENXIO, EOPNOTSUPP, EPERM, ERANGE, EXDEV, errno,
+)
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, strlen, strncmp
+from posix.time cimport timespec
 
 import os
 
-from engine._fast.linux cimport RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, ioctl, openat2
-
-cdef extern from "<fcntl.h>" nogil:
-    enum:
-        AT_FDCWD
-        AT_SYMLINK_FOLLOW
-        AT_SYMLINK_NOFOLLOW
-        O_CLOEXEC
-        O_CREAT
-        O_DIRECTORY
-        O_EXCL
-        O_NOFOLLOW
-        O_NONBLOCK
-        O_PATH
-        O_RDONLY
-        O_WRONLY
-    int openat(int directory, const char *path, int flags, ...)
-
-cdef extern from "<unistd.h>" nogil:
-    enum:
-        SEEK_SET
-    int close(int fd)
-    int ftruncate(int fd, int64_t size)
-    int fchown(int fd, uint32_t uid, uint32_t gid)
-    int fchownat(int directory, const char *path, uint32_t uid, uint32_t gid, int flags)
-    int linkat(int old_directory, const char *old_path, int new_directory, const char *new_path, int flags)
-    int symlinkat(const char *target, int directory, const char *path)
-    ssize_t readlinkat(int directory, const char *path, char *buffer, size_t size)
-    ssize_t pread(int fd, void *data, size_t size, int64_t offset)
-    ssize_t pwrite(int fd, const void *data, size_t size, int64_t offset)
-    int64_t lseek(int fd, int64_t offset, int whence)
-
-cdef extern from "<linux/fs.h>" nogil:
-    enum:
-        FICLONE
-
-cdef extern from "<dirent.h>" nogil:
-    ctypedef struct DIR:
-        pass
-    cdef struct dirent:
-        char *d_name
-    DIR *fdopendir(int fd)
-    dirent *readdir(DIR *directory)
-    int closedir(DIR *directory)
-    int dirfd(DIR *directory)
-
-cdef extern from "<sys/stat.h>" nogil:
-    cdef struct timespec:
-        int64_t tv_sec
-        int64_t tv_nsec
-    cdef struct stat_t "stat":
-        uint32_t st_mode
-        uint32_t st_uid
-        uint32_t st_gid
-        int64_t st_size
-        int64_t st_nlink
-        uint64_t st_rdev
-        uint64_t st_dev
-        uint64_t st_ino
-        timespec st_atim
-        timespec st_mtim
-    enum:
-        S_IFMT
-    int fstat(int fd, stat_t *found)
-    int fstatat(int directory, const char *path, stat_t *found, int flags)
-    int fchmod(int fd, uint32_t mode)
-    int fchmodat(int directory, const char *path, uint32_t mode, int flags)
-    int mkdirat(int directory, const char *path, uint32_t mode)
-    int mknodat(int directory, const char *path, uint32_t mode, uint64_t device)
-    int futimens(int fd, const timespec *times)
-    int utimensat(int directory, const char *path, const timespec *times, int flags)
-    bint S_ISREG(uint32_t mode)
-    bint S_ISDIR(uint32_t mode)
-    bint S_ISLNK(uint32_t mode)
-    bint S_ISCHR(uint32_t mode)
-    bint S_ISBLK(uint32_t mode)
-    bint S_ISFIFO(uint32_t mode)
-
-cdef extern from "<sys/xattr.h>" nogil:
-    ssize_t flistxattr(int fd, char *names, size_t size)
-    ssize_t llistxattr(const char *path, char *names, size_t size)
-    ssize_t fgetxattr(int fd, const char *name, void *value, size_t size)
-    ssize_t lgetxattr(const char *path, const char *name, void *value, size_t size)
-    int fsetxattr(int fd, const char *name, const void *value, size_t size, int flags)
-    int lsetxattr(const char *path, const char *name, const void *value, size_t size, int flags)
-
-cdef extern from *:
-    """
-    #include <stdint.h>
-    #include <sys/syscall.h>
-    #include <unistd.h>
-
-    #define COPY_SEEK_DATA 3
-    #define COPY_SEEK_HOLE 4
-    #define COPY_O_NOATIME 01000000
-
-    static ssize_t copy_range(int from, int64_t *from_at, int to, int64_t *to_at, size_t size)
-    {
-        return syscall(SYS_copy_file_range, from, from_at, to, to_at, size, 0);
-    }
-    """
-    enum:
-        COPY_SEEK_DATA
-        COPY_SEEK_HOLE
-        COPY_O_NOATIME
-    ssize_t copy_range(int from_, int64_t *from_at, int to, int64_t *to_at, size_t size) nogil
+from engine._fast.linux cimport (
+    AT_FDCWD, AT_SYMLINK_FOLLOW, AT_SYMLINK_NOFOLLOW, DIR, FICLONE, O_CLOEXEC, O_CREAT, O_DIRECTORY,
+    O_EXCL, O_NOATIME, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, O_WRONLY, RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, S_IFMT, S_ISBLK, S_ISCHR, S_ISDIR,
+    S_ISFIFO, S_ISLNK, S_ISREG, SEEK_DATA, SEEK_HOLE, chmod_opened, close, closedir, copy_file_range,
+    dirent, dirfd, fchmod, fchown, fchownat, fdopendir, fgetxattr, flistxattr, fsetxattr, fstat,
+    fstatat, ftruncate, futimens, hash_inode, ioctl, is_dot, lgetxattr, linkat, llistxattr, lseek,
+    lsetxattr, mkdirat, mknodat, openat, openat2, pread, pwrite, readdir, readlinkat, stat_t,
+    symlinkat, utimensat,
+)
 
 cdef enum:
     LONGEST = 4095          # bytes of a path
@@ -156,14 +68,10 @@ cdef inline int failed(Copy *copy) noexcept nogil:
     return -1
 
 
-cdef inline bint is_dot(const char *name) noexcept nogil:
-    return name[0] == b"." and (name[1] == 0 or (name[1] == b"." and name[2] == 0))
-
-
-# --- files of several names -------------------------------------------------------------------------------------------
+# --- files of several names -----------------------------------------------------------------------
 
 cdef Known *place(Known *table, size_t room, uint64_t device, uint64_t inode) noexcept nogil:
-    cdef size_t at = <size_t>((inode * <uint64_t>0x9E3779B97F4A7C15) >> 20) & (room - 1)
+    cdef size_t at = hash_inode(device, inode) & (room - 1)
     while table[at].path != NULL and (table[at].inode != inode or table[at].device != device):
         at = (at + 1) & (room - 1)
     return &table[at]
@@ -199,7 +107,9 @@ cdef int remember(Copy *copy, const stat_t *status) noexcept nogil:
 
 
 cdef int link_known(Copy *copy, const stat_t *status, int parent, const char *name) noexcept nogil:
-    """1 when `name` was made as another name of a file that was copied before; 0 when it was not copied yet."""
+    """1 when `name` was made as another name of a file that was copied before; 0 when it was not
+    copied yet.
+    """
     cdef char link[64]
     cdef Known *entry
     cdef int fd, made
@@ -224,10 +134,15 @@ cdef int link_known(Copy *copy, const stat_t *status, int parent, const char *na
     return made if made < 0 else 1
 
 
-# --- looks ------------------------------------------------------------------------------------------------------------
+# --- metadata -------------------------------------------------------------------------------------
 
-cdef int copy_attributes(Copy *copy, int source, const char *source_path, int target, const char *target_path) noexcept nogil:
-    """Extended attributes, by descriptor, or by path where that is negative. What the target does not take is left out, as in a layer."""
+cdef int copy_attributes(
+    Copy *copy, int source, const char *source_path, int target, const char *target_path
+) noexcept nogil:
+    """Extended attributes, by descriptor, or by path where that is negative.
+
+    What the target does not take is left out, as in a layer.
+    """
     cdef char *names = copy.buffer
     cdef char *value
     cdef ssize_t size, taken
@@ -257,8 +172,10 @@ cdef int copy_attributes(Copy *copy, int source, const char *source_path, int ta
     return 0
 
 
-cdef int copy_looks(Copy *copy, int source, const stat_t *status, int target) noexcept nogil:
-    """Owner, mode, attributes, times: in this order, since chown(2) takes setuid and capabilities away."""
+cdef int copy_metadata(Copy *copy, int source, const stat_t *status, int target) noexcept nogil:
+    """Owner, mode, attributes, times: in this order, since chown(2) takes setuid and
+    capabilities away.
+    """
     cdef timespec times[2]
     if fchown(target, status.st_uid, status.st_gid) < 0 or fchmod(target, status.st_mode & 0o7777) < 0:
         return failed(copy)
@@ -271,14 +188,14 @@ cdef int copy_looks(Copy *copy, int source, const stat_t *status, int target) no
     return 0
 
 
-# --- content ----------------------------------------------------------------------------------------------------------
+# --- content --------------------------------------------------------------------------------------
 
 cdef int copy_bytes(Copy *copy, int source, int target, int64_t at, int64_t end) noexcept nogil:
     """The range from `at` to `end`; a file that became shorter meanwhile ends where it ends."""
     cdef int64_t to = at
     cdef ssize_t moved, written, done
     while at < end and copy.ranges:
-        moved = copy_range(source, &at, target, &to, <size_t>min(end - at, <int64_t>RANGE))
+        moved = copy_file_range(source, &at, target, &to, <size_t>min(end - at, <int64_t>RANGE), 0)
         if moved == 0:
             return 0
         if moved < 0 and errno != EINTR:
@@ -310,19 +227,19 @@ cdef int copy_content(Copy *copy, int source, int target, int64_t size) noexcept
     if copy.clones:
         if ioctl(target, FICLONE, source) == 0:
             return 0
-        if errno != EOPNOTSUPP and errno != EXDEV and errno != EINVAL and errno != ENOTTY and errno != ENOSYS and errno != EPERM:
+        if errno not in (EOPNOTSUPP, EXDEV, EINVAL, ENOTTY, ENOSYS, EPERM):
             return failed(copy)
         copy.clones = False
     if ftruncate(target, size) < 0:
         return failed(copy)
     while at < size:
-        hole = lseek(source, at, COPY_SEEK_DATA)
+        hole = lseek(source, at, SEEK_DATA)
         if hole < 0:
             if errno == ENXIO:
                 return 0
             return copy_bytes(copy, source, target, at, size)  # no such question here
         at = hole
-        hole = lseek(source, at, COPY_SEEK_HOLE)
+        hole = lseek(source, at, SEEK_HOLE)
         if hole < 0 or hole > size:
             hole = size
         if copy_bytes(copy, source, target, at, hole) < 0:
@@ -331,12 +248,12 @@ cdef int copy_content(Copy *copy, int source, int target, int64_t size) noexcept
     return 0
 
 
-# --- the tree ---------------------------------------------------------------------------------------------------------
+# --- the tree -------------------------------------------------------------------------------------
 
 cdef int copy_file(Copy *copy, int source_parent, const char *name, int target_parent) noexcept nogil:
     cdef stat_t status
     cdef int source, target, outcome = -1
-    source = openat(source_parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | COPY_O_NOATIME)
+    source = openat(source_parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOATIME)
     if source < 0:
         return failed(copy)
     if fstat(source, &status) < 0 or not S_ISREG(status.st_mode):
@@ -346,7 +263,9 @@ cdef int copy_file(Copy *copy, int source_parent, const char *name, int target_p
         if target < 0:
             failed(copy)
         else:
-            if copy_content(copy, source, target, status.st_size) == 0 and copy_looks(copy, source, &status, target) == 0:
+            if copy_content(copy, source, target, status.st_size) == 0 and (
+                copy_metadata(copy, source, &status, target) == 0
+            ):
                 copy.size += status.st_size
                 outcome = remember(copy, &status) if status.st_nlink > 1 else 0
             close(target)
@@ -354,7 +273,9 @@ cdef int copy_file(Copy *copy, int source_parent, const char *name, int target_p
     return outcome
 
 
-cdef int copy_link(Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent) noexcept nogil:
+cdef int copy_link(
+    Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent
+) noexcept nogil:
     cdef ssize_t length = readlinkat(source_parent, name, copy.buffer, LONGEST)
     if length < 0:
         return failed(copy)
@@ -364,7 +285,9 @@ cdef int copy_link(Copy *copy, int source_parent, const char *name, const stat_t
     return finish_other(copy, source_parent, name, status, target_parent)
 
 
-cdef int finish_other(Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent) noexcept nogil:
+cdef int finish_other(
+    Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent
+) noexcept nogil:
     """Owner, attributes and times of what cannot be opened: a link, a FIFO, a device."""
     cdef char source[320]
     cdef char target[320]
@@ -382,9 +305,10 @@ cdef int finish_other(Copy *copy, int source_parent, const char *name, const sta
     return remember(copy, status) if status.st_nlink > 1 else 0
 
 
-cdef int copy_node(Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent) noexcept nogil:
-    # mknod(2) is given the mode under the umask; fchmodat(2) would follow a link put in the node's place, so it is opened first.
-    cdef char path[64]
+cdef int copy_node(
+    Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent
+) noexcept nogil:
+    # mknod(2) applies the umask to the mode.
     cdef int fd, outcome
     if mknodat(target_parent, name, (status.st_mode & S_IFMT) | 0o600, status.st_rdev) < 0:
         return failed(copy)
@@ -393,8 +317,7 @@ cdef int copy_node(Copy *copy, int source_parent, const char *name, const stat_t
     fd = openat(target_parent, name, O_PATH | O_NOFOLLOW | O_CLOEXEC)
     if fd < 0:
         return failed(copy)
-    snprintf(path, sizeof(path), b"/proc/self/fd/%d", fd)
-    outcome = fchmodat(AT_FDCWD, path, status.st_mode & 0o7777, 0)
+    outcome = chmod_opened(fd, status.st_mode & 0o7777)
     if outcome < 0:
         failed(copy)
     close(fd)
@@ -471,15 +394,20 @@ cdef int copy_directory(Copy *copy, int source, int target) noexcept nogil:
             copy.length = length
             copy.path[length] = 0
     if outcome == 0:
-        outcome = failed(copy) if fstat(dirfd(directory), &status) < 0 else copy_looks(copy, dirfd(directory), &status, target)
+        if fstat(dirfd(directory), &status) < 0:
+            outcome = failed(copy)
+        else:
+            outcome = copy_metadata(copy, dirfd(directory), &status, target)
     closedir(directory)
     return outcome
 
 
 def copy_tree(int source, int target):
-    """Copy what the directory `source` holds into the directory `target`, and its own owner, mode, attributes and times onto it.
+    """Copy what the directory `source` holds into the directory `target`, and its own owner, mode,
+    attributes and times onto it.
 
-    Names that `target` has already are EEXIST. Answer: bytes of the regular files, and entries of every type.
+    Names that `target` has already are EEXIST. Answer: bytes of the regular files, and entries of
+    every type.
     """
     cdef Copy copy
     cdef size_t index

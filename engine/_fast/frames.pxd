@@ -20,8 +20,9 @@ cdef class DetachKeys:
     cdef readonly bytes sequence
     cdef const unsigned char *keys
     cdef size_t length
-    cdef size_t matched                    # keys seen so far that are held back
-    cdef size_t *fallback                  # Knuth-Morris-Pratt: matched keys that remain after a mismatch
+    cdef size_t matched                    # matched keys that are held back
+    # Knuth-Morris-Pratt failure function: matched keys that remain after a mismatch
+    cdef size_t *fallback
     cdef readonly bint detached
 
     cdef bint passes(self, const char *data, size_t size) noexcept nogil

@@ -1,19 +1,23 @@
 # cython: language_level=3
-"""The stream format of attach, exec and logs (8-byte header and payload), and the matcher of detach keys.
+"""The stream format of attach, exec and logs (8-byte header and payload), and the matcher of detach
+keys.
 
-A frame is `stream` (0 stdin, 1 stdout, 2 stderr), three zero bytes, the payload's size as a big-endian 32-bit number, the payload
-(specification, attach: "Stream details"). Not here: sockets, and the text form of detach keys (`containers/streams.py`).
+A frame is `stream` (0 stdin, 1 stdout, 2 stderr), three zero bytes, the payload's size as a
+big-endian 32-bit number, and the payload (Docker Engine API, ContainerAttach, "Stream format"). Not
+here: sockets, and the text form of detach keys (`containers/streams.py`).
 
-Owns:    the bytes of a frame or of a key sequence that has begun and not ended.
+Owns:    the bytes of an unfinished frame header or key sequence.
 Threads: one at a time per object; the GIL is kept, calls are short.
-Raises:  ValueError for a stream, size or header that the format does not have.
+Raises:  ValueError for a stream, size or header that the format does not allow.
 """
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcpy
 
 cdef enum:
-    PAYLOAD_MAX = 64 << 20              # no engine sends larger frames; beyond it the stream is out of step
+    # no engine sends larger frames; a larger size means that the stream is corrupt
+    PAYLOAD_MAX = 64 << 20
 
 
 def header(int stream, size_t size) -> bytes:
@@ -27,40 +31,52 @@ def header(int stream, size_t size) -> bytes:
     return text[:HEADER_SIZE]
 
 
-def mux(int stream, const unsigned char[::1] data not None) -> bytes:
+def mux(int stream, data not None) -> bytes:
     """One frame with `data` as payload."""
-    cdef size_t size = data.shape[0]
+    cdef Py_buffer view
+    cdef bytes frame
+    cdef unsigned char *into
     if stream < 0 or stream > 2:
         raise ValueError(f"no such stream: {stream}")
-    if size > 0xFFFFFFFF:
-        raise ValueError(f"a frame holds less than 4 GiB, not {size} bytes")
-    cdef bytes frame = PyBytes_FromStringAndSize(NULL, HEADER_SIZE + size)
-    cdef unsigned char *into = <unsigned char *>PyBytes_AS_STRING(frame)
-    put_header(into, stream, <uint32_t>size)
-    if size:
-        memcpy(into + HEADER_SIZE, &data[0], size)
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if view.len > 0xFFFFFFFF:
+            raise ValueError(f"a frame holds less than 4 GiB, not {view.len} bytes")
+        frame = PyBytes_FromStringAndSize(NULL, HEADER_SIZE + view.len)
+        into = <unsigned char *>PyBytes_AS_STRING(frame)
+        put_header(into, stream, <uint32_t>view.len)
+        if view.len:
+            memcpy(into + HEADER_SIZE, view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
     return frame
 
 
 cdef class Demultiplexer:
-    """Reads frames back from bytes in any split.
+    """Decodes frames from bytes split at any place.
 
-    A payload is handed out as it comes, not when its frame is complete: nothing but a begun header is ever kept.
+    A payload is returned as it arrives, not when its frame is complete: only an incomplete header
+    is buffered.
     """
 
     cdef unsigned char head[HEADER_SIZE]
-    cdef size_t headed                   # bytes of `head` that have come
+    cdef size_t headed                   # bytes of `head` received
     cdef size_t wanted                   # bytes of payload still to come
     cdef int stream
 
-    def feed(self, const unsigned char[::1] data not None) -> list:
-        """Pairs (stream, bytes), none of them empty. After ValueError the object is of no further use."""
+    def feed(self, data not None) -> list:
+        """Pairs (stream, bytes), none of them empty. After ValueError the object is unusable."""
         cdef list pairs = []
-        cdef const unsigned char *at
-        cdef size_t left = data.shape[0], part
-        if left == 0:
-            return pairs
-        at = &data[0]
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            self.split(<const unsigned char *>view.buf, view.len, pairs)
+        finally:
+            PyBuffer_Release(&view)
+        return pairs
+
+    cdef int split(self, const unsigned char *at, size_t left, list pairs) except -1:
+        cdef size_t part
         while left:
             if self.wanted:
                 part = min(left, self.wanted)
@@ -81,20 +97,20 @@ cdef class Demultiplexer:
                         raise ValueError(f"not a frame header: {self.head[:HEADER_SIZE].hex()}")
             at += part
             left -= part
-        return pairs
+        return 0
 
     @property
     def complete(self) -> bool:
-        """Nothing has begun that has not ended: the stream may end here."""
+        """Returns True if no frame is incomplete: the stream may end here."""
         return self.headed == 0 and self.wanted == 0
 
 
 cdef class DetachKeys:
-    """Finds the key sequence that detaches a client in what it types, however it is split over reads.
+    """Finds the detach key sequence in a client's input, however it is split over reads.
 
-    Keys that may be the start of the sequence are held back and forwarded as soon as they turn out not to be. Unlike Docker's
-    reader, which starts anew after a mismatch, the first occurrence always counts: ctrl-p, ctrl-p, ctrl-q forwards one ctrl-p
-    and detaches. An empty sequence never matches.
+    Keys that may start the sequence are held back, and forwarded once they turn out not to.
+    Docker's reader starts over after a mismatch; here the first occurrence always counts: ctrl-p,
+    ctrl-p, ctrl-q forwards one ctrl-p and detaches. An empty sequence never matches.
     """
 
     def __cinit__(self, bytes sequence not None):
@@ -119,13 +135,15 @@ cdef class DetachKeys:
         free(self.fallback)
 
     cdef bint passes(self, const char *data, size_t size) noexcept nogil:
-        """Whether `data` can be forwarded untouched, without `feed_raw`: no key is held back and none of it starts the sequence."""
+        """Returns True if `data` can be forwarded unchanged, without `feed_raw`: no key is held
+        back and none of it starts the sequence."""
         if self.length == 0:
             return True
         return self.matched == 0 and not self.detached and memchr(data, self.keys[0], size) == NULL
 
     cdef size_t feed_raw(self, const char *data, size_t size, char *into) noexcept nogil:
-        """Write what is to be forwarded to `into`, which has room for `size` + `length` bytes; return how much. See `detached`."""
+        """Write the keys to forward to `into`, which has room for `size` + `length` bytes; return
+        their number. See `detached`."""
         cdef size_t at = 0, out = 0, kept, run
         cdef const char *start
         if self.detached:
@@ -145,7 +163,7 @@ cdef class DetachKeys:
             kept = self.matched
             while kept and <unsigned char>data[at] != self.keys[kept]:
                 kept = self.fallback[kept]
-            # the keys that stopped being a possible start are the first ones held back
+            # the keys that can no longer start the sequence are the first ones held back
             memcpy(into + out, self.keys, self.matched - kept)
             out += self.matched - kept
             if <unsigned char>data[at] == self.keys[kept]:
@@ -161,16 +179,20 @@ cdef class DetachKeys:
                 break
         return out
 
-    def feed(self, const unsigned char[::1] data not None) -> tuple:
-        """(bytes to forward, detached). Once detached, the rest of the data and all later data are dropped."""
-        cdef size_t size = data.shape[0], out
+    def feed(self, data not None) -> tuple:
+        """(bytes to forward, detached). Once detached, the rest of the data and all later data are
+        dropped."""
+        cdef Py_buffer view
+        cdef size_t out
         cdef bytes forward
-        if size == 0:
-            return b"", self.detached
-        forward = PyBytes_FromStringAndSize(NULL, size + self.length)
-        out = self.feed_raw(<const char *>&data[0], size, PyBytes_AS_STRING(forward))
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            forward = PyBytes_FromStringAndSize(NULL, view.len + self.length)
+            out = self.feed_raw(<const char *>view.buf, view.len, PyBytes_AS_STRING(forward))
+        finally:
+            PyBuffer_Release(&view)
         return forward[:out], self.detached
 
     def held(self) -> bytes:
-        """The keys held back: to be forwarded when the client ends its input."""
+        """The keys held back: forward them when the client ends its input."""
         return self.sequence[:self.matched]

@@ -1,13 +1,17 @@
 # cython: language_level=3
 """libnftables, called so that the number of descriptors a process has open does not matter.
 
-The library waits for its netlink socket with select(2), which takes descriptors below 1,024 alone: beyond, glibc ends the process. So each call is
-made in a thread of its own without the process's descriptors (close_range(2) with CLOSE_RANGE_UNSHARE, Linux 5.9), where the library's are the
-lowest ones. The thread is in the caller's network namespace, as clone(2) has it; to make and join it takes 50 us.
+The library waits for its netlink socket with select(2), which supports only descriptors below
+1,024; beyond that, glibc aborts the process. So each call runs in a thread of its own that does not
+share the process's descriptors (close_range(2) with CLOSE_RANGE_UNSHARE, Linux 5.9), where the
+library gets the lowest numbers. The thread is in the caller's network namespace, as clone(2) has
+it. Creating and joining it takes 50 us.
 
 Owns:    the library once it is loaded, for the process's life; nothing between calls.
-Threads: one call at a time, the caller sees to it: a context sets up tables that the library shares between contexts.
-Raises:  OSError when the thread cannot be made. What nftables refuses is an answer, not an exception.
+Threads: one call at a time, which the caller ensures: creating a context initializes tables that
+         the library shares between contexts.
+Raises:  OSError when the thread cannot be created. A refusal by nftables is a return value, not an
+         exception.
 """
 from libc.errno cimport errno
 from libc.stdint cimport uint32_t
@@ -16,35 +20,10 @@ from libc.string cimport strdup
 
 import os
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef unsigned long pthread_t
-    ctypedef struct pthread_attr_t:
-        pass
-    int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *) noexcept nogil, void *argument)
-    int pthread_join(pthread_t thread, void **result)
-
-cdef extern from "<signal.h>" nogil:
-    ctypedef struct sigset_t:
-        pass
-    enum:
-        SIG_SETMASK
-    int sigfillset(sigset_t *signals)
-    int pthread_sigmask(int how, const sigset_t *signals, sigset_t *before)
-
-cdef extern from "<dlfcn.h>" nogil:
-    enum:
-        RTLD_NOW
-    void *dlopen(const char *name, int flags)
-    void *dlsym(void *library, const char *name)
-
-cdef extern from "<sys/syscall.h>" nogil:
-    enum:
-        SYS_close_range
-    long syscall(long number, ...)
-
-cdef extern from "<linux/close_range.h>" nogil:
-    enum:
-        CLOSE_RANGE_UNSHARE
+from engine._fast.linux cimport (
+    CLOSE_RANGE_UNSHARE, RTLD_NOW, SYS_close_range, dlopen, dlsym, pthread_join, pthread_t,
+    start_thread, syscall,
+)
 
 ctypedef void *(*new_t)(uint32_t) noexcept nogil
 ctypedef void (*free_t)(void *) noexcept nogil
@@ -63,9 +42,9 @@ cdef struct Library:
 
 cdef struct Call:
     const char *commands
-    int number              # errno of what went before the library; 0: it was called
+    int number              # errno of a failure before the library was called; 0: it was called
     int refused
-    char *output            # strdup'ed; NULL: no memory
+    char *output            # allocated by strdup; NULL: out of memory
     char *error
 
 cdef Library _library
@@ -73,7 +52,7 @@ cdef bint _loaded = False
 
 
 def load() -> bool:
-    """Whether libnftables is there; from then on `run` may be called."""
+    """Load libnftables. Returns True if it is available; `run` may be called only then."""
     global _loaded
     if _loaded:
         return True
@@ -92,22 +71,18 @@ def load() -> bool:
 
 
 def run(bytes commands not None) -> tuple[bool, bytes]:
-    """Whether nftables took the commands, and what it printed; else what it said instead."""
+    """Returns (True, output) if nftables accepted the commands, else (False, its message)."""
     if not _loaded:
         raise RuntimeError("libnftables is not loaded")
     cdef Call call
     cdef pthread_t thread
-    cdef sigset_t every, before
     cdef int number
     call.commands = commands
     call.number = call.refused = 0
     call.output = call.error = NULL
     with nogil:
-        # A handler would find none of the process's descriptors there, and Python's writes to one.
-        sigfillset(&every)
-        pthread_sigmask(SIG_SETMASK, &every, &before)
-        number = pthread_create(&thread, NULL, _apart, &call)
-        pthread_sigmask(SIG_SETMASK, &before, NULL)
+        # Block signals: Python's handler writes to a descriptor that this thread does not have.
+        number = start_thread(&thread, _apart, &call)
         if number == 0:
             pthread_join(thread, NULL)
             number = call.number

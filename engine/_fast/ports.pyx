@@ -1,10 +1,11 @@
 # cython: language_level=3
 """Sockets that hold ports of the host: bound in runs, a few microseconds each.
 
-Rules:   socket(7), ip(7), ipv6(7), udp(7). Addresses and what a failure means are `engine/networks/ports.py`'s.
+Rules:   socket(7), ip(7), ipv6(7), udp(7). Addresses, and the meaning of a failure, belong to
+         `engine/networks/ports.py`.
 Owns:    nothing; the descriptors are the caller's.
-Threads: any; the lock of the interpreter is not held over a run.
-Raises:  nothing for what the kernel refuses: the first failure ends a run and is told as an errno.
+Threads: any; the GIL is released during a run.
+Raises:  nothing when the kernel refuses: the first failure ends a run and is returned as an errno.
 """
 from libc.errno cimport errno
 from libc.stdint cimport uint16_t
@@ -20,11 +21,15 @@ cdef enum:
     RUN = 256                   # sockets of a call
 
 
-def bind(int family, int kind, int protocol, bytes address not None, int first, int count, bint both = False) -> tuple[list[int], int]:
-    """Sockets at `count` ports of a packed address from `first` on, 256 at most, and 0; or those before the port that failed, and its errno.
+def bind(
+    int family, int kind, int protocol, bytes address not None, int first, int count, bint both = False
+) -> tuple[list[int], int]:
+    """Bind sockets to `count` ports (256 at most) of a packed address, from `first` on. Returns
+    them and 0; or the sockets before the port that failed, and its errno.
 
-    Stream sockets: connections of the past do not matter, but nobody may listen there, not even who asks for reuse. Datagram sockets keep
-    nothing of what comes. IPv6 sockets are for IPv6 alone, or with `both` for IPv4 too, when the address is `::`.
+    Stream sockets: connections in TIME_WAIT do not matter, but no other process may listen there,
+    not even one that sets a reuse option. Datagram sockets discard everything that arrives. IPv6
+    sockets are for IPv6 only, or with `both` for IPv4 too, when the address is `::`.
     """
     cdef int[RUN] descriptors
     cdef int made = 0, number = 0, descriptor
@@ -43,7 +48,7 @@ def bind(int family, int kind, int protocol, bytes address not None, int first, 
 
 
 def close_all(list descriptors not None) -> None:
-    """Each of them, in one go."""
+    """Close all of them without the GIL."""
     cdef int[RUN] several
     cdef int number, count, each
     for number in range(0, len(descriptors), RUN):

@@ -1,24 +1,30 @@
 # cython: language_level=3
-"""The monitor's epoll loop: output of processes to logs and attached clients, input of clients to processes.
+"""The monitor's epoll loop: output of processes to logs and attached clients, input of clients to
+processes.
 
-`Loop` waits, `Stdio` is the streams of one process and its attached clients, `Relay` passes connections by IPv6 on. All decisions
-about processes (spawning, exits, the daemon) are `engine/monitor/process.py`'s, which is called only for rare events. `spawn`, `read_only`, `exit_of`
-and `become_subreaper` are the system interfaces that Python's `os` lacks: a vfork with a working directory, a resource limit and a mount
-namespace, a mount that nobody can write through, the exit status of a process that is not a child, and prctl(2).
+`Loop` waits. `Stdio` is the streams of one process and its attached clients. All decisions about
+processes (spawning, exits, the daemon) are made in `engine/monitor/process.py`, which is called
+only for rare events.
 
 The rules of the byte path:
-- Output is read into one buffer of the loop, behind 8 spare bytes, so header and payload go to a client in one send(2) without a
-  copy or an allocation. What a client does not take is kept for it (`Kept`), up to `BACKLOG`; beyond it the stream is not read any
-  more, which stalls its writer as a full pipe does, and nobody else.
-- Where one client at a Unix socket is all there is to feed and much waits in the pipe, the pages go from the pipe to the socket as they are
-  (splice(2)), whole frames at a time: a frame whose pages did not all fit is finished by reading, so that no other code meets half a frame.
-- One event moves at most `READS` times `READ` bytes, so that a busy process leaves the others their turn.
-- A silent descriptor costs no time: nothing here walks all processes. A stream that must not be read is armed with EPOLLONESHOT and no events, because
-  a hang-up would otherwise be reported without end.
+- Output is read into one buffer of the loop, behind 8 spare bytes, so that header and payload go to
+  a client in one send(2) without a copy or an allocation. Output that a client does not take is
+  buffered for it (`Kept`), up to `BACKLOG`. Beyond that the stream is not read, which stalls its
+  writer as a full pipe does. Other processes are not affected.
+- When a single client on a Unix socket is the only receiver and the pipe holds much data, its pages
+  are moved from pipe to socket with splice(2), whole frames at a time. A frame whose pages did not
+  all fit is completed by reading, so that no other code sees half a frame.
+- One event moves at most `READS` times `READ` bytes, so that a busy process does not starve the
+  others.
+- A silent descriptor costs no time: no code here iterates over all processes. A stream that must
+  not be read is armed with EPOLLONESHOT and no events, because a hang-up would otherwise be
+  reported endlessly.
 
-Owns:    every descriptor given to `Stdio.start`, `Stdio.attach` and `Relay`, until the end of the stream, of the client, of the relay.
-Threads: one. The GIL is released in epoll_wait(2) alone: the monitor has no other thread.
-Raises:  OSError when a descriptor cannot be watched. What fails inside an event is written to stderr and ends that event only.
+Owns:    every descriptor given to `Stdio.start` and `Stdio.attach`, until the end of the stream or
+         of the client.
+Threads: one. The GIL is released only in epoll_wait(2), because the monitor has no other thread.
+Raises:  OSError when a descriptor cannot be watched. An error inside an event is written to stderr
+         and ends that event only.
 """
 import heapq
 import os
@@ -27,39 +33,32 @@ import traceback
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrno
-from libc.errno cimport EAGAIN, ECONNABORTED, EINPROGRESS, EINTR, errno
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
-from posix.types cimport pid_t
 from posix.unistd cimport close, read, write
 
 from engine._fast.frames cimport DetachKeys, put_header
-from engine._fast.jsonlog cimport LogWriter
 from engine._fast.linux cimport (
-    AF_INET, AF_INET6, AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT,
-    EPOLLOUT, F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, IPPROTO_TCP, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD,
-    MSG_DONTWAIT, MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SO_SNDBUF,
-    SO_SNDBUFFORCE, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, SPLICE_F_NONBLOCK, TCP_KEEPIDLE, TCP_NODELAY, accept4, connect,
-    epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl, getsockname, getsockopt, ioctl, linger, mallopt, recv, send, setsockopt,
-    shutdown, sockaddr_in, sockaddr_in6, socket, socklen_t, splice,
+    AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, F_DUPFD_CLOEXEC,
+    F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MSG_DONTWAIT, MSG_NOSIGNAL, O_NONBLOCK,
+    SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET, SPLICE_F_NONBLOCK, epoll_create1, epoll_ctl, epoll_event,
+    epoll_wait, fcntl, getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t, splice,
 )
+from engine._fast.sink cimport Sink
+from engine._fast.unlogged cimport Unlogged
 
 cdef enum:
     HEADER = 8
-    READ = 256 << 10            # bytes of one read(2)
-    READS = 4                   # reads of one event, while each comes back full
-    SPLICE = 32 << 10           # bytes in a pipe from which moving its pages costs less than copying them
-    BACKLOG = 512 << 10         # bytes kept for a client before its process's stream is stalled
-    BLOCK = 1 << 20             # room of a backlog: the limit, and the last read that exceeded it
-    SPARES = 2                  # blocks that outlive their backlog, to be used by the next one
-    PIPE = 1 << 20              # size to which a busy pipe is enlarged; Linux's default for pipe-max-size
+    SPLICE = 32 << 10           # bytes in a pipe from which splice(2) is cheaper than copying
+    BACKLOG = 512 << 10         # bytes buffered for a client before its process's stream is stalled
+    BLOCK = 1 << 20  # capacity of a backlog: the limit, and the last read that exceeded it
+    # size to which a busy pipe is enlarged; Linux's default for pipe-max-size
+    PIPE = 1 << 20
     SEND_BUFFER = 1 << 20       # SO_SNDBUF of a client: a whole frame fits
-    EVENTS = 64
-    LINGER = 5                  # seconds that a TCP client gets to close after us
-    ACCEPTS = 16                # connections that a relay takes before others have their turn
-    KEEPALIVE = 60              # seconds of silence after which the kernel asks whether client and container still have their connection
+    LINGER = 5                  # seconds that a TCP client may take to close after we shut down
 
 cdef int64_t SECOND = 1000000000
 
@@ -70,25 +69,12 @@ cdef int64_t monotonic() noexcept nogil:
     return now.tv_sec * SECOND + now.tv_nsec
 
 
-cdef struct Kept:
-    # Bytes that wait for a descriptor: data[start:start + used].
-    char *data
-    size_t start
-    size_t used
-    size_t room
-
-
 cdef class Source:
-    """A descriptor in the loop. `ready` is called with the events; a closed one is not called any more."""
-
-    cdef Loop loop
-    cdef readonly int fd
-    cdef uint32_t events
-    cdef bint registered
-    cdef bint closed
+    """A descriptor in the loop. `ready` is called with the events, and never after `close`."""
 
     cdef int want(self, uint32_t events) except -1:
-        """Wait for `events`, errors and hang-ups. With EPOLLONESHOT alone: for nothing, but at most one hang-up."""
+        """Wait for `events`, errors and hang-ups. With EPOLLONESHOT alone, wait for nothing; at
+        most one hang-up is reported."""
         cdef epoll_event event
         if self.closed or (self.registered and self.events == events and not events & EPOLLONESHOT):
             return 0
@@ -103,7 +89,8 @@ cdef class Source:
         return 0
 
     cdef int ignore(self) except -1:
-        # The kernel may have handed out an event with our address already, so the object outlives the batch of events.
+        # epoll_wait may already have returned an event with our address, so the object outlives the
+        # batch of events.
         cdef epoll_event event
         if self.registered:
             memset(&event, 0, sizeof(event))
@@ -114,7 +101,8 @@ cdef class Source:
         return 0
 
     cdef int shut(self) except -1:
-        """Leave the loop, then close: the daemon's duplicate would keep a merely closed descriptor in the epoll set."""
+        """Remove it from epoll, then close. After close(2) alone, the daemon's duplicate would keep
+        it in the epoll set."""
         if not self.closed:
             self.ignore()
             self.closed = True
@@ -127,7 +115,7 @@ cdef class Source:
 
 
 cdef class Watch(Source):
-    """A descriptor whose events go to a Python callable. The descriptor stays the caller's."""
+    """A descriptor whose events call a Python callable. The caller keeps the descriptor."""
 
     cdef object callback
 
@@ -145,14 +133,14 @@ cdef class Watch(Source):
         self.want(events)
 
     def cancel(self) -> None:
-        """No further call; to be done before the descriptor is closed."""
+        """Stop calling. Call before the descriptor is closed."""
         self.ignore()
         self.closed = True
         self.callback = None
 
 
 cdef class Timer:
-    """One call at `deadline` (ns, monotonic) unless cancelled."""
+    """Calls once at `deadline` (ns, monotonic) unless cancelled."""
 
     cdef readonly int64_t deadline
     cdef object callback
@@ -165,23 +153,8 @@ cdef class Timer:
 
 
 cdef class Loop:
-    """Waits for descriptors and timers. `stall`: seconds after which a client that took nothing of its output is disconnected; 0: never."""
-
-    cdef int epoll
-    cdef epoll_event batch[EVENTS]
-    cdef char *buffer
-    cdef char *spare[SPARES]
-    cdef int spares
-    cdef set live               # sources in epoll, which knows only their addresses
-    cdef list grave             # sources that left it during this batch
-    cdef set blocked            # clients with a backlog
-    cdef dict held              # clients by number, until released
-    cdef list timers
-    cdef int64_t now
-    cdef int64_t swept
-    cdef uint64_t last_client
-    cdef bint stopped
-    cdef public int stall
+    """Waits for descriptors and timers. `stall`: seconds after which a client that accepts no
+    output is disconnected; 0: never."""
 
     def __cinit__(self, int stall=0):
         self.stall = stall
@@ -197,7 +170,7 @@ cdef class Loop:
             PyErr_SetFromErrno(OSError)
         if self.buffer == NULL:
             raise MemoryError
-        # Freed backlogs go back to the system: the monitor is judged by what it keeps when idle.
+        # Return freed backlogs to the kernel, so that the idle monitor stays small.
         mallopt(M_MMAP_THRESHOLD, 512 << 10)
         mallopt(M_TRIM_THRESHOLD, 256 << 10)
 
@@ -220,27 +193,25 @@ cdef class Loop:
         heapq.heappush(self.timers, timer)
         return timer
 
-    def relay(self, int fd, bytes address not None, int most) -> Relay:
-        """Serve the listening IPv6 socket `fd`, to which the rules of the host give connections for other ports (TPROXY): each goes on to its
-        own port at the IPv4 `address` (4 bytes). At most so many at a time; others wait in the socket's queue.
-        """
-        return Relay(self, fd, address, most)
-
     def stop(self) -> None:
         self.stopped = True
 
     def release(self, uint64_t number) -> bool:
-        """The held client `number` takes its output; False when there is none."""
+        """Start to send the held client `number` its output. Returns False when there is no such
+        client."""
         cdef Client client = self.held.pop(number, None)
         if client is None:
             return False
         client.held = False
         client.progress = monotonic()
-        client.go_on()
+        if client.eof and client.ends_with_input():
+            client.leave(False, True)
+        else:
+            client.go_on()
         return True
 
     def abandon(self, uint64_t number) -> None:
-        """Close the held client `number`: nobody is left to release it."""
+        """Close the held client `number`: the connection that would have released it is gone."""
         cdef Client client = self.held.get(number)
         if client is not None:
             client.leave(False)
@@ -273,7 +244,7 @@ cdef class Loop:
                 self.sweep()
 
     cdef int patience(self) except -2:
-        """Milliseconds until the next timer or look at blocked clients; -1: none."""
+        """Milliseconds until the next timer or check of blocked clients; -1: none."""
         cdef int64_t wait = -1
         while self.timers and (<Timer>self.timers[0]).callback is None:
             heapq.heappop(self.timers)
@@ -305,7 +276,8 @@ cdef class Loop:
         return 0
 
     cdef int sweep(self) except -1:
-        """Disconnect clients that have taken nothing for too long; at most once a second."""
+        """Disconnect clients that have accepted nothing for too long; checks at most once a
+        second."""
         cdef Client client
         if not self.stall or self.now - self.swept < SECOND:
             return 0
@@ -316,7 +288,8 @@ cdef class Loop:
                 client.leave(False)
         return 0
 
-    # A backlog's block is taken from the spares, so that a client that is always a little behind costs no allocation.
+    # Take a backlog's block from the spares, so that a client that is always slightly behind causes
+    # no allocation.
 
     cdef int keep(self, Kept *kept, const char *data, size_t size) except -1:
         cdef size_t room
@@ -363,8 +336,8 @@ cdef class Output(Source):
     cdef Stdio stdio
     cdef int stream
     cdef bint paused
-    cdef bint busy              # the last read or move was a large one
-    cdef int64_t size           # of the pipe; 0: not a pipe, or one that may not grow
+    cdef bint busy              # the last read or splice was a large one
+    cdef int64_t size           # of the pipe; 0: not a pipe, or one that cannot be enlarged
 
     cdef int ready(self, uint32_t events) except -1:
         cdef int turn
@@ -374,14 +347,16 @@ cdef class Output(Source):
         return 0
 
     cdef ssize_t move(self) except -1:
-        """As `pull`, without a copy where that can be: whole frames, to one client that has room for them."""
+        """Like `pull`, but with splice(2) where possible: whole frames, to the only client, which
+        has room for them."""
         cdef Client client = self.stdio.only(self.stream)
         cdef int left = 0, waiting = 0
         cdef ssize_t moved, size
         cdef bint gone
         if client is None or ioctl(self.fd, FIONREAD, &left) < 0 or left < SPLICE:
             return self.pull(READ)
-        size = min(left, READ, client.room >> 1)    # what the kernel calls writable has room for this
+        # a socket that epoll reports as writable has room for this
+        size = min(left, READ, client.room >> 1)
         if ioctl(client.fd, SIOCOUTQ, &waiting) < 0:
             return self.pull(READ)
         if waiting + size > client.room:
@@ -402,7 +377,7 @@ cdef class Output(Source):
         gone = left and moved < 0 and errno != EAGAIN
         self.busy = size >= SPLICE
         self.grow(size)
-        while left:                     # the client is behind, or gone: in either case these bytes are its own
+        while left:  # the client is behind or gone: read the rest of the frame, for its backlog
             moved = read(self.fd, self.loop.buffer, left)
             if moved > 0:
                 if not gone:
@@ -410,7 +385,10 @@ cdef class Output(Source):
                 left -= <int>moved
             elif moved == 0 or errno != EINTR:
                 break
-        if gone:
+        if gone or (left and not client.raw):
+            # `left`: another process has emptied the pipe meanwhile, which a container can do
+            # through /proc. The announced frame cannot be completed, and later output must not be
+            # taken for a part of it.
             return self.broken(client)
         if client.kept.used:
             client.progress = self.loop.now
@@ -422,7 +400,7 @@ cdef class Output(Source):
         return 0
 
     cdef int grow(self, ssize_t size) except -1:
-        """A pipe that was found full is made larger."""
+        """Enlarge a pipe that was found full."""
         if self.size and size >= self.size:
             self.size = fcntl(self.fd, F_SETPIPE_SZ, <int>PIPE)
             if self.size < 0 or self.size >= READ:
@@ -430,21 +408,38 @@ cdef class Output(Source):
         return 0
 
     cdef ssize_t pull(self, size_t limit) except -1:
-        """Read once and hand it on; 0 when nothing is there, or the stream has ended (then it is closed)."""
+        """Read once and pass it on. Returns 0 when no data is there, or when the stream has ended
+        (it is closed then)."""
+        cdef Unlogged unlogged = self.loop.unlogged if self.stdio.slot >= 0 else None
         cdef char *payload = self.loop.buffer + HEADER
         cdef ssize_t size
+        cdef uint64_t inode = 0
+        cdef int64_t offset = 0
+        if unlogged is not None:
+            self.stdio.log.place(&inode, &offset)
+            payload = unlogged.chunk
+            unlogged.begin(self.stdio.slot, self.stream, inode, offset)
         while True:
             size = read(self.fd, payload, limit)
             if size >= 0 or errno != EINTR:
                 break
-        if size < 0 and errno == EAGAIN:
+        if size <= 0:
+            if unlogged is not None:
+                unlogged.done()             # a plain store: errno is preserved
+            if size < 0 and errno == EAGAIN:
+                return 0
+            self.stdio.output_ended(self)   # a terminal ends with EIO
             return 0
-        if size <= 0:                   # a terminal ends with EIO
-            self.stdio.output_ended(self)
-            return 0
+        if unlogged is not None:
+            unlogged.came(size)
         self.busy = size >= SPLICE
         self.grow(size)
-        self.stdio.spread(self.stream, payload, size)
+        try:
+            self.stdio.spread(self.stream, payload, size)
+        finally:
+            if unlogged is not None:
+                unlogged.done()
+                unlogged.clear(size)
         return size
 
     cdef int pause(self, bint paused) except -1:
@@ -454,25 +449,27 @@ cdef class Output(Source):
         return 0
 
     cdef int drain(self) except -1:
-        """Read what is in the pipe now, however slow the clients are: it is bounded by the pipe's size."""
+        """Read what is in the pipe now, however slow the clients are; the pipe's size bounds it."""
         cdef int left = 0
         cdef ssize_t size
         if ioctl(self.fd, FIONREAD, &left) < 0:
             left = 0
         if self.stdio.tty:
-            left = READ                 # the line discipline is filled in the background: FIONREAD does not see all
+            # the line discipline is filled asynchronously: FIONREAD does not count everything
+            left = READ
         while left > 0 and not self.closed:
             size = self.pull(READ if left > READ else left)
             if size == 0:
                 break
             left -= size
         if not self.closed:
-            self.pull(READ)             # sees the end
+            self.pull(READ)             # reads end of file
         return 0
 
 
 cdef class Input(Source):
-    """The write end of stdin, or a duplicate of a terminal's master. `finishing`: it is closed when what is kept has been taken."""
+    """The write end of stdin, or a duplicate of a terminal's master. `finishing`: close it once its
+    backlog is written."""
 
     cdef Stdio stdio
     cdef Kept kept
@@ -484,7 +481,7 @@ cdef class Input(Source):
 
     cdef int put(self, const char *data, size_t size) except -1:
         cdef ssize_t written = 0
-        if self.closed or self.finishing:
+        if self.closed or self.finishing or size == 0:
             return 0
         if self.kept.used == 0:
             written = self.give(data, size)
@@ -530,7 +527,7 @@ cdef class Input(Source):
         return 0
 
     cdef int finish(self) except -1:
-        """End of input: close when all of it has been taken."""
+        """End of input: close once everything is written."""
         if not self.closed and not self.finishing:
             if self.kept.used == 0:
                 self.end()
@@ -547,31 +544,31 @@ cdef class Input(Source):
 
 
 cdef class Client(Source):
-    """An attached client's socket. It lives on after its process until it has taken all output."""
+    """An attached client's socket. It outlives its process until it has received all output."""
 
     cdef Stdio stdio
     cdef readonly uint64_t number
-    cdef int streams            # bit 1 << stream for each one wanted
+    cdef int streams            # bit 1 << stream for each one requested
     cdef bint stdin
     cdef bint raw
     cdef bint held
-    cdef bint eof               # it has ended its side
-    cdef bint lost              # it takes no output any more
-    cdef bint ending            # no more output comes: closed after what is kept
-    cdef bint lingering         # shut down by us, not yet by it
-    cdef bint plain             # a Unix socket: close(2) loses nothing that was sent
-    cdef bint behind            # its socket is too full for a frame to be moved into it
-    cdef int room               # of its socket, in the kernel's account
+    cdef bint eof               # it has shut down its sending side
+    cdef bint lost              # it accepts no more output
+    cdef bint ending            # no more output comes: close after the backlog is sent
+    cdef bint lingering         # we have shut down, the peer has not yet
+    cdef bint plain             # a Unix socket: close(2) loses no sent data
+    cdef bint behind            # its socket is too full to splice a frame into it
+    cdef int room               # charged to its socket by the kernel
     cdef DetachKeys keys
     cdef bytes early
     cdef Kept kept
-    cdef int64_t progress       # when it last took something
+    cdef int64_t progress       # when it last accepted output
 
     def __dealloc__(self):
         free(self.kept.data)
 
     cdef ssize_t give(self, const char *data, size_t size) except -2:
-        """send(2); how much was taken, or -1 when the client is gone."""
+        """send(2); returns the bytes sent, or -1 when the client is gone."""
         cdef ssize_t sent
         while True:
             sent = send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -600,7 +597,7 @@ cdef class Client(Source):
         return 0
 
     cdef int go_on(self) except -1:
-        """Wait for what this client can do now."""
+        """Arm for the events that this client can handle now."""
         cdef uint32_t events = 0
         if self.closed or self.lingering:
             return 0
@@ -632,7 +629,8 @@ cdef class Client(Source):
         return 0
 
     cdef int await_room(self) except -1:
-        """Stall the streams until the socket has room again (unix(7): when three quarters of it are free)."""
+        """Stall the streams until the socket has room again (a Unix socket: when three quarters of
+        it are free, unix(7))."""
         if not self.behind:
             self.behind = True
             self.progress = self.loop.now
@@ -666,8 +664,9 @@ cdef class Client(Source):
         return 0
 
     cdef int hear(self) except -1:
-        """Read once from the client, for the process's stdin or for nothing."""
+        """Read once from the client, and write to the process's stdin or discard."""
         cdef char *data = self.loop.buffer
+        cdef bytes held
         cdef ssize_t size
         while True:
             size = recv(self.fd, data, READ, MSG_DONTWAIT)
@@ -681,6 +680,16 @@ cdef class Client(Source):
             return 0
         if size == 0:
             self.eof = True
+            if self.stdin and self.keys is not None and self.stdio.input is not None:
+                # held-back start of the detach keys, which cannot be completed any more
+                held = self.keys.held()
+                self.stdio.input.put(PyBytes_AS_STRING(held), PyBytes_GET_SIZE(held))
+            if self.ends_with_input():
+                if self.held:
+                    self.go_on()        # `Loop.release` ends it
+                else:
+                    self.leave(False, True)
+                return 0
             if self.stdin:
                 self.stdio.client_input_ended()
             if self.lost:
@@ -692,8 +701,12 @@ cdef class Client(Source):
             self.type(data, size)
         return 0
 
+    cdef bint ends_with_input(self):
+        """End of its input ends this client, as in Docker, unless it closes the process's stdin."""
+        return self.stdin and (self.stdio.tty or not self.stdio.stdin_once)
+
     cdef int type(self, const char *data, size_t size) except -1:
-        """Give typed bytes to the process, and look for the detach keys."""
+        """Write typed bytes to the process, and look for the detach keys."""
         cdef Input into = self.stdio.input
         cdef bytes forward
         if self.keys is None or self.keys.passes(data, size):
@@ -711,7 +724,7 @@ cdef class Client(Source):
         return 0
 
     cdef int begin(self) except -1:
-        """The process runs: the bytes that had come with the request are its first input."""
+        """The process runs: bytes that came with the request are its first input."""
         cdef bytes early = self.early
         self.early = b""
         if early and self.stdin and not self.closed:
@@ -720,7 +733,8 @@ cdef class Client(Source):
         return 0
 
     cdef int lose(self) except -1:
-        """It takes no more output. What it had typed before still counts, so it stays until its input has been read."""
+        """It accepts no more output. Input that it sent before still counts, so it stays until that
+        has been read."""
         self.lost = True
         self.behind = False
         self.streams = 0
@@ -733,8 +747,9 @@ cdef class Client(Source):
             self.stdio.go_on()
         return 0
 
-    cdef int leave(self, bint by_keys) except -1:
-        """End this client before its process ends."""
+    cdef int leave(self, bint by_keys, bint flush=False) except -1:
+        """End this client before its process ends. When it detached by keys, or with `flush`, its
+        backlog is still sent."""
         cdef bint ending = self.ending
         if self.closed:
             return 0
@@ -745,7 +760,7 @@ cdef class Client(Source):
         self.loop.held.pop(self.number, None)
         if self in self.stdio.clients:
             self.stdio.clients.remove(self)
-        if by_keys and not self.lost:
+        if (by_keys or flush) and not self.lost:
             self.go_on()
         else:
             self.loop.drop(&self.kept)
@@ -758,8 +773,20 @@ cdef class Client(Source):
             self.stdio.owner.detached(self.number, by_keys)
         return 0
 
+    cdef int forsake(self) except -1:
+        """Undo a failed attach. The caller keeps the descriptor, still open."""
+        self.ignore()
+        self.closed = True
+        self.fd = -1
+        self.loop.drop(&self.kept)
+        self.loop.blocked.discard(self)
+        self.loop.held.pop(self.number, None)
+        if self in self.stdio.clients:
+            self.stdio.clients.remove(self)
+        return 0
+
     cdef int end(self) except -1:
-        """No more output comes."""
+        """No more output will come."""
         if not self.closed and not self.ending:
             self.ending = True
             self.behind = False
@@ -770,7 +797,8 @@ cdef class Client(Source):
         return 0
 
     cdef int conclude(self) except -1:
-        """All has been sent. Unread input must not turn the end of our output into a reset, so it is read away first."""
+        """Everything has been sent. Read and discard unread input, because closing with unread
+        input would reset the connection."""
         if self.plain:
             shutdown(self.fd, SHUT_RDWR)
             while recv(self.fd, self.loop.buffer, READ, MSG_DONTWAIT) > 0:
@@ -796,8 +824,9 @@ cdef class Client(Source):
 cdef class Stdio:
     """The streams of one process, before, while and after it runs, and its clients.
 
-    `owner` is told: `detached(number, keys)` when a client left before the process's end, `input_ended()` when stdin was closed while
-    the process runs, `drained()` when after `finish` the last output has been read, logged and given to the clients' sockets or backlogs.
+    `owner` is called back: `detached(number, keys)` when a client left before the process's end,
+    `input_ended()` when stdin was closed while the process runs, `drained()` after `finish`, when
+    the last output has been read, logged and passed to the clients' sockets or backlogs.
     """
 
     cdef Loop loop
@@ -806,7 +835,10 @@ cdef class Stdio:
     cdef Output out
     cdef Output err
     cdef Input input
-    cdef LogWriter log
+    cdef Sink log
+    cdef int slot               # of `Loop.unlogged`, -1: none
+    cdef int unfinished         # streams with a line in the slot: bit 1 << stream
+    cdef int halves             # which half of the slot has the stream's line
     cdef list watchers
     cdef Timer grace
     cdef readonly bint running
@@ -818,6 +850,7 @@ cdef class Stdio:
         self.loop = loop
         self.owner = owner
         self.clients = []
+        self.slot = -1
 
     @property
     def attached(self) -> int:
@@ -825,7 +858,9 @@ cdef class Stdio:
         return len(self.clients)
 
     def descriptors(self) -> tuple:
-        """Letters as in `messages.State`, and the descriptors that are still open, in the same order."""
+        """Letters as in `messages.State`, and the descriptors that are still open, in the same
+        order.
+        """
         cdef list fds = []
         cdef str letters = ""
         if self.tty:
@@ -846,7 +881,8 @@ cdef class Stdio:
         return self.log.position() if self.log is not None else (0, 0)
 
     def watch_log(self, uint64_t inode, int64_t offset, callback) -> None:
-        """Call `callback()` once the log's end is another one than that, or the process has ended."""
+        """Call `callback()` once the log's end differs from that position, or the process has
+        ended."""
         if not self.running or self.log is None or self.log.position() != (inode, offset):
             callback()
         else:
@@ -855,24 +891,28 @@ cdef class Stdio:
             self.watchers.append((inode, offset, callback))
 
     def follow_log(self, uint64_t number, uint64_t inode) -> None:
-        """The reader `number` of the log holds its files up to `inode`: `LogWriter.follow`."""
+        """The reader `number` of the log holds its files open up to `inode`: `LogWriter.follow`."""
         if self.log is not None:
             self.log.follow(number, inode)
 
     def unfollow_log(self, uint64_t number) -> None:
-        """That reader is gone."""
+        """That reader has finished."""
         if self.log is not None:
             self.log.unfollow(number)
 
     def unwatch_log(self, callback) -> None:
-        """Forget the watch with that `callback`."""
+        """Remove the watch with that `callback`."""
         if self.watchers is not None:
             self.watchers = [watcher for watcher in self.watchers if watcher[2] is not callback] or None
 
     def attach(
         self, int fd, bint stdin, bint stdout, bint stderr, bint raw, bytes head, bytes early, bytes detach_keys, bint hold
     ) -> int:
-        """Take the socket `fd` as a client; its number. From here on output is kept for it, first of all `head` is sent."""
+        """Add the socket `fd` as a client; returns its number. Output is buffered for it from here
+        on; `head` is sent first.
+
+        Takes ownership of `fd`, unless it raises (OSError, MemoryError).
+        """
         cdef Client client = Client.__new__(Client)
         cdef int domain = 0, wanted = SEND_BUFFER, size = 0
         cdef socklen_t length = sizeof(int)
@@ -881,7 +921,8 @@ cdef class Stdio:
         cdef bytes pending
         client.loop = self.loop
         client.stdio = self
-        client.fd = fd
+        if stdin and raw and detach_keys:
+            client.keys = DetachKeys(detach_keys)
         fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK)
         getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length)
         client.plain = domain == AF_UNIX
@@ -889,74 +930,101 @@ cdef class Stdio:
         if client.plain and getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, &length) == 0 and size < wanted:
             if setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &wanted, sizeof(wanted)) < 0:
                 setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof(wanted))
-        self.loop.last_client += 1
         if client.plain:
             length = sizeof(int)
             getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &client.room, &length)
+        self.loop.last_client += 1
         client.number = self.loop.last_client
         client.stdin = stdin
         client.streams = (stdout << 1) | (stderr << 2)
         client.raw = raw
         client.early = early
-        if stdin and raw and detach_keys:
-            client.keys = DetachKeys(detach_keys)
         client.held = hold
         client.progress = monotonic()
+        client.fd = fd
         self.clients.append(client)
-        if hold:
-            self.loop.held[client.number] = client
-        if head:
-            sent = client.give(PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
-            if sent < 0:
-                client.lose()
-            elif sent < PyBytes_GET_SIZE(head):
-                self.loop.keep(&client.kept, PyBytes_AS_STRING(head) + sent, PyBytes_GET_SIZE(head) - sent)
-        if hold and self.log is not None:
-            # What has come of a line that is not in the log yet is beyond the log's position, and was read before this client came.
-            for stream in range(1, 3):
-                pending = self.log.pending(stream)
-                if pending and client.streams & (1 << stream) and not client.closed:
-                    if not raw:
-                        put_header(<unsigned char *>self.loop.buffer, stream, <uint32_t>len(pending))
-                        self.loop.keep(&client.kept, self.loop.buffer, HEADER)
-                    self.loop.keep(&client.kept, PyBytes_AS_STRING(pending), PyBytes_GET_SIZE(pending))
         try:
+            if hold:
+                self.loop.held[client.number] = client
+            if head:
+                sent = client.give(PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
+                if sent < 0:
+                    client.lose()
+                elif sent < PyBytes_GET_SIZE(head):
+                    self.loop.keep(&client.kept, PyBytes_AS_STRING(head) + sent, PyBytes_GET_SIZE(head) - sent)
+            if hold and self.log is not None:
+                # The part of an unfinished line that is already read lies beyond the log's
+                # position, and was read before this client attached.
+                for stream in range(1, 3):
+                    pending = self.log.pending(stream)
+                    if pending and client.streams & (1 << stream) and not client.closed:
+                        if not raw:
+                            put_header(<unsigned char *>self.loop.buffer, stream, <uint32_t>len(pending))
+                            self.loop.keep(&client.kept, self.loop.buffer, HEADER)
+                        self.loop.keep(&client.kept, PyBytes_AS_STRING(pending), PyBytes_GET_SIZE(pending))
             if self.running:
                 client.begin()
             else:
                 client.go_on()
-        except OSError:                 # epoll has no room: the caller is told, and no half client stays
-            client.leave(False)
+        except BaseException:           # epoll has no room, for example: leave no half client
+            # it had already left: its descriptor is closed, and the caller must not close it again
+            if client.closed:
+                return client.number
+            client.forsake()
             raise
         return client.number
 
-    def start(self, int stdin, int stdout, int stderr, int terminal, bint stdin_once, LogWriter log) -> None:
-        """The process runs, with these descriptors (-1: none); they are this object's now."""
-        cdef Client client
-        cdef int duplicate
+    def start(self, int stdin, int stdout, int stderr, int terminal, bint stdin_once, Sink log, bytes key=b"") -> None:
+        """The process runs, with these descriptors (-1: none). Input of its clients is not read
+        until `begin`.
+
+        Takes ownership of the descriptors and `log`, unless it raises OSError. `key`: with a log,
+        its unwritten part is kept under that name in `Loop.unlogged`.
+        """
+        cdef int duplicate, stream
+        try:
+            if terminal >= 0:
+                self.out = self.open_output(terminal, 1)
+                duplicate = fcntl(terminal, F_DUPFD_CLOEXEC, 3)
+                if duplicate < 0:
+                    PyErr_SetFromErrno(OSError)
+                self.input = self.open_input(duplicate)
+            else:
+                if stdout >= 0:
+                    self.out = self.open_output(stdout, 1)
+                if stderr >= 0:
+                    self.err = self.open_output(stderr, 2)
+                if stdin >= 0:
+                    self.input = self.open_input(stdin)
+        except BaseException:
+            for output in (self.out, self.err):
+                if output is not None:
+                    (<Source>output).ignore()
+                    (<Source>output).closed = True
+            self.out = self.err = None
+            self.input = None
+            raise
         self.running = True
         self.tty = terminal >= 0
         self.stdin_once = stdin_once
         self.log = log
-        if self.tty:
-            duplicate = fcntl(terminal, F_DUPFD_CLOEXEC, 3)
-            if duplicate < 0:
-                PyErr_SetFromErrno(OSError)
-            self.input = self.open_input(duplicate)
-            self.out = self.open_output(terminal, 1)
-        else:
-            if stdin >= 0:
-                self.input = self.open_input(stdin)
-            if stdout >= 0:
-                self.out = self.open_output(stdout, 1)
-            if stderr >= 0:
-                self.err = self.open_output(stderr, 2)
+        if log is not None and key and self.loop.unlogged is not None:
+            self.slot = self.loop.unlogged.take(key)
+            self.loop.unlogged.number += 1      # lines that the log resumed with
+            for stream in range(1, 3):
+                self.secure(stream)
+
+    def begin(self) -> None:
+        """Start to read the input of clients that waited for the process, and its output as the
+        clients have room."""
+        cdef Client client
         for client in list(self.clients):
             client.begin()
         self.go_on()
 
     def finish(self, double grace) -> None:
-        """The process has exited: read what is left. Children that hold its streams open are given `grace` seconds of output."""
+        """The process has exited: read the remaining output. Children that keep its streams open
+        may write for `grace` more seconds."""
         cdef Output output
         self.finishing = True
         for output in (self.out, self.err):
@@ -983,7 +1051,7 @@ cdef class Stdio:
             client.end()
         self.clients.clear()
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     cdef Output open_output(self, int fd, int stream):
         cdef Output output = Output.__new__(Output)
@@ -1007,7 +1075,8 @@ cdef class Stdio:
         return into
 
     cdef bint hears(self):
-        """Whether input of clients can be read now: there is room for it, or it will be thrown away."""
+        """Returns True if input of clients can be read now: there is room for it, or it will be
+        discarded."""
         return self.running and (self.input is None or self.input.kept.used == 0)
 
     cdef int listen(self) except -1:
@@ -1020,7 +1089,8 @@ cdef class Stdio:
         return 0
 
     cdef int spread(self, int stream, char *payload, size_t size) except -1:
-        """Give one read of output to the log and to every client. `payload` has `HEADER` bytes of room before it."""
+        """Pass one read of output to the log and to every client. `payload` has `HEADER` bytes of
+        room before it."""
         cdef Client client
         cdef Py_ssize_t index = len(self.clients)
         cdef bint full = False
@@ -1029,9 +1099,12 @@ cdef class Stdio:
             outrun = self.log.outrun
             try:
                 self.log.write_raw(stream, payload, size)
-            except Exception:           # a log that fails is no reason to stop a process or its clients
+            except Exception:  # a failing log is no reason to stop a process or its clients
                 traceback.print_exc()
                 sys.stderr.flush()
+            if self.slot >= 0:
+                self.secure(stream)
+                self.loop.unlogged.done()
             if self.log.outrun != outrun:
                 print(f"{os.fsdecode(self.log.path)}: {self.log.outrun - outrun} readers are too far behind to be waited for", file=sys.stderr, flush=True)
             if self.watchers is not None:
@@ -1039,7 +1112,7 @@ cdef class Stdio:
         if index == 0:
             return 0
         put_header(<unsigned char *>payload - HEADER, stream, <uint32_t>size)
-        while index:                    # from the end: a client that is lost leaves the list
+        while index:  # from the end, because a lost client is removed from the list
             index -= 1
             client = <Client>self.clients[index]
             if client.streams & (1 << stream):
@@ -1052,8 +1125,20 @@ cdef class Stdio:
             self.go_on()
         return 0
 
+    cdef int secure(self, int stream) except -1:
+        """Store the stream's unfinished line where the next monitor finds it."""
+        cdef size_t size = 0
+        cdef const char *line = self.log.unfinished(stream, &size)
+        cdef int bit = 1 << stream
+        if size or self.unfinished & bit:
+            self.halves ^= bit
+            self.loop.unlogged.put(self.slot, stream, (self.halves & bit) != 0, line, size)
+            self.unfinished = self.unfinished | bit if size else self.unfinished & ~bit
+        return 0
+
     cdef Client only(self, int stream):
-        """The client at a Unix socket that alone gets the stream, has taken all of it so far, and needs no log beside it; else None."""
+        """The only receiver of the stream if splice(2) is possible: a client on a Unix socket, with
+        no backlog and no log beside it. Else None."""
         cdef Client client
         if self.log is not None or self.tty or len(self.clients) != 1:
             return None
@@ -1063,7 +1148,7 @@ cdef class Stdio:
         return client
 
     cdef int go_on(self) except -1:
-        """Read the streams whose clients have room, stall the others."""
+        """Read the streams whose clients have room, and stall the others."""
         cdef Client client
         cdef int full = 0
         for client in self.clients:
@@ -1107,7 +1192,8 @@ cdef class Stdio:
         return 0
 
     cdef int client_input_ended(self) except -1:
-        """A client ended its stdin: with `stdin_once` the process's ends too. A terminal has no end to give."""
+        """A client ended its stdin. With `stdin_once` the process's stdin is closed; a terminal's
+        is not."""
         if self.running and self.stdin_once and not self.tty and self.input is not None:
             self.input.finish()
         return 0
@@ -1132,389 +1218,13 @@ cdef class Stdio:
                 traceback.print_exc()
                 sys.stderr.flush()
             self.log = None
-        self.owner.drained()            # first: a client that asks for the exit code when its stream ends must find it
+            if self.slot >= 0:
+                self.loop.unlogged.give_back(self.slot)
+                self.slot = -1
+        # before the clients close: a client that asks for the exit code when its stream ends must
+        # find it
+        self.owner.drained()
         self.dismiss()
         for watcher in watchers or ():
             watcher[2]()
         return 0
-
-
-# --- connections by IPv6 to containers that have none ----------------------------------------------------------------------
-
-
-cdef uint16_t port_of(int fd) noexcept nogil:
-    """The own port of an IPv6 socket, in network order; 0 when the kernel does not tell."""
-    cdef sockaddr_in6 own
-    cdef socklen_t length = sizeof(own)
-    if getsockname(fd, &own, &length) < 0 or own.sin6_family != AF_INET6:
-        return 0
-    return own.sin6_port
-
-
-cdef class Relay(Source):
-    """A listening IPv6 socket. What it has passed on goes on without it."""
-
-    cdef uint32_t address       # network order
-    cdef uint16_t port          # its own; network order
-    cdef readonly int count
-    cdef int most
-
-    def __init__(self, Loop loop not None, int fd, bytes address not None, int most):
-        self.loop = loop
-        self.fd = fd
-        self.most = most
-        if PyBytes_GET_SIZE(address) != 4:
-            raise ValueError("not an IPv4 address")
-        memcpy(&self.address, PyBytes_AS_STRING(address), 4)
-        self.port = port_of(fd)
-        self.want(EPOLLIN)
-
-    def close(self) -> None:
-        """Take no more."""
-        self.shut()
-
-    cdef int ready(self, uint32_t events) except -1:
-        cdef int turn, accepted
-        for turn in range(ACCEPTS):
-            if self.closed:
-                return 0
-            if self.count >= self.most:
-                self.want(EPOLLONESHOT)
-                return 0
-            accepted = accept4(self.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)
-            if accepted >= 0:
-                self.pass_on(accepted)
-            elif errno == EAGAIN:
-                return 0
-            elif errno != EINTR and errno != ECONNABORTED:      # no descriptor is free: it would wake the loop without end
-                self.want(EPOLLONESHOT)
-                self.loop.call_later(1, self.go_on)
-                return 0
-        return 0
-
-    def go_on(self) -> None:
-        if not self.closed and self.count < self.most:
-            self.want(EPOLLIN)
-
-    cdef int pass_on(self, int accepted) except -1:
-        """Connect to where the client wanted to go."""
-        cdef sockaddr_in target
-        cdef uint16_t port = port_of(accepted)
-        cdef int one = 1, idle = KEEPALIVE, descriptor
-        cdef End near = End.__new__(End), far
-        near.loop = self.loop
-        near.fd = accepted
-        if port == 0 or port == self.port:
-            return near.reset()         # no rule has led it here
-        memset(&target, 0, sizeof(target))
-        target.sin_family = AF_INET
-        target.sin_port = port
-        target.sin_addr.s_addr = self.address
-        far = End.__new__(End)
-        far.loop = self.loop
-        far.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)
-        if far.fd < 0:
-            return near.reset()
-        for descriptor in (accepted, far.fd):
-            setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
-            setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one))
-            setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle))
-        if connect(far.fd, &target, sizeof(target)) < 0 and errno != EINPROGRESS:
-            far.reset()
-            return near.reset()
-        near.other, far.other = far, near
-        near.relay = far.relay = self
-        self.count += 1
-        far.connecting = True
-        try:
-            near.arm()
-            far.arm()
-        except OSError:
-            near.cut()
-            raise
-        return 0
-
-
-cdef class End(Source):
-    """One of the two sockets of a connection that is passed on. What it does not take at once is kept; meanwhile nothing is read for it."""
-
-    cdef Relay relay
-    cdef End other
-    cdef Kept kept
-    cdef bint connecting
-    cdef bint heard             # it has ended its side, and the other one has been told
-
-    def __dealloc__(self):
-        free(self.kept.data)
-
-    cdef int arm(self) except -1:
-        cdef uint32_t events = 0
-        if self.connecting or self.kept.used:
-            events |= EPOLLOUT
-        if not self.heard and not self.other.kept.used and not self.other.connecting:
-            events |= EPOLLIN
-        self.want(events if events else EPOLLONESHOT)
-        return 0
-
-    cdef int ready(self, uint32_t events) except -1:
-        cdef int turn, error = 0
-        cdef socklen_t length = sizeof(error)
-        cdef ssize_t size
-        if events & EPOLLERR:
-            return self.cut()
-        if self.connecting and events & (EPOLLOUT | EPOLLHUP):
-            if getsockopt(self.fd, SOL_SOCKET, SO_ERROR, &error, &length) < 0 or error:
-                return self.cut()
-            self.connecting = False
-        if self.kept.used and events & (EPOLLOUT | EPOLLHUP) and self.flush() < 0:
-            return self.cut()
-        for turn in range(READS):
-            if self.heard or self.other.kept.used or self.other.connecting or not events & (EPOLLIN | EPOLLHUP):
-                break
-            size = recv(self.fd, self.loop.buffer, READ, MSG_DONTWAIT)
-            if size > 0:
-                if self.other.take(self.loop.buffer, size) < 0:
-                    return self.cut()
-            elif size == 0:
-                self.heard = True
-                shutdown(self.other.fd, SHUT_WR)
-            elif errno == EAGAIN:
-                break
-            elif errno != EINTR:
-                return self.cut()
-            if size < READ:
-                break
-        if self.heard and self.other.heard and not self.kept.used and not self.other.kept.used:
-            return self.conclude()
-        self.arm()
-        self.other.arm()
-        return 0
-
-    cdef ssize_t take(self, const char *data, size_t size) except -2:
-        """Send, and keep what the socket has no room for; -1 when it is broken."""
-        cdef ssize_t sent
-        while True:
-            sent = send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
-            if sent < 0 and errno == EINTR:
-                continue
-            if sent < 0 and errno != EAGAIN:
-                return -1
-            sent = max(sent, 0)
-            if <size_t>sent < size:
-                self.loop.keep(&self.kept, data + sent, size - sent)
-            return sent
-
-    cdef ssize_t flush(self) except -2:
-        cdef ssize_t sent = send(self.fd, self.kept.data + self.kept.start, self.kept.used, MSG_DONTWAIT | MSG_NOSIGNAL)
-        if sent < 0:
-            return 0 if errno == EAGAIN or errno == EINTR else -1
-        self.kept.start += sent
-        self.kept.used -= sent
-        if self.kept.used == 0:
-            self.loop.drop(&self.kept)
-        return sent
-
-    cdef int cut(self) except -1:
-        """The connection is broken at one end: the other one is told so."""
-        cdef End other = self.other
-        if not self.closed:
-            self.reset()
-            other.reset()
-            self.part()
-        return 0
-
-    cdef int reset(self) except -1:
-        cdef linger now
-        now.l_onoff, now.l_linger = 1, 0
-        setsockopt(self.fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now))
-        return self.shut()
-
-    cdef int conclude(self) except -1:
-        self.shut()
-        self.other.shut()
-        return self.part()
-
-    cdef int part(self) except -1:
-        cdef Relay relay = self.relay
-        cdef End other = self.other
-        self.loop.drop(&self.kept)
-        self.loop.drop(&other.kept)
-        self.other = other.other = None
-        self.relay = other.relay = None
-        relay.count -= 1
-        relay.go_on()
-        return 0
-
-
-cdef extern from *:
-    """
-    #include <errno.h>
-    #include <fcntl.h>
-    #include <linux/types.h>
-    #include <sched.h>
-    #include <signal.h>
-    #include <string.h>
-    #include <sys/ioctl.h>
-    #include <sys/prctl.h>
-    #include <sys/resource.h>
-    #include <sys/syscall.h>
-    #include <unistd.h>
-
-    /* linux/mount.h and asm/unistd.h, Linux 5.2 and 5.12; older headers lack them. The numbers are the same on every architecture. */
-    #define ENGINE_OPEN_TREE 428
-    #define ENGINE_MOUNT_SETATTR 442
-    #define ENGINE_OPEN_TREE_CLONE 1
-    struct engine_mount_attributes {
-        __u64 set, clear, propagation, user_namespace;
-    };
-
-    static int engine_read_only(const char *path)
-    {
-        struct engine_mount_attributes wanted = {1, 0, 1 << 18, 0};     /* MOUNT_ATTR_RDONLY, MS_PRIVATE */
-        int tree = syscall(ENGINE_OPEN_TREE, AT_FDCWD, path, ENGINE_OPEN_TREE_CLONE | O_CLOEXEC);
-        if (tree >= 0 && syscall(ENGINE_MOUNT_SETATTR, tree, "", AT_EMPTY_PATH, &wanted, sizeof(wanted)) < 0) {
-            int error = errno;
-            close(tree);
-            errno = error;
-            return -1;
-        }
-        return tree;
-    }
-
-    /* Start a program as posix_spawn(3) does, which has no resource limits and, before glibc 2.29, no working directory.
-       vfork(2): the monitor's pages are not copied and it is told why exec failed. Until exec the child runs on the parent's stack
-       and memory, so it makes only system calls; all signals are blocked meanwhile. A script cannot be executed by a descriptor that
-       is closed by then: what fails so is tried by its name. */
-    static pid_t engine_spawn(int program, char *const argv[], char *const envp[], const char *cwd, int in, int out, int err,
-                              unsigned long files, const int *inherited, int count, int namespace_, int *failure)
-    {
-        sigset_t all, before;
-        volatile int error = 0;
-        sigfillset(&all);
-        sigprocmask(SIG_SETMASK, &all, &before);
-        pid_t pid = vfork();
-        if (pid == 0) {
-            unsigned long plain[4] = {(unsigned long)SIG_DFL, 0, 0, 0};     /* the kernel's struct sigaction, not glibc's */
-            struct rlimit limit;
-            sigset_t none;
-            for (int number = 1; number < NSIG; number++)       /* 32 and 33 too, which glibc keeps to itself and its posix_spawn ignores */
-                syscall(SYS_rt_sigaction, number, plain, NULL, 8);
-            if (files && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-                limit.rlim_cur = files;
-                setrlimit(RLIMIT_NOFILE, &limit);
-            }
-            sigemptyset(&none);
-            if ((namespace_ < 0 || setns(namespace_, CLONE_NEWNS) == 0)
-                && dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(err, 2) >= 0 && chdir(cwd) == 0
-                && sigprocmask(SIG_SETMASK, &none, NULL) == 0) {
-                for (int index = 0; index < count; index++)
-                    fcntl(inherited[index], F_SETFD, 0);
-                if (program >= 0)
-                    syscall(SYS_execveat, program, "", argv, envp, AT_EMPTY_PATH);
-                execvpe(argv[0], argv, envp);
-            }
-            error = errno;
-            _exit(127);
-        }
-        if (pid < 0)
-            error = errno;
-        sigprocmask(SIG_SETMASK, &before, NULL);
-        *failure = error;
-        return pid;
-    }
-
-    /* linux/pidfd.h, Linux 6.15; older headers lack it. */
-    struct engine_pidfd_info {
-        __u64 mask, cgroupid;
-        __u32 pid, tgid, ppid, ruid, rgid, euid, egid, suid, sgid, fsuid, fsgid;
-        __s32 exit_code;
-    };
-    #define ENGINE_PIDFD_GET_INFO _IOWR(0xFF, 11, struct engine_pidfd_info)
-    #define ENGINE_PIDFD_INFO_EXIT (1UL << 3)
-    """
-    pid_t engine_spawn(
-        int program, char **argv, char **envp, const char *cwd, int stdin, int stdout, int stderr, unsigned long files,
-        const int *inherited, int count, int namespace_, int *failure
-    )
-    int engine_read_only(const char *path)
-    cdef struct engine_pidfd_info:
-        uint64_t mask
-        int32_t exit_code
-    unsigned long ENGINE_PIDFD_GET_INFO
-    uint64_t ENGINE_PIDFD_INFO_EXIT
-    int PR_SET_CHILD_SUBREAPER
-    int prctl(int option, unsigned long value)
-
-
-cdef char **strings(list texts) except NULL:
-    cdef char **array = <char **>malloc((len(texts) + 1) * sizeof(char *))
-    cdef Py_ssize_t index
-    if array == NULL:
-        raise MemoryError
-    for index in range(len(texts)):
-        array[index] = PyBytes_AS_STRING(<bytes?>texts[index])
-    array[len(texts)] = NULL
-    return array
-
-
-def spawn(
-    list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files, int program=-1,
-    inherited=(), int namespace=-1,
-) -> int:
-    """Start `argv` (bytes) with these three descriptors; its pid. The program is the file `program`, else the first one, looked up in PATH.
-
-    It keeps the descriptors `inherited` (at most 4) under their own numbers. `namespace`: a descriptor of the mount namespace that it is in.
-
-    Signals are as a shell would leave them. `files`: its soft limit of open files, 0: as ours. A failure to execute is an
-    OSError with the kernel's errno, and no child is left.
-    """
-    cdef int failure = 0
-    cdef pid_t pid
-    cdef char **arguments = NULL
-    cdef char **variables = NULL
-    cdef int kept[4]
-    cdef int count = 0
-    for descriptor in inherited:
-        if count == 4:
-            raise ValueError("a process inherits at most 4 descriptors")
-        kept[count] = descriptor
-        count += 1
-    try:
-        arguments = strings(argv)
-        variables = strings(environment)
-        pid = engine_spawn(program, arguments, variables, cwd, stdin, stdout, stderr, files, kept, count, namespace, &failure)
-    finally:
-        free(arguments)
-        free(variables)
-    if failure:
-        if pid > 0:
-            os.waitpid(pid, 0)
-        raise OSError(failure, os.strerror(failure), os.fsdecode(argv[0]))
-    return pid
-
-
-def read_only(bytes path not None) -> int:
-    """A descriptor of the file at `path` in a read-only mount of its own, attached nowhere (open_tree(2), mount_setattr(2), Linux 5.12).
-
-    Nobody can write to the file by what /proc tells of a process that executes it. Raises OSError.
-    """
-    cdef int descriptor = engine_read_only(path)
-    if descriptor < 0:
-        raise OSError(errno, os.strerror(errno), os.fsdecode(path))
-    return descriptor
-
-
-def exit_of(int pidfd) -> int | None:
-    """Wait status of a process that somebody else has reaped (PIDFD_GET_INFO, Linux >= 6.15); None when the kernel does not know it (yet)."""
-    cdef engine_pidfd_info info
-    memset(&info, 0, sizeof(info))
-    info.mask = ENGINE_PIDFD_INFO_EXIT
-    if ioctl(pidfd, ENGINE_PIDFD_GET_INFO, &info) < 0 or not info.mask & ENGINE_PIDFD_INFO_EXIT:
-        return None
-    return info.exit_code
-
-
-def become_subreaper() -> None:
-    """Orphans among our descendants become our children (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-    if prctl(PR_SET_CHILD_SUBREAPER, 1) < 0:
-        PyErr_SetFromErrno(OSError)

@@ -1,4 +1,6 @@
-"""The tar reader for C callers: everything `nogil`, failures as -1 with the reason kept in the reader (`fail`, raised by `raise_failure`)."""
+"""The tar reader for C callers: everything `nogil`, failures as -1 with the reason kept in the
+reader (`fail`, raised by `raise_failure`).
+"""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
@@ -20,7 +22,8 @@ cdef struct Attribute:
 cdef struct Entry:
     char *name                  # NUL-terminated, as written: not cleaned
     char *link
-    char type                   # '0' regular, '1' hard link, '2' symlink, '3' char, '4' block, '5' directory, '6' FIFO
+    # '0' regular, '1' hard link, '2' symlink, '3' char, '4' block, '5' directory, '6' FIFO
+    char type
     uint32_t mode               # permission bits with setuid, setgid, sticky
     uint32_t uid
     uint32_t gid
@@ -37,6 +40,8 @@ cdef struct Entry:
     size_t attribute_count
     int64_t offset              # of the payload in the stream
 
+cdef ssize_t read_source(object source, uint8_t *buffer, size_t room) except -1
+
 cdef class Reader:
     cdef Entry entry
     cdef readonly int64_t entries
@@ -52,19 +57,21 @@ cdef class Reader:
     cdef size_t start
     cdef size_t filled
     cdef bint finished
-    cdef int64_t *progress      # where the bytes read are counted, and whether to stop, or NULL; its owner outlives the reader
-    cdef object recipe          # gets what `engine/_fast/recipe.pyx` reads, or None
-    cdef uint8_t *record        # what the recipe has not got yet
+    # where the bytes read are counted, and whether to stop, or NULL; its owner outlives the reader
+    cdef int64_t *progress
+    cdef object tar_split       # gets what `engine/_fast/tarsplit.pyx` reads, or None
+    cdef uint8_t *record        # what the tar-split data has not got yet
     cdef size_t recorded        # bytes in it
-    cdef size_t captured        # the buffer before it is in the recipe already
+    cdef size_t captured        # the buffer before it is in the tar-split data already
     cdef bint recording
     cdef bint verbatim          # ... and keeps what files held too
-    cdef bint passing           # the payload lies in files that the recipe names
+    cdef bint passing           # the payload lies in files that the tar-split data names
     cdef int error              # errno of the failure, 0 for a fault of the archive, -1 for none
     cdef char reason[512]
     cdef int64_t left           # bytes of payload not yet taken
     cdef int64_t padding
-    cdef char *headers          # the extended header of this entry; names of attributes point into it
+    # the extended header of this entry; names of attributes point into it
+    cdef char *headers
     cdef size_t headers_size
     cdef size_t headers_room
     cdef size_t extents_room
@@ -93,8 +100,8 @@ cdef class Reader:
     cdef int record_bytes(self, const uint8_t *data, size_t size) noexcept nogil
     cdef int record_file(self, const char *path, int64_t offset, int64_t size) noexcept nogil
     cdef int flush_record(self) noexcept nogil
-    cdef int spell_out(self) noexcept nogil
-    cdef int spell_out_record(self)
+    cdef int inline_files(self) noexcept nogil
+    cdef int inline_files_record(self)
     cdef int give_record(self, size_t size)
     cdef object raise_failure(self)
     cdef int read_header(self, const uint8_t *block) noexcept nogil

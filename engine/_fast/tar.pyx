@@ -1,13 +1,19 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Tar archives read as a stream: v7, ustar, star, GNU (long names, sparse) and PAX (incl. extended attributes and sparse 0.0, 0.1, 1.0).
+# cython: language_level=3
+"""Tar archives read as a stream: v7, ustar, star, GNU (long names, sparse) and PAX (incl. extended
+attributes and sparse 0.0, 0.1, 1.0).
 
-Where the formats leave a choice this reads as Go's archive/tar does, since it is what wrote and accepts nearly every layer: entries
-without content (links, directories, devices) have no payload whatever their size field says, and global PAX headers change nothing.
+Where the formats leave a choice this reads as Go's archive/tar does, since it is what wrote and
+accepts nearly every layer: entries without content (links, directories, devices) have no payload
+whatever their size field says, and global PAX headers change nothing.
 
-Owns:    one buffer; the descriptor and the source stay the caller's. Names are handed out as written: cleaning them is layer.pyx's part.
+Owns:    one buffer; the descriptor and the source stay the caller's. Names are handed out as
+         written: cleaning them is layer.pyx's part.
 Threads: one at a time. The GIL is taken only to call a Python source or digest, once a buffer.
-Raises:  ArchiveError for a fault of the archive, with the offset of the entry; OSError with the kernel's errno.
+Raises:  ArchiveError for a fault of the archive, with the offset of the entry; OSError with the
+         kernel's errno.
 """
+from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EINTR, ESPIPE, errno
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -16,10 +22,9 @@ from libc.string cimport memchr, memcmp, memcpy, memmove, memset, strcmp, strlen
 
 import os
 
-cdef extern from "<unistd.h>" nogil:
-    ssize_t read(int fd, void *data, size_t size)
-    ssize_t pread(int fd, void *data, size_t size, int64_t offset)
-    int64_t lseek(int fd, int64_t offset, int whence)
+from engine._fast.linux cimport (
+    lseek, pread, read,
+)
 
 cdef enum:
     BLOCK = 512
@@ -28,7 +33,7 @@ cdef enum:
     MAX_EXTENTS = 256 * 1024        # of one sparse file
     MAX_ATTRIBUTES = 1024
 
-    RECORD = 128 * 1024             # of a recipe at a time
+    RECORD = 128 * 1024             # of tar-split data at a time
     RECORD_HEAD = 20
 
     HAS_PATH = 1
@@ -45,15 +50,29 @@ cdef enum:
 
 cdef int64_t MAX_ENTRIES = 10 * 1000 * 1000
 cdef int64_t MAX_UINT32 = 4294967295
-cdef int64_t MAX_SIZE = <int64_t>1 << 53        # 8 PiB: more than any file system here holds; sums stay far from overflow
+# 8 PiB: more than any file system here holds; sums stay far from overflow
+cdef int64_t MAX_SIZE = <int64_t>1 << 53
 
 
 class ArchiveError(ValueError):
-    """The archive is damaged, truncated, hostile or of a kind that is not read; the message says which and where."""
+    """The archive is damaged, truncated, hostile or of a kind that is not read; the message says
+    which and where.
+    """
+
+
+cdef ssize_t read_source(object source, uint8_t *buffer, size_t room) except -1:
+    """`source.readinto` of a buffer that the source must not keep. Returns the number of bytes."""
+    cdef ssize_t got = source.readinto(PyMemoryView_FromMemory(<char *>buffer, room, PyBUF_WRITE))
+    if got < 0 or <size_t>got > room:
+        raise ValueError(f"readinto returned {got} for a buffer of {room} bytes")
+    return got
 
 
 cdef bint parse_number(const uint8_t *field, size_t size, int64_t *value) noexcept nogil:
-    """An octal or base-256 field (GNU tar manual, "Extensions"). False when it is neither, or does not fit."""
+    """An octal or base-256 field (GNU tar manual, "Extensions").
+
+    False when it is neither, or does not fit.
+    """
     cdef uint64_t number = 0
     cdef size_t at = 0
     cdef bint negative
@@ -129,13 +148,15 @@ cdef bint parse_time(const char *text, size_t size, int64_t *seconds, int64_t *n
 
 
 cdef class Reader:
-    """One archive: in a descriptor (`offset` and `size` for a range of a seekable one), or in an object with `readinto`.
+    """One archive: in a descriptor (`offset` and `size` for a range of a seekable one), or in an
+    object with `readinto`.
 
-    `digest` is a hashlib object that is fed every byte of the stream, the padding after the end mark included. `recipe` is an object with
-    `write` that gets what is needed to make the same stream again from the files (recipe.pyx).
+    `digest` is a hashlib object that is fed every byte of the stream, the padding after the end
+    mark included. `tar_split` is an object with `write` that gets what is needed to make the same
+    stream again from the files (tarsplit.pyx).
     """
 
-    def __cinit__(self, source not None, *, int64_t offset=0, int64_t size=-1, digest=None, recipe=None):
+    def __cinit__(self, source not None, *, int64_t offset=0, int64_t size=-1, digest=None, tar_split=None):
         self.descriptor = -1
         self.buffer = self.record = NULL
         self.progress = NULL
@@ -157,8 +178,8 @@ cdef class Reader:
         else:
             self.source = source
         self.digest = digest
-        self.recipe = recipe
-        if recipe is not None:
+        self.tar_split = tar_split
+        if tar_split is not None:
             self.recording = True
             self.record = <uint8_t *>malloc(RECORD)
             if self.record == NULL:
@@ -207,7 +228,7 @@ cdef class Reader:
         if self.recording and self.keep() < 0:
             return -1
         if self.progress != NULL and self.progress[1]:
-            return self.fail_system(b"told to stop", EINTR)
+            return self.fail_system(b"cancelled", EINTR)
         if self.start == self.filled:
             self.start = self.filled = self.captured = 0
         elif self.filled == BUFFER:
@@ -244,21 +265,24 @@ cdef class Reader:
 
     cdef ssize_t fill_from_source(self, size_t room):
         try:
-            return self.source.readinto(<uint8_t[:room]>(self.buffer + self.filled))
+            return read_source(self.source, self.buffer + self.filled, room)
         except BaseException as error:
             self.failure = error
             return -1
 
     cdef int update(self, size_t at, size_t size):
         try:
-            self.digest.update(<uint8_t[:size]>(self.buffer + at))
+            self.digest.update(PyMemoryView_FromMemory(<char *>(self.buffer + at), size, PyBUF_READ))
         except BaseException as error:
             self.failure = error
             return -1
         return 0
 
     cdef int need(self, size_t count) noexcept nogil:
-        """Have `count` <= BUFFER bytes in one piece at `start`. 1, or 0 at the end of the stream (what there is stays), or -1."""
+        """Have `count` <= BUFFER bytes in one piece at `start`.
+
+        1, or 0 at the end of the stream (what there is stays), or -1.
+        """
         cdef int got
         while self.filled - self.start < count:
             if self.start and BUFFER - self.start < count:
@@ -298,7 +322,10 @@ cdef class Reader:
         return 0
 
     cdef int payload(self, const uint8_t **data, size_t *size) noexcept nogil:
-        """The next piece of the entry's payload, valid until the next call. 1, 0 when it is all taken, -1."""
+        """The next piece of the entry's payload, valid until the next call.
+
+        1, 0 when it is all taken, -1.
+        """
         cdef int got
         if self.left == 0:
             return 0
@@ -335,7 +362,7 @@ cdef class Reader:
             if got == 0:
                 return self.flush_record()
 
-    # --- the recipe -------------------------------------------------------------------------------------------------
+    # --- tar-split --------------------------------------------------------------------------------
 
     cdef int keep(self) noexcept nogil:
         """Record what of the buffer is behind `start` and was no file's."""
@@ -390,14 +417,16 @@ cdef class Reader:
 
     cdef int give_record(self, size_t size):
         try:
-            self.recipe.write(<bytes>self.record[:size])
+            self.tar_split.write(<bytes>self.record[:size])
         except BaseException as error:
             self.failure = error
             return -1
         return 0
 
-    cdef int spell_out(self) noexcept nogil:
-        """A file that the recipe names is about to go: from here on, and for all so far, it holds the stream itself."""
+    cdef int inline_files(self) noexcept nogil:
+        """A file that the tar-split data names is about to go: from here on, and for all so far,
+        it holds the stream itself.
+        """
         cdef int status
         if not self.recording or self.verbatim:
             return 0
@@ -405,18 +434,18 @@ cdef class Reader:
             return -1
         self.verbatim = True
         with gil:
-            status = self.spell_out_record()
+            status = self.inline_files_record()
         return status
 
-    cdef int spell_out_record(self):
+    cdef int inline_files_record(self):
         try:
-            self.recipe.spell_out()
+            self.tar_split.inline_files()
         except BaseException as error:
             self.failure = error
             return -1
         return 0
 
-    # --- headers ----------------------------------------------------------------------------------------------------
+    # --- headers ----------------------------------------------------------------------------------
 
     cdef int next(self) noexcept nogil:
         """Go to the next entry and fill `entry`. 1, 0 at the end of the archive, -1."""
@@ -433,7 +462,8 @@ cdef class Reader:
         if self.padding:
             got = self.need(<size_t>self.padding)
             if got == 0 and not self.recording:
-                # Go's tar.Writer pads when the next entry or Close comes: who forgets Close ends here, and Docker takes it.
+                # Go's tar.Writer pads when the next entry or Close comes: who forgets Close ends
+                # here, and Docker takes it.
                 self.finished = True
                 return 0
             if got < 0 or self.skip(self.padding) < 0:
@@ -505,9 +535,12 @@ cdef class Reader:
             return self.read_header(block)
 
     cdef bint check(self, const uint8_t *block) noexcept nogil:
-        """Whether the checksum holds, summed unsigned as POSIX wants it or signed as some old writers did."""
+        """Whether the checksum holds, summed unsigned as POSIX wants it or signed as some old
+        writers did.
+        """
         cdef int64_t written
-        cdef uint32_t sum = 8 * 0x20, negative = 0      # as compilers add bytes up by the dozen: no branch within
+        # as compilers add bytes up by the dozen: no branch within
+        cdef uint32_t sum = 8 * 0x20, negative = 0
         cdef int at
         if not parse_number(block + 148, 8, &written):
             return False
@@ -574,7 +607,13 @@ cdef class Reader:
             if not gnu:
                 return self.fail_entry(b"sparse file in a header that is not GNU's")
         elif type < b"1" or type > b"6":
-            snprintf(self.reason, sizeof(self.reason), b"unsupported type of entry (0x%02x): %.400s", <int><uint8_t>type, entry.name)
+            snprintf(
+                self.reason,
+                sizeof(self.reason),
+                b"unsupported type of entry (0x%02x): %.400s",
+                <int><uint8_t>type,
+                entry.name,
+            )
             self.error = 0
             return -1
 
@@ -683,7 +722,10 @@ cdef class Reader:
         return self.parse_pax()
 
     cdef int parse_pax(self) noexcept nogil:
-        """Records `length key=value\\n` (POSIX.1, pax, "pax Extended Header"). Each key and value is NUL-terminated in place."""
+        """Records `length key=value\\n` (POSIX.1, pax, "pax Extended Header").
+
+        Each key and value is NUL-terminated in place.
+        """
         cdef char *at = self.headers
         cdef char *end = self.headers + self.headers_size
         cdef char *space
@@ -831,7 +873,7 @@ cdef class Reader:
             self.pax_flags |= HAS_SPARSE
         return 0
 
-    # --- sparse files -----------------------------------------------------------------------------------------------
+    # --- sparse files -----------------------------------------------------------------------------
 
     cdef int add_extent(self, int64_t offset, int64_t size) noexcept nogil:
         cdef Entry *entry = &self.entry
@@ -937,21 +979,24 @@ cdef class Reader:
     cdef int check_extents(self) noexcept nogil:
         """Ascending, apart, within the file, and as large together as the payload."""
         cdef Entry *entry = &self.entry
+        cdef Extent *extent
         cdef int64_t end = 0, sum = 0
         cdef size_t index
         for index in range(entry.extent_count):
-            if entry.extents[index].offset < end or entry.extents[index].offset + entry.extents[index].size > entry.real_size:
+            extent = &entry.extents[index]
+            if extent.offset < end or extent.offset + extent.size > entry.real_size:
                 return self.fail_entry(b"bad map of a sparse file")
-            end = entry.extents[index].offset + entry.extents[index].size
-            sum += entry.extents[index].size
+            end = extent.offset + extent.size
+            sum += extent.size
         if sum != self.left:
             return self.fail_entry(b"bad map of a sparse file")
         return 0
 
-    # --- for Python -------------------------------------------------------------------------------------------------
+    # --- for Python -------------------------------------------------------------------------------
 
     def index(self, int64_t limit):
-        """Every entry as (name, type, offset of the payload, size, link), the payloads passed over. Raises ArchiveError beyond `limit` entries.
+        """Every entry as (name, type, offset of the payload, size, link), the payloads passed over.
+        Raises ArchiveError beyond `limit` entries.
 
         A sparse file is given with size -1: its payload is not its content.
         """
@@ -975,7 +1020,9 @@ cdef class Reader:
             ))
 
     def following(self):
-        """Go to the next entry: (type, offset of the payload, size) as in `index`, None at the end. Raises ArchiveError."""
+        """Go to the next entry: (type, offset of the payload, size) as in `index`, None at the
+        end. Raises ArchiveError.
+        """
         cdef int got
         with nogil:
             got = self.next()
@@ -986,7 +1033,9 @@ cdef class Reader:
         return chr(self.entry.type), self.entry.offset, -1 if self.entry.sparse else self.entry.size
 
     def peek(self, size_t count):
-        """The first bytes of the payload, `count` (512 KiB at most) or all; they are not taken by that."""
+        """The first bytes of the payload, `count` (512 KiB at most) or all; they are not taken
+        by that.
+        """
         cdef int got
         if <int64_t>count > self.left:
             count = <size_t>self.left
@@ -997,7 +1046,9 @@ cdef class Reader:
         return <bytes>self.buffer[self.start:self.start + min_size(count, self.filled - self.start)]
 
     def take_buffered(self):
-        """What of the payload has been read ahead; the caller reads the rest from the source itself, and says so (`passed`)."""
+        """What of the payload has been read ahead; the caller reads the rest from the source
+        itself, and says so (`passed`).
+        """
         cdef size_t size = self.filled - self.start
         if <int64_t>size > self.left:
             size = <size_t>self.left

@@ -1,14 +1,21 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The tar stream of a layer made again, byte for byte, from its recipe and the files that were laid out from it.
+# cython: language_level=3
+"""tar-split: a layer's tar stream reassembled, byte for byte, from the files that were extracted
+from it.
 
-A layer is known by the digest of its stream, and no two programs write one tree as the same stream: so what layer.pyx lays out it also records
-(Reader.record_*). A recipe is a row of records of 20 bytes, little-endian: size u64, offset u64, length u32. With length 0, `size` bytes of
-the stream follow; else a path of `length` bytes, of whose file `size` bytes from `offset` on belong here.
+A layer is identified by the digest of its tar stream, and two tar writers never produce the same
+stream for one tree. So `layer.apply` records everything of the stream except file contents
+(`Reader.record_*`).
 
-Owns:    one buffer and the descriptor of the file being read. The directory and the source stay the caller's.
+Format:  a sequence of 20-byte records, little-endian: size u64, offset u64, length u32. With length
+         0, `size` bytes of the stream follow. Otherwise a path of `length` bytes follows, and the
+         stream continues with `size` bytes of that file, starting at `offset`.
+Owns:    one buffer and the descriptor of the file being read. The directory and the source stay the
+         caller's.
 Threads: one at a time. The GIL is taken only to read the source.
-Raises:  ArchiveError for a damaged recipe or a file that is shorter than it was; OSError with the kernel's errno and the path.
+Raises:  ArchiveError for damaged tar-split data and for a file that has become shorter; OSError
+         with the kernel's errno and the path.
 """
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -16,19 +23,13 @@ from libc.string cimport memcpy, memmove
 
 import os
 
-from engine._fast.linux cimport RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_XDEV, openat2
+from engine._fast.linux cimport (
+    O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_XDEV, close, openat2, pread,
+)
+from engine._fast.tar cimport read_source
+
 from engine._fast.tar import ArchiveError
-
-cdef extern from "<fcntl.h>" nogil:
-    enum:
-        O_CLOEXEC
-        O_NOFOLLOW
-        O_NONBLOCK
-        O_RDONLY
-
-cdef extern from "<unistd.h>" nogil:
-    int close(int fd)
-    ssize_t pread(int fd, void *data, size_t size, int64_t offset)
 
 cdef enum:
     BUFFER = 128 * 1024
@@ -37,7 +38,11 @@ cdef enum:
 
 
 cdef class Stream:
-    """The stream of one layer, in order. `source`: the recipe, an object with `readinto`; `directory`: a descriptor of the layer's root."""
+    """The tar stream of one layer, read in order.
+
+    `source`: an object with `readinto` that gives the tar-split data. `directory`: a descriptor of
+    the layer's root.
+    """
 
     cdef object source
     cdef object failure
@@ -50,7 +55,7 @@ cdef class Stream:
     cdef uint64_t left          # bytes of the open file
     cdef int64_t offset
     cdef char path[4096]
-    cdef int error              # errno, 0 for a fault that is told in `reason`
+    cdef int error              # errno, or 0 when `reason` describes the fault
     cdef const char *reason
 
     def __cinit__(self, source not None, int directory):
@@ -67,18 +72,19 @@ cdef class Stream:
         free(self.buffer)
 
     def close(self):
-        """Let go of the file that it is in. Idempotent; while no thread reads."""
+        """Close the file being read. Idempotent; not while another thread reads."""
         if self.file >= 0:
             close(self.file)
             self.file = -1
 
-    def readinto(self, uint8_t[::1] target not None):
-        """Fill `target`; the number of bytes, less than its size only at the end."""
+    def readinto(self, target not None):
+        """Fill `target`. Returns the number of bytes, less than its size only at the end."""
+        cdef Py_buffer room
         cdef int64_t got
-        if target.shape[0] == 0:
-            return 0
+        PyObject_GetBuffer(target, &room, PyBUF_WRITABLE)
         with nogil:
-            got = self.read(&target[0], target.shape[0])
+            got = self.read(<uint8_t *>room.buf, room.len)
+        PyBuffer_Release(&room)
         if got < 0:
             if self.failure is not None:
                 failure, self.failure = self.failure, None
@@ -104,7 +110,7 @@ cdef class Stream:
                     if got < 0:
                         return -1
                     if got == 0:
-                        return self.fail(0, b"the recipe of a layer is truncated")
+                        return self.fail(0, b"the tar-split data of a layer is truncated")
                 part = min(self.filled - self.start, size - done)
                 if part > self.raw:
                     part = self.raw
@@ -135,14 +141,14 @@ cdef class Stream:
         return done
 
     cdef int next(self) noexcept nogil:
-        """Take the next record. 1, 0 at the end, -1."""
+        """Start the next record. Returns 1, 0 at the end, -1 on failure."""
         cdef uint64_t size
         cdef uint32_t length
         cdef int got = self.need(HEAD)
         if got < 0:
             return -1
         if got == 0:
-            return 0 if self.start == self.filled else <int>self.fail(0, b"the recipe of a layer is truncated")
+            return 0 if self.start == self.filled else <int>self.fail(0, b"the tar-split data of a layer is truncated")
         memcpy(&size, self.buffer + self.start, 8)
         memcpy(&self.offset, self.buffer + self.start + 8, 8)
         memcpy(&length, self.buffer + self.start + 16, 4)
@@ -151,17 +157,17 @@ cdef class Stream:
             self.raw = size
             return 1
         if length > MAX_PATH:
-            return <int>self.fail(0, b"the recipe of a layer is damaged")
+            return <int>self.fail(0, b"the tar-split data of a layer is damaged")
         got = self.need(length)
         if got <= 0:
-            return -1 if got < 0 else <int>self.fail(0, b"the recipe of a layer is truncated")
+            return -1 if got < 0 else <int>self.fail(0, b"the tar-split data of a layer is truncated")
         memcpy(self.path, self.buffer + self.start, length)
         self.path[length] = 0
         self.start += length
         self.left = size
         if self.file >= 0:
             close(self.file)
-        # What is no regular file any more must neither block nor be followed; reading it fails.
+        # A path that is no longer a regular file must not block or be followed; reading it fails.
         self.file = openat2(
             self.directory,
             self.path,
@@ -171,7 +177,10 @@ cdef class Stream:
         return 1 if self.file >= 0 else <int>self.fail(errno, NULL)
 
     cdef int need(self, size_t count) noexcept nogil:
-        """Have `count` bytes of the recipe in one piece. 1, 0 when it ends before, -1."""
+        """Buffer `count` contiguous bytes of tar-split data.
+
+        Returns 1, 0 if it ends before, -1 on failure.
+        """
         cdef ssize_t got
         while self.filled - self.start < count:
             if self.start:
@@ -187,7 +196,7 @@ cdef class Stream:
 
     cdef ssize_t fill(self):
         try:
-            return self.source.readinto(<uint8_t[:BUFFER - self.filled]>(self.buffer + self.filled))
+            return read_source(self.source, self.buffer + self.filled, BUFFER - self.filled)
         except BaseException as error:
             self.failure = error
             return -1

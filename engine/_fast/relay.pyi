@@ -1,0 +1,6 @@
+from engine._fast.pump import Loop
+
+class Relay:
+    count: int
+    def __init__(self, loop: Loop, fd: int, address: bytes, most: int) -> None: ...
+    def close(self) -> None: ...

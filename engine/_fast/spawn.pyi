@@ -1,0 +1,17 @@
+from collections.abc import Sequence
+
+def spawn(
+    argv: list[bytes],
+    environment: list[bytes],
+    cwd: bytes,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    files: int,
+    program: int = -1,
+    inherited: Sequence[int] = (),
+    namespace: int = -1,
+) -> int: ...
+def read_only(path: bytes) -> int: ...
+def exit_of(pidfd: int) -> int | None: ...
+def become_subreaper() -> None: ...

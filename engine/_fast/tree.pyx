@@ -1,0 +1,197 @@
+# cython: language_level=3
+"""Directory trees removed and measured by descriptor, without following links.
+
+Owns:    nothing between calls. At most 64 directories are open at a time.
+Threads: any number at once. The GIL is released for the whole of a call.
+Raises:  OSError with the kernel's errno.
+"""
+from libc.errno cimport (
+    EEXIST, EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, errno,
+)
+from libc.stdint cimport int64_t
+from libc.stdio cimport snprintf
+
+import os
+
+from engine._fast.linux cimport (
+    AT_REMOVEDIR, AT_SYMLINK_NOFOLLOW, DIR, DT_DIR, O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, O_RDONLY,
+    S_ISDIR, S_ISLNK, S_ISREG, close, closedir, dirent, dirfd, fdopendir, fstatat, is_dot, openat,
+    readdir, renameat, rewinddir, stat_t, unlinkat,
+)
+
+cdef enum:
+    MAX_OPEN = 64           # directories open at once
+    MAX_SERIAL = 100000     # attempts to find a name that the tree does not have yet
+
+
+cdef struct Removal:
+    int top                 # directories below MAX_OPEN levels are moved up into this one
+    long moved
+    long removed
+    long serial
+    int error               # errno of the first entry that could not be removed
+
+
+cdef void note(Removal *removal, int number) noexcept nogil:
+    if removal.error == 0:
+        removal.error = number
+
+
+cdef void empty_directory(int fd, Removal *removal, int depth) noexcept nogil:
+    """Remove everything in the directory `fd`. Closes `fd`."""
+    cdef DIR *directory = fdopendir(fd)
+    cdef dirent *found
+    cdef long before
+    if directory == NULL:
+        note(removal, errno)
+        close(fd)
+        return
+    while True:
+        before = removal.removed + removal.moved
+        rewinddir(directory)
+        while True:
+            found = readdir(directory)
+            if found == NULL:
+                break
+            if not is_dot(found.d_name):
+                remove_one(dirfd(directory), found.d_name, removal, depth, found.d_type == DT_DIR)
+        # Again: readdir(3) may skip names that were added (moved here) or removed while it ran.
+        if depth > 0 or removal.removed + removal.moved == before:
+            break
+    closedir(directory)
+
+
+cdef void remove_one(
+    int parent, const char *name, Removal *removal, int depth, bint directory
+) noexcept nogil:
+    cdef char moved_name[64]
+    cdef int fd
+    if not directory:
+        if unlinkat(parent, name, 0) == 0:
+            removal.removed += 1
+            return
+        if errno == ENOENT:
+            return
+        if errno != EISDIR and errno != EPERM:
+            note(removal, errno)
+            return
+    if depth >= MAX_OPEN:
+        if unlinkat(parent, name, AT_REMOVEDIR) == 0:
+            removal.removed += 1
+            return
+        for _ in range(MAX_SERIAL):
+            removal.serial += 1
+            snprintf(moved_name, sizeof(moved_name), b".removed-%ld", removal.serial)
+            if renameat(parent, name, removal.top, moved_name) == 0:
+                removal.moved += 1
+                return
+            if errno != EEXIST and errno != ENOTEMPTY and errno != ENOTDIR:
+                break
+        note(removal, errno)
+        return
+    if unlinkat(parent, name, AT_REMOVEDIR) == 0:
+        removal.removed += 1
+        return
+    if errno == ENOENT:
+        return
+    if errno != ENOTEMPTY:
+        note(removal, EPERM if errno == ENOTDIR else errno)
+        return
+    fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+    if fd < 0:
+        # Another process may have replaced it: the next pass handles that.
+        if errno != ENOENT and errno != ENOTDIR and errno != ELOOP:
+            note(removal, errno)
+        return
+    if depth == 0:
+        removal.top = fd
+    empty_directory(fd, removal, depth + 1 if depth else 1)
+    if unlinkat(parent, name, AT_REMOVEDIR) == 0:
+        removal.removed += 1
+    elif errno != ENOENT and errno != ENOTEMPTY:
+        note(removal, errno)
+
+
+cdef int remove_entry(int parent, const char *name, bint directory) noexcept nogil:
+    """Remove `name` in one pass.
+
+    Returns 0, or the first errno. `directory`: it is known to be one.
+    """
+    cdef Removal removal
+    removal.top = -1
+    removal.moved = removal.removed = removal.serial = 0
+    removal.error = 0
+    remove_one(parent, name, &removal, 0, directory)
+    return removal.error
+
+
+def remove_tree(int parent, bytes name not None):
+    """Remove `name` in the directory `parent` with everything below it, to any depth.
+
+    A missing name is no error. Links are not followed. Entries that cannot be removed are left; the
+    rest is removed, then OSError is raised with the first errno.
+    """
+    cdef Removal removal
+    cdef const char *text = name
+    cdef long before
+    with nogil:
+        removal.top = -1
+        removal.moved = removal.removed = removal.serial = 0
+        removal.error = 0
+        while True:
+            before = removal.removed + removal.moved
+            removal.error = 0
+            remove_one(parent, text, &removal, 0, False)
+            if removal.removed + removal.moved == before or removal.error != 0:
+                break
+    if removal.error == 0 and os.access(name, os.F_OK, dir_fd=parent, follow_symlinks=False):
+        removal.error = ENOTEMPTY
+    if removal.error != 0:
+        raise OSError(removal.error, os.strerror(removal.error), os.fsdecode(name))
+
+
+cdef void measure(int fd, int64_t *size, double *shared, int64_t *entries, int depth) noexcept nogil:
+    """Add up the entries of the directory `fd`. Closes `fd`."""
+    cdef DIR *directory = fdopendir(fd)
+    cdef dirent *found
+    cdef stat_t status
+    cdef int below
+    if directory == NULL:
+        close(fd)
+        return
+    while True:
+        found = readdir(directory)
+        if found == NULL:
+            break
+        if is_dot(found.d_name):
+            continue
+        entries[0] += 1
+        if fstatat(dirfd(directory), found.d_name, &status, AT_SYMLINK_NOFOLLOW) < 0:
+            continue
+        if S_ISREG(status.st_mode) or S_ISLNK(status.st_mode):
+            if status.st_nlink > 1:
+                shared[0] += <double>status.st_size / <double>status.st_nlink
+            else:
+                size[0] += status.st_size
+        elif S_ISDIR(status.st_mode) and depth < 4 * MAX_OPEN:
+            below = openat(dirfd(directory), found.d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+            if below >= 0:
+                measure(below, size, shared, entries, depth + 1)
+    closedir(directory)
+
+
+def usage(int directory):
+    """Bytes of files and link targets below a directory descriptor, as Docker counts them, and the
+    number of entries.
+
+    The size of a file with several names is divided among them. A directory 256 levels deep counts
+    as one entry and is not opened. Entries removed while this runs are not counted.
+    """
+    cdef int64_t size = 0, entries = 0
+    cdef double shared = 0
+    cdef int fd = openat(directory, b".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    if fd < 0:
+        raise OSError(errno, os.strerror(errno))
+    with nogil:
+        measure(fd, &size, &shared, &entries, 0)
+    return size + round(shared), entries
