@@ -1,7 +1,8 @@
-"""`engined check`: what this host lacks for the engine, or has too little of for N containers, with the numbers and the cure.
+"""`engined check`: missing features and limits too low for N containers, with numbers and cures.
 
-Looks and tries (in a network namespace of its own, and one trivial container); changes nothing of the host. Not here: what the engine does at
-start about the same things (it switches forwarding on, picks the runtime).
+Looks and tries, in a network namespace of its own and with one trivial container. Changes nothing
+of the host. Not here: the engine's own handling of the same things at start (it switches forwarding
+on and picks the runtime).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine.errors import EngineError
 from engine.networks.sandboxes import PORTS
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
-from engine.system import namespaces, netfilter, netlink, seccomp
+from engine.system import links, namespaces, netfilter, seccomp
 
 KERNEL = (5, 10)
 """Oldest kernel that is tested; openat2(2), pidfds and overlay on overlay came before."""
@@ -29,7 +30,9 @@ KERNEL = (5, 10)
 PUBLISHED = 4
 """Published ports of a container that a plan should have room for."""
 DESCRIPTORS = 8 + PUBLISHED
-"""Descriptors that daemon and monitor each hold for a running container: namespace, pidfd, stdio, log, ports, and some air."""
+"""Descriptors that daemon and monitor each hold for a running container: namespace, pidfd, stdio,
+log, ports, and a margin.
+"""
 TASKS = 32
 """Processes and threads of a container that a plan should have room for."""
 SPARE_DESCRIPTORS, SPARE_TASKS, SPARE_NEIGHBOURS = 512, 8192, 512
@@ -38,7 +41,7 @@ WATCHES = 64
 
 
 class Finding(NamedTuple):
-    """One row. `ok` False: `cure` says what to do."""
+    """One row. Where `ok` is False, `cure` says what to do."""
 
     subject: str
     ok: bool
@@ -47,8 +50,20 @@ class Finding(NamedTuple):
 
 
 def main(containers: int) -> int:
-    """Print a row per subject; 0 when nothing is missing or too small, else 1."""
+    """Print a row per subject.
+
+    Returns the exit status: 1 if anything is missing or too small, else 0.
+    """
     rows = list(findings(containers))
+    try:
+        _print(rows, containers)
+    except BrokenPipeError:  # by `| head`: the reader has seen enough
+        # for the interpreter's own flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1 if any(not row.ok for row in rows) else 0
+
+
+def _print(rows: list[Finding], containers: int) -> None:
     width = max(len(row.subject) for row in rows)
     for row in rows:
         print(f"{'ok ' if row.ok else 'LOW'}  {row.subject:{width}}  {row.text}")
@@ -61,7 +76,6 @@ def main(containers: int) -> int:
         else f"ready for {containers} containers"
     )
     sys.stdout.flush()
-    return 1 if short else 0
 
 
 def findings(containers: int) -> Iterator[Finding]:
@@ -102,7 +116,7 @@ def kernel(release: str) -> Finding:
 
 
 def file_system(name: str, known: Path = Path("/proc/filesystems"), modules: Path = Path("/lib/modules")) -> Finding:
-    """Whether the kernel has a file system, or a module of it that mount(2) loads."""
+    """Whether the kernel has a file system, or a module that mount(2) loads."""
     built_in = any(line.split()[-1] == name for line in known.read_text().splitlines() if line.strip())
     loadable = any((modules / platform.release()).glob(f"kernel/fs/{name}*/{name}*.ko*"))
     text = "in the kernel" if built_in else "a module" if loadable else "not in this kernel"
@@ -125,7 +139,7 @@ def control_groups(hierarchies: Cgroups) -> Iterator[Finding]:
 
 
 def runtime() -> Finding:
-    """One real container with each candidate until one works."""
+    """Run a real container with each candidate until one works."""
     with tempfile.TemporaryDirectory(prefix="engined-check-") as directory:
         try:
             found = Runtime.probe("", Path(directory))
@@ -157,13 +171,8 @@ def attempt(subject: str, action: Callable[[], None], cure: str) -> Finding:
 
 
 def _try_links() -> None:
-    with netlink.Netlink() as links:
-        links.apply(netlink.create_bridge("check0", mac="02:42:00:00:00:01"))
-        own = namespaces.network()
-        try:
-            links.apply(netlink.create_veth("check1", "check2", own))
-        finally:
-            os.close(own)
+    links.create("check0", "bridge")
+    links.create("check1", "veth", peer="check2")
 
 
 def _try_nat() -> None:
@@ -184,7 +193,9 @@ def _try_nat() -> None:
 
 
 def forward_policies(chains: str) -> Finding:
-    """Whether somebody else's forward chain drops by policy: no accept of the engine's own can overrule that."""
+    """Whether another table drops forwarded packets by policy, which no accept of the engine's can
+    overrule.
+    """
     table, dropping = "", []
     for line in chains.splitlines():
         if line.startswith("table "):
@@ -208,7 +219,7 @@ def ports(containers: int) -> Finding:
 
 
 def ephemeral_ports(containers: int, range_: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> Finding:
-    """Where published ports without a number come from; the host's own connections take theirs there, too."""
+    """Ports for published ones without a number, shared with the host's own connections."""
     wanted = containers * PUBLISHED + 1024
     low, high = map(int, range_.read_text().split())
     name = "net.ipv4.ip_local_port_range"
@@ -221,7 +232,10 @@ def ephemeral_ports(containers: int, range_: Path = Path("/proc/sys/net/ipv4/ip_
 
 
 def open_files(containers: int, hard: int) -> Finding:
-    """RLIMIT_NOFILE of this process, as the engine would inherit it."""
+    """RLIMIT_NOFILE of this process, as the engine would inherit it.
+
+    When it is nearly used up, starts are refused (`system/limits.py`).
+    """
     wanted = containers * DESCRIPTORS + SPARE_DESCRIPTORS
     enough = hard == resource.RLIM_INFINITY or hard >= wanted
     have = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
@@ -231,7 +245,10 @@ def open_files(containers: int, hard: int) -> Finding:
 
 
 def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
-    """(subject, sysctl, least value). Counted for the whole host: neighbour tables and inotify are shared by all network and user namespaces."""
+    """(subject, sysctl, least value) of each setting that containers use up.
+
+    Counted for the whole host, as network and user namespaces share neighbour tables and inotify.
+    """
     return (
         ("process ids", "kernel.pid_max", containers * TASKS + SPARE_TASKS),
         ("threads", "kernel.threads-max", containers * TASKS + SPARE_TASKS),
@@ -248,7 +265,7 @@ def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
 
 
 def setting(subject: str, name: str, wanted: int, root: Path = Path("/proc/sys")) -> Finding | None:
-    """One sysctl against the least value; None where this kernel has none of that name (nothing to run out of)."""
+    """Compare one sysctl with the least value; None if this kernel does not have it."""
     path = root.joinpath(*name.split("."))
     try:
         value = int(path.read_text().split()[0])

@@ -1,11 +1,21 @@
-"""What the operator chose: paths, listeners, runtime and limits. Frozen after start; read from arguments and a TOML file.
+"""What the operator chose: paths, listeners, runtime and limits. Frozen after start.
+
+Each field of `Config` carries its option's name, value and description. The command line, the TOML
+file, `docs/engined.toml`, the manual page and README's table are all made from them.
 
 Not here: anything that changes while the daemon runs.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -15,43 +25,243 @@ DEFAULT_RUN = "/run/engined"
 DEFAULT_BRIDGE = "engined0"
 DEFAULT_CERTIFICATES = "/etc/docker/certs.d"
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 MAX_RUN_PATH = 60
-"""Bytes of the run directory's path: a socket below it must fit into the 108 of unix(7)'s `sun_path`."""
+"""Bytes of the run directory's path: a socket below it must fit into the 108 of `sun_path`,
+unix(7).
+"""
+
+
+def _option(flag: str, value: str, text: str, default: str = "") -> msgspec.Meta:
+    """An option `flag VALUE`. `default` is said in place of the field's own where that is empty."""
+    return msgspec.Meta(description=text, extra={"flag": flag, "value": value, "default": default})
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine on this host. Two of them with other `root`, `run` and `bridge` do not touch each other."""
+    """One engine on this host.
 
-    sockets: tuple[str, ...] = (DEFAULT_SOCKET,)
-    group: str = "docker"
-    """Group that may use the Unix sockets, when the host has it; else root alone."""
-    tcp: tuple[str, ...] = ()
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    insecure: bool = False
-    """Plain TCP, on loopback addresses alone."""
-    root: Path = Path(DEFAULT_ROOT)
-    run: Path = Path(DEFAULT_RUN)
-    runtime: str = ""
-    """`crun`, `runc` or a path; empty: the start-up probe chooses."""
-    bridge: str = DEFAULT_BRIDGE
-    bridge_subnet: str = ""
-    """CIDR of the default bridge; empty: the first default pool that overlaps no route of the host."""
-    log_level: str = "info"
-    attach_stall: int = 300
-    """Seconds after which an attached client that took nothing is disconnected (design §7)."""
-    insecure_registries: tuple[str, ...] = ()
-    """HOST, HOST:PORT or CIDR of registries that may be spoken to without TLS, or without a certificate that holds; loopback always may."""
-    registry_mirrors: tuple[str, ...] = ()
-    """URLs that are asked before Docker Hub."""
-    registry_certificates: Path = Path(DEFAULT_CERTIFICATES)
-    """HOST:PORT/*.crt, *.cert and *.key in it, as Docker reads them."""
-    plugin_sockets: tuple[Path, ...] = (Path("/run/docker/plugins"),)
-    """Directories with sockets of plugins (NAME.sock), as Docker looks for them; RUN/plugins comes after them."""
-    plugin_specs: tuple[Path, ...] = (Path("/etc/docker/plugins"), Path("/usr/lib/docker/plugins"))
-    """Directories with specifications of plugins (NAME.spec, NAME.json)."""
-    plugin_timeout: int = 60
-    """Seconds that a plugin may take to answer one call."""
-    registry_timeout: int = 30
-    """Seconds without a byte after which a registry's connection is given up."""
+    Two with different `root`, `run` and `bridge` do not touch each other.
+    """
+
+    sockets: Annotated[
+        tuple[str, ...],
+        _option("--socket", "PATH", "Unix socket to listen on, mode 0660."),
+    ] = (DEFAULT_SOCKET,)
+    group: Annotated[
+        str,
+        _option("--group", "NAME", "Group that may use the Unix sockets. If the host lacks it, only root."),
+    ] = "docker"
+    tcp: Annotated[
+        tuple[str, ...],
+        _option(
+            "--tcp",
+            "HOST:PORT",
+            "TCP address to listen on. Needs the three --tls options, or --insecure on a loopback address.",
+            "none",
+        ),
+    ] = ()
+    tls_ca: Annotated[str, _option("--tls-ca", "FILE", "CA that signs the clients' certificates.", "none")] = ""
+    tls_cert: Annotated[str, _option("--tls-cert", "FILE", "Certificate chain of the server.", "none")] = ""
+    tls_key: Annotated[str, _option("--tls-key", "FILE", "Private key of the server.", "none")] = ""
+    insecure: Annotated[bool, _option("--insecure", "", "Allow TCP without TLS, on loopback addresses only.")] = False
+    root: Annotated[Path, _option("--root", "DIR", "Directory of images, containers and volumes.")] = Path(DEFAULT_ROOT)
+    run: Annotated[
+        Path,
+        _option(
+            "--run",
+            "DIR",
+            f"Directory of sockets and the monitor's journal, at most {MAX_RUN_PATH} bytes long. "
+            "It must not survive a reboot: that is how the engine notices one.",
+        ),
+    ] = Path(DEFAULT_RUN)
+    runtime: Annotated[
+        str,
+        _option(
+            "--runtime",
+            "crun|runc|PATH",
+            "OCI runtime. The log says at start which one is used and why.",
+            "crun where it works, else runc",
+        ),
+    ] = ""
+    bridge: Annotated[str, _option("--bridge", "NAME", "Bridge of the default network.")] = DEFAULT_BRIDGE
+    bridge_subnet: Annotated[
+        str,
+        _option(
+            "--bridge-subnet",
+            "CIDR",
+            "Subnet of the default network.",
+            "the first default pool that overlaps no route of the host",
+        ),
+    ] = ""
+    attach_stall: Annotated[
+        int,
+        _option("--attach-stall", "SECONDS", "Disconnect an attached client that has read nothing for so long."),
+    ] = 300
+    insecure_registries: Annotated[
+        tuple[str, ...],
+        _option(
+            "--insecure-registry",
+            "HOST[:PORT]|CIDR",
+            "Registry that may be used without TLS or with an invalid certificate. Loopback always may.",
+            "none",
+        ),
+    ] = ()
+    registry_mirrors: Annotated[
+        tuple[str, ...],
+        _option("--registry-mirror", "URL", "Mirror to try before Docker Hub.", "none"),
+    ] = ()
+    registry_certificates: Annotated[
+        Path,
+        _option(
+            "--registry-certificates",
+            "DIR",
+            "Directory of HOST:PORT/*.crt, *.cert and *.key, as Docker reads them.",
+        ),
+    ] = Path(DEFAULT_CERTIFICATES)
+    registry_timeout: Annotated[
+        int,
+        _option("--registry-timeout", "SECONDS", "Give up a registry that has sent nothing for so long."),
+    ] = 30
+    plugin_sockets: Annotated[
+        tuple[Path, ...],
+        _option(
+            "--plugin-socket-directory",
+            "DIR",
+            "Directory of plugin sockets (NAME.sock). RUN/plugins is searched last.",
+        ),
+    ] = (Path("/run/docker/plugins"),)
+    plugin_specs: Annotated[
+        tuple[Path, ...],
+        _option(
+            "--plugin-spec-directory",
+            "DIR",
+            "Directory of plugin specifications (NAME.spec, NAME.json).",
+        ),
+    ] = (Path("/etc/docker/plugins"), Path("/usr/lib/docker/plugins"))
+    plugin_timeout: Annotated[
+        int,
+        _option("--plugin-timeout", "SECONDS", "Give up a plugin call that takes longer."),
+    ] = 60
+    log_level: Annotated[
+        str,
+        _option("--log-level", "|".join(LOG_LEVELS), "Least severe level that is logged, to standard error."),
+    ] = "info"
+
+
+class Option(NamedTuple):
+    """One option of `engined serve`, which is one field of `Config`."""
+
+    field: str
+    flag: str
+    value: str
+    """Placeholder of its value; empty for a switch."""
+    text: str
+    default: Any
+    shown_default: str
+    repeatable: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in the TOML file."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def options() -> Iterator[Option]:
+    """All options, in the order of the manual."""
+    hints = typing.get_type_hints(Config, include_extras=True)
+    for field in msgspec.structs.fields(Config):
+        kind, meta = typing.get_args(hints[field.name])
+        default = field.default
+        repeatable = typing.get_origin(kind) is tuple
+        shown = ", ".join(map(str, default)) if repeatable else str(default)
+        yield Option(
+            field.name,
+            meta.extra["flag"],
+            meta.extra["value"],
+            meta.description,
+            default,
+            meta.extra["default"] or ("" if kind is bool else shown),
+            repeatable,
+        )
+
+
+def parse(chosen: dict[str, Any], file: str | None = None) -> Config:
+    """Command line over TOML file over defaults.
+
+    Raises ValueError naming the option (and the file) whose value breaks a rule, or the file that
+    cannot be read.
+    """
+    values: dict[str, Any] = {}
+    if file:
+        by_name = {option.name: option.field for option in options()}
+        try:
+            for name, value in tomllib.loads(Path(file).read_text()).items():
+                values[by_name.get(name, name)] = value
+            _convert(values)
+        except OSError as error:
+            raise ValueError(f"--config {file}: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"--config {file}: {error}") from error
+    return _convert(values | {name: value for name, value in chosen.items() if value is not None})
+
+
+def decode(document: bytes) -> Config:
+    """A configuration that `encode` wrote. Raises msgspec.MsgspecError."""
+    return msgspec.json.decode(document, type=Config, dec_hook=_from_text)
+
+
+def encode(config: Config) -> bytes:
+    """The configuration as JSON, for `engined stop` when no daemon is alive."""
+    return msgspec.json.encode(config, enc_hook=str)
+
+
+def _from_text(kind: type[Any], value: object) -> object:
+    return kind(value)
+
+
+def _is_loopback(host: str) -> bool:
+    """As the server decides when it listens; here it is refused before the daemon makes anything
+    on the host.
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _convert(values: dict[str, Any]) -> Config:
+    config = msgspec.convert(values, Config, dec_hook=_from_text)
+    config = msgspec.structs.replace(config, root=config.root.resolve(), run=config.run.resolve())
+    if len(os.fsencode(config.run)) > MAX_RUN_PATH:
+        raise ValueError(
+            f"--run {config.run}: longer than {MAX_RUN_PATH} bytes, sockets below it would not fit unix(7)"
+        )
+    if not 0 < len(config.bridge.encode()) <= 15:
+        raise ValueError(f"--bridge {config.bridge!r}: an interface name has 1 to 15 bytes")
+    for address in config.tcp:
+        host, _, port = address.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+            raise ValueError(f"--tcp {address}: must be HOST:PORT, with a port of 0 to 65535")
+        if config.insecure and not (config.tls_ca or config.tls_cert or config.tls_key) and not _is_loopback(host):
+            raise ValueError(f"--tcp {address}: without TLS only loopback addresses are allowed")
+    files = {"--tls-ca": config.tls_ca, "--tls-cert": config.tls_cert, "--tls-key": config.tls_key}
+    if config.tcp and not (config.insecure and not any(files.values())):
+        for option, path in files.items():
+            if not path:
+                raise ValueError(f"--tcp needs {option} (or --insecure, on loopback)")
+            if not os.access(path, os.R_OK):
+                raise ValueError(f"{option} {path}: not readable")
+    for mirror in config.registry_mirrors:
+        if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", mirror):
+            raise ValueError(f"--registry-mirror {mirror!r}: must be an http or https URL")
+    if config.log_level not in LOG_LEVELS:
+        raise ValueError(f"--log-level {config.log_level!r}: must be one of {', '.join(LOG_LEVELS)}")
+    for option, seconds in (
+        ("--attach-stall", config.attach_stall),
+        ("--registry-timeout", config.registry_timeout),
+        ("--plugin-timeout", config.plugin_timeout),
+    ):
+        if seconds < 1:
+            raise ValueError(f"{option} {seconds}: must be at least 1 second")
+    return config

@@ -1,6 +1,8 @@
-"""Builds every part, restores state at start, stops in reverse. The one module that may import all.
+"""Builds all parts, restores state at start, and closes in reverse order. The only module that may
+import all others.
 
-SIGTERM and SIGINT end the daemon alone: containers and monitor live on. SIGUSR1 (`engined stop`) stops them too and leaves nothing behind.
+SIGTERM and SIGINT end only the daemon: containers and the monitor keep running. SIGUSR1 (`engined
+stop`) stops them as well and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import sys
 from pathlib import Path
 
@@ -24,49 +25,61 @@ import uvloop
 from engine import __version__
 from engine.api import application
 from engine.api.engine import Engine
-from engine.config import Config
-from engine.containers.container import ROOT, Container, Containers, Parts
+from engine.config import Config, encode
+from engine.containers.container import Container
+from engine.containers.containers import Containers
 from engine.containers.exec import Execs
 from engine.containers.health import HealthChecks
+from engine.containers.launch import ROOT
 from engine.containers.lifecycle import State
+from engine.containers.oom import OomNotices
+from engine.containers.parts import Lifecycle, Parts
 from engine.containers.stats import Statistics
 from engine.containers.store import ContainerStore
-from engine.errors import EngineError, NotFound
+from engine.errors import EngineError, NotFound, ServerError
 from engine.events import EventLog
+from engine.facts import Counts, Host
 from engine.http.server import Server
+from engine.http.tls import mutual_context
 from engine.images.remote import Remote
 from engine.images.store import ImageStore, ImageUser
-from engine.monitor.client import Exit, Monitor
+from engine.logs.drivers import SHIPPED
+from engine.monitor.client import Monitor
+from engine.monitor.handles import Exit
 from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
-from engine.runtime import cgroups
+from engine.runtime import apparmor, cgroups
 from engine.runtime.cgroups import Cgroups
-from engine.runtime.migration import Migration
 from engine.runtime.oci import Runtime
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
-from engine.system import host, mounts
+from engine.system import host, memory, mounts, tasks
 from engine.system.files import remove_tree, write_atomically
-from engine.system.threads import put_first
+from engine.system.grace_period import GracePeriod
+from engine.system.limits import open_descriptors
+from engine.system.threads import raise_priority
 from engine.volumes.store import VolumeStore
-from engine.wire.system import Counts, Host
 
 MARK = ".dockerenv"
-"""At the root of every container: by it programs tell that they are in one (systemd-detect-virt, Testcontainers)."""
+"""A file in every container's root, by which programs detect one (systemd-detect-virt,
+Testcontainers).
+"""
 
 _log = logging.getLogger(__name__)
 
 
 def run(config: Config, *, stop_after: float | None = None) -> int:
-    """Serve until told to end; the program's exit status.
+    """Serve until a signal ends it. Returns the program's exit status.
 
-    `stop_after`: do not serve, but stop what an earlier daemon left running, with so many seconds for the containers.
+    With `stop_after` it does not serve: it stops what an earlier daemon left running, and gives
+    containers so many seconds.
     """
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    put_first()
+    raise_priority()
+    memory.configure()
     try:
         uvloop.run(_serve(config, stop_after))
         return 0
@@ -91,7 +104,7 @@ async def _serve(config: Config, stop_after: float | None) -> None:
 
 
 def _notify_ready() -> None:
-    """sd_notify(3): the one datagram that systemd waits for with Type=notify."""
+    """Send READY=1, which systemd waits for with Type=notify: sd_notify(3)."""
     address = os.environ.pop("NOTIFY_SOCKET", "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier, contextlib.suppress(OSError):
@@ -99,174 +112,233 @@ def _notify_ready() -> None:
 
 
 class Daemon:
-    """One engine: its parts, in the order in which they stand on each other."""
+    """One engine and its parts."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.listening: list[str] = []
         self._told = asyncio.Event()
         self._stop_everything = False
+        self._failure = ""
         self._took_over = False
-        self.health: HealthChecks | None = None
+        self._restored = False
+        self.lifecycle = Lifecycle()
 
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
-        """Build and restore everything; `stack` takes it down again in reverse."""
+        """Build all parts, restore what runs, then listen. `stack` closes them in reverse order."""
+        self._claim(stack)
+        self._watch_signals(stack)
+        await self._open_stores(stack)
+        await self._open_containers(stack)
+        await self._restore(stack)
+        await self._listen(stack)
+        for container in self.containers:
+            container.start_at_boot()
+        # Objects made at start live as long as the daemon, so full collections need not walk them.
+        gc.collect()
+        gc.freeze()
+
+    def _claim(self, stack: contextlib.AsyncExitStack) -> None:
+        """Make ROOT and RUN, and become their only engine and the bridge's."""
         config = self.config
         _make_directories(config)
         stack.callback(self._leave_run, _claim(config.run))
         stack.enter_context(_claim_bridge(config.bridge))
+        self._took_over = (config.run / "monitor").exists()  # until the monitor says what it has
         _keep_config(config)
+
+    def _watch_signals(self, stack: contextlib.AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told.set)
         loop.add_signal_handler(signal.SIGUSR1, self._told_to_stop_everything)
+        tasks.when_fatal(self._fail)
+        stack.callback(tasks.when_fatal, None)
 
+    async def _open_stores(self, stack: contextlib.AsyncExitStack) -> None:
+        """The parts that containers stand on."""
+        config = self.config
         self.cgroups = await asyncio.to_thread(Cgroups.detect)
-        runtime = await asyncio.to_thread(Runtime.probe, config.runtime, config.run)
-        records = Records(config.root / "state.db")
-        stack.callback(records.close)
+        self.runtime = await asyncio.to_thread(Runtime.probe, config.runtime, config.run)
+        self.records = Records.in_root(config.root)
+        stack.callback(self.records.close)
+        self.snapshots = OverlaySnapshots(config.root, self.records, [MARK])
+        self.events = EventLog()
+        self.networks = Networks(config, self.records, self.events)
+        await self.networks.open()
+        stack.push_async_callback(self._close_networks)
         content = Content(config.root)
-        snapshots = OverlaySnapshots(config.root, records, [MARK])
-        events = EventLog()
-        networks = Networks(config, records, events)
-        await networks.open()
-        stack.push_async_callback(self._close_networks, networks)
-        self.monitor = monitor = Monitor(
+        self.images = ImageStore(self.records, content, self.snapshots, self.events, users=self._users_of)
+        await self.images.open()
+        stack.push_async_callback(self.images.close)
+        self.remote = Remote(config, self.images, self.events)
+        stack.push_async_callback(self.remote.close)
+        self.statistics = Statistics(self.cgroups)
+        stack.push_async_callback(self.statistics.close)
+        self.volumes = VolumeStore(config, self.records, self.events)
+        stack.push_async_callback(self.volumes.close)
+        self.grace_period = GracePeriod(await asyncio.to_thread(mounts.mounts))
+        stack.push_async_callback(self.grace_period.settled)
+
+    async def _open_containers(self, stack: contextlib.AsyncExitStack) -> None:
+        """The monitor, with what it has kept since the last daemon, and the containers by their
+        records.
+        """
+        config = self.config
+        self.monitor = Monitor(
             config.run, attach_stall=config.attach_stall, on_exit=self._exited, on_detach=self._detached
         )
-        images = ImageStore(records, content, snapshots, events, users=self._users_of)
-        await images.open()
-        stack.push_async_callback(images.close)
-        remote = Remote(config, images, events)
-        stack.push_async_callback(remote.close)
-        statistics = Statistics(self.cgroups)
-        stack.push_async_callback(statistics.close)
-        volumes = VolumeStore(config, records, events)
-        stack.push_async_callback(volumes.close)
-        migration = Migration(await asyncio.to_thread(mounts.mounts))
-        stack.push_async_callback(migration.settled)
         self.containers = Containers(
             Parts(
                 config=config,
-                store=ContainerStore(records),
-                images=images,
-                snapshots=snapshots,
-                networks=networks,
-                volumes=volumes,
-                monitor=monitor,
-                runtime=runtime,
+                store=ContainerStore(self.records),
+                images=self.images,
+                snapshots=self.snapshots,
+                networks=self.networks,
+                volumes=self.volumes,
+                monitor=self.monitor,
+                runtime=self.runtime,
                 cgroups=self.cgroups,
-                migration=migration,
-                events=events,
-                statistics=statistics,
-                running_changed=self._running_changed,
-                gone=self._gone,
+                grace_period=self.grace_period,
+                events=self.events,
+                lifecycle=self.lifecycle,
             )
         )
-        await monitor.open(hold=True)
-        self._took_over = bool(monitor.processes or monitor.exits)
-        stack.push_async_callback(self._close_monitor, monitor)
-        if networks.relay is not None:
-            monitor.relay(networks.relay, RELAYED.packed)
-        await self.containers.open()
-        await networks.settle()
-        self.execs = Execs(config.run, self.containers, monitor, runtime, migration)
-        self.execs.open()
+        self.execs = Execs(config.run, self.containers, self.monitor, self.runtime, self.grace_period)
         self.health = HealthChecks(self.execs)
-        self.health.resume(self.containers)
+        self._subscribe()
+        self.oom = OomNotices(self.cgroups, self.lifecycle)
+        stack.callback(self.oom.close)
+        await self.monitor.open(hold=True)
+        self._took_over = bool(self.monitor.processes or self.monitor.exits)
+        stack.push_async_callback(self._close_monitor)
+        if self.networks.relay is not None:
+            self.monitor.relay(self.networks.relay, RELAYED.packed)
+
+    def _subscribe(self) -> None:
+        """Who follows the lifecycle of containers, in the order in which they are called."""
+        lifecycle = self.lifecycle
+        lifecycle.runs.subscribe(lambda container: self._running_changed(container, True))
+        lifecycle.rests.subscribe(lambda container: self._running_changed(container, False))
+        lifecycle.ended.subscribe(lambda container: self.statistics.ended(container.id))
+        lifecycle.gone.subscribe(lambda container: self.execs.forget_container(container.id))
+        lifecycle.gone.subscribe(lambda container: memory.trim_soon())
+        self.images.idle.when_idle(memory.trim_soon)
+
+    async def _restore(self, stack: contextlib.AsyncExitStack) -> None:
+        """Correct records by what runs, and sweep what a crash left."""
+        await self.containers.open()
+        for container in self.containers:
+            self.oom.begin(container)
+        await self.networks.settle()
+        self.images.changed.subscribe(self.containers.images_changed)
+        self.execs.open()
+        self.lifecycle.ended.subscribe(lambda container: self.execs.run_ended(container.id))
+        self._restored = True
+        await self.health.resume(self.containers)
         stack.push_async_callback(self.health.close)
-        await self._end_strays(runtime)
-        monitor.deliver()
-        await snapshots.sweep({container.id for container in self.containers}, images.chain_ids())
-        await asyncio.to_thread(_sweep_directories, config.root / "containers", {each.id for each in self.containers})
+        await self._end_strays()
+        self.monitor.deliver()
+        live = {container.id for container in self.containers}
+        await self.snapshots.sweep(live, self.images.chain_ids())
+        await asyncio.to_thread(_sweep_directories, self.config.root / "containers", live)
         stack.push_async_callback(self.containers.settled)
 
-        def counts() -> Counts:
-            states = self.containers.counts()
-            return Counts(
-                running=states[State.RUNNING] + states[State.RESTARTING],
-                paused=states[State.PAUSED],
-                stopped=states[State.CREATED] + states[State.EXITED] + states[State.DEAD],
-                images=len(images),
-                driver_status=(("Backing directory", str(config.root)),),
-                runtime=runtime.name,
-                runtimes={runtime.name: runtime.path},
-                bridge=config.bridge,
-                volume_drivers=tuple(volumes.drivers()),
-            )
-
+    async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
+        config = self.config
         engine = Engine(
             config=config,
-            events=events,
+            events=self.events,
             host=await asyncio.to_thread(_read_host, config.root, self.cgroups),
-            counts=counts,
+            counts=self._counts,
             containers=self.containers,
             execs=self.execs,
-            images=images,
-            networks=networks,
-            remote=remote,
-            volumes=volumes,
-            monitor=monitor,
+            images=self.images,
+            networks=self.networks,
+            remote=self.remote,
+            statistics=self.statistics,
+            volumes=self.volumes,
         )
+        self.lifecycle.gone.subscribe(lambda container: engine.kept.forget(container.id))
         server = Server(application.Application(engine))
         stack.push_async_callback(engine.websockets.close)
         stack.push_async_callback(server.close)
         for path in config.sockets:
             await server.listen_unix(path, config.group)
             self.listening.append(path)
+        # Without certificates it is plain TCP, which `Server` allows only on loopback addresses.
+        context = mutual_context(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_cert else None
         for address in config.tcp:
             name, _, port = address.rpartition(":")
-            bound = await server.listen_tcp(name.strip("[]"), int(port), _tls(config))
+            bound = await server.listen_tcp(name.strip("[]"), int(port), context)
             self.listening.append(f"tcp://{name}:{bound}")
-        for container in self.containers:
-            container.start_at_boot()
-        # What start-up made lives as long as the daemon: full collections need not walk it again.
-        gc.collect()
-        gc.freeze()
+
+    def _counts(self) -> Counts:
+        """What /info shows and what changes from one request to the next."""
+        states = self.containers.counts()
+        return Counts(
+            running=states[State.RUNNING] + states[State.RESTARTING],
+            paused=states[State.PAUSED],
+            stopped=states[State.CREATED] + states[State.EXITED] + states[State.DEAD],
+            images=len(self.images),
+            driver_status=(("Backing directory", str(self.config.root)),),
+            runtime=self.runtime.name,
+            runtimes={self.runtime.name: self.runtime.path},
+            bridge=self.config.bridge,
+            volume_drivers=tuple(self.volumes.drivers()),
+            network_drivers=tuple(self.networks.drivers()),
+            log_drivers=SHIPPED,
+            descriptors=open_descriptors(),
+            tasks=len(asyncio.all_tasks()),
+        )
 
     def _leave_run(self, claim: int) -> None:
-        """Give up the claim; after `engined stop` nothing of ours is left in RUN."""
+        """Give up the claim.
+
+        After `engined stop` nothing of the engine is left in RUN, and an empty RUN is removed.
+        """
         if self._leaves_nothing:
             root = self.config.run / ROOT
             mounts.unmount(root)
-            with contextlib.suppress(FileNotFoundError):  # not come so far
+            with contextlib.suppress(FileNotFoundError):  # a start that failed before
                 root.rmdir()
         if self._stop_everything:
-            for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "volumes", "engined.pid"):
+            for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "shm", "volumes", "engined.pid"):
                 path = self.config.run / name
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # files of others: sockets, plugins
+                self.config.run.rmdir()
         os.close(claim)
 
     @property
     def _leaves_nothing(self) -> bool:
-        """Monitor and bridge go too: after `engined stop`, or when a start-up failed that had nothing to take over."""
+        """True if monitor and bridge are removed as well: after `engined stop`, or after a
+        failed first start.
+        """
         return self._stop_everything or not (self.listening or self._took_over)
 
     def _users_of(self, image_id: str) -> list[ImageUser]:
         return self.containers.using_image(image_id)
 
     def _exited(self, key: str, exit_record: Exit) -> None:
-        """The monitor's report, to the container or exec it is about."""
+        """Pass the monitor's report to its container or exec."""
         container = self.containers.find(key)
         if container is not None:
-            container.exited(exit_record)
+            container.exited()
         elif key in self.execs:
             self.execs.exited(key, exit_record)
         else:
             self.monitor.forget(key)
 
     def _running_changed(self, container: Container, runs: bool) -> None:
-        if self.health is not None:  # else they are being restored, and `resume` will look at them all
+        if self._restored:  # before that `resume` looks at all of them
             self.health.changed(container, runs)
 
-    def _gone(self, container_id: str) -> None:
-        self.execs.forget_container(container_id)
-
     def _detached(self, key: str, client: int, by_keys: bool) -> None:
-        """A client left: Docker tells of those who typed the detach keys."""
+        """A client has detached. Docker publishes an event only for the detach keys."""
         if not by_keys:
             return
         container = self.containers.find(key)
@@ -275,23 +347,35 @@ class Daemon:
         else:
             self.execs.detached(key)
 
-    async def _end_strays(self, runtime: Runtime) -> None:
-        """Processes that neither a container nor an exec answers for: what a crash between a start and its record would leave."""
+    async def _end_strays(self) -> None:
+        """End processes of no container and no exec, which a crash between a start and its
+        record leaves.
+        """
         for key in [*self.monitor.processes, *self.monitor.exits]:
             if key not in self.containers and key not in self.execs:
                 _log.warning("process %s belongs to no container: ending it", key)
                 with contextlib.suppress(NotFound):
                     self.monitor.signal(key, signal.SIGKILL)
-                await runtime.delete(key)
+                await self.runtime.delete(key)
                 self.monitor.forget(key)
 
     def _told_to_stop_everything(self) -> None:
         self._stop_everything = True
         self._told.set()
 
+    def _fail(self, message: str) -> None:
+        """End the daemon: a background task has failed that it cannot work without."""
+        self._failure = self._failure or message
+        self._told.set()
+
     async def until_told(self) -> None:
-        """Until SIGTERM, SIGINT or `engined stop`; the latter's containers have ended when it returns."""
+        """Wait for SIGTERM, SIGINT or `engined stop`. After the latter all containers have exited.
+
+        Raises ServerError when a fatal background task has failed. Containers keep running then.
+        """
         await self._told.wait()
+        if self._failure:
+            raise ServerError(f"cannot go on: {self._failure}")
         if self._stop_everything:
             try:
                 seconds = float((self.config.run / "stop-timeout").read_text())
@@ -300,26 +384,32 @@ class Daemon:
             await self.stop_everything(seconds)
 
     async def stop_everything(self, seconds: float) -> None:
-        """Stop every container, and have the parts remove what they made on the host when they close."""
+        """Stop every container. Parts remove what they made on the host when they close."""
         self._stop_everything = True
         await self.containers.stop_all(seconds)
 
-    async def _close_monitor(self, monitor: Monitor) -> None:
+    async def _close_monitor(self) -> None:
         if self._leaves_nothing:
-            await monitor.shutdown()
+            await self.monitor.shutdown()
             await asyncio.to_thread(self.cgroups.discard, cgroups.PARENT)
         else:
-            await monitor.close()
+            await self.monitor.close()
 
-    async def _close_networks(self, networks: Networks) -> None:
-        await networks.close(remove=self._leaves_nothing)
+    async def _close_networks(self) -> None:
+        await self.networks.close(remove=self._leaves_nothing)
 
 
 def _read_host(root: Path, hierarchies: Cgroups) -> Host:
-    """What /info tells of this host; the limits are those that a create does not warn of."""
+    """What /info shows of this host.
+
+    The limits are those that a create accepts without a warning.
+    """
     offered = hierarchies.support()
+    found = host.read(root)
     return msgspec.structs.replace(
-        host.read(root),
+        found,
+        # Loads the default profile where AppArmor is on, so that no start does.
+        security_options=(*(("apparmor",) if apparmor.default() else ()), *found.security_options),
         memory_limit=offered.memory,
         swap_limit=offered.swap,
         kernel_memory=offered.kernel_memory,
@@ -333,7 +423,10 @@ def _read_host(root: Path, hierarchies: Cgroups) -> Host:
 
 
 def _make_directories(config: Config) -> None:
-    """ROOT holds environments and files of containers: nobody but root looks into it. The sockets of RUN have modes of their own."""
+    """ROOT has files and environments of containers, so only root may read it.
+
+    Sockets in RUN have their own modes.
+    """
     for directory in (config.root, config.root / "containers", config.root / "volumes"):
         directory.mkdir(mode=0o710, parents=True, exist_ok=True)
         directory.chmod(0o710)
@@ -341,7 +434,7 @@ def _make_directories(config: Config) -> None:
 
 
 def _sweep_directories(containers: Path, live: set[str]) -> None:
-    """Remove the directories of containers that a crash kept from being recorded, or from being removed whole."""
+    """Remove directories that a crash left between a container's directory and its record."""
     for directory in containers.iterdir():
         if directory.name not in live:
             _log.info("removing %s: no container has it", directory)
@@ -349,7 +442,7 @@ def _sweep_directories(containers: Path, live: set[str]) -> None:
 
 
 def _claim(run: Path) -> int:
-    """The lock that makes this daemon the only one of `run`; its pid is in the file for `engined stop`."""
+    """Take the lock that allows one daemon per `run`. The file has its pid, for `engined stop`."""
     descriptor = os.open(run / "engined.pid", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -362,7 +455,9 @@ def _claim(run: Path) -> int:
 
 
 def _claim_bridge(name: str) -> socket.socket:
-    """The claim to be the only engine on a bridge: an abstract Unix socket, which lives in the bridge's own network namespace (unix(7))."""
+    """Take the lock that allows one engine per bridge: an abstract Unix socket, which is per
+    network namespace, unix(7).
+    """
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0engined/bridge/{name}")
@@ -373,22 +468,8 @@ def _claim_bridge(name: str) -> socket.socket:
 
 
 def _keep_config(config: Config) -> None:
-    """For `engined stop` when no daemon lives to be asked."""
-    write_atomically(config.run / "config.json", msgspec.json.encode(config, enc_hook=str))
-
-
-def _tls(config: Config) -> ssl.SSLContext | None:
-    """The context that asks every client for a certificate of `tls_ca`; None for plain TCP, which `Server` allows on loopback alone."""
-    if not config.tls_cert:
-        return None
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.tls_ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    except ssl.SSLError as error:
-        raise OSError(f"{config.tls_ca}, {config.tls_cert}, {config.tls_key}: {error.reason or error}") from error
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    """Write the configuration for an `engined stop` without a daemon."""
+    write_atomically(config.run / "config.json", encode(config))
 
 
 __all__ = ["Daemon", "__version__", "run"]

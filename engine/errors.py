@@ -1,13 +1,14 @@
-"""The seven kinds of error that the engine tells a client about.
+"""The kinds of error that the engine reports to clients.
 
-The domain raises a kind with the object's name in the message; `api/replies.py` alone knows the status codes
-(specification, chapter "Errors"). errno, netlink codes and exit codes of the runtime become a kind where they are
-met, in `system/` and `runtime/`, with the cause kept. Any other exception that reaches a reply is a bug.
+The domain raises a kind with the object's name in the message. `api/replies.py` alone knows the
+status codes. errno, netlink codes and exit codes of the runtime become a kind where they are met,
+in `system/` and `runtime/`, with the cause kept (`raise … from`). Any other exception that reaches
+a reply is a bug.
 """
 
 
 class EngineError(Exception):
-    """Base of the seven kinds; `message` is what the client reads."""
+    """Base of the kinds. `message` is what the client reads."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -15,11 +16,15 @@ class EngineError(Exception):
 
 
 class NotModified(EngineError):
-    """304: the object is already in the wanted state. It has no body on the wire."""
+    """304: the object is already in the wanted state. The reply has no body."""
 
 
 class InvalidParameter(EngineError):
     """400: a parameter, field or body breaks a rule that the message names."""
+
+
+class Unauthorized(EngineError):
+    """401: the credentials are missing or wrong."""
 
 
 class Forbidden(EngineError):
@@ -31,7 +36,7 @@ class NotFound(EngineError):
 
 
 class NotAcceptable(EngineError):
-    """406: the engine is not in the state that the operation asks for (attach at create, swarm)."""
+    """406: the engine is not in the state that the operation needs (attach at create, swarm)."""
 
 
 class Conflict(EngineError):
@@ -39,4 +44,14 @@ class Conflict(EngineError):
 
 
 class ServerError(EngineError):
-    """500: the host, the runtime or the kernel failed; the message says which and with what reason."""
+    """500: the host, the runtime or the kernel failed. The message says which, and why."""
+
+
+class Unimplemented(EngineError):
+    """501: the operation exists, and this engine or driver does not have it."""
+
+
+class Unavailable(EngineError):
+    """503: a resource that the operation needs is used up or not ready now. The same request may
+    succeed later.
+    """

@@ -1,7 +1,10 @@
-"""What happened in this engine: the last events, and those who listen.
+"""The event log: the last events of this engine, and its subscribers.
 
-Not here: the wire (`api/system.py` streams, `wire/events.py` has the struct). Everything runs in the loop's thread;
-nothing waits for a listener: one that falls too far behind is ended, and its client sees the end of the stream.
+Nothing waits for a subscriber. One that falls too far behind is ended, and its client sees the end
+of the stream.
+
+Threads: the event loop's. Not here: the wire (`api/system.py` streams, `wire/events.py` has the
+struct).
 """
 
 from __future__ import annotations
@@ -17,12 +20,30 @@ HISTORY = 1024
 """Events that are remembered for `since`."""
 
 BACKLOG = 4096
-"""Events that may wait for a slow listener before it is ended."""
+"""Events that may wait for a slow subscriber before it is ended."""
 
 CLOCK_SET_BACK = 1_000_000_000
-"""Nanoseconds by which an event may seem to be before the last one; beyond, the clock was set."""
+"""Nanoseconds by which an event may seem to precede the last one.
 
-EVENT_FILTERS = ("container", "daemon", "event", "image", "label", "network", "plugin", "type", "volume")
+With more the clock was set back.
+"""
+
+EVENT_FILTERS = (
+    "config",
+    "container",
+    "daemon",
+    "event",
+    "image",
+    "label",
+    "network",
+    "node",
+    "plugin",
+    "scope",
+    "secret",
+    "service",
+    "type",
+    "volume",
+)
 
 Filters = Mapping[str, Sequence[str]]
 
@@ -45,7 +66,8 @@ class EventLog:
         *,
         image_from: str = "",
     ) -> Message:
-        """Remember an event and give it to who listens. It is later than the one before it, unless the clock was set back.
+        """Remember an event and offer it to the subscribers. It is later than the one before,
+        unless the clock was set back.
 
         `image_from` fills `from` of a container's event; by default that is its attribute `image`.
         """
@@ -82,7 +104,7 @@ class EventLog:
         return subscription
 
     def history(self, since_ns: int, until_ns: int | None = None, filters: Filters | None = None) -> list[Message]:
-        """What is remembered of the time from `since_ns` to `until_ns`, both included, oldest first."""
+        """The remembered events from `since_ns` to `until_ns`, both included, oldest first."""
         return [
             message
             for message in self._history
@@ -100,7 +122,9 @@ class EventLog:
 
 
 class Subscription:
-    """An async iterator of messages, for one reader. Ends when closed, or when more than `BACKLOG` messages waited."""
+    """An async iterator of messages, for one reader. Ends when closed, or when more than `BACKLOG`
+    messages waited.
+    """
 
     def __init__(self, filters: Filters, forget: Callable[[Subscription], None]) -> None:
         self._filters = filters
@@ -123,13 +147,8 @@ class Subscription:
         self._wake()
 
     async def take(self) -> list[Message]:
-        """All messages that wait, at least one; none at the end."""
-        while not self._waiting and not self.ended:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+        """All messages that wait, at least one. None at the end."""
+        await self._something()
         messages = list(self._waiting)
         self._waiting.clear()
         return messages
@@ -138,12 +157,7 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Message:
-        while not self._waiting and not self.ended:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+        await self._something()
         if not self._waiting:
             raise StopAsyncIteration
         return self._waiting.popleft()
@@ -161,6 +175,15 @@ class Subscription:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def _something(self) -> None:
+        """Wait until there is a message or the end."""
+        while not self._waiting and not self.ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -176,6 +199,8 @@ def matches(message: Message, filters: Filters) -> bool:
             continue
         if name == "type":
             found = message.type in values
+        elif name == "scope":
+            found = "local" in values  # nothing that happens in one engine concerns a swarm
         elif name == "event":
             # "exec_create: sh" and "health_status: healthy" are asked for by their first word
             found = any(message.action == value or message.action.startswith(value + ":") for value in values)
@@ -204,7 +229,9 @@ def _object_matches(message: Message, values: Sequence[str]) -> bool:
 
 
 def _image_matches(message: Message, values: Sequence[str]) -> bool:
-    """By reference with or without tag: of the image itself, or of the image a container was made from."""
+    """By reference with or without tag: of the image itself, or of the image a container was made
+    from.
+    """
     if message.type not in ("image", "container"):
         return False
     name = message.actor.attributes.get("name" if message.type == "image" else "image", "")

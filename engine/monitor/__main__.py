@@ -1,8 +1,9 @@
-"""`python -m engine.monitor --run DIR`: the monitor process. Started by the daemon's client, and by hand when one looks for a fault."""
+"""`python -m engine.monitor --run DIR`: the monitor process. Started by the daemon's client, or by
+hand for debugging."""
 
 import sys
 
-from engine.monitor.process import main
+from engine.monitor.monitor import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,13 +1,16 @@
-"""The daemon's side of the monitor: orders that are awaited, reports that are told, and the monitor's life itself.
+"""The daemon's side of the monitor: sends orders, receives reports, and keeps a monitor running.
 
-`open` connects to the monitor that lives in RUN, or starts one. When it dies, another is started and handed every process: this side holds a
-duplicate of each stdio descriptor and each pidfd for that day, and is a subreaper, so that containers fall to it and can be collected. Launches that
-it was in the middle of are ended first (`orphans.py`), and only then said to have failed.
-Not here: what a container is; files of its bundle; the byte path, which does not pass the daemon.
+`open` connects to the monitor that runs in RUN, or starts one. When the monitor dies, another is
+started and takes over every process. For that case this side holds a duplicate of each stdio
+descriptor and each pidfd. It is also a subreaper, so that orphaned containers become its children
+and can be reaped. Launches that were under way are ended first (`orphans.py`) and only then
+reported as failed. Not here: what a container is; files of its bundle; the byte path, which does
+not pass the daemon.
 
 Owns:    the connection, and the descriptors of every `Process` until its exit.
-Threads: the event loop's alone. Nothing here blocks, but the spawn of a monitor (a vfork).
-Raises:  `ServerError` for what the monitor refuses or cannot do, `LaunchFailed` for a runtime that did, `NotFound` for a process that is gone.
+Threads: the event loop's only. Nothing here blocks except the spawn of a monitor (a vfork).
+Raises:  `ServerError` when the monitor refuses or fails, `LaunchFailed` when the runtime fails,
+         `NotFound` when the process is gone.
 """
 
 from __future__ import annotations
@@ -32,21 +35,37 @@ from pathlib import Path
 import msgspec
 
 import engine
-from engine._fast.pump import become_subreaper
+from engine._fast.spawn import become_subreaper
 from engine.errors import NotFound, ServerError
-from engine.monitor import messages, orphans
-from engine.monitor.messages import LogFile, Size
+from engine.logs.targets import Target
+from engine.monitor import messages, orphans, previous
+from engine.monitor.handles import (
+    Attached,
+    Client,
+    Exit,
+    Interrupted,
+    LaunchFailed,
+    LogReading,
+    OrderDescriptors,
+    Process,
+)
+from engine.monitor.messages import Size
+from engine.system.tasks import spawn
 
 START_LIMIT = 60.0
 """Seconds that a new monitor may take until it listens."""
+CALL_BACK_TRIES = 200
+"""Number of attempts, 10 ms apart, to connect to a monitor that was asked to recreate its
+socket."""
 RESTART_PAUSE = 0.2
 """Seconds between tries to restore a monitor that cannot be started."""
 DYING_LIMIT = 10.0
 """Seconds from the end of the connection until the monitor's process must have ended too."""
 COLLECT_PAUSE = 10.0
-"""Seconds between looks for children that nobody waits for, once a monitor has died."""
-EARLY_INLINE = 32 << 10
-"""Bytes of early input that travel in the packet itself."""
+"""Seconds between checks for unclaimed children after a monitor has died."""
+LOST_STATUS = 255
+"""The exit status reported when the real one is lost."""
+CODECS = (messages.CURRENT, previous.CODEC)
 _DEAD = "the monitor ended before it answered"
 _PACKETS = 64
 _REPORT = 32 << 10
@@ -56,152 +75,13 @@ _SO_SNDBUFFORCE = 32
 _log = logging.getLogger(__name__)
 
 
-class Exit(msgspec.Struct, frozen=True):
-    """How a process ended: 0 to 255, 128 + signal when killed, 255 when nobody can know; `at` in ns since the epoch."""
-
-    status: int
-    at: int
-
-
-class Attached(msgspec.Struct, frozen=True):
-    """A registered client. `log_inode`, `log_offset`: the log's end at that instant (0, 0: none). `running`: else it waits for a run."""
-
-    client: int
-    log_inode: int
-    log_offset: int
-    running: bool
-
-
-class LaunchFailed(ServerError):
-    """The runtime did not make the process: its exit status (-1: it was not run) and its own words. A client that came with the order waits."""
-
-    def __init__(self, reason: str, status: int, *, interrupted: bool = False) -> None:
-        """`interrupted`: the monitor died; whether it took the client, and wrote its head, nobody knows."""
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
-        self.interrupted = interrupted
-
-
-class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a process's output goes to: fields as in `messages.Attach`. The descriptor stays the caller's."""
-
-    descriptor: int
-    stdin: bool
-    stdout: bool
-    stderr: bool
-    raw: bool
-    head: bytes = b""
-    early: bytes = b""
-    detach_keys: bytes = b"\x10\x11"
-
-
-class Interrupted(ServerError):
-    """The monitor died before it answered."""
-
-
-class _Parcel:
-    """The descriptors that go with one order; the memory files among them are closed at the end."""
-
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-        self._files: list[int] = []
-
-    def __enter__(self) -> _Parcel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            os.close(file)
-
-    def file(self, content: bytes) -> None:
-        file = os.memfd_create("order", os.MFD_CLOEXEC)
-        self._files.append(file)
-        self.descriptors.append(file)
-        os.write(file, content)
-
-    def client(self, seq: int, key: str, client: Client, *, hold: bool = False) -> messages.Attach:
-        self.descriptors.append(client.descriptor)
-        early = client.early
-        if len(early) > EARLY_INLINE:
-            self.file(early)
-            early = b""
-        streams = (client.stdin, client.stdout, client.stderr)
-        return messages.Attach(seq, key, *streams, client.raw, client.head, early, client.detach_keys, hold)
-
-
-class Process:
-    """A running process. It holds what a new monitor would need: pidfd and stdio (letters as in `messages.State`)."""
-
-    __slots__ = ("descriptors", "key", "log", "pid", "pidfd", "stdin_once", "stdio")
-
-    def __init__(
-        self, key: str, pid: int, stdio: str, descriptors: list[int], stdin_once: bool, log: LogFile | None
-    ) -> None:
-        self.key = key
-        self.pid = pid
-        self.pidfd = descriptors[0] if descriptors else -1
-        self.stdio = stdio
-        self.descriptors = descriptors
-        self.stdin_once = stdin_once
-        self.log = log
-
-    def end_input(self) -> None:
-        """Close the duplicate of stdin: it would keep the process from seeing the end."""
-        index = self.stdio.find("i")
-        if index >= 0:
-            os.close(self.descriptors.pop(index + 1))
-            self.stdio = self.stdio.replace("i", "")
-
-    def close(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-        self.descriptors = []
-        self.pidfd = -1
-
-
-class LogReading:
-    """A reading of a process's log, which rotation waits for within bounds: `begin` it before the files are opened, `end` it in any case."""
-
-    __slots__ = ("_inode", "_key", "_monitor", "_number")
-
-    def __init__(self, monitor: Monitor, key: str) -> None:
-        self._monitor = monitor
-        self._key = key
-        self._number = 0
-        self._inode = 0
-
-    async def begin(self) -> None:
-        """From here on no rotation but one. A second call does nothing. Raises ServerError."""
-        if self._number:
-            return
-        number = self._number = next(self._monitor._sequence)
-        while True:
-            try:
-                await self._monitor._ask(lambda seq: messages.Follow(seq, self._key, number, 0))
-                return
-            except Interrupted:  # another monitor will be there
-                if self._monitor._closing:
-                    raise
-
-    def holds(self, inode: int) -> None:
-        """Its newest open file is `inode`: the next rotation may come."""
-        if self._number and inode != self._inode:
-            self._inode = inode
-            self._monitor._tell(messages.Follow(next(self._monitor._sequence), self._key, self._number, inode))
-
-    def end(self) -> None:
-        """Rotation waits no more. Idempotent."""
-        if self._number:
-            self._monitor._tell(messages.Unfollow(next(self._monitor._sequence), self._key, self._number))
-            self._number = 0
-
-
 class Monitor:
     """The monitor of `run`.
 
-    `on_exit(key, exit)` is called for every process that ends while this daemon is there; for one that ends during `run`, after `run`
-    has returned to the task that awaits it directly. `on_detach(key, client, keys)`: a client left before its process's end.
+    `on_exit(key, exit)` is called for every process that ends while this daemon runs, after its
+    `Process.exit` is resolved. For a process that ends during `run` it may be called before the
+    awaiting task continues; there `Process.exit` decides. `on_detach(key, client, keys)` is called
+    when a client leaves before its process ends.
     """
 
     def __init__(
@@ -219,16 +99,24 @@ class Monitor:
         self.processes: dict[str, Process] = {}
         self.exits: dict[str, Exit] = {}
         self.pid = 0
-        """The monitor's own, for those who measure it."""
+        """The monitor's own pid, for measurements."""
         self.kept = -1
-        """The descriptor that outlives this daemon with the monitor (`keep`), -1 when there is none."""
+        """The descriptor that outlives this daemon with the monitor (`keep`), -1 when there is
+        none.
+        """
         self._loop: asyncio.AbstractEventLoop
         self._files = 0
         self._socket: socket.socket | None = None
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._requests: dict[int, asyncio.Future[messages.Done]] = {}
         self._runs: dict[int, messages.Run] = {}
+        self._launched: dict[int, Process] = {}
         self._sequence = itertools.count(1)
+        self._codec = messages.CURRENT
+        self._adopting: dict[int, Process] = {}
+        self._forgotten: deque[str] = deque(maxlen=256)
+        """The newest keys passed to `forget`. The bound is larger than the number ever under
+        way."""
         self._connected = asyncio.Event()
         self._restored: set[str] | None = None
         self._restoring: asyncio.Task[None] | None = None
@@ -237,41 +125,44 @@ class Monitor:
         self._collecting: asyncio.Task[None] | None = None
         self._unsent: list[messages.Order] = []
         self._relay: tuple[socket.socket, bytes] | None = None
-        self._closing = False
+        self.closing = False
         self._opened = False
         self._holding = False
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def open(self, *, hold: bool = False) -> None:
-        """Connect to the living monitor, or start one; then `processes` and `exits` tell what it knows. Raises ServerError.
+        """Connect to the running monitor, or start one; then `processes` and `exits` hold its
+        state. Raises ServerError.
 
-        `hold`: what ends before `deliver` is called is put into `exits` as well.
+        `hold`: exits that happen before `deliver` is called are put into `exits` as well.
         """
         self._holding = hold
         self._loop = asyncio.get_running_loop()
         become_subreaper()
         self._files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # up to four descriptors of each process are kept here
+        # up to four descriptors of each process are kept here
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         deadline = time.monotonic() + START_LIMIT
         while not self._connected.is_set():
             try:
                 await self._connect()
-            except Interrupted:  # a dying one accepted: its socket closes after it is gone from everybody's sight
+            # the monitor accepted while dying: its socket closes after its path is gone
+            except Interrupted:
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.01)
         self._opened = True
 
     def deliver(self) -> None:
-        """The exits that nobody has taken go to `on_exit`, and so do those that come."""
+        """Pass the exits that were held to `on_exit`, and call it directly from now on."""
         self._holding = False
         while self.exits:
             self._on_exit(*self.exits.popitem())
 
     async def close(self) -> None:
-        """Leave the monitor alone with its processes."""
-        self._closing = True
+        """Disconnect, and leave the monitor running with its processes."""
+        self.closing = True
         if self._restoring is not None:
             self._restoring.cancel()
             with suppress(asyncio.CancelledError):
@@ -296,12 +187,12 @@ class Monitor:
         """End the monitor too. Raises ServerError while a process is left."""
         if self._restoring is not None:
             await asyncio.wait([self._restoring])
-        self._closing = True
+        self.closing = True
         try:
             with suppress(Interrupted):
-                await self._ask(messages.Shutdown)
+                await self.ask(messages.Shutdown)
         except ServerError:
-            self._closing = False
+            self.closing = False
             raise
         while self._children:  # noqa: ASYNC110 (collected when it is our child; happens once)
             await asyncio.sleep(0.005)
@@ -321,7 +212,8 @@ class Monitor:
                 connection.close()
                 if time.monotonic() > deadline:
                     raise ServerError(f"no monitor answers at {path}") from None
-                await self._start()
+                if not await self._call_back():
+                    await self._start()
             except OSError as error:
                 connection.close()
                 raise ServerError(f"monitor at {path}: {error.strerror}") from error
@@ -334,8 +226,7 @@ class Monitor:
         self._socket = connection
         self._restored = set()
         self._loop.add_reader(connection.fileno(), self._receive)
-        seq = next(self._sequence)
-        await self._answer(seq, messages.Hello(seq, attach_stall=self._attach_stall))
+        await self._greet()
         restored, self._restored = self._restored, None
         for process in list(self.processes.values()):
             if process.key not in restored:
@@ -349,8 +240,53 @@ class Monitor:
         self._unsent.clear()
         self._connected.set()
 
+    async def _call_back(self) -> bool:
+        """Ask a running monitor whose socket was removed (by a cleaner of temporary files, for
+        example) to recreate it. Returns False when none runs."""
+        path = self._run / "monitor" / "socket"
+        if path.exists():
+            return False
+        called = await asyncio.to_thread(orphans.monitors, self._run)
+        for pid in called:
+            _log.warning(
+                "the socket of the monitor of %s was removed; process %d is told to make it again", self._run, pid
+            )
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGHUP)
+        for _ in range(CALL_BACK_TRIES if called else 0):
+            if path.exists():
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    async def _greet(self) -> None:
+        """Say Hello in the newest protocol that the monitor speaks.
+
+        Raises ServerError, Interrupted.
+        """
+        for codec in CODECS:
+            self._codec = codec
+            seq = self.number()
+            try:
+                await self._answer(seq, messages.Hello(seq, codec.protocol, self._attach_stall))
+            except Interrupted:
+                raise
+            except ServerError as error:
+                refusal = error
+            else:
+                if codec is not messages.CURRENT:
+                    _log.info(
+                        "the monitor of %s is of an earlier version: it speaks protocol %d", self._run, codec.protocol
+                    )
+                return
+        raise ServerError(
+            f"the monitor of {self._run} is of another version: {refusal.message}. "
+            "Stop it with that version's `engined stop`"
+        )
+
     async def _start(self) -> None:
-        """Spawn a monitor and wait until it listens. One that another daemon has just started will do as well. Raises ServerError."""
+        """Spawn a monitor and wait until it listens. One that another daemon has just started is
+        used as well. Raises ServerError."""
         self._run.mkdir(mode=0o711, parents=True, exist_ok=True)
         if not self._opened:
             await asyncio.to_thread(orphans.end_launches, self._run)
@@ -431,16 +367,17 @@ class Monitor:
             for descriptor in duplicates:
                 os.close(descriptor)
         self._outbox.clear()
+        self._adopting.clear()
 
     def _lost(self) -> None:
         """The connection has ended: the monitor is dead."""
         self._disconnect()
         self._fail_requests(_DEAD)
-        if not self._closing and self._opened and self._restoring is None:
+        if not self.closing and self._opened and self._restoring is None:
             _log.error(
                 "the monitor of %s is gone; %d processes are handed to a new one", self._run, len(self.processes)
             )
-            self._restoring = self._loop.create_task(self._restore())
+            self._restoring = spawn(self._restore(), "restore the monitor", fatal=True)
 
     async def _restore(self) -> None:
         try:
@@ -449,7 +386,7 @@ class Monitor:
                 try:
                     await self._connect()
                     return
-                except ServerError as error:
+                except (ServerError, OSError) as error:  # OSError: no free descriptor, say
                     _log.error("the monitor cannot be restored yet: %s", error)
                     self._disconnect()
                     await asyncio.sleep(RESTART_PAUSE)
@@ -457,16 +394,17 @@ class Monitor:
             self._restoring = None
 
     async def _clear_up(self) -> None:
-        """End and collect what the dead monitor was in the middle of; then its launches have failed."""
+        """End and reap the launches of the dead monitor, then report them as failed."""
         if await self._has_ended(self.pid):
             await asyncio.to_thread(orphans.end_launches, self._run)
             await self._collect()
             if self._collecting is None:
-                self._collecting = self._loop.create_task(self._collect_again())
+                self._collecting = spawn(self._collect_again(), "collect what a dead monitor left")
         self._fail_runs(_DEAD)
 
     async def _has_ended(self, pid: int) -> bool:
-        """Whether that monitor is gone, its children with it: its socket closes a moment sooner. False when it merely left us."""
+        """Returns True if that monitor is gone and its children are reparented; its socket closes
+        slightly earlier. False when it only closed our connection."""
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -486,35 +424,35 @@ class Monitor:
         await asyncio.to_thread(orphans.collect, {process.pid for process in self.processes.values()})
 
     async def _collect_again(self) -> None:
-        """What has fallen to us may leave us children of its own, out of the host's process namespace. uvloop keeps SIGCHLD to itself."""
+        """Reap the children that reparented processes leave to us in turn, those in the host's PID
+        namespace. Polled, because uvloop keeps SIGCHLD to itself."""
         while True:
             await asyncio.sleep(COLLECT_PAUSE)
             await self._collect()
 
     def _adopt(self, process: Process) -> None:
-        self._send(
-            messages.Adopt(
-                next(self._sequence), process.key, process.pid, process.stdio, process.stdin_once, process.log
-            ),
-            process.descriptors,
-        )
+        seq = self.number()
+        order = messages.Adopt(seq, process.key, process.pid, process.stdio, process.stdin_once, process.log)
+        self._adopting[seq] = process
+        self._send(order, process.descriptors)
         if process.pidfd not in self._reaping:
             self._reaping.add(process.pidfd)
             self._loop.add_reader(process.pidfd, self._reap, process)
 
     def _reap(self, process: Process) -> None:
-        """An adopted process has ended. If it fell to us as subreaper, only we learn its status: the monitor is told."""
+        """An adopted process has ended. If it was reparented to us as subreaper, only we can reap
+        it, so its status is sent to the monitor."""
         self._loop.remove_reader(process.pidfd)
         self._reaping.discard(process.pidfd)
         try:
             result = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
-            return  # another is its parent, and the kernel tells the monitor
+            return  # another process is its parent, and the monitor gets the status from the kernel
         if result is not None:
             status = result.si_status if result.si_code == os.CLD_EXITED else 128 + result.si_status
-            self._tell(messages.Reaped(next(self._sequence), process.key, status))
+            self.tell(lambda seq: messages.Reaped(seq, process.key, status))
 
-    # --- orders ---------------------------------------------------------------------------------------------------
+    # --- orders -----------------------------------------------------------------------------------
 
     async def run(
         self,
@@ -526,74 +464,88 @@ class Monitor:
         open_stdin: bool = False,
         stdin_once: bool = False,
         size: Size | tuple[int, int] | None = None,
-        log: LogFile | None = None,
+        log: Target | None = None,
         document: bytes = b"",
         client: Client | None = None,
         namespace: int = -1,
     ) -> Process:
-        """Have the runtime make a process, `document` its process document, with that client from its beginning.
+        """Have the runtime create a process. `document` is its OCI process document; the given
+        client is attached from the start.
 
-        `namespace`: a descriptor of the mount namespace that the runtime is started in; it stays the caller's.
-        Raises LaunchFailed with the runtime's reason, ServerError when the client could not be taken. When the monitor dies meanwhile,
-        LaunchFailed is raised once the runtime has been ended; what it keeps of a container is to be deleted by force.
+        `namespace`: a descriptor of the mount namespace in which the runtime is started; it stays
+        the caller's. Raises LaunchFailed with the runtime's reason, ServerError when the client
+        could not be attached. When the monitor dies meanwhile, LaunchFailed is raised after the
+        runtime has been ended; the runtime's state of the container must then be deleted by force.
         """
         if isinstance(size, tuple):
             size = Size(*size)
         attach: messages.Attach | None = None
-        with _Parcel() as parcel:
+        sequence = 0
+        with OrderDescriptors() as passed:
             if document:
-                parcel.file(document)
+                passed.file(document)
             if client is not None:
-                attach = parcel.client(0, "", client)
-
+                attach = passed.client(0, "", client)
             if namespace >= 0:
-                parcel.descriptors.append(namespace)
+                passed.descriptors.append(namespace)
 
             def order(seq: int) -> messages.Run:
+                nonlocal sequence
+                sequence = seq
                 self._runs[seq] = messages.Run(
                     *(seq, key, tuple(argv), cwd, tty, open_stdin, stdin_once, size, log, bool(document), attach),
                     namespace=namespace >= 0,
                 )
                 return self._runs[seq]
 
-            done = await self._ask(order, parcel.descriptors)
-        process = self.processes.get(key)
-        if process is None or process.pid != done.pid:  # it has ended already
-            process = Process(key, done.pid, "", [], stdin_once, log)
-        return process
+            try:
+                await self.ask(order, passed.descriptors)
+                return self._launched[sequence]
+            finally:
+                self._launched.pop(sequence, None)
 
     async def attach(self, key: str, client: Client, *, hold: bool = False) -> Attached:
         """Give a client's socket to the process `key`, or to the one that will run under it."""
-        with _Parcel() as parcel:
-            done = await self._ask(lambda seq: parcel.client(seq, key, client, hold=hold), parcel.descriptors)
+        with OrderDescriptors() as passed:
+            done = await self.ask(lambda seq: passed.client(seq, key, client, hold=hold), passed.descriptors)
         return Attached(done.client, done.log_inode, done.log_offset, done.pid != 0)
 
     async def release(self, key: str, client: int) -> None:
-        """Let a held client take its output. One that has left meanwhile is no error."""
+        """Start to send a held client its output. Does nothing when the client has left
+        meanwhile."""
         with suppress(ServerError):
-            await self._ask(lambda seq: messages.Release(seq, key, client))
+            await self.ask(lambda seq: messages.Release(seq, key, client))
 
     async def resize(self, key: str, rows: int, columns: int) -> None:
-        """Set the terminal's size. Raises ServerError when the process has none or does not run."""
-        await self._ask(lambda seq: messages.Resize(seq, key, Size(rows, columns)))
+        """Set the terminal's size. Does nothing when the process has no terminal. Raises
+        ServerError when it does not run."""
+        process = self.processes.get(key)
+        if process is not None and "t" not in process.stdio:
+            return
+        await self.ask(lambda seq: messages.Resize(seq, key, Size(rows, columns)))
 
     async def watch_log(self, key: str, inode: int, offset: int) -> None:
         """Return when the log's end is not (inode, offset) any more, or the process has ended."""
-        while True:
-            await self._connected.wait()
-            seq = next(self._sequence)
-            try:
-                await self._answer(seq, messages.Watch(seq, key, inode, offset))
-                return
-            except Interrupted:
-                if self._closing:
-                    raise
-            except asyncio.CancelledError:
-                self._tell(messages.Unwatch(next(self._sequence), seq))
+        while not await self._log_has_grown(key, inode, offset):
+            pass  # that monitor died: ask the next one
+
+    async def _log_has_grown(self, key: str, inode: int, offset: int) -> bool:
+        await self._connected.wait()
+        seq = self.number()
+        try:
+            await self._answer(seq, messages.Watch(seq, key, inode, offset))
+        except Interrupted:
+            if self.closing:
                 raise
+            return False
+        except asyncio.CancelledError:
+            self.tell(lambda number: messages.Unwatch(number, seq))
+            raise
+        return True
 
     def relay(self, listener: socket.socket, address: bytes) -> None:
-        """Have this monitor, and those after it, serve a listening socket as `messages.Relay` says. It stays the caller's, and open."""
+        """Have this monitor, and later ones, serve a listening socket as `messages.Relay` says. The
+        caller keeps the descriptor, and keeps it open."""
         self._relay = listener, address
         if self._connected.is_set():
             self._pass_on(listener, address)
@@ -602,7 +554,8 @@ class Monitor:
         self._send(messages.Relay(next(self._sequence), address), [listener.fileno()])
 
     def keep(self, descriptor: int) -> None:
-        """Have it held for the next daemon, by this monitor and those after it. It stays the caller's."""
+        """Have this monitor, and later ones, hold the descriptor for the next daemon. The caller
+        keeps the descriptor, and keeps it open."""
         self._replace_kept(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
         if self._connected.is_set():
             self._send(messages.Keep(next(self._sequence)), [self.kept])
@@ -613,20 +566,22 @@ class Monitor:
         self.kept = descriptor
 
     def read_log(self, key: str) -> LogReading:
-        """For those who are about to open the log of `key`."""
+        """A `LogReading` for a reader that is about to open the log of `key`."""
         return LogReading(self, key)
 
     def drop(self, key: str) -> None:
         """No process will run under `key`: its waiting clients are closed."""
-        self._tell(messages.Drop(next(self._sequence), key))
+        self.tell(lambda seq: messages.Drop(seq, key))
 
     def forget(self, key: str) -> None:
-        """The exit of `key` is on the daemon's disk."""
+        """Confirm that the exit of `key` is on the daemon's disk."""
         self.exits.pop(key, None)
-        self._tell(messages.Forget(next(self._sequence), key))
+        self._forgotten.append(key)
+        self.tell(lambda seq: messages.Forget(seq, key))
 
     async def take_reports(self) -> None:
-        """Read what the monitor has reported so far and let `on_exit` have it, ahead of the loop's own turn."""
+        """Process the reports that have arrived so far and call `on_exit` for them, without waiting
+        for the event loop."""
         if self._socket is not None:
             self._receive()
         await asyncio.sleep(0)
@@ -643,11 +598,11 @@ class Monitor:
         except OSError as error:
             raise ServerError(f"signal {number} to process {key}: {error.strerror}") from error
 
-    # --- the connection -------------------------------------------------------------------------------------------
+    # --- the connection ---------------------------------------------------------------------------
 
-    async def _ask(self, order: Callable[[int], messages.Order], descriptors: Sequence[int] = ()) -> messages.Done:
+    async def ask(self, order: Callable[[int], messages.Order], descriptors: Sequence[int] = ()) -> messages.Done:
         if not self._connected.is_set():
-            if self._closing:
+            if self.closing:
                 raise Interrupted("the monitor is not connected")
             await self._connected.wait()
         seq = next(self._sequence)
@@ -662,22 +617,31 @@ class Monitor:
         finally:
             self._requests.pop(seq, None)
 
-    def _tell(self, order: messages.Order) -> None:
-        """Send an order whose answer nobody awaits, now or when there is a monitor again."""
+    def number(self) -> int:
+        """A number that no earlier order or log reading has used."""
+        return next(self._sequence)
+
+    def tell(self, order: Callable[[int], messages.Order]) -> None:
+        """Send `order(seq)` now, or once a monitor is connected again. Its answer is not
+        awaited."""
+        made = order(next(self._sequence))
         if self._connected.is_set():
-            self._send(order)
-        elif not self._closing:
-            self._unsent.append(order)
+            self._send(made)
+        elif not self.closing:
+            self._unsent.append(made)
 
     def _send(self, order: messages.Order, descriptors: Sequence[int] = ()) -> None:
-        data = messages.encode(order)
+        try:
+            data = self._codec.encode(order)
+        except ValueError as error:  # an earlier monitor does not know this order
+            raise ServerError(str(error)) from error
         if len(data) > messages.PACKET:
             raise ServerError(f"an order of {len(data)} bytes is longer than the monitor takes")
         if not self._outbox and self._give(data, descriptors):
             return
         if self._socket is not None:
             # The caller's descriptor may be closed by then.
-            self._outbox.append((data, [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in descriptors]))
+            self._outbox.append((data, _duplicates(descriptors)))
             self._loop.add_writer(self._socket.fileno(), self._flush)
 
     def _give(self, data: bytes, descriptors: Sequence[int]) -> bool:
@@ -693,7 +657,7 @@ class Monitor:
                 return False
             if error.errno == errno.EBADF:
                 raise
-            return True  # the reader sees the end of the connection, and fails every request
+            return True  # the reader sees the end of the connection and fails every request
         return True
 
     def _flush(self) -> None:
@@ -728,25 +692,31 @@ class Monitor:
                 self._lost()
                 return
             try:
-                self._take(messages.decode_report(data), descriptors)
+                self._take(self._codec.decode_report(data), descriptors)
             except Exception:
                 _log.exception("a report of the monitor failed")
 
     def _take(self, report: messages.Report, descriptors: list[int]) -> None:
         match report:
             case messages.Done():
+                self._adopting.pop(report.seq, None)
+                future = self._requests.get(report.seq)
                 run = self._runs.pop(report.seq, None)
                 if run is not None:
                     letters = "t" if run.tty else "ioe" if run.open_stdin else "oe"
-                    self._keep(Process(run.key, report.pid, letters, descriptors, run.stdin_once, run.log))
+                    process = self._keep(run.key, report.pid, letters, descriptors, run.stdin_once, run.log)
                     self.exits.pop(run.key, None)
-                future = self._requests.get(report.seq)
+                    if future is not None:
+                        self._launched[report.seq] = process
                 if future is not None and not future.done():
                     future.set_result(report)
             case messages.Failed():
                 self._refused(report)
+            case messages.Superseded():
+                _log.error("another daemon has taken the monitor of %s", self._run)
+                self.closing = True
             case messages.State() if report.running:
-                self._keep(Process(report.key, report.pid, report.stdio, descriptors, report.stdin_once, report.log))
+                self._keep(report.key, report.pid, report.stdio, descriptors, report.stdin_once, report.log)
             case messages.State():
                 self._take_old_exit(report)
             case messages.Kept():
@@ -754,23 +724,32 @@ class Monitor:
             case messages.Exited():
                 self._end(report.key, Exit(report.status, report.at))
             case messages.InputEnded():
-                process = self.processes.get(report.key)
-                if process is not None:
-                    process.end_input()
+                if report.key in self.processes:
+                    self.processes[report.key].end_input()
             case messages.Detached():
                 self._loop.call_soon(self._on_detach, report.key, report.client, report.keys)
 
     def _refused(self, report: messages.Failed) -> None:
         run = self._runs.pop(report.seq, None)
         future = self._requests.get(report.seq)
-        if report.seq == 0:
-            _log.error("the monitor ended the connection: %s", report.reason)
-            self._closing = True
+        process = self._adopting.pop(report.seq, None)
+        if process is not None:
+            _log.error("the monitor does not take process %s over yet: %s", process.key, report.reason)
+            self._loop.call_later(RESTART_PAUSE, self._adopt_again, process)
         elif future is None:
             _log.warning("the monitor refused: %s", report.reason)
         elif not future.done():
             launched = run is not None and (run.attach is None or report.attached)
             future.set_exception(LaunchFailed(report.reason, report.status) if launched else ServerError(report.reason))
+
+    def _adopt_again(self, process: Process) -> None:
+        """Close them, unless another monitor received the process meanwhile or it has ended."""
+        if (
+            self._connected.is_set()
+            and self.processes.get(process.key) is process
+            and process not in self._adopting.values()
+        ):
+            self._adopt(process)
 
     def _take_old_exit(self, report: messages.State) -> None:
         exit_record = Exit(report.status, report.at)
@@ -778,14 +757,26 @@ class Monitor:
             self._end(report.key, exit_record)
         elif self._holding or not self._opened:
             self.exits[report.key] = exit_record
+        elif report.key in self._forgotten:  # the earlier monitor died before it read the order
+            self.forget(report.key)
 
-    def _keep(self, process: Process) -> None:
-        old = self.processes.get(process.key)
-        if old is not None:
-            self._let_go(old)
-        self.processes[process.key] = process
+    def _keep(
+        self, key: str, pid: int, stdio: str, descriptors: list[int], stdin_once: bool, log: Target | None
+    ) -> Process:
+        """A process runs. A known process that a running monitor reports again keeps its object."""
+        process = self.processes.get(key)
+        if process is not None:
+            self._let_go(process)
+        if process is not None and process.pid == pid:
+            process.take(stdio, descriptors)
+        else:
+            if process is not None:
+                process.exit.set_result(Exit(LOST_STATUS, time.time_ns()))
+            process = Process(key, pid, stdio, descriptors, stdin_once, log, self._loop.create_future())
+            self.processes[key] = process
         if self._restored is not None:
-            self._restored.add(process.key)
+            self._restored.add(key)
+        return process
 
     def _let_go(self, process: Process) -> None:
         if process.pidfd in self._reaping:
@@ -796,14 +787,15 @@ class Monitor:
         process = self.processes.pop(key, None)
         if process is not None:
             self._let_go(process)
+            process.exit.set_result(exit_record)
         if self._holding or not self._opened:
             self.exits[key] = exit_record
         else:
-            # Behind the wake-up of a `run` that was answered just before.
+            # Runs after the wake-up of a `run` that was answered just before.
             self._loop.call_soon(self._on_exit, key, exit_record)
 
     def _fail_requests(self, reason: str) -> None:
-        """Tell all that wait for an answer, but for launches."""
+        """Fail all waiting requests except launches."""
         for seq, future in list(self._requests.items()):
             if not future.done() and seq not in self._runs:
                 future.set_exception(Interrupted(reason))
@@ -814,3 +806,16 @@ class Monitor:
             future = self._requests.get(seq)
             if future is not None and not future.done():
                 future.set_exception(LaunchFailed(reason, -1, interrupted=True))
+
+
+def _duplicates(descriptors: Sequence[int]) -> list[int]:
+    """Duplicate all of them or none. Raises ServerError when no descriptor is free."""
+    made: list[int] = []
+    try:
+        for descriptor in descriptors:
+            made.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
+    except OSError as error:
+        for descriptor in made:
+            os.close(descriptor)
+        raise ServerError(f"an order to the monitor: {error.strerror}") from error
+    return made

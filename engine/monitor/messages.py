@@ -1,35 +1,45 @@
-"""What the daemon and the monitor say to each other over one SOCK_SEQPACKET connection, one message per packet.
+"""What the daemon and the monitor say to each other over one SOCK_SEQPACKET connection, one message
+per packet.
 
-Each packet is one MessagePack value (`encode`, `decode_order`, `decode_report`); descriptors travel beside it as SCM_RIGHTS in the
-order that the message's docstring gives. Orders go to the monitor and carry `seq`; the monitor answers each with `Done` or `Failed` of that
-`seq`, but `Drop` and `Forget`, which nobody awaits, only when they fail. Reports come unasked. A *process* is a container's init (key: the
-container's id) or an exec (key: the exec's id): the monitor does not know the difference.
+Each packet is one MessagePack value. Descriptors accompany it as SCM_RIGHTS, in the order that the
+message's docstring gives. Orders go to the monitor and carry `seq`. The monitor answers each with
+`Done` or `Failed` of that `seq`. `Drop` and `Forget`, whose answers nothing awaits, are answered
+only when they fail. Reports are sent unasked. A *process* is a container's init (key: the
+container's id) or an exec (key: the exec's id); the monitor does not distinguish them.
 
-Not here: sockets and loops (`client.py`, `process.py`).
+Versions. The monitor outlives the daemon, so that after an upgrade a daemon meets a monitor of the
+version before, and after a downgrade one of the version after it. Both directions are served
+without touching a container:
+
+- A daemon says Hello in its own protocol. A monitor that does not speak it answers `Failed` and
+  keeps the connection; the daemon says Hello again in the previous protocol (`client.py`).
+- A monitor speaks its own protocol and the previous one, whichever the Hello names, for the whole
+  connection (`monitor.py`).
+
+A monitor of an older protocol is replaced when it ends: at the next reboot, `engined stop` or
+crash. Until then the daemon does without what only newer monitors have. A change of a message here
+raises `PROTOCOL`, and `previous.py` becomes the conversion to the protocol that was current before;
+the one before that is dropped. A field with a default may be added without a new number when a peer
+that ignores it stays correct.
+
+Not here: sockets and loops (`client.py`, `connection.py`); the previous protocol (`previous.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-PROTOCOL = 3
+from engine.logs.targets import Target
+
+PROTOCOL = 4
+"""4: targets of logs are tagged; `Superseded` is a report of its own."""
 
 PACKET = 128 << 10
 """Bytes of the longest packet: a Unix socket with the usual send buffer takes it whole."""
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-
-
-class LogFile(msgspec.Struct, array_like=True, frozen=True):
-    """A json-file log: absolute path, size in bytes at which it rotates (0: never), number of files kept (>= 1).
-
-    `attrs`: an encoded JSON object that every entry carries (log options `labels`, `env`, `tag`), or empty.
-    """
-
-    path: str
-    max_size: int = 0
-    max_file: int = 1
-    attrs: bytes = b""
 
 
 class Size(msgspec.Struct, array_like=True, frozen=True):
@@ -39,15 +49,17 @@ class Size(msgspec.Struct, array_like=True, frozen=True):
     columns: int
 
 
-# --- orders: daemon → monitor -------------------------------------------------------------------------------------
+# --- orders: daemon → monitor ---------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """First packet of a daemon. Answered by one `State` per process known and `Kept`, when something is kept, then by `Done`.
+    """First packet of a daemon. Answered by one `State` per known process, by `Kept` when a
+    descriptor is kept, then by `Done`.
 
-    `Done` waits a few seconds for processes that a gone daemon had ordered and that are still being made; one that comes later is told by
-    an unasked `State`. A newer daemon's Hello ends an older connection, which is told `Failed` with seq 0 first.
-    `attach_stall`: seconds after which a client that took nothing of its output is disconnected; -1: as before.
+    `Done` waits a few seconds for processes that an earlier daemon had ordered and that are still
+    being created. A process created after that is reported by an unasked `State`. A newer daemon's
+    Hello ends an older connection, which is sent `Superseded` first. `attach_stall`: seconds after
+    which a client that accepts no output is disconnected; -1: unchanged.
     """
 
     seq: int
@@ -56,14 +68,17 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class Attach(msgspec.Struct, tag="attach", frozen=True):
-    """Give a client's socket (the packet's one descriptor) to a process, which need not run yet.
+    """Give a client's socket (the packet's only descriptor) to a process, which need not run yet.
 
-    `head` is written before anything else, then output as it comes: frames, or raw bytes when `raw` (a tty, or a websocket relay).
-    `early` are bytes of stdin that the daemon had already read. With `hold` nothing but `head`'s registration happens until `Release`:
-    output from the instant of registration is kept for the client (bounded: the process stalls at the bound). Answer: `Done` with `client`
-    and, for a process with a log, `log_inode` and `log_offset`: where the log ended at the instant of registration (a held client is first
-    given the part of a line that is read but not logged yet); `pid` is the process's, 0 when the client waits for a Run.
-    Long `early` bytes come in a memory file, the packet's second descriptor, since a packet has a limit (`PACKET`).
+    `head` is written before anything else, then output as it arrives: frames, or raw bytes when
+    `raw` (a terminal, or a websocket relay). `early` are bytes of stdin that the daemon had already
+    read. With `hold`, the client is only registered until `Release`; output from the moment of
+    registration is buffered for it. The buffer is bounded, and the process stalls at the bound.
+    Answer: `Done` with `client`; `pid`, which is 0 when the client waits for a Run; and, for a
+    process with a log, `log_inode` and `log_offset`, the end of the log at the moment of
+    registration. A held client is first given the part of a line that is read but not logged yet.
+    Long `early` bytes come in a memory file, the packet's second descriptor, because a packet is
+    limited (`PACKET`).
     """
 
     seq: int
@@ -79,14 +94,18 @@ class Attach(msgspec.Struct, tag="attach", frozen=True):
 
 
 class Run(msgspec.Struct, tag="run", frozen=True):
-    """Make the stdio, spawn `argv` (the OCI runtime, detached), wait for it, take the pid that it wrote, watch that pid.
+    """Make the stdio, spawn `argv` (the OCI runtime, detached), wait for it, read the pid that it
+    wrote, and watch that pid.
 
-    The monitor puts paths at the place of these arguments of `argv`: `@pid@` and `@log@` (where the runtime writes the pid and its own words),
-    `@process@` (what the packet's first descriptor holds, with `document`), `@console@` (with `tty`, the console socket). stdio of the runtime is
-    the process's. With `attach` its client is there before the process is, as by an order of its own (seq and key are this one's). With `namespace`
-    the runtime is started in the mount namespace that the packet's last descriptor stands for.
-    Answer: `Done` with `pid` (descriptors: pidfd, then the stdio descriptors in the order of `State`), or `Failed` with the runtime's own words;
-    after `Failed` nothing of the process is left but attached clients, which wait for the next Run or a Drop.
+    The monitor replaces these arguments of `argv` with paths: `@pid@` and `@log@` (where the
+    runtime writes the pid and its messages), `@process@` (the content of the packet's first
+    descriptor, with `document`), `@console@` (with `tty`, the console socket). The runtime inherits
+    the process's stdio. With `attach`, that client is attached before the process exists, as by a
+    separate order with this order's seq and key. With `namespace`, the runtime is started in the
+    mount namespace given by the packet's last descriptor.
+    Answer: `Done` with `pid` (descriptors: pidfd, then the stdio descriptors in the order of
+            `State`), or `Failed` with the runtime's message. After `Failed` only attached clients
+            remain, which wait for the next Run or a Drop.
     """
 
     seq: int
@@ -97,14 +116,15 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     open_stdin: bool = False
     stdin_once: bool = False
     size: Size | None = None
-    log: LogFile | None = None
+    log: Target | None = None
     document: bool = False
     attach: Attach | None = None
     namespace: bool = False
 
 
 class Release(msgspec.Struct, tag="release", frozen=True):
-    """The held `client` of `key` takes its kept output now and lives on as any other."""
+    """Send the held `client` of `key` its buffered output now; from then on it is like any other
+    client."""
 
     seq: int
     key: str
@@ -120,7 +140,8 @@ class Resize(msgspec.Struct, tag="resize", frozen=True):
 
 
 class Watch(msgspec.Struct, tag="watch", frozen=True):
-    """Answer `Done` as soon as the log of `key` is not (`inode`, `offset`) any more, or the process has ended: at once, or later."""
+    """Answer `Done` once the end of the log of `key` differs from (`inode`, `offset`), or once the
+    process has ended. May be immediate."""
 
     seq: int
     key: str
@@ -129,16 +150,17 @@ class Watch(msgspec.Struct, tag="watch", frozen=True):
 
 
 class Unwatch(msgspec.Struct, tag="unwatch", frozen=True):
-    """Nobody waits for the `Watch` of that seq any more."""
+    """Cancel the `Watch` of that seq."""
 
     seq: int
     watch: int
 
 
 class Follow(msgspec.Struct, tag="follow", frozen=True):
-    """The reader `reader` of the log of `key` holds its files up to `inode` (0: none yet): rotation waits for it, within bounds (`LogWriter`).
+    """The reader `reader` of the log of `key` holds its files open up to `inode` (0: none yet).
+    Rotation waits for it, within bounds (`LogWriter`).
 
-    The first one of a `reader`, a number of the daemon's choice, says that it is there.
+    The first order for a `reader`, a number that the daemon chooses, registers it.
     """
 
     seq: int
@@ -148,7 +170,7 @@ class Follow(msgspec.Struct, tag="follow", frozen=True):
 
 
 class Unfollow(msgspec.Struct, tag="unfollow", frozen=True):
-    """That reader of the log of `key` is gone."""
+    """The reader of the log of `key` has finished."""
 
     seq: int
     key: str
@@ -156,38 +178,41 @@ class Unfollow(msgspec.Struct, tag="unfollow", frozen=True):
 
 
 class Drop(msgspec.Struct, tag="drop", frozen=True):
-    """No process will run under `key` (start failed for good, container removed): its waiting clients are closed."""
+    """No process will run under `key` (start failed for good, container removed): close its waiting
+    clients."""
 
     seq: int
     key: str
 
 
 class Forget(msgspec.Struct, tag="forget", frozen=True):
-    """The exit of `key` is on the daemon's disk: its journal entry and record can go."""
+    """The exit of `key` is on the daemon's disk: its journal entry and record can be deleted."""
 
     seq: int
     key: str
 
 
 class Adopt(msgspec.Struct, tag="adopt", frozen=True):
-    """A process that a dead monitor watched. Descriptors: pidfd, then stdio as in `State`."""
+    """Hand over a process that a dead monitor watched. Descriptors: pidfd, then stdio as in
+    `State`."""
 
     seq: int
     key: str
     pid: int
     stdio: str
     stdin_once: bool
-    log: LogFile | None
+    log: Target | None
 
 
 class Keep(msgspec.Struct, tag="keep", frozen=True):
-    """A descriptor that the next daemon is to have, in the place of the one kept before."""
+    """Hold a descriptor for the next daemon. It replaces the one kept before."""
 
     seq: int
 
 
 class Reaped(msgspec.Struct, tag="reaped", frozen=True):
-    """The daemon, parent by subreaping, collected the adopted process `key`; `status` as in `Exited`."""
+    """The daemon, parent by subreaping, reaped the adopted process `key`; `status` as in
+    `Exited`."""
 
     seq: int
     key: str
@@ -195,16 +220,16 @@ class Reaped(msgspec.Struct, tag="reaped", frozen=True):
 
 
 class Relay(msgspec.Struct, tag="relay", frozen=True):
-    """Take the connections of a listening IPv6 socket (the packet's one descriptor), to which the host's rules give those for other ports,
-    and pass each on to its own port at `address` (IPv4, packed). In the place of the socket before; its connections go on.
-    """
+    """Accept connections on a listening IPv6 socket (the packet's only descriptor), to which the
+    host's rules redirect other ports. Pass each connection on to its own port at `address` (IPv4,
+    packed). Replaces the earlier listening socket; connections already accepted continue."""
 
     seq: int
     address: bytes
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
-    """End the monitor. Only sent when no process is left (`engined stop`)."""
+    """End the monitor. Sent only when no process is left (`engined stop`)."""
 
     seq: int
 
@@ -229,7 +254,7 @@ Order = (
 )
 
 
-# --- answers and reports: monitor → daemon ------------------------------------------------------------------------
+# --- answers and reports: monitor → daemon --------------------------------------------------------
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
@@ -241,7 +266,8 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """`status`: exit status of the runtime, or -1 when it was not run; `reason`: its own words; `attached`: the client of a Run waits."""
+    """`status`: the runtime's exit status, or -1 when it was not run; `reason`: its message;
+    `attached`: the client of a Run waits."""
 
     seq: int
     reason: str
@@ -250,24 +276,28 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class State(msgspec.Struct, tag="state", frozen=True):
-    """One process at Hello. Descriptors when it runs: pidfd, then `stdio`, a letter each: `i` stdin, `o` stdout, `e` stderr, `t` terminal."""
+    """One process, reported at Hello. Descriptors when it runs: pidfd, then one per letter of
+    `stdio`: `i` stdin, `o` stdout, `e` stderr, `t` terminal."""
 
     key: str
     pid: int
     running: bool
     stdio: str = ""
     stdin_once: bool = False
-    log: LogFile | None = None
+    log: Target | None = None
     status: int = 0
     at: int = 0
 
 
 class Kept(msgspec.Struct, tag="kept", frozen=True):
-    """The descriptor of the last `Keep`, at Hello."""
+    """The descriptor of the last `Keep`, sent at Hello."""
 
 
 class Exited(msgspec.Struct, tag="exited", frozen=True):
-    """The process ended and its output has been drained. `status`: 0 to 255, 128 + signal when killed; `at`: ns since the epoch."""
+    """The process ended and its output has been drained.
+
+    `status`: 0 to 255, 128 + signal when killed; `at`: ns since the epoch.
+    """
 
     key: str
     status: int
@@ -275,20 +305,51 @@ class Exited(msgspec.Struct, tag="exited", frozen=True):
 
 
 class InputEnded(msgspec.Struct, tag="input", frozen=True):
-    """The monitor closed the process's stdin: the daemon's duplicate of it must go too, or the process sees no end of file."""
+    """The monitor closed the process's stdin. The daemon must close its duplicate too, or the
+    process never sees end of file."""
 
     key: str
 
 
 class Detached(msgspec.Struct, tag="detached", frozen=True):
-    """A client left: by its detach keys (`keys`), by closing, or by the stall limit."""
+    """A client left: by its detach keys (`keys`), by closing its socket, or by the stall limit."""
 
     key: str
     client: int
     keys: bool
 
 
-Report = Done | Failed | State | Kept | Exited | InputEnded | Detached
+class Superseded(msgspec.Struct, tag="superseded", frozen=True):
+    """Another daemon has said Hello. This connection ends; the monitor and its processes now belong
+    to that daemon."""
+
+
+Report = Done | Failed | State | Kept | Exited | InputEnded | Detached | Superseded
+
+
+NOT_A_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Raised by decoding of malformed packets: msgspec has no errors of its own for text that is not
+UTF-8, and for deep nesting."""
+
+
+class Codec:
+    """How messages of one protocol are written and read.
+
+    `decode_order` and `decode_report` raise one of `NOT_A_MESSAGE`.
+    """
+
+    def __init__(
+        self,
+        protocol: int,
+        encode: Callable[[object], bytes],
+        decode_order: Callable[[bytes], Order],
+        decode_report: Callable[[bytes], Report],
+    ) -> None:
+        self.protocol = protocol
+        self.encode = encode
+        self.decode_order = decode_order
+        self.decode_report = decode_report
+
 
 _orders = msgspec.msgpack.Decoder(Order)
 _reports = msgspec.msgpack.Decoder(Report)
@@ -296,3 +357,21 @@ _reports = msgspec.msgpack.Decoder(Report)
 encode = msgspec.msgpack.Encoder().encode
 decode_order = _orders.decode
 decode_report = _reports.decode
+
+CURRENT = Codec(PROTOCOL, encode, decode_order, decode_report)
+
+
+class _Numbered(msgspec.Struct):
+    seq: int = 0
+
+
+def number(data: bytes) -> int:
+    """The `seq` of a packet that is not a valid order, so that its sender gets an answer; 0 when it
+    has none."""
+    try:
+        return max(0, _numbered.decode(data).seq)
+    except NOT_A_MESSAGE:
+        return 0
+
+
+_numbered = msgspec.msgpack.Decoder(_Numbered)

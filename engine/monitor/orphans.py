@@ -1,13 +1,17 @@
-"""What a monitor leaves behind that dies in the middle of its work: runtimes that nobody will hear of, and what they made.
+"""Cleanup after a monitor crash: in-flight runtime processes and whatever they had created.
 
-The runtime runs on when its monitor is gone, and may still make a process, while the one who asked is told that none was made. It is ended, and
-so is a process of a container that no answer ever named. Those fall to the daemon, the next subreaper, and must be collected: the init of a
-container cannot end while one of its process namespace, an exec, waits for its parent (pid_namespaces(7)).
+The runtime keeps running after its monitor died and may still create a process, although the caller
+was informed of a failure. So the runtime is killed, and so is a container process that no answer
+ever named. These processes are reparented to the daemon, the next subreaper, and must be reaped:
+the init of a container cannot end while another process of its PID namespace (an exec) is an
+unreaped zombie (pid_namespaces(7)).
 
-Not here: the processes that are known, which a new monitor is given (`client.py`); what the runtime keeps of a container (`runtime/oci.py`).
-Children of the daemon's own session are its own: programs that it runs and waits for itself. A monitor begins a session.
+Not here: known processes, which a new monitor takes over (`client.py`); the runtime's state of a
+container (`runtime/oci.py`). Children in the daemon's own session are programs that the daemon runs
+and waits for itself; they are left alone. A monitor begins its own session.
 
-Blocking: called in threads. Owns nothing. Raises nothing: what is gone meanwhile is gone.
+Blocking: called in threads. Owns nothing. Raises nothing: processes that vanish meanwhile are
+          ignored.
 """
 
 from __future__ import annotations
@@ -20,11 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE = 5.0
-"""Seconds that a process may take to end after SIGKILL: one in uninterruptible sleep is not waited for."""
+"""Seconds to wait for a process after SIGKILL. A process in uninterruptible sleep may take longer
+and is left."""
 
 
 def end_launches(run: Path) -> None:
-    """End every runtime that a monitor of `run` has started and that is not done. Only while no monitor lives there."""
+    """Kill every unfinished runtime that a monitor of `run` has started. Call only while no monitor
+    runs there."""
     mark = b"\0" + os.fsencode(run / "monitor" / "p")
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -33,8 +39,24 @@ def end_launches(run: Path) -> None:
                     _kill(int(name))
 
 
+def monitors(run: Path) -> list[int]:
+    """Pids of the monitors of `run` that recreate their socket on SIGHUP."""
+    mark = b"\0engine.monitor\0--run\0" + os.fsencode(run) + b"\0"
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(OSError, StopIteration):
+                if mark in Path(f"/proc/{name}/cmdline").read_bytes():
+                    lines = Path(f"/proc/{name}/status").read_text().splitlines()
+                    caught = next(line for line in lines if line.startswith("SigCgt:")).split()[1]
+                    if int(caught, 16) & 1 << (signal.SIGHUP - 1):
+                        found.append(int(name))
+    return found
+
+
 def collect(known: Set[int]) -> None:
-    """Reap the children that have ended, but for the known ones, and end those that run in a process namespace of their own: execs, inits."""
+    """Reap ended children except the known ones, and kill those in a PID namespace of their own:
+    execs and inits."""
     session = os.getsid(0)
     handled: set[int] = set()
     while found := _children() - known - handled:
@@ -50,10 +72,10 @@ def collect(known: Set[int]) -> None:
 
 
 def _children() -> set[int]:
-    """The daemon's: those that any of its threads is given."""
+    """Children of the daemon: of all its threads."""
     found: set[int] = set()
     for task in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # it ends just now
+        with suppress(OSError):  # it is just exiting
             found.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
     return found
 
@@ -65,7 +87,7 @@ def _namespace_pids(pid: int) -> list[str]:
 
 
 def _kill(pid: int) -> None:
-    """SIGKILL; returns when it has ended, or not within the grace."""
+    """Send SIGKILL and wait for the exit, for at most the grace time."""
     with suppress(OSError):
         pidfd = os.pidfd_open(pid)
         try:

@@ -1,30 +1,41 @@
-"""Snapshots on overlayfs: each layer, and each container's changes, in its own numbered directory (the tree is drawn in records.py).
+"""Snapshots on overlayfs: each image layer, and each container's changes, in a numbered directory.
 
-Owns: ROOT/layers and the records of kinds `layer` and `snapshot`; the namespace `aside` with its threads. For Linux 6.1 and newer, as root, on a
-file system that overlayfs takes as upper (ext4, xfs with ftype=1, btrfs; not on another overlay).
+The tree is drawn in records.py. Requires Linux 6.1 or newer, root, and a file system that overlayfs
+accepts as upper directory: ext4, xfs with ftype=1 or btrfs, not another overlay.
 
-- Numbers are never used twice within a life of the directory, so a half-removed number cannot be taken for a new one.
-- Options of mount(2) must fit one page and 6.1 knows no `lowerdir+`: the threads that mount stand in ROOT/layers, and name a layer
-  `123/diff`: 128 layers need 1.1 KiB with three digits, 2.1 KiB with ten.
-- One ROOT/layers/init for all lies between a container's own directory and its image: empty files that every container has and none has made. The
-  runtime makes mount points and /dev in the container's own upper directory.
-- `volatile` is not used: it would also make the container's own fsync(2) a lie. `redirect_dir=nofollow` and `metacopy=off` because an
-  upper or lower directory is read as it lies there (diff, usage), whatever the kernel's defaults are.
-- Nothing is mounted on the host: each start copies the host's mount namespace and walks its mounts, each exec reads them, and a service with a
-  namespace of its own would keep them busy. Snapshots are mounted in the namespace `aside`, and a start gets a copy of that mount as a descriptor.
-  The mount aside stays while the container runs: calls look through it, and unmounting the last of an overlay writes back the upper file system
-  (ovl_sync_fs), which else the container's last process would do before anybody learns of its end.
-- One snapshot is one overlay at a time: two over the same upper directory would not see each other's changes (overlayfs.rst, "Sharing and copying
-  layers"). So who looks into a container, running or not, and who starts it share one mount.
-- Removal: the record first, in its transaction, then the tree. A directory without a record is garbage that `sweep` removes.
-- A layer's files are written back after the reply: its record is `pending` this boot until a syncfs(2) has returned. After another boot a
-  pending layer may have holes, so it is dropped, and the image with it: a power failure within seconds of a load undoes the load.
+- Numbers are never reused within the lifetime of ROOT/layers, so a partly removed directory cannot
+  be mistaken for a new one.
+- Mount options must fit in one page, and Linux 6.1 has no `lowerdir+`. The mounting threads run
+  with ROOT/layers as working directory and name a layer `123/diff`: 128 layers need 1.1 KiB with
+  three digits, 2.1 KiB with ten.
+- One shared layer, ROOT/layers/init, lies between a container's own directory and its image. It
+  holds empty files that every container has but did not create. The runtime makes mount points and
+  /dev in the container's own upper directory.
+- The mount option `volatile` is not used: it would turn the container's fsync(2) into a no-op.
+  `redirect_dir=nofollow` and `metacopy=off` override the kernel's defaults, because upper and lower
+  directories are also read directly (diff, usage).
+- Nothing is mounted on the host. Every start copies the host's mount namespace and walks its
+  mounts, every exec reads them, and services with private namespaces receive them. Snapshots are
+  mounted in `mount_namespace`, and a start gets a copy of that mount as a descriptor. The mount
+  stays while the container runs: archive calls use it, and unmounting the last mount of an overlay
+  writes back the upper file system (ovl_sync_fs). Otherwise the container's last process would do
+  that before its exit is reported.
+- A snapshot has one overlay at a time: two overlays over one upper directory would not see each
+  other's changes (overlayfs.rst, "Sharing and copying layers"). Starts and archive calls share it.
+- Removal deletes the record in a transaction first, then the tree. `sweep` removes directories
+  without a record.
+- A layer's files are written back after the reply. Its record is `pending` with this boot's id
+  until syncfs(2) has returned. After a reboot a pending layer may have holes, so it is dropped and
+  its image with it: a power failure within seconds of a load undoes the load.
+
+Owns: ROOT/layers, the records of kinds `layer` and `snapshot`, `mount_namespace` and its threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -37,27 +48,37 @@ from typing import TypeVar
 
 import msgspec
 
-from engine._fast import layer as _layer
+from engine._fast import tree
 from engine.errors import Conflict, NotFound, ServerError
 from engine.storage.records import Change, Records
-from engine.storage.snapshots import Draft, Layer, Usage
-from engine.system import files, mounts, trees
+from engine.storage.snapshots import Ingest, Layer, Usage
+from engine.system import detached_mounts, files, mounts
 from engine.system.threads import uninterrupted
 
 _T = TypeVar("_T")
 
+DRIVER_NAME = "overlay2"
+"""The name under which clients know this storage driver."""
+
 COUNT_THREADS = 2
-"""Sizes of a thousand containers may be asked for at once: the threads that starts and removals need are not theirs to take."""
+"""Threads for sizes.
+
+A thousand may be requested at once, and must not take the threads of starts and removals.
+"""
 
 LINGER = 1.0
-"""Seconds that a snapshot stays open after its last user: one command of a client is several requests."""
+"""Seconds that a snapshot stays mounted after its last user, because one client command is several
+requests.
+"""
 
 _FIRST = 100_000
-"""The number that a new directory begins with is below this, and any: ext4 chooses a place by the name (`files.spread`), so that the next engine's
-layers do not come to lie where those of one just removed were."""
+"""Upper bound of the random number that begins a new directory's name. ext4 chooses the place on
+disk by the name (`files.spread`), so layers of a new engine are not placed among those just
+removed.
+"""
 
 _ROOTS = "/roots"
-"""The directory of the namespace aside where snapshots are mounted, by key."""
+"""The directory of `mount_namespace` where snapshots are mounted, by key."""
 
 _OPTIONS = "index=off,redirect_dir=nofollow,metacopy=off"
 
@@ -72,15 +93,17 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Opened:
-    """A snapshot on its mount aside: for calls that look into it (`users`), and for a container that runs on it."""
+    """A mounted snapshot, for calls that access it (`users`) and a container that runs on it."""
 
-    __slots__ = ("path", "root", "runs", "timer", "users")
+    __slots__ = ("path", "read_only", "root", "runs", "timer", "users")
 
     def __init__(self, path: str, *, runs: bool = False) -> None:
-        """In a thread of the namespace."""
+        """The mount's path for threads of the namespace."""
         self.path = path
         self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        """Its descriptor is good in any thread."""
+        """Its descriptor is valid in any thread."""
+        self.read_only = bool(os.fstatvfs(self.root).f_flag & os.ST_RDONLY)
+        """overlayfs mounts read-only when it cannot create its work directory: the disk is full."""
         self.users = 0
         self.runs = runs
         self.timer: asyncio.TimerHandle | None = None
@@ -90,7 +113,8 @@ class OverlaySnapshots:
     """The one snapshotter of an engine; see the `Snapshots` protocol."""
 
     def __init__(self, root: Path, records: Records, marks: Sequence[str] = ()) -> None:
-        """`marks`: names of empty files at the root of every snapshot. Reads the records; blocking, at start.
+        """`marks`: names of empty files at the root of every snapshot. Reads the records; blocking,
+        at start.
 
         Raises ServerError when a record is corrupt.
         """
@@ -121,7 +145,7 @@ class OverlaySnapshots:
         self._children: Counter[str] = Counter(layer.parent for layer in self._layers.values() if layer.parent)
         self._standing: Counter[str] = Counter(s.parent for s in self._snapshots.values() if s.parent)
         self._counting = ThreadPoolExecutor(COUNT_THREADS, "usage")
-        self.aside = trees.Aside(self._directory, _ROOTS)
+        self.mount_namespace = detached_mounts.MountNamespace(self._directory, _ROOTS)
         self._opened: dict[str, _Opened] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         """By key, held while its overlay is mounted or unmounted anywhere."""
@@ -133,13 +157,13 @@ class OverlaySnapshots:
         whole: dict[str, Layer] = {}
         broken: set[str] = set()
         for chain_id in recorded:
-            line: list[str] = []
+            chain: list[str] = []
             at = chain_id
-            while at and at not in whole and at not in broken and at not in line:
-                line.append(at)
+            while at and at not in whole and at not in broken and at not in chain:
+                chain.append(at)
                 at = recorded[at].parent if at in recorded else ""
             sound = not at or at in whole
-            for name in reversed(line):
+            for name in reversed(chain):
                 layer = recorded.get(name)
                 sound = sound and layer is not None and layer.number in numbers and layer.pending in ("", self.boot)
                 if sound and layer is not None:
@@ -158,7 +182,7 @@ class OverlaySnapshots:
         self._next += 1
         return number
 
-    # --- layers -----------------------------------------------------------------------------------------------------
+    # --- layers -----------------------------------------------------------------------------------
 
     def layer(self, chain_id: str) -> Layer | None:
         return self._layers.get(chain_id)
@@ -174,7 +198,7 @@ class OverlaySnapshots:
         """`layer_path` of every layer."""
         return [self._path(layer.number) / "diff" for layer in self._layers.values()]
 
-    def line(self, chain_id: str) -> list[Layer]:
+    def chain(self, chain_id: str) -> list[Layer]:
         """A layer and those below it, topmost first. Raises ServerError when one is missing."""
         found = []
         at = chain_id
@@ -197,7 +221,7 @@ class OverlaySnapshots:
         return chain_id in self._retained or chain_id in self._children or chain_id in self._standing
 
     async def _collect(self, chain_id: str) -> list[str]:
-        """Remove the layer and those below it as far as nobody uses them."""
+        """Remove the layer and those below it, as long as they have no user."""
         gone: dict[str, int] = {}
         while chain_id and not self._used(chain_id) and (layer := self._layers.pop(chain_id, None)):
             gone[chain_id] = layer.number
@@ -208,27 +232,27 @@ class OverlaySnapshots:
             await self._discard([self._layer_table.delete(name) for name in gone], list(gone.values()))
         return list(gone)
 
-    async def draft(self) -> Draft:
+    async def ingest(self) -> Ingest:
         number = self._new_number()
         path = self._path(number) / "diff"
         await asyncio.to_thread(_make, path)
-        return Draft(number, path)
+        return Ingest(number, path)
 
-    async def commit_layer(self, draft: Draft, chain_id: str, layer: Layer, implied: Sequence[bytes] = ()) -> None:
+    async def commit_layer(self, ingest: Ingest, chain_id: str, layer: Layer, implied: Sequence[bytes] = ()) -> None:
         try:
             if layer.parent and layer.parent not in self._layers:
                 raise NotFound(f"No such layer: {layer.parent}")
             if chain_id in self._layers:
                 raise Conflict(f"layer {chain_id} is there already")
-            record = msgspec.structs.replace(layer, number=draft.number, pending=self.boot)
-            # Counted before the wait, so that nobody collects the parent meanwhile.
+            record = msgspec.structs.replace(layer, number=ingest.number, pending=self.boot)
+            # Counted before the wait, so that no other task collects the parent meanwhile.
             if layer.parent:
                 self._children[layer.parent] += 1
             self._layers[chain_id] = record
             try:
                 if implied and layer.parent:
-                    below = [self._path(lower.number) / "diff" for lower in self.line(layer.parent)]
-                    await asyncio.to_thread(_inherit, draft.path, below, implied)
+                    below = [self._path(lower.number) / "diff" for lower in self.chain(layer.parent)]
+                    await asyncio.to_thread(_inherit, ingest.path, below, implied)
                 await self._records.commit(self._layer_table.put(chain_id, record))
             except BaseException:
                 del self._layers[chain_id]
@@ -236,14 +260,16 @@ class OverlaySnapshots:
                     _count_down(self._children, layer.parent)
                 raise
         except BaseException:
-            await self.abandon(draft)
+            await self.abandon(ingest)
             raise
 
-    async def abandon(self, draft: Draft) -> None:
-        await self._remove_directories([draft.number])
+    async def abandon(self, ingest: Ingest) -> None:
+        await self._remove_directories([ingest.number])
 
     async def settle(self) -> None:
-        """Wait until all that is written so far is on the disk, and say so in the records of the layers that were pending."""
+        """Wait until everything written so far is on the disk, then mark the pending layers as
+        complete.
+        """
         pending = [chain_id for chain_id, layer in self._layers.items() if layer.pending]
         await asyncio.to_thread(files.sync_file_system, self._directory)
         changes: list[Change] = []
@@ -254,7 +280,7 @@ class OverlaySnapshots:
                 changes.append(self._layer_table.put(chain_id, settled))
         await self._records.commit(*changes)
 
-    # --- snapshots --------------------------------------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------
 
     def _snapshot(self, key: str) -> Snapshot:
         snapshot = self._snapshots.get(key)
@@ -288,16 +314,19 @@ class OverlaySnapshots:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def resume(self, namespace: int) -> set[str]:
-        """At start: go on with what the last daemon mounted in its namespace (-1: none is left). The keys, all taken for running."""
+        """At start: take over the mounts in the last daemon's namespace (-1: none).
+
+        Returns the keys, all regarded as running.
+        """
         if namespace >= 0:
-            await asyncio.to_thread(self.aside.adopt, namespace)
-        self._opened = await self.aside.run(_mounted)
+            await asyncio.to_thread(self.mount_namespace.adopt, namespace)
+        self._opened = await self.mount_namespace.run(_mounted)
         return set(self._opened)
 
     async def mount(self, key: str) -> None:
         """See `Snapshots.mount`."""
         async with self._lock(key):
-            (await self._open(key)).runs = True
+            (await self._open(key, writable=True)).runs = True
 
     def mounted(self, key: str) -> str:
         """See `Snapshots.mounted`."""
@@ -309,10 +338,13 @@ class OverlaySnapshots:
         path = self._running(key).path
         made: list[int] = []
         try:
-            await uninterrupted(asyncio.to_thread(lambda: made.append(self.aside.namespace_with(path, target))))
+            await uninterrupted(
+                asyncio.to_thread(lambda: made.append(self.mount_namespace.namespace_with(path, target)))
+            )
             yield made[0]
         finally:
-            # Behind the caller: the last descriptor waits for the kernel's readers, which no start has to.
+            # In the background: closing the last descriptor waits for an RCU grace period, which a
+            # start need not.
             for namespace in made:
                 asyncio.get_running_loop().run_in_executor(None, os.close, namespace)
 
@@ -323,10 +355,10 @@ class OverlaySnapshots:
         return opened
 
     @contextlib.asynccontextmanager
-    async def opened(self, key: str) -> AsyncIterator[str]:
-        """Where the snapshot is mounted in the namespace `aside`, to be copied from there."""
+    async def opened(self, key: str, *, writable: bool = False) -> AsyncIterator[str]:
+        """The snapshot's mount point in `mount_namespace`, to be copied from there."""
         async with self._lock(key):
-            opened = await self._open(key)
+            opened = await self._open(key, writable=writable)
             opened.users += 1
         try:
             yield opened.path
@@ -335,17 +367,29 @@ class OverlaySnapshots:
             if not opened.users and not opened.runs:
                 opened.timer = asyncio.get_running_loop().call_later(LINGER, self._lingered, key)
 
-    async def _open(self, key: str) -> _Opened:
-        """The snapshot on its mount aside, which is made if there is none. The caller has the lock, and says what for before he gives it up."""
+    async def _open(self, key: str, *, writable: bool) -> _Opened:
+        """The mounted snapshot, mounted now if needed.
+
+        The caller holds the lock, and adds its use before it releases it.
+        """
         opened = self._opened.get(key)
-        if opened is not None:
-            if opened.timer is not None:
-                opened.timer.cancel()
-                opened.timer = None
-            return opened
+        if opened is not None and writable and opened.read_only:  # there may be space by now
+            await self._close_unused(key)
+            opened = self._opened.get(key)
+        if opened is None:
+            opened = await self._mount(key)
+        if writable and opened.read_only:
+            await self._close_unused(key)
+            raise ServerError(f"snapshot {key}: {os.strerror(errno.ENOSPC).lower()}: it can only be mounted read-only")
+        if opened.timer is not None:
+            opened.timer.cancel()
+            opened.timer = None
+        return opened
+
+    async def _mount(self, key: str) -> _Opened:
         mount = self._mounting_of(key)
 
-        def open_aside() -> None:
+        def open_mounted() -> None:
             path = f"{_ROOTS}/{key}"
             os.mkdir(path)
             try:
@@ -353,22 +397,22 @@ class OverlaySnapshots:
                 self._opened[key] = _Opened(path)
             except BaseException:
                 with contextlib.suppress(ServerError):  # it was not mounted
-                    trees.detach(path)
+                    detached_mounts.detach(path)
                 os.rmdir(path)
                 raise
 
         try:
-            await uninterrupted(self.aside.run(open_aside))
+            await uninterrupted(self.mount_namespace.run(open_mounted))
         except asyncio.CancelledError:
             self._lingered(key)
             raise
         return self._opened[key]
 
     def _mounting_of(self, key: str) -> Callable[[str], None]:
-        """Mounts the snapshot at a path, when called in a thread of `aside`."""
+        """Mounts the snapshot at a path, when called in a thread of `mount_namespace`."""
         snapshot = self._snapshot(key)
         number = snapshot.number
-        lower = [*self._init, *(f"{layer.number}/diff" for layer in self.line(snapshot.parent))]
+        lower = [*self._init, *(f"{layer.number}/diff" for layer in self.chain(snapshot.parent))]
         if not lower:
             return lambda target: mounts.mount(f"{number}/diff", target, flags=mounts.MS_BIND)
         options = f"lowerdir={':'.join(lower)},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
@@ -380,45 +424,49 @@ class OverlaySnapshots:
         task.add_done_callback(self._closing.discard)
 
     async def _close(self, key: str) -> None:
-        """Unmount what nobody needs any more."""
+        """Unmount a snapshot that has no user."""
         async with self._lock(key):
-            opened = self._opened.get(key)
-            if opened is None or opened.users or opened.runs:
-                return
-            del self._opened[key]
-            if opened.timer is not None:
-                opened.timer.cancel()
+            await self._close_unused(key)
 
-            def close() -> None:
-                os.close(opened.root)
-                trees.detach(opened.path)
-                os.rmdir(opened.path)
+    async def _close_unused(self, key: str) -> None:
+        """As `_close`, for a caller that holds the lock."""
+        opened = self._opened.get(key)
+        if opened is None or opened.users or opened.runs:
+            return
+        del self._opened[key]
+        if opened.timer is not None:
+            opened.timer.cancel()
 
-            try:
-                await uninterrupted(self.aside.unmount(close))
-            except (ServerError, OSError) as error:
-                _log.warning("snapshot %s: %s", key, error)
+        def close() -> None:
+            os.close(opened.root)
+            detached_mounts.detach(opened.path)
+            os.rmdir(opened.path)
+
+        try:
+            await uninterrupted(self.mount_namespace.unmount(close))
+        except (ServerError, OSError) as error:
+            _log.warning("snapshot %s: %s", key, error)
 
     async def open_content(self, chain_id: str) -> int:
         """See `Snapshots.open_content`."""
-        lower = [layer.number for layer in self.line(chain_id)]
+        lower = [layer.number for layer in self.chain(chain_id)]
         if len(lower) == 1:
             return await asyncio.to_thread(files.open_directory, self._path(lower[0]) / "diff")
         directories = ":".join(f"{below}/diff" for below in lower)
 
         def open_merged() -> int:
-            place = self.aside.place()
+            place = self.mount_namespace.place()
             try:
                 options = f"lowerdir={directories},{_OPTIONS}"
                 mounts.mount("overlay", place, "overlay", flags=mounts.MS_RDONLY, options=options)
                 try:
-                    return trees.clone(place)
+                    return detached_mounts.clone(place)
                 finally:
-                    trees.detach(place)
+                    detached_mounts.detach(place)
             finally:
                 os.rmdir(place)
 
-        return await self.aside.run(open_merged)
+        return await self.mount_namespace.run(open_merged)
 
     async def unmount(self, key: str) -> None:
         """See `Snapshots.unmount`."""
@@ -443,13 +491,15 @@ class OverlaySnapshots:
 
     def lower(self, key: str) -> list[Path]:
         """The directories below `upper`, topmost first."""
-        return [self._path(layer.number) / "diff" for layer in self.line(self._snapshot(key).parent)]
+        return [self._path(layer.number) / "diff" for layer in self.chain(self._snapshot(key).parent)]
 
     def graph_data(self, number: int, parent: str) -> dict[str, str]:
-        """What inspect shows as GraphDriver.Data: the directories, as clients of the overlay2 driver read them."""
+        """GraphDriver.Data in inspect: the directories, as clients of the overlay2 driver read
+        them.
+        """
         own = self._path(number)
         data = {"UpperDir": str(own / "diff"), "WorkDir": str(own / "work"), "MergedDir": str(own / "merged")}
-        lower = [str(self._path(layer.number) / "diff") for layer in self.line(parent)]
+        lower = [str(self._path(layer.number) / "diff") for layer in self.chain(parent)]
         if lower:
             data["LowerDir"] = ":".join(lower)
         return data
@@ -470,7 +520,7 @@ class OverlaySnapshots:
         path = self.upper(key)
         return Usage(*await asyncio.get_running_loop().run_in_executor(self._counting, _usage, path))
 
-    # --- removal and sweep ------------------------------------------------------------------------------------------
+    # --- removal and sweep ------------------------------------------------------------------------
 
     async def _discard(self, changes: list[Change], numbers: list[int]) -> None:
         await self._records.commit(*changes)
@@ -482,13 +532,16 @@ class OverlaySnapshots:
         )
         for number, result in zip(numbers, results, strict=True):
             if isinstance(result, OSError):
-                # Out of the records already, so the next start tries again; what the caller asked for is done.
+                # Its record is deleted, so the next start tries again; the caller's request is
+                # complete.
                 _log.warning("removing %s: %s", self._path(number), result)
             elif isinstance(result, BaseException):
                 raise result
 
     async def sweep(self, live_keys: set[str], live_chain_ids: set[str]) -> None:
-        """At start: unmount what is mounted for no live container; drop what nobody names, on disk and in the records."""
+        """At start: unmount snapshots without a live container; remove everything that is not
+        named, on disk and in the records.
+        """
         for key in self._opened.keys() - live_keys:
             await self.unmount(key)
         changes: list[Change] = []
@@ -518,7 +571,7 @@ def _mounted() -> dict[str, _Opened]:
     found = {}
     for key in os.listdir(_ROOTS):
         path = f"{_ROOTS}/{key}"
-        if trees.is_mount(path):
+        if detached_mounts.is_mount(path):
             found[key] = _Opened(path, runs=True)
         else:
             os.rmdir(path)
@@ -542,7 +595,9 @@ def _mark(directory: Path, name: str) -> None:
 
 
 def _make(path: Path, model: Path | None = None) -> None:
-    """A content directory with the mode and owner of `model`: a merged root shows those of its topmost directory."""
+    """A content directory with the mode and owner of `model`: a merged root shows those of its
+    topmost directory.
+    """
     path.mkdir(mode=0o755, parents=True)
     mode, user, group = 0o755, 0, 0
     if model is not None:
@@ -554,7 +609,9 @@ def _make(path: Path, model: Path | None = None) -> None:
 
 
 def _inherit(path: Path, below: list[Path], implied: Sequence[bytes]) -> None:
-    """Give the directories of `path` that no entry described the looks of those they hide, deepest first: times come last."""
+    """Copy mode, owner and times of the hidden directories to the directories of `path` that no
+    entry described, deepest first, because times come last.
+    """
     layers = [files.open_directory(lower) for lower in below]
     own = files.open_directory(path)
     try:
@@ -572,7 +629,9 @@ def _inherit(path: Path, below: list[Path], implied: Sequence[bytes]) -> None:
 
 
 def _find_below(layers: list[int], name: bytes) -> int | None:
-    """A descriptor of the directory `name` in the topmost layer that has it, unless one in between hides it."""
+    """A descriptor of the directory `name` in the topmost layer that has it, unless one in
+    between hides it.
+    """
     parts = name.split(b"/") if name else []
     for layer in layers:
         opaque = False
@@ -618,7 +677,7 @@ def _copy_looks(own: int, name: bytes, model: int) -> None:
 def _usage(path: Path) -> tuple[int, int]:
     directory = files.open_directory(path)
     try:
-        return _layer.usage(directory)
+        return tree.usage(directory)
     finally:
         os.close(directory)
 

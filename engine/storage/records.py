@@ -1,8 +1,10 @@
-"""Records: one MessagePack value per object of the engine, in one SQLite file. Survives any crash with whole transactions.
+"""Records: one MessagePack value per object of the engine, in one SQLite file. Survives any crash
+with whole transactions.
 
 ```
 ROOT/
-  state.db               this module: table record(kind, key, value), one row per container, image, layer, snapshot, tag, network, volume
+  state.db               this module: table record(kind, key, value, checksum), one row per container, image, layer, snapshot, network, volume
+  state.db-room          disk space of state.db while the engine is stopped                   (room.py)
   content/sha256/<hex>   blobs by digest: configs, manifests                                  (content.py)
   layers/<n>/diff        an extracted image layer, or the upper directory of a container      (overlay.py)
   layers/<n>/work        the work directory that overlayfs wants beside an upper directory
@@ -11,21 +13,29 @@ ROOT/
   tmp/                   bodies being received; nameless files where the file system has O_TMPFILE; emptied at start
 ```
 
-Owns: the database, its one writer thread, the encoding. Not here: what a record means, and any cache of records (each store holds its own).
+Writes are grouped: requests that wait while one transaction runs go into the next one. WAL with
+synchronous=NORMAL: a crash of the engine loses nothing that was awaited. A power failure may lose
+the last transactions, but never tears or reorders them. So the files that a record describes must
+be on the disk before the record, or the record must say that they are not (`pending` in
+overlay.py).
 
-Writes are grouped: what waits while one transaction runs goes into the next one. WAL with synchronous=NORMAL: a crash of the engine loses
-nothing that was awaited; a power failure may lose the last moments of transactions, never tear one and never reorder them. So what a
-record speaks of (a layer's files) must be on the disk before the record, or the record must say that it is not (`pending` in overlay.py).
+The lock on the file is exclusive: no second engine can use the same ROOT, and SQLite needs no
+shared memory file.
+
+Owns: the database, its one writer thread, the encoding. Not here: schema, migrations and damage
+(schema.py), space on a full disk (room.py), what a record means, and any cache of records (each
+store has its own).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
@@ -33,11 +43,10 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from engine.errors import ServerError
+from engine.storage import schema
+from engine.storage.room import Room, is_full
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-SCHEMA = 1
-"""`PRAGMA user_version` of the files this engine writes; a newer one is refused, an older one is migrated in `_migrate`."""
 
 BATCH = 512
 """Callers in one transaction at most: bounds the time for which the first of them waits."""
@@ -46,7 +55,10 @@ _log = logging.getLogger(__name__)
 
 
 class Change(NamedTuple):
-    """One row to be replaced, or removed when `value` is None. Made by a `Table`, given to `Records.commit`."""
+    """One row to replace, or to remove when `value` is None.
+
+    Made by a `Table`, given to `Records.commit`.
+    """
 
     kind: str
     key: str
@@ -63,7 +75,10 @@ class Table(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def load(self) -> dict[str, T]:
-        """Every record by key, in key order; at start. Raises ServerError that names a record which does not decode."""
+        """Every record by key, in key order; at start.
+
+        Raises ServerError that names a record which does not decode.
+        """
         loaded = {}
         for key, value in self._records.rows(self.kind):
             try:
@@ -88,38 +103,49 @@ class _Request(NamedTuple):
 class Records:
     """The open database. `commit` may be called from any loop; `rows` reads at start."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create. Raises ServerError when the file is no database, is damaged, or comes from a newer engine."""
+    def __init__(self, path: Path, used: str = "") -> None:
+        """Open or create.
+
+        `used`: evidence that there have been records, so that a missing or empty file is refused.
+        Raises ServerError, without having changed anything, when the file is no database, is
+        damaged, comes from a newer engine or is used by another one.
+        """
         self.path = path
         self._queue: SimpleQueue[_Request | None] = SimpleQueue()
         self._closed = False
-        try:
-            # Environments of containers are in it: root's alone, and SQLite gives its side files the same mode.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            os.chmod(path, 0o600)
-            self._connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-            self._prepare()
-        except (OSError, sqlite3.Error) as error:
-            raise ServerError(f"records in {path}: {error}") from error
+        if used and not (path.exists() and path.stat().st_size):
+            raise schema.lost(path, used)
+        with contextlib.ExitStack() as undo:
+            try:
+                self._room = Room(path)
+                undo.callback(self._room.close)
+                # It contains environments of containers, so only root may read it. SQLite gives its
+                # side files the same mode.
+                os.chmod(path, 0o600)
+                self._connection = sqlite3.connect(path, timeout=1, isolation_level=None, check_same_thread=False)
+                undo.callback(self._connection.close)
+                undo.callback(self._room.closing)
+                self._prepare(used)
+            except (OSError, sqlite3.Error) as error:
+                raise ServerError(f"records in {path}: {_reason(error)}") from error
+            undo.pop_all()
         # One connection serves both: rows() runs before the first commit or under this lock.
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._write, name="records", daemon=True)
         self._thread.start()
 
-    def _prepare(self) -> None:
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "temp_store=MEMORY", "cache_size=-2048"):
+    @classmethod
+    def in_root(cls, root: Path) -> Records:
+        """ROOT/state.db. A missing file is created only when ROOT is fresh."""
+        return cls(root / "state.db", _used(root))
+
+    def _prepare(self, used: str) -> None:
+        self._connection.text_factory = lambda text: text.decode(errors="surrogateescape")
+        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", "temp_store=MEMORY"):
             self._connection.execute(f"PRAGMA {pragma}")
-        found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if found > SCHEMA:
-            raise sqlite3.DatabaseError(f"written by a newer engine (schema {found}, this one knows {SCHEMA})")
-        if found < SCHEMA:
-            self._connection.executescript(
-                "BEGIN IMMEDIATE;"
-                "CREATE TABLE IF NOT EXISTS record(kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,"
-                " PRIMARY KEY(kind, key)) WITHOUT ROWID;"
-                f"PRAGMA user_version={SCHEMA};"
-                "COMMIT;"
-            )
+        self._connection.execute("PRAGMA cache_size=-2048")
+        schema.prepare(self._connection, self.path, used)
+        self._room.opened(self._connection)
 
     def table(self, kind: str, record_type: type[T]) -> Table[T]:
         return Table(self, kind, record_type)
@@ -135,9 +161,10 @@ class Records:
             raise ServerError(f"records of {kind} in {self.path}: {error}") from error
 
     async def commit(self, *changes: Change) -> None:
-        """One transaction of all `changes`; they are in the file when this returns. Raises ServerError with SQLite's reason.
+        """Write all `changes` in one transaction; they are in the file when this returns. Raises
+        ServerError with SQLite's reason.
 
-        A cancelled caller's changes are written all the same: they were handed over.
+        If the caller is cancelled, its changes are written all the same.
         """
         if not changes:
             return
@@ -149,19 +176,21 @@ class Records:
         await done
 
     def close(self) -> None:
-        """Write what waits, fold the log into the file, close. Idempotent."""
+        """Write the waiting changes, fold the log into the file, close. Idempotent."""
         if self._closed:
             return
         self._closed = True
         self._queue.put(None)
         self._thread.join()
         try:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error as error:
-            _log.warning("records in %s: %s", self.path, error)
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._room.closing()
+        except (OSError, sqlite3.Error) as error:
+            _log.warning("records in %s: %s", self.path, _reason(error))
         self._connection.close()
+        self._room.close()
 
-    # --- the writer thread ------------------------------------------------------------------------------------------
+    # --- the writer thread ------------------------------------------------------------------------
 
     def _write(self) -> None:
         open_ = True
@@ -182,46 +211,86 @@ class Records:
 
     def _settle(self, batch: list[_Request]) -> None:
         errors = self._errors_of(batch)
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], sqlite3.Error | None]]] = {}
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], Exception | None]]] = {}
         for request, error in zip(batch, errors, strict=True):
             loops.setdefault(request.loop, []).append((request.done, error))
         for loop, answers in loops.items():
             try:
                 loop.call_soon_threadsafe(self._answer, answers)
-            except RuntimeError:  # the caller's loop is closed: nobody waits
+            except RuntimeError:  # the caller's loop is closed: nothing waits for the result
                 _log.debug("records: %d answers to a closed loop", len(answers))
 
-    def _errors_of(self, batch: list[_Request]) -> list[sqlite3.Error | None]:
+    def _errors_of(self, batch: list[_Request]) -> list[Exception | None]:
         try:
-            self._transact(change for request in batch for change in request.changes)
-        except sqlite3.Error as error:
+            self._transact([change for request in batch for change in request.changes])
+        except Exception as error:  # any error: the thread must go on, and the callers get it
             if len(batch) == 1:
                 return [error]
             return [self._errors_of([request])[0] for request in batch]
         return [None] * len(batch)
 
-    def _transact(self, changes: Iterable[Change]) -> None:
+    def _transact(self, changes: list[Change]) -> None:
         with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
             try:
-                for kind, key, value in changes:
-                    if value is None:
-                        self._connection.execute("DELETE FROM record WHERE kind = ? AND key = ?", (kind, key))
-                    else:
-                        self._connection.execute("REPLACE INTO record VALUES(?, ?, ?)", (kind, key, value))
-                self._connection.execute("COMMIT")
-            except sqlite3.Error:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+                self._write_rows(changes)
+            except sqlite3.Error as error:
+                if not is_full(error):
+                    raise
+                # A checkpoint makes the blocks of the log available again.
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                self._write_rows(changes)
+            self._room.refill(self._connection)
 
-    def _answer(self, answers: list[tuple[asyncio.Future[None], sqlite3.Error | None]]) -> None:
+    def _write_rows(self, changes: list[Change]) -> None:
+        if self._room.low:
+            self._room.refill(self._connection)
+            if self._room.low and any(self._is_new(change) for change in changes):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            for kind, key, value in changes:
+                if value is None:
+                    self._connection.execute("DELETE FROM record WHERE kind = ? AND key = ?", (kind, key))
+                else:
+                    row = (kind, key, value, schema.checksum(kind, key, value))
+                    self._connection.execute("REPLACE INTO record VALUES(?, ?, ?, ?)", row)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _is_new(self, change: Change) -> bool:
+        found = self._connection.execute("SELECT 1 FROM record WHERE kind = ? AND key = ?", (change.kind, change.key))
+        return change.value is not None and found.fetchone() is None
+
+    def _answer(self, answers: list[tuple[asyncio.Future[None], Exception | None]]) -> None:
         for done, error in answers:
             if done.done():
                 continue
             if error is None:
                 done.set_result(None)
             else:
-                failure = ServerError(f"records in {self.path}: {error}")
+                failure = ServerError(f"records in {self.path}: {_reason(error)}")
                 failure.__cause__ = error
                 done.set_exception(failure)
+
+
+def _reason(error: Exception) -> str:
+    if is_full(error):
+        return os.strerror(errno.ENOSPC).lower()
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
+        return "another engine uses this ROOT"
+    return str(error)
+
+
+def _used(root: Path) -> str:
+    """A file in ROOT that shows that an engine has had records there; "" when there is none."""
+    if (root / "engine-id").exists():
+        return f"{root}/engine-id exists"
+    for name in ("layers", "containers", "volumes", "content/sha256"):
+        with contextlib.suppress(FileNotFoundError):
+            found = [entry for entry in os.listdir(root / name) if entry != "init"]
+            if found:
+                return f"{root}/{name} has {len(found)} entries"
+    return ""

@@ -1,9 +1,11 @@
-"""What images and containers ask of a snapshotter: immutable layers by chain_id, writable snapshots by key on top of them.
+"""The snapshotter protocol: immutable layers by chain_id, writable snapshots by key on top of them.
 
-A layer is *drafted* (a directory to extract into), then *committed* under its chain_id; it lives while an image retains it, a container's
-snapshot stands on it, or another layer does. A snapshot is *prepared* for a container's id, *mounted* for its run, and *removed*.
+A layer begins as an *ingest*, a directory to extract into, and is then *committed* under its
+chain_id. It exists while an image retains it, or a container's snapshot or another layer is on top.
+A snapshot is *prepared* for a container's id, *mounted* while the container runs, and *removed*.
 
-The suite in tests/contract/test_snapshots.py runs on every implementation. Not here: where layers come from (images/layers.py).
+Every implementation passes the suite in tests/contract/test_snapshots.py; tests/fakes/snapshots.py
+is one for unit tests. Not here: where layers come from (images/layers.py).
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from engine.system.detached_mounts import MountNamespace
+
 
 class Layer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The record of one committed layer; its key is the chain_id (OCI image specification, "Layer ChainID")."""
+    """The record of one committed layer; its key is the chain_id (OCI image specification,
+    "Layer ChainID").
+    """
 
     number: int
     diff_id: str
@@ -26,74 +32,151 @@ class Layer(msgspec.Struct, frozen=True, omit_defaults=True):
     size: int = 0
     """Bytes of its regular files, as `docker images` counts them."""
     pending: str = ""
-    """The boot in which its files were written, until they are known to be on the disk; empty then."""
+    """The boot in which its files were written, until they are known to be on the disk; then empty.
+    """
 
 
-class Draft(NamedTuple):
-    """A layer on its way in. `path` is the directory that becomes its content."""
+class Ingest(NamedTuple):
+    """A layer that is not committed yet. `path` is the directory that becomes its content."""
 
     number: int
     path: Path
 
 
 class Usage(NamedTuple):
-    """What a snapshot itself holds: bytes of regular files, and entries of every type."""
+    """The size of a snapshot's own changes: bytes of regular files, and entries of every type."""
 
     size: int
     entries: int
 
 
 class Snapshots(Protocol):
-    """Every method may raise ServerError with the kernel's reason; those that take a key or chain_id raise NotFound for one that is unknown."""
+    """Every method may raise ServerError with the kernel's reason.
+
+    Methods that take a key or chain_id raise NotFound for an unknown one, unless they say
+    otherwise. A cancelled coroutine leaves either the state before the call or the state after it.
+    """
+
+    @property
+    def boot(self) -> str:
+        """The id of this boot of the host."""
+
+    @property
+    def mount_namespace(self) -> MountNamespace:
+        """Where snapshots are mounted; archive calls assemble their roots there."""
+
+    # --- layers -----------------------------------------------------------------------------------
 
     def layer(self, chain_id: str) -> Layer | None:
         """The committed layer; None when there is none."""
 
-    def retain(self, chain_id: str) -> None:
-        """Count one more user of a layer, which need not exist yet. No layer below it is collected either, once it is committed."""
+    def layer_path(self, chain_id: str) -> Path:
+        """The directory of a committed layer's content, to be read only."""
 
-    async def release(self, chain_id: str) -> list[str]:
-        """Count one user less. The chain_ids collected thereby, topmost first."""
+    def layer_paths(self) -> list[Path]:
+        """`layer_path` of every layer."""
 
-    async def draft(self) -> Draft:
-        """A new empty directory for a layer's content."""
+    def layer_data(self, chain_id: str) -> dict[str, str]:
+        """GraphDriver.Data of an image, by its topmost layer."""
 
-    async def commit_layer(self, draft: Draft, chain_id: str, layer: Layer, implied: Sequence[bytes] = ()) -> None:
-        """Make the draft the layer `chain_id`; its parent must be committed. The draft is used up, whatever happens.
+    def chain(self, chain_id: str) -> list[Layer]:
+        """A layer and those below it, topmost first; empty for "".
 
-        `implied`: directories (b"" for the root) that the layer did not bring, but has because something lies in them; they get
-        mode, owner, times and attributes of what the layers below have there.
+        Raises ServerError when one is missing.
         """
 
-    async def abandon(self, draft: Draft) -> None:
-        """Remove a draft that will not be committed."""
+    def retain(self, chain_id: str) -> None:
+        """Add a user of a layer, which need not exist yet.
+
+        Once it is committed, the layers below it are kept too.
+        """
+
+    async def release(self, chain_id: str) -> list[str]:
+        """Remove a user. Returns the chain_ids that were collected, topmost first."""
+
+    async def ingest(self) -> Ingest:
+        """A new empty directory for a layer's content."""
+
+    async def commit_layer(self, ingest: Ingest, chain_id: str, layer: Layer, implied: Sequence[bytes] = ()) -> None:
+        """Make the ingest the layer `chain_id`; its parent must be committed. Consumes the ingest,
+        also on failure.
+
+        `implied`: directories (b"" for the root) that have no entry in the layer but contain one.
+        They get mode, owner, times and attributes of the same directory in the layers below.
+        """
+
+    async def abandon(self, ingest: Ingest) -> None:
+        """Remove an ingest that will not be committed."""
+
+    async def settle(self) -> None:
+        """Wait until everything written so far is on the disk, and record the pending layers as
+        complete.
+        """
+
+    # --- snapshots --------------------------------------------------------------------------------
 
     async def prepare(self, key: str, parent: str | None) -> None:
-        """Make a writable snapshot on a layer, or on nothing. Raises Conflict when the key is taken."""
+        """Make a writable snapshot on a layer, or on nothing.
+
+        Raises Conflict when the key is taken.
+        """
+
+    async def resume(self, namespace: int) -> set[str]:
+        """At start: take over the mounts of an earlier process, by its namespace (-1: there is
+        none).
+
+        Returns the keys of the snapshots that are mounted there, all regarded as running.
+        """
 
     async def mount(self, key: str) -> None:
-        """Mount the snapshot for a container to run on, until `unmount`, where nobody but this process sees it."""
+        """Mount the snapshot for a container to run on, until `unmount`.
+
+        The host does not see the mount.
+        """
 
     def mounted(self, key: str) -> str:
-        """A path of a mounted snapshot's root, for any thread of this process until `unmount`. Raises NotFound when it is not mounted."""
+        """A path of a mounted snapshot's root, for any thread of this process until `unmount`.
+
+        Raises NotFound when it is not mounted.
+        """
 
     def shown(self, key: str, target: Path) -> AbstractAsyncContextManager[int]:
-        """A descriptor of a copy of this process's mount namespace that has the mounted snapshot at `target`, a directory of `trees.make_private`."""
+        """A descriptor of a copy of this process's mount namespace with the mounted snapshot at
+        `target`, a directory made by `detached_mounts.make_private`."""
+
+    def opened(self, key: str, *, writable: bool = False) -> AbstractAsyncContextManager[str]:
+        """The path of the snapshot's mount in `mount_namespace`, for the time of the context. A
+        running container shares it.
+
+        On a full disk it may be read-only, unless it is asked for as `writable`: then ServerError
+        is raised.
+        """
 
     async def open_content(self, chain_id: str) -> int:
-        """A descriptor (O_PATH) of all that an image's layers show together, to be read only. The caller closes it; no mount point is left for it."""
+        """A descriptor (O_PATH) of the merged layers of an image, to be read only.
+
+        The caller closes it; no mount point remains.
+        """
 
     async def unmount(self, key: str) -> None:
-        """The run is over; nothing happens when there was none."""
+        """End the run. Does nothing when the snapshot is not mounted."""
 
     async def remove(self, key: str) -> None:
-        """Remove the snapshot, which must not be mounted, and the layers that nobody else uses; nothing happens when there is none."""
+        """Remove the snapshot and every layer that has no other user. Unknown keys are ignored."""
 
     def upper(self, key: str) -> Path:
-        """The directory that holds what was changed in the snapshot."""
+        """The directory with the changes made in the snapshot."""
+
+    def lower(self, key: str) -> list[Path]:
+        """The directories below `upper`, topmost first."""
+
+    def snapshot_data(self, key: str) -> dict[str, str]:
+        """GraphDriver.Data of a container."""
 
     async def usage(self, key: str) -> Usage:
-        """What the snapshot holds by itself."""
+        """The size of the snapshot's own changes."""
 
     async def sweep(self, live_keys: set[str], live_chain_ids: set[str]) -> None:
-        """At start: undo what a crash left half done, and drop what nobody names."""
+        """At start: undo operations that a crash interrupted, and remove every snapshot and layer
+        that is not named.
+        """

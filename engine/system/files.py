@@ -1,8 +1,11 @@
-"""Files reached without following anybody's link out: openat2(2), bounded reads, atomic writes, removal of trees.
+"""Files below a root, without following links out of it: openat2(2), bounded reads, atomic writes,
+removal of trees.
 
-A container's root is hostile ground: its links and names are its own. Everything that reads or writes there goes through `open_in_root`,
-which resolves a path as if the directory were the root of the file system, `..` and absolute links included (RESOLVE_IN_ROOT, Linux 5.6).
-Raises: OSError with the kernel's errno, since 'there is no such file' is an ordinary answer here; the caller gives it a name and a kind.
+A container controls the links and names in its root. All access there goes through `open_in_root`,
+which resolves a path as if the directory were the root of the file system, `..` and absolute links
+included (RESOLVE_IN_ROOT, Linux 5.6).
+Raises: OSError with the kernel's errno, since a missing file is an ordinary result here; the caller
+        turns it into an EngineError.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import stat
 import struct
 from pathlib import Path
 
-from engine._fast import layer as _layer
+from engine._fast import tree
 
 _SYS_OPENAT2 = 437
 """The same number on every architecture: openat2 came after the tables were unified."""
@@ -26,7 +29,7 @@ _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 _RESOLVE_IN_ROOT = 0x10
 _ATTEMPTS = 128
-"""openat2(2): EAGAIN means that a rename raced with the resolution, and is to be tried again."""
+"""openat2(2): EAGAIN means that a rename raced with the resolution; try again."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,15 +39,19 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_in_root(root: int, path: str | bytes, flags: int = os.O_RDONLY, mode: int = 0) -> int:
-    """A descriptor (CLOEXEC) of `path` seen from the directory descriptor `root` as its `/`. The caller closes it.
+    """A descriptor (CLOEXEC) of `path` seen from the directory descriptor `root` as its `/`. The
+    caller closes it.
 
-    No link of any kind leads out. Opening a FIFO or device has its usual effect: say O_NONBLOCK or O_PATH where the path is not trusted.
+    No link of any kind leads out. Opening a FIFO or device has its usual effect, so pass O_NONBLOCK
+    or O_PATH where the path is not trusted.
     """
     return _open(root, path, flags, mode, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
 
 
 def open_without_links(root: int, path: str | bytes, flags: int = os.O_RDONLY) -> int:
-    """As `open_in_root`, for a path that must be what its names say: a link on the way is ELOOP, a way out is EXDEV."""
+    """As `open_in_root`, but without links: a link on the way is ELOOP, a path out of the root is
+    EXDEV.
+    """
     return _open(root, path, flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
 
 
@@ -70,8 +77,11 @@ def _open(root: int, path: str | bytes, flags: int, mode: int, resolve: int) -> 
 
 
 def open_mount_point(root: int, path: str, *, directory: bool, links: bool = True) -> int:
-    """An O_PATH descriptor of `path` seen from `root`; what is missing of it is made, 0755 as Docker makes it, the last name as a file where
-    it is to be no `directory`. `links`: as `open_in_root`, else as `open_without_links`. The caller closes it. Raises OSError.
+    """An O_PATH descriptor of `path` seen from `root`.
+
+    Missing parts are created with mode 0755, as Docker does; the last one as a file unless
+    `directory`. `links`: resolve as `open_in_root`, otherwise as `open_without_links`. The caller
+    closes it. Raises OSError.
     """
     opened = open_in_root if links else open_without_links
     names = path.strip("/").split("/")
@@ -91,13 +101,15 @@ def open_mount_point(root: int, path: str, *, directory: bool, links: bool = Tru
 
 
 _LINKS = 255
-"""Links that are followed on one way, as in Docker."""
+"""Links that are followed in one path, as in Docker."""
 
 
 def resolve_in_root(root: int, path: str | bytes) -> bytes:
-    """Where `path` leads, every link on the way taken: relative to `root`, b"" for the root itself. What does not exist is taken as it is written.
+    """The target of `path` after all links: relative to `root`, b"" for the root itself. Missing
+    components stay as written.
 
-    It tells, and no more: what is done there goes through `open_in_root` again. Raises OSError: ELOOP after 255 links, ENAMETOOLONG.
+    For information only: open the result through `open_in_root`. Raises OSError: ELOOP after 255
+    links, ENAMETOOLONG.
     """
     waiting = os.fsencode(path).split(b"/")[::-1]
     done: list[bytes] = []
@@ -139,7 +151,7 @@ def open_directory(path: Path | str) -> int:
 def read_in_root(root: int | Path | str, path: str | bytes, limit: int) -> bytes:
     """The content of a regular file below `root`, a directory or its descriptor.
 
-    Raises OSError: EFBIG beyond `limit` bytes, EINVAL for what is no regular file.
+    Raises OSError: EFBIG beyond `limit` bytes, EINVAL if it is not a regular file.
     """
     if not isinstance(root, int):
         directory = open_directory(root)
@@ -157,7 +169,10 @@ def read_in_root(root: int | Path | str, path: str | bytes, limit: int) -> bytes
 
 
 def read_file(path: Path | str, limit: int) -> bytes:
-    """The content of one of the engine's own or the kernel's files. Raises OSError; EFBIG beyond `limit` bytes."""
+    """The content of a file of the engine or the kernel.
+
+    Raises OSError; EFBIG beyond `limit` bytes.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _read(descriptor, limit, path)
@@ -177,7 +192,11 @@ def _read(descriptor: int, limit: int, path: Path | str | bytes) -> bytes:
 
 
 def write_atomically(path: Path | str, data: bytes, mode: int = 0o644, *, durable: bool = False) -> None:
-    """Replace `path` by a file of `data`: a reader, or a crash of the engine, sees the old or the new one. `durable`: also a power failure."""
+    """Replace `path` by a file of `data`.
+
+    Readers, also after a crash of the engine, see the old or the new file. `durable`: also after a
+    power failure.
+    """
     directory, name = os.path.split(os.fspath(path))
     temporary = os.path.join(directory, f".{name}.{secrets.token_hex(6)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -209,7 +228,7 @@ def sync_directory(path: Path | str) -> None:
 
 
 def sync_file_system(path: Path | str) -> None:
-    """syncfs(2): everything that was written to the file system of `path`. Blocks for as long as the disk takes."""
+    """syncfs(2): write back the file system of `path`. Blocks until the disk has done so."""
     descriptor = open_directory(path)
     try:
         if _libc.syncfs(descriptor) < 0:
@@ -227,8 +246,9 @@ _TOP_DIRECTORY = 0x20000
 
 
 def spread(path: Path | str) -> None:
-    """The trees in a directory have nothing to do with one another (`chattr +T`, chattr(1)): ext4 then makes each in an empty part of the disk,
-    rather than look for inodes among those that were just deleted beside it. File systems without such a hint are left as they are.
+    """Mark the trees in a directory as unrelated (`chattr +T`, chattr(1)): ext4 then places each in
+    an empty part of the disk, rather than search for inodes among those just deleted. File systems
+    without this hint are left alone.
     """
     flags = bytearray(struct.calcsize("l"))
     descriptor = open_directory(path)
@@ -243,7 +263,9 @@ def spread(path: Path | str) -> None:
 
 
 def temporary_file(directory: Path) -> int:
-    """A descriptor of a new file for reading and writing that has no name, so that no crash can leave it behind. The caller closes it."""
+    """A descriptor of a new file for reading and writing that has no name, so that no crash can
+    leave it behind. The caller closes it.
+    """
     try:
         return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -256,9 +278,11 @@ def temporary_file(directory: Path) -> int:
 
 
 def remove_tree(path: Path | str) -> None:
-    """Remove a file or directory with all below it; absent is fine. Follows no link, opens nothing but directories, takes any depth.
+    """Remove a file or directory with all below it; absent is fine. Follows no link, opens nothing
+    but directories, takes any depth.
 
-    Long work with the GIL released: run it in a thread. Raises OSError of the first entry that resists, after removing what it could.
+    Long work with the GIL released: run it in a thread. Raises the first OSError, after removing
+    all other entries.
     """
     directory, name = os.path.split(os.path.abspath(path))
     try:
@@ -266,6 +290,6 @@ def remove_tree(path: Path | str) -> None:
     except FileNotFoundError:
         return
     try:
-        _layer.remove_tree(parent, os.fsencode(name))
+        tree.remove_tree(parent, os.fsencode(name))
     finally:
         os.close(parent)

@@ -1,7 +1,8 @@
-"""Facts about this host, read once at start and off the loop, since /proc and /sys can be slow to answer.
+"""Facts about this host, read once at start and off the loop, since /proc and /sys can be slow to
+answer.
 
-Not here: anything that changes while the daemon runs (`IPv4Forwarding` apart, which is told as it was at start), and what its
-cgroups can limit (`runtime/cgroups.py`).
+Not here: anything that changes while the daemon runs (except `IPv4Forwarding`, which is reported as
+it was at start), and the limits of its cgroups (`runtime/cgroups.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import secrets
 from pathlib import Path
 
 import engine
-from engine.wire.system import Host
-from engine.wire.times import rfc3339
+from engine.facts import Host
+from engine.times import rfc3339
 
 _GO_ARCHITECTURES = {
     "x86_64": "amd64",

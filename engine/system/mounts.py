@@ -1,8 +1,10 @@
 """mount(2), umount2(2), unshare(2) and /proc/self/mountinfo.
 
-Blocking calls with the GIL released (ctypes): run them in a thread. Paths are absolute, or relative to the calling thread's directory.
-Not here: which file system to mount with which options (storage/overlay.py, containers/spec.py).
-Raises: ServerError that names the mount point and the kernel's reason, the OSError kept as its cause.
+Blocking calls with the GIL released (ctypes): run them in a thread. Paths are absolute, or relative
+to the calling thread's directory. Not here: which file system to mount with which options
+(storage/overlay.py, containers/spec.py).
+Raises: ServerError that names the mount point and the kernel's reason, the OSError kept as its
+        cause.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ MS_UNBINDABLE, MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 17, 1 << 18, 1 << 19, 1 <<
 MS_RELATIME, MS_STRICTATIME = 1 << 21, 1 << 24
 
 PAGE = 4096
-"""mount(2) copies one page of options, terminating NUL included; what is longer is cut off without an error."""
+"""mount(2) copies one page of options, terminating NUL included, and cuts off longer ones without
+an error.
+"""
 
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
@@ -45,7 +49,9 @@ _OPEN_TREE_CLONE = 1
 _AT_SYMLINK_NOFOLLOW = 0x100
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _BUSY_WAIT = 0.02
-"""Seconds between the two plain attempts: a process that was just killed may still be dying in the mount."""
+"""Seconds between the two plain attempts: a process that was just killed may still be dying in
+the mount.
+"""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
@@ -55,7 +61,10 @@ _libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
 
 
 class Mount(NamedTuple):
-    """One line of mountinfo (proc_pid_mountinfo(5)). `propagation` is such as `shared:1 master:2`, empty for private."""
+    """One line of mountinfo (proc_pid_mountinfo(5)).
+
+    `propagation` is such as `shared:1 master:2`, empty for private.
+    """
 
     id: int
     parent: int
@@ -79,7 +88,10 @@ def mount(source: str, target: Path | str, type_: str = "", flags: int = 0, opti
 
 
 def unmount(target: Path | str) -> bool:
-    """Detach everything mounted on `target`; False when nothing was. Lazily only after two plain attempts found it busy."""
+    """Detach everything mounted on `target`; False when nothing was.
+
+    Lazily only after two plain attempts found it busy.
+    """
     name = os.fsencode(target)
     detached = False
     attempts = 0
@@ -100,7 +112,7 @@ def unmount(target: Path | str) -> bool:
 
 
 def mount_id(descriptor: int) -> int:
-    """Which mount a descriptor is in (proc_pid_fdinfo(5))."""
+    """The id of the mount that a descriptor is in (proc_pid_fdinfo(5))."""
     with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
         for line in file:
             name, _, value = line.partition(b":")
@@ -110,9 +122,11 @@ def mount_id(descriptor: int) -> int:
 
 
 def copy_from(namespace: int, path: str, target: Path) -> None:
-    """Attach what is at `path` in the mount namespace of that descriptor to `target` here as well (open_tree(2), move_mount(2), Linux 5.2).
+    """Attach the mount at `path` in the mount namespace of that descriptor to `target` here as well
+    (open_tree(2), move_mount(2), Linux 5.2).
 
-    `path` is resolved with that namespace's own root; a link at its end is not followed. Blocks for a thread of its own: setns(2) moves one.
+    `path` is resolved with that namespace's own root; a link at its end is not followed. Blocks,
+    and starts a thread, because setns(2) moves the calling thread.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="mount") as thread:
         thread.submit(_copy_from, namespace, path, target).result()
@@ -148,7 +162,9 @@ def _copy_from(namespace: int, path: str, target: Path) -> None:
 
 
 def own_directory() -> None:
-    """Give the calling thread a working directory (and umask, root) of its own: unshare(CLONE_FS)."""
+    """Give the calling thread a working directory (and umask, root) of its own:
+    unshare(CLONE_FS).
+    """
     if _libc.unshare(_CLONE_FS) < 0:
         raise _error("unshare of the thread's directory") from _cause("")
 
@@ -165,7 +181,7 @@ def mounts(below: Path | str | None = None) -> list[Mount]:
 
 
 def containing(path: str) -> Mount:
-    """The mount that a path without links lies in: the last one at the nearest place above it."""
+    """The mount that contains a path without links: the last one at the nearest place above it."""
     above = [entry for entry in mounts() if path == entry.target or path.startswith(entry.target.rstrip("/") + "/")]
     if not above:
         raise ServerError(f"{path}: no mount has it")

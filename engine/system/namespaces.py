@@ -1,10 +1,11 @@
 """Network namespaces: made and entered, for the calling thread alone.
 
-setns(2) and unshare(2) act on one thread, so whoever enters a namespace does it in a thread of its own and leaves it again before anything else
-runs there. Blocking calls with the GIL released (ctypes). A namespace lives while a process, a socket or a descriptor is in it: nothing is
-bind-mounted, nothing is left on disk after a crash.
+setns(2) and unshare(2) act on one thread, so a namespace is entered in a worker thread and left
+again before that thread does anything else. A namespace lives while a process, a socket or a
+descriptor is in it. None is bind-mounted, so a crash leaves nothing on disk.
 
-Raises: OSError with the kernel's errno. Not here: what is inside (`netlink.py`).
+Blocking calls, with the GIL released (ctypes). Raises: OSError with the kernel's errno. Not here:
+links inside (`netlink/`).
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def enter_network(namespace: int) -> None:
 
 @contextlib.contextmanager
 def new_network() -> Iterator[int]:
-    """The calling thread is in a fresh network namespace for the time of the block; yields its descriptor, which stays open and is the caller's.
+    """Put the calling thread into a new network namespace for the block; yields its descriptor.
 
-    When the block fails the descriptor is closed, and the namespace gone with it.
+    The descriptor stays open and is the caller's. If the block fails it is closed, and the
+    namespace gone.
     """
     home = network()
     try:
@@ -61,7 +63,7 @@ def new_network() -> Iterator[int]:
 
 @contextlib.contextmanager
 def inside_network(namespace: int) -> Iterator[None]:
-    """The calling thread is in the namespace of this descriptor for the time of the block."""
+    """Put the calling thread into the namespace of this descriptor for the block."""
     home = network()
     try:
         enter_network(namespace)
@@ -74,9 +76,10 @@ def inside_network(namespace: int) -> Iterator[None]:
 
 
 def of_process(pid: int, pidfd: int, kind: str) -> int:
-    """A descriptor (CLOEXEC) of a namespace (`net`, `mnt`, …) of the process that `pidfd` holds. Raises ProcessLookupError when it has ended.
+    """A descriptor (CLOEXEC) of a namespace (`net`, `mnt`, …) of the process that `pidfd` holds.
 
-    A number may be another process's by now; that it was this one's is known when the process still lives afterwards.
+    The pid may have been reused, so the process must still live afterwards. Raises
+    ProcessLookupError when it has ended.
     """
     try:
         namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
@@ -91,7 +94,10 @@ def of_process(pid: int, pidfd: int, kind: str) -> int:
 
 
 def of_socket(descriptor: int) -> int:
-    """A descriptor (CLOEXEC) of the network namespace that a socket was made in. The caller closes it."""
+    """A descriptor (CLOEXEC) of the network namespace that a socket was made in.
+
+    The caller closes it.
+    """
     return fcntl.ioctl(descriptor, _SIOCGSKNS)
 
 

@@ -1,7 +1,8 @@
 """nftables through libnftables, in process: one call is one transaction.
 
-Rules: libnftables(3), nft(8). libnftables is loaded at the first call; a host without it has no NAT from here, which is the caller's to say.
-Blocking, with the GIL released. Raises: NetfilterError with the library's own words. Not here: what the rules are (`networks/`).
+Rules: libnftables(3), nft(8). The library is loaded at the first call; `available` says whether the
+host has it. Blocking, with the GIL released. Locks: one for the process, held for a transaction.
+Raises: NetfilterError with the library's own words. Not here: what the rules are (`networks/`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ class NetfilterError(Exception):
 
 @functools.cache
 def available() -> bool:
-    """Whether libnftables is installed."""
+    """True if libnftables is installed."""
     return nftables.load()
 
 
 def run(commands: str) -> str:
-    """Carry out nft commands as one transaction; returns what `list` commands print. Raises NetfilterError; nothing has changed then.
+    """Carry out nft commands as one transaction; returns what `list` commands print.
 
-    It acts in the network namespace of the calling thread.
+    Acts in the network namespace of the calling thread. Raises NetfilterError; nothing has changed
+    then.
     """
     if not available():
         raise NetfilterError("libnftables.so.1 is not installed")

@@ -1,11 +1,14 @@
 """seccomp filters: a profile compiled to classic BPF with libseccomp, once, in process.
 
-Why, when the OCI runtimes do it themselves: they do it anew for every container, and it is more than half of a start (measured with crun
-1.8.1: 23 ms with Docker's profile, 8 ms without, 9 ms with a ready program). libseccomp also knows only the system calls of its release. To a
-C library a newer one that fails with EPERM is an error, one that fails with ENOSYS is a reason to fall back (chmod in current images calls
-fchmodat2), so in front of libseccomp's program stands a short one that decides the calls it does not know: allowed by number, or ENOSYS.
+The OCI runtimes can compile profiles too, but do so for every container, which is more than half of
+a start (measured with crun 1.8.1: 23 ms with Docker's profile, 8 ms without, 9 ms with a ready
+program). libseccomp also knows only the system calls of its release. A C library treats EPERM from
+a newer call as an error, but falls back on ENOSYS (chmod in current images calls fchmodat2). So a
+short program before libseccomp's own decides the calls that libseccomp does not know: allowed by
+number, or ENOSYS.
 
-Raises: OSError; `available()` says whether the library is there. Not here: which calls a container may make (`runtime/seccomp.py`).
+Raises: OSError; `available()` says whether the library is there. Not here: which calls a container
+        may make (`runtime/seccomp.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ NEWER = {
     "file_getattr": 468,
     "file_setattr": 469,
 }
-"""Numbers above 423 are the same on every architecture (Linux, Documentation/process/adding-syscalls.rst). Ascending, without a gap."""
+"""Numbers above 423 are the same on every architecture (Linux,
+Documentation/process/adding-syscalls.rst). Ascending, without a gap.
+"""
 
 X32 = 0x40000000
 _AUDIT_ARCHES = {
@@ -61,7 +66,7 @@ _BINARY_TREE = 2
 _UNRESOLVED = -1
 _EEXIST = 17
 _ERRNO_SAME_ACTION = 13
-"""EACCES: the rule says what the default action says anyway."""
+"""EACCES: the rule repeats the default action."""
 
 _COMPARE = {
     "SCMP_CMP_NE": 1,
@@ -84,7 +89,7 @@ class Condition(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What happens to these calls; all conditions must hold. `errno` None: allowed."""
+    """The action for these calls; all conditions must hold. `errno` None: allowed."""
 
     names: Sequence[str]
     conditions: Sequence[Condition] = ()
@@ -119,12 +124,15 @@ def _library() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Whether filters can be compiled here."""
+    """True if filters can be compiled here."""
     return _library() is not None
 
 
 def program(rules: Iterable[Rule], *, default_errno: int, architectures: Sequence[str]) -> bytes:
-    """The filter as an array of `struct sock_filter`, ready for seccomp(2). What no rule names fails with `default_errno`."""
+    """The filter as an array of `struct sock_filter`, ready for seccomp(2).
+
+    Calls without a rule fail with `default_errno`.
+    """
     library = _library()
     if library is None:
         raise FileNotFoundError("libseccomp.so.2 is not installed")
@@ -161,18 +169,21 @@ def program(rules: Iterable[Rule], *, default_errno: int, architectures: Sequenc
 
 
 def _first_unknown(library: ctypes.CDLL) -> int:
-    """The lowest number from which on libseccomp knows no call."""
+    """The lowest number from which on libseccomp knows no calls."""
     known = [number for name, number in NEWER.items() if library.seccomp_syscall_resolve_name(name.encode()) >= 0]
     return max(known) + 1 if known else min(NEWER.values())
 
 
-# classic BPF (linux/filter.h, linux/bpf_common.h): load a word, jump by comparison (offsets count from the next instruction), return
+# classic BPF (linux/filter.h, linux/bpf_common.h): load a word, jump by comparison (offsets count
+# from the next instruction), return
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCH = 0, 4
 
 
 def _prologue(actions: Mapping[int, int], first: int, architectures: Sequence[str]) -> bytes:
-    """Decides calls numbered `first` and above on the architectures of the filter; everything else falls through to what follows."""
+    """Decides calls numbered `first` and above on the architectures of the filter; everything
+    else falls through to what follows.
+    """
     arches = [_AUDIT_ARCHES[name] for name in architectures if name in _AUDIT_ARCHES]
     if not arches:
         return b""

@@ -1,10 +1,12 @@
-"""Network settings of a namespace (sysctl(8), /proc/sys/net), written where nobody else looks for them.
+"""Network settings of a namespace (sysctl(8), /proc/sys/net), written through a private procfs.
 
-The kernel keeps a name in the host's /proc/sys/net once for each namespace that it was looked up in, all in one chain: beside a thousand
-containers each look at a setting, the host's own included, takes one or two milliseconds. So settings of containers are written in an instance of
-procfs of this module's own (fsopen(2), Linux 5.2; instances of their own: 5.8), which is replaced before its chains grow long.
+The kernel keeps each name that is looked up in the host's /proc/sys/net once per namespace, all in
+one chain. With a thousand containers every access to a setting, the host's own included, takes one
+or two milliseconds. So settings of containers are written in an instance of procfs of this module's
+own (fsopen(2), Linux 5.2; separate instances: 5.8). It is replaced before its chains grow long.
 
-Blocking: run in a thread. Owns: the instance, a detached mount. Raises: OSError with the kernel's errno.
+Blocking: run in a thread. Owns: the instance, a detached mount. Locks: one, held for a write.
+Raises: OSError with the kernel's errno.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import threading
 from collections.abc import Mapping
 
 USES = 64
-"""Namespaces that are set up through one instance: making one takes the kernel 50 us."""
+"""Namespaces that are set up through one instance. Creating one takes the kernel 50 us."""
 
 _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
 """The same numbers on every architecture."""
@@ -34,7 +36,10 @@ class _Instance:
         self._left = 0
 
     def write(self, settings: Mapping[str, str]) -> None:
-        """Settings of the calling thread's network namespace, by path below /proc/sys/net. FileNotFoundError: the kernel has no such."""
+        """Write settings of the calling thread's network namespace, by path below /proc/sys/net.
+
+        Raises FileNotFoundError for a setting that the kernel does not have.
+        """
         with self._lock:
             if not self._left:
                 fresh = _proc()

@@ -1,52 +1,116 @@
-"""Who gets the processor: the event loop's thread before those of the usual nice value, threads for long work behind it (sched(7)).
+"""Scheduling of threads (sched(7)), and waiting for work that cannot be cancelled.
 
-And waiting for what a thread does, which nobody can take back.
+The event loop's thread is scheduled before threads of the usual nice value, and threads for long
+work after them.
+
+A rule for every pool: work that waits for a client or a registry never runs in a bounded pool that
+other requests use. A client that stalls would hold a thread of the pool, and a few such clients
+would stop everything. Such work runs in `in_own_thread`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from engine.errors import ServerError
+
 T = TypeVar("T")
 
 _NICE = -10
 
 
-def put_first() -> None:
-    """Give the calling thread a nice value of -10: it gets the processor soon, even where containers use all there is. What it starts has 0.
+def raise_priority() -> None:
+    """Give the calling thread a nice value of -10, so that it runs soon when containers use every
+    CPU.
 
-    Without CAP_SYS_NICE it stays as it is.
+    Processes and threads that it starts have 0. Without CAP_SYS_NICE nothing changes.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # 0: the calling thread alone
 
 
-def batch_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """At most `count` threads called `name`, of the policy SCHED_BATCH: they push nobody aside when they wake."""
-    return ThreadPoolExecutor(count, name, _become_batch)
+class LongWork:
+    """A shared pool of at most `count` threads for long work, with the policy SCHED_BATCH: they
+    preempt no other thread when they wake.
+
+    For bytes and files that are complete; see the rule above. Threads start when they are needed.
+    `release` ends them, with the memory that they keep.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """The result of `function`. Raises ServerError when the host allows no thread for it."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._count, self._name, become_batch)
+        return _submitted(self._pool, function, *arguments)
+
+    def release(self) -> None:
+        """End the threads when their work is done. The next `run` starts new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False)
 
 
-def _become_batch() -> None:
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # 0: the calling thread alone
+def _submitted(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    try:
+        pool.submit(_work, future, function, arguments)
+    except RuntimeError as error:
+        # It stays in the queue: a busy thread may run it later, unless it is cancelled.
+        if future.cancel():
+            raise ServerError(f"no thread for long work: {error}") from error
+    return asyncio.wrap_future(future)
+
+
+def _work(future: concurrent.futures.Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function(*arguments))
+    except BaseException as error:
+        future.set_exception(error)
+    finally:
+        # a traceback holds this frame: without these it is no reference cycle
+        del future, function, arguments
+
+
+def become_batch() -> None:
+    """Give the calling thread the policy SCHED_BATCH.
+
+    A failure is ignored: raised in an initializer, it would break the pool for good.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # 0: the calling thread alone
 
 
 def in_own_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """What `work` returns, in a thread as of `batch_threads` that is nobody else's: for what waits for a client as long as that likes."""
-    pool = batch_threads(1, name)
+    """Run `work` in a dedicated batch thread. For work that may wait for a client indefinitely.
+
+    Raises ServerError when the host allows no thread for it.
+    """
+    pool = ThreadPoolExecutor(1, name, become_batch)
     try:
-        return asyncio.get_running_loop().run_in_executor(pool, work)
+        return _submitted(pool, work)
     finally:
         pool.shutdown(wait=False)
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """The result of `work`, which is brought to its end even when the caller is cancelled; the cancellation comes after it."""
+    """The result of `work`, which runs to its end even when the caller is cancelled.
+
+    The cancellation is raised after the end, in place of the result or of a failure of `work`.
+    """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -54,8 +118,23 @@ async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
-    if cancelled is not None:
+    try:
+        if cancelled is not None:
+            if not task.cancelled():
+                task.exception()  # mark it as retrieved
+            raise cancelled
+        return task.result()
+    finally:
+        del cancelled, task  # a traceback holds this frame: without these it is no reference cycle
+
+
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel `task` and wait for its end, even when the caller is cancelled meanwhile. A failure of
+    the task is dropped.
+    """
+    task.cancel()
+    try:
+        await uninterrupted(asyncio.wait([task]))
+    finally:
         if not task.cancelled():
-            task.exception()  # the cancellation hides it: nobody else will ask
-        raise cancelled
-    return task.result()
+            task.exception()  # seen

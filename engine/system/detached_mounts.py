@@ -1,11 +1,14 @@
-"""Mounts that are in nobody's way: copies of mounts held by descriptors, and a mount namespace of the engine's own to put them together in.
+"""Detached mounts, and a private mount namespace of the engine to assemble them in.
 
-A tree is a descriptor of a mount that is attached nowhere (open_tree(2), Linux 5.2; mount_setattr(2), 5.12). Kernels before 6.15 attach to what is
-in a namespace only, so trees are put together in `Aside`: a namespace that holds an empty tmpfs and what its owner attaches. Nothing of it is seen
-on the host, and it lasts as long as somebody has its descriptor: nothing is left when all who have it die, at any instant.
+A detached mount is a descriptor of a mount that is attached nowhere: open_tree(2), Linux 5.2,
+and mount_setattr(2), 5.12. Kernels before 6.15 attach only to mounts inside a namespace, so trees
+of mounts are assembled in a `MountNamespace`. It contains an empty tmpfs and what its owner
+attaches. The host does not see it, and it exists while any process holds its descriptor. When the
+last holder dies, at any instant, the kernel removes everything in it.
 
-Blocking calls with the GIL released (ctypes): run them in a thread. Not here: mount(2) and mountinfo (mounts.py).
-Raises: ServerError that names the mount and the kernel's reason, the OSError kept as its cause.
+Blocking calls with the GIL released (ctypes): run them in a thread. Not here: mount(2) and
+mountinfo (mounts.py).
+Raises: ServerError with the mount and the kernel's reason; the OSError is its cause.
 """
 
 from __future__ import annotations
@@ -26,17 +29,18 @@ from engine.system import mounts
 _T = TypeVar("_T")
 
 THREADS = 4
-"""Threads of an `Aside` for mounting and looking, and as many for unmounting."""
+"""Threads of a `MountNamespace` for mounting and reading, and as many for unmounting."""
 WRITERS = 16
-"""Threads for long work that waits for nobody: that many archives that are here in full are laid out at a time."""
+"""Threads for long work that does not wait for clients: so many complete archives are extracted at
+a time.
+"""
 
 _CLONE_NEWNS = 0x20000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _AT_NO_AUTOMOUNT = 0x800
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
-"""The same numbers on every architecture; that of pivot_root(2) is not."""
-_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "armv7l": 218, "i686": 217}
+"""The same numbers on every architecture."""
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _NOATIME, _ATIME = 1, 2, 4, 8, 0x10, 0x70
@@ -45,6 +49,8 @@ _STATX_ATTR_MOUNT_ROOT = 0x2000
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_libc.pivot_root.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+"""Exported by glibc and musl, although pivot_root(2) denies it."""
 
 
 class _Attributes(ctypes.Structure):
@@ -52,7 +58,8 @@ class _Attributes(ctypes.Structure):
 
 
 def clone(source: Path | str | int, *, recursive: bool = False) -> int:
-    """A tree: a private copy of the mount at a path, or at a descriptor, from there on down; `recursive`: with what is mounted below it.
+    """A tree: a private copy of the mount at a path, or at a descriptor, with its subdirectories;
+    `recursive`: with the mounts below it.
 
     The caller closes it. Raises ServerError, FileNotFoundError when there is no such path.
     """
@@ -65,7 +72,7 @@ def clone(source: Path | str | int, *, recursive: bool = False) -> int:
             raise error
         raise ServerError(f"copy of the mount {source}: {(error.strerror or '').lower()}") from error
     try:
-        # A copy of a shared mount is its peer: what is mounted on the one would appear on the other.
+        # A copy of a shared mount is its peer: mounts on one would propagate to the other.
         _set(tree, 0, recursive=recursive, propagation=mounts.MS_PRIVATE)
     except BaseException:
         os.close(tree)
@@ -74,7 +81,10 @@ def clone(source: Path | str | int, *, recursive: bool = False) -> int:
 
 
 def clone_within(namespace: int, descriptor: int) -> int:
-    """As `clone`, of the mount at a descriptor in another mount namespace, whose descriptor is given. A thread of its own enters that."""
+    """As `clone`, of the mount at a descriptor in another mount namespace, given by its descriptor.
+
+    A thread of its own enters it.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         return thread.submit(_clone_within, namespace, descriptor).result()
 
@@ -86,7 +96,10 @@ def _clone_within(namespace: int, descriptor: int) -> int:
 
 
 def attach(tree: int, target: Path | str | int) -> None:
-    """Mount a tree at a path, or on what a descriptor stands for, in the calling thread's namespace. The descriptor stays the caller's."""
+    """Mount a tree at a path or on a descriptor, in the calling thread's namespace.
+
+    The tree's descriptor stays the caller's.
+    """
     at, path = (target, b"") if isinstance(target, int) else (_AT_FDCWD, os.fsencode(target))
     flags = _MOVE_MOUNT_F_EMPTY_PATH | (_MOVE_MOUNT_T_EMPTY_PATH if isinstance(target, int) else 0)
     status = _libc.syscall(
@@ -98,7 +111,7 @@ def attach(tree: int, target: Path | str | int) -> None:
 
 
 def guard(tree: int, *, read_only: bool, recursive: bool = False) -> None:
-    """Nothing on the mount can be executed or opened as a device; `read_only`: nothing written, no time of access either."""
+    """Make the mount nosuid, nodev and noexec; with `read_only` also read-only and noatime."""
     flags = _NOSUID | _NODEV | _NOEXEC | (_RDONLY | _NOATIME if read_only else 0)
     _set(tree, flags, recursive=recursive, clear=_ATIME if read_only else 0)
 
@@ -116,7 +129,7 @@ def _set(tree: int, flags: int, *, recursive: bool, clear: int = 0, propagation:
 
 
 def is_mount(path: Path | str) -> bool:
-    """Whether something is mounted at `path` (STATX_ATTR_MOUNT_ROOT, Linux 5.8)."""
+    """True if `path` is a mount point (STATX_ATTR_MOUNT_ROOT, Linux 5.8)."""
     found = ctypes.create_string_buffer(256)
     if _libc.statx(_AT_FDCWD, os.fsencode(path), _AT_NO_AUTOMOUNT, 0, found) < 0:
         return False
@@ -124,14 +137,14 @@ def is_mount(path: Path | str) -> bool:
 
 
 def detach(path: str) -> None:
-    """Take away what is mounted at `path`, at once; who holds a descriptor in it keeps it."""
+    """Detach the mount at `path` at once; open descriptors in it stay valid."""
     if _libc.umount2(os.fsencode(path), _MNT_DETACH | _UMOUNT_NOFOLLOW) < 0:
         error = _failure(path)
         raise ServerError(f"unmount of {path}: {(error.strerror or '').lower()}") from error
 
 
 def make_private(directory: Path) -> None:
-    """Have `directory`, which is made, be a mount of its own that passes nothing on, for `Aside.namespace_with`."""
+    """Create `directory` as a private mount, for `MountNamespace.namespace_with`."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_mount(directory):
         tree = clone(directory)
@@ -142,42 +155,58 @@ def make_private(directory: Path) -> None:
     mounts.mount("", directory, flags=mounts.MS_PRIVATE)  # under a shared mount it became shared
 
 
-class Aside:
+class MountNamespace:
     """The namespace, made when it is first needed, and the threads that live in it.
 
-    They see `/layers`, which shows `directory` and is where they stand, `/proc`, and what they mount at a `place` or in `own`, the owner's directory.
+    They see `/layers` (a view of `directory`, and their working directory), `/proc`, and their own
+    mounts at a `place` or in `own`, the owner's directory.
+
+    A thread enters with the first work that it runs. When that fails, for lack of memory for
+    instance, the work fails with ServerError, the thread is back in the host's namespace, and the
+    next work enters again. (An initializer of the pool that fails once would break the pool.)
     """
 
     def __init__(self, directory: Path, own: str) -> None:
         self._directory = directory
         self._own = own
         self._lock = threading.Lock()
-        self.namespace = -1
-        """Its descriptor; -1 before it is needed."""
+        self.descriptor = -1
+        """Descriptor of the namespace; -1 before it is needed."""
         self._last = 0
-        self._mounting = ThreadPoolExecutor(THREADS, "aside", self._enter)
-        self._unmounting = ThreadPoolExecutor(THREADS, "unmount", self._enter)
-        self._writing = ThreadPoolExecutor(WRITERS, "archive", self._enter)
+        self._thread = threading.local()
+        self._mounting = ThreadPoolExecutor(THREADS, "mount")
+        self._unmounting = ThreadPoolExecutor(THREADS, "unmount")
+        self._writing = ThreadPoolExecutor(WRITERS, "archive")
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns in one of the threads. Not for what waits for a client."""
-        return await asyncio.get_running_loop().run_in_executor(self._mounting, work)
+        """Run `work` in one of the threads. Not for work that waits for a client."""
+        return await self._run(self._mounting, work)
 
     async def unmount(self, work: Callable[[], _T]) -> _T:
-        """As `run`, for what ends a file system: an overlay's writes back the one that it lies on, for seconds, and others must go on."""
-        return await asyncio.get_running_loop().run_in_executor(self._unmounting, work)
+        """As `run`, for work that ends a file system. Unmounting an overlay writes back the file
+        system below it, for seconds, and other mounts must not wait for that."""
+        return await self._run(self._unmounting, work)
 
     async def run_long(self, work: Callable[[], _T]) -> _T:
-        """As `run`, for work that may take long. Not for what waits for a client either."""
-        return await asyncio.get_running_loop().run_in_executor(self._writing, work)
+        """As `run`, for work that may take long. Not for work that waits for a client either."""
+        return await self._run(self._writing, work)
 
     async def run_apart(self, work: Callable[[], _T]) -> _T:
-        """As `run`, in a thread that is made for it and ends with it: it may wait for a client and is in nobody's way."""
-        thread = ThreadPoolExecutor(1, "archive", self._enter)
+        """As `run`, in a thread of its own that ends with the work, which may wait for a client."""
+        thread = ThreadPoolExecutor(1, "archive")
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread, work)
+            return await self._run(thread, work)
         finally:
             thread.shutdown(wait=False)
+
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(pool, self._inside, work)
+
+    def _inside(self, work: Callable[[], _T]) -> _T:
+        if not getattr(self._thread, "inside", False):
+            self._enter()
+            self._thread.inside = True
+        return work()
 
     def place(self) -> str:
         """A new empty directory to mount on. In a thread of the namespace."""
@@ -188,9 +217,11 @@ class Aside:
         return path
 
     def namespace_with(self, path: str, target: Path) -> int:
-        """A descriptor of a copy of the host's namespace that has what is mounted at `path` here at `target` (`make_private`), unseen by others.
+        """A descriptor of a copy of the host's namespace with the mount at `path` here attached at
+        `target` (`make_private`), invisible to others.
 
-        Its other mounts stay what they were to the host's, peers or slaves. The caller closes it: the last descriptor takes the kernel a while.
+        Its other mounts remain peers or slaves as the host's are. The caller closes it: closing the
+        last descriptor takes the kernel a while.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
             return thread.submit(self._namespace_with, path, target).result()
@@ -199,7 +230,7 @@ class Aside:
         host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         try:
             mounts.own_directory()
-            _enter(self.namespace)
+            _enter(self.descriptor)
             tree = clone(path)
             try:
                 _enter(host)
@@ -213,9 +244,11 @@ class Aside:
         return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def adopt(self, namespace: int) -> None:
-        """Live in that namespace, which an `Aside` of an earlier process made, unless it shows another directory. Before anything else is asked for.
+        """Use a namespace that a `MountNamespace` of an earlier process made, unless it shows
+        another directory. Call before any other method.
 
-        What that process was doing at its places is taken away. The descriptor stays the caller's.
+        Mounts that the earlier process left at its places are removed. The caller keeps the
+        descriptor.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
             thread.submit(self._adopt, namespace).result()
@@ -230,28 +263,41 @@ class Aside:
                 with contextlib.suppress(ServerError):  # it was not mounted yet
                     detach(f"/calls/{name}")
                 os.rmdir(f"/calls/{name}")
-            self.namespace = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            self.descriptor = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def _enter(self) -> None:
-        mounts.own_directory()  # setns(2) refuses a thread that shares it
-        with self._lock:
-            if self.namespace < 0:
-                self._make()
-                self.namespace = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            else:
-                _enter(self.namespace)
-        os.chdir("/layers")
+        """Put the calling thread into the namespace, which is made if there is none yet."""
+        try:
+            mounts.own_directory()  # setns(2) refuses a thread that shares it
+            host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                with self._lock:
+                    if self.descriptor < 0:
+                        self._make()
+                        self.descriptor = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+                    else:
+                        _enter(self.descriptor)
+                os.chdir("/layers")
+            except BaseException:
+                # out of a namespace that is half made; it is removed when this thread ends
+                _enter(host)
+                raise
+            finally:
+                os.close(host)
+        except OSError as error:
+            raise ServerError(f"the engine's mount namespace: {(error.strerror or str(error)).lower()}") from error
 
     def _make(self) -> None:
         layers, proc = clone(self._directory), clone("/proc")
         try:
             if _libc.unshare(ctypes.c_int(_CLONE_NEWNS)) < 0:
                 raise _failure("mount namespace")
-            # First of all: what happens here to copies of the host's mounts must not happen to those.
+            # First of all, so that unmounting the copies of the host's mounts does not propagate to
+            # the host.
             mounts.mount("", "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
             mounts.mount("tmpfs", self._directory, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700,size=16m")
             os.chdir(self._directory)
-            if _libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT[os.uname().machine]), b".", b".") < 0:
+            if _libc.pivot_root(b".", b".") < 0:
                 raise _failure("pivot_root")
             detach(".")  # the old root lies on top of the new one (pivot_root(2), NOTES)
             os.chdir("/")
@@ -265,7 +311,7 @@ class Aside:
 
 
 def _enter(namespace: int) -> None:
-    """The calling thread, which has a directory of its own, from now on."""
+    """Give the calling thread a directory of its own."""
     if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)) < 0:
         raise _failure("mount namespace")
 

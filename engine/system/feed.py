@@ -1,0 +1,211 @@
+"""Passes a request body to the thread that works on it. The beginning goes through the loop; the
+thread reads the rest of a large body from the client's socket.
+
+Owns: the bytes in between, bounded; the part borrowed from the body, until `close`. Not here: the
+format of the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Protocol, runtime_checkable
+
+from engine.errors import EngineError, ServerError
+
+_WAITING = 2 << 20
+"""Bytes of a body that may wait for the thread."""
+_WORTH = 512 * 1024
+"""The thread waits until this many bytes are there, because with each wake-up it and the loop
+compete for the GIL. Its buffer is as large.
+"""
+_CHUNK = 256 * 1024
+_PATIENCE = 0.01
+"""Seconds to wait for that many bytes before the thread takes a smaller number."""
+
+
+class Rest(Protocol):
+    """The part of a body that is lent to a thread."""
+
+    processors: threading.Semaphore | None
+    """The reading thread holds one of these, and releases it while it waits."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Read up to the whole buffer; 0 at the end.
+
+        In the thread. Raises the error that ended the body.
+        """
+
+    def read(self, size: int, /) -> bytes:
+        """Some bytes, none at the end."""
+
+    def cut(self) -> None:
+        """Loop: end a read that waits for the client."""
+
+    def give_back(self) -> None:
+        """Loop: the thread no longer reads."""
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """A body that a thread can read without the loop."""
+
+    def borrow(self) -> Rest | None:
+        """Lends the unread part of the body.
+
+        None when there is none, or only the loop can read it.
+        """
+
+
+class Feed:
+    """Bytes that the loop feeds to a waiting thread."""
+
+    def __init__(self, processors: threading.Semaphore | None = None) -> None:
+        """`processors`: the reading thread holds one of these, and releases it while it waits."""
+        self._processors = processors
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._changed = threading.Condition()
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._starved = False
+        """True if the thread waits for data."""
+        self._ended = False
+        self._error: EngineError | None = None
+        self._taken: deque[bytes] = deque()
+        """The thread's own."""
+        self._rest: Rest | None = None
+        """The rest of the body, which follows everything fed."""
+
+    async def feed(self, body: AsyncIterator[bytes]) -> None:
+        """Feed the body, until its end or until the thread can read the rest itself.
+
+        The thread also gets the error that ended it.
+        """
+        error: EngineError | None = None
+        fed = 0
+        try:
+            async for chunk in body:
+                with self._changed:
+                    before, self._size = self._size, self._size + len(chunk)
+                    self._chunks.append(chunk)
+                    full = self._size > _WAITING
+                    if self._size >= _WORTH:
+                        self._begun.set()
+                    if self._starved or before < _WORTH <= self._size:
+                        self._starved = False
+                        self._changed.notify()
+                fed += len(chunk)
+                if fed >= _WORTH and isinstance(body, Lender) and (rest := body.borrow()) is not None:
+                    rest.processors = self._processors
+                    self._rest = rest
+                    break
+                if full:
+                    await self._room.wait()
+                    self._room.clear()
+        except EngineError as failure:
+            # without the traceback, which would keep this object alive
+            error = type(failure)(failure.message)
+        except asyncio.CancelledError:
+            error = ServerError("the engine stops")
+            raise
+        finally:
+            with self._changed:
+                self._ended, self._error = True, error
+                self._changed.notify()
+            self._begun.set()
+
+    async def begun(self) -> bool:
+        """Wait until there is something for a thread to do.
+
+        Returns True if that is the whole body already.
+        """
+        await self._begun.wait()
+        return self._ended and self._rest is None
+
+    def cut(self) -> None:
+        """End every wait for the client. On the loop."""
+        if self._rest is not None:
+            self._rest.cut()
+
+    def close(self) -> None:
+        """Loop: return the borrowed part and drop unread bytes.
+
+        Call it when `feed` and the thread have ended.
+        """
+        if self._rest is not None:
+            self._rest.give_back()
+            self._rest = None
+        self._chunks.clear()
+        self._taken.clear()
+
+    def _wait(self) -> None:
+        with self._changed:
+            if self._size < _WORTH and not self._ended:
+                self._changed.wait(_PATIENCE)
+            while not self._chunks and not self._ended:
+                self._starved = True
+                self._changed.wait()
+
+    def _take(self) -> bool:
+        """Put some chunks into `_taken`; False at the end.
+
+        In the thread. Raises the error that ended the body.
+        """
+        while not self._taken:
+            if self._processors is None or self._size >= _WORTH or self._ended:
+                self._wait()
+            else:
+                self._processors.release()
+                try:
+                    self._wait()
+                finally:
+                    self._processors.acquire()
+            with self._changed:
+                self._taken, self._chunks = self._chunks, self._taken
+                before, self._size = self._size, 0
+                if not self._taken:
+                    if self._error is not None:
+                        raise type(self._error)(self._error.message)
+                    return False
+            if before > _WAITING:
+                self._loop.call_soon_threadsafe(self._room.set)
+        return True
+
+    def read(self, size: int = _CHUNK) -> bytes:
+        """Some bytes, none at the end. In the thread. Raises the error that ended the body."""
+        while self._take():
+            chunk = self._taken.popleft()
+            if size < len(chunk):
+                self._taken.appendleft(chunk[size:])
+                return chunk[:size]
+            if chunk:
+                return chunk
+        return self._rest.read(size) if self._rest is not None else b""
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read up to the whole buffer."""
+        filled = 0
+        while filled < len(buffer) and (self._taken if filled else self._take()):
+            chunk = self._taken.popleft()
+            room = len(buffer) - filled
+            if len(chunk) > room:
+                self._taken.appendleft(chunk[room:])
+                chunk = chunk[:room]
+            buffer[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+        return filled if filled or self._rest is None else self._rest.readinto(memoryview(buffer))
+
+    def head(self, size: int) -> bytes:
+        """The first `size` bytes, which are read again; fewer when the body is shorter."""
+        head = b""
+        while len(head) < size and (more := self.read()):
+            head += more
+        self._taken.appendleft(head)
+        return head[:size]
+
+
+__all__ = ["Feed"]

@@ -1,0 +1,80 @@
+"""Memory that a peak of work leaves with the allocator, given back to the kernel at the next pause.
+
+glibc keeps freed memory in its arenas, one per thread up to a limit, and returns only the top of
+the heap by itself. A load or a pull leaves tens of megabytes that way. `trim_soon` is called after
+such work. A second after the last call, garbage is collected and malloc_trim(3) runs in a thread.
+
+Owns: one timer of the running loop.
+Threads: `trim_soon` on the loop alone. malloc_trim locks one arena after the other, so it runs only
+when no more work was announced for `QUIET` seconds, and behind all other threads (SCHED_BATCH).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+
+from engine.system.threads import in_own_thread
+
+QUIET = 1.0
+"""Seconds without further calls."""
+INTERVAL = 10.0
+"""Seconds between two times at least: a full collection holds the loop for some milliseconds where
+there are thousands of containers.
+"""
+ARENAS = 2
+"""glibc would make eight per CPU, and each keeps what its threads once needed."""
+
+_M_ARENA_MAX = -8
+
+_log = logging.getLogger(__name__)
+_libc = ctypes.CDLL(None)
+
+_timer: asyncio.TimerHandle | None = None
+_earliest = 0.0
+"""Loop time before which nothing is given back again."""
+
+
+def configure() -> None:
+    """At start, before the first threads: limit glibc's arenas. Does nothing with another libc.
+
+    The thresholds for mmap(2) stay dynamic: fixed ones would map and fault in the buffers of every
+    load, log and archive again.
+    """
+    with contextlib.suppress(AttributeError):
+        _libc.mallopt(_M_ARENA_MAX, ARENAS)
+
+
+def trim_soon() -> None:
+    """Give memory back, `QUIET` seconds after the last call, and not more often than every
+    `INTERVAL`.
+    """
+    global _timer  # noqa: PLW0603 (one allocator per process)
+    loop = asyncio.get_running_loop()
+    if _timer is not None:
+        _timer.cancel()
+    _timer = loop.call_at(max(loop.time() + QUIET, _earliest), _trim)
+
+
+def _trim() -> None:
+    global _timer, _earliest  # noqa: PLW0603
+    _timer = None
+    _earliest = asyncio.get_running_loop().time() + INTERVAL
+    gc.collect()
+    done = in_own_thread(malloc_trim, "trim")
+    done.add_done_callback(_trimmed)
+
+
+def malloc_trim() -> bool:
+    """malloc_trim(3). Returns True if memory was given back; False with another libc."""
+    with contextlib.suppress(AttributeError):
+        return bool(_libc.malloc_trim(0))
+    return False
+
+
+def _trimmed(done: asyncio.Future[bool]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _log.warning("giving memory back: %s", error)

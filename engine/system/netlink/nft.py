@@ -1,0 +1,214 @@
+"""nfnetlink for nftables: elements of sets and maps, the layout of a table, notices of changes.
+
+Rules of a table are text that libnftables reads once (`netfilter.py`). Elements come and go with
+containers; as text they would cost a parser and a dump of what is there, here a batch is bytes and
+one transaction costs what it changes.
+
+Rules: linux/netfilter/nf_tables.h, nfnetlink.h. Blocking: see `transport.py`, also for threads,
+ownership and what is raised.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from engine.system.netlink.codec import (
+    ACK,
+    CREATE,
+    HEADER,
+    NetlinkError,
+    Request,
+    attribute,
+    nest,
+    read_attributes,
+    read_list,
+    text,
+)
+from engine.system.netlink.transport import Listener, NetlinkSocket, as_loaded
+
+NETLINK_NETFILTER = 12
+FAMILY = struct.Struct(">BBH")
+"""struct nfgenmsg: address family, version, resource id."""
+
+_SUBSYSTEM = 10
+_GETTABLE, _GETRULE, _NEWSETELEM, _GETSETELEM, _DELSETELEM, _NEWGEN = (
+    _SUBSYSTEM << 8 | each for each in (1, 7, 12, 13, 14, 15)
+)
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
+_GROUP_NFTABLES = 7
+
+INET = 1
+"""NFPROTO_INET, the family of a table for IPv4 and IPv6."""
+
+_TABLE_NAME, _TABLE_FLAGS, _TABLE_HANDLE = 1, 2, 4
+_RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE = 1, 2, 3
+_LIST_TABLE, _LIST_SET, _LIST_ELEMENTS, _LIST_ELEMENT = 1, 2, 3, 1
+_ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_KEY_END, _DATA_VALUE = 1, 2, 10, 1
+
+_BUFFER = 8 << 20
+"""Bytes, at most, of one transaction and of its acknowledgements; taken only while in use."""
+_LIST_SIZE = 60_000
+"""Bytes of elements in one message: an attribute's length has 16 bits."""
+
+
+class Element(NamedTuple):
+    """One element as the kernel has it, the fields of a concatenation each padded to 4 bytes.
+
+    `end` closes an interval, `data` is a map's value.
+    """
+
+    key: bytes
+    end: bytes = b""
+    data: bytes = b""
+
+
+class NftSocket(NetlinkSocket):
+    """A socket for the nftables of the network namespace of the thread that makes it."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_NETFILTER, buffer=_BUFFER, receive=256 << 10)
+
+    def change(
+        self, table: str, remove: Iterable[tuple[str, Element]], add: Iterable[tuple[str, Element]], what: str
+    ) -> None:
+        """Remove and add elements of an `inet` table, each with the name of its set, in one
+        transaction.
+
+        Raises the first error that the kernel reports; nothing has changed then.
+        """
+        changes = transaction(table, remove, add, what)
+        if not changes:
+            return
+        failure = next((each.error for each in self.exchange(changes, 0) if each.error is not None), None)
+        if failure is not None:
+            raise failure
+
+    def elements(self, table: str, name: str) -> dict[bytes, Element]:
+        """The elements of a set of an `inet` table, by key.
+
+        Some may be missing while the kernel resizes the set for thousands that have just come.
+        Raises NetlinkError ENOENT when there is no such table or set.
+        """
+        body = FAMILY.pack(INET, 0, 0) + text(_LIST_TABLE, table) + text(_LIST_SET, name)
+        found: dict[bytes, Element] = {}
+        for answer in self.dump(Request(_GETSETELEM, 0, body, f"set {name}")):
+            listed = read_attributes(answer, FAMILY.size).get(_LIST_ELEMENTS, b"")
+            for each in read_list(listed):
+                parts = read_attributes(each)
+                key = _value(parts.get(_ELEMENT_KEY, b""))
+                end, data = _value(parts.get(_ELEMENT_KEY_END, b"")), _value(parts.get(_ELEMENT_DATA, b""))
+                found[key] = Element(key, end, data)
+        return found
+
+    def layout(self, table: str) -> tuple[bytes, ...]:
+        """Identifies one version of the rules of an `inet` table: its handle and flags, each rule's
+        chain and handle.
+
+        Empty when there is no such table.
+        """
+        try:
+            return (*self._table(table), *self._rules(table))
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return ()
+            raise
+
+    def _table(self, table: str) -> Iterator[bytes]:
+        body = FAMILY.pack(INET, 0, 0) + text(_TABLE_NAME, table)
+        (answer,) = self.exchange((Request(_GETTABLE, 0, body, f"table {table}"),))
+        if answer.error is not None:
+            raise answer.error
+        for each in answer.bodies:
+            found = read_attributes(each, FAMILY.size)
+            yield found.get(_TABLE_HANDLE, b"") + found.get(_TABLE_FLAGS, b"")
+
+    def _rules(self, table: str) -> Iterator[bytes]:
+        body = FAMILY.pack(INET, 0, 0) + text(_RULE_TABLE, table)
+        for answer in self.dump(Request(_GETRULE, 0, body, f"rules of table {table}")):
+            found = read_attributes(answer, FAMILY.size)
+            yield found.get(_RULE_CHAIN, b"") + found.get(_RULE_HANDLE, b"")
+
+
+class Generations(Listener):
+    """Notices that the rule set of this network namespace has changed, one a transaction.
+
+    The kernel drops the notices about single elements, of which there is one each.
+    """
+
+    def __init__(self) -> None:
+        # The type of the first message is NEWGEN, or the whole notice is dropped.
+        program = (
+            (0x28, 0, 0, 4),
+            (0x15, 0, 1, as_loaded(_NEWGEN)),
+            (0x06, 0, 0, 0xFFFF),
+            (0x06, 0, 0, 0),
+        )
+        super().__init__(NETLINK_NETFILTER, program, _GROUP_NFTABLES)
+
+    def by_others(self, own: int) -> bool:
+        """Take the notices that wait.
+
+        Returns True if one is about a change by another socket than `own` (its `port`), or was
+        lost.
+        """
+        notices, lost = self._arrived()
+        return lost or any(HEADER.unpack_from(each)[4] != own for each in notices)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def transaction(
+    table: str, remove: Iterable[tuple[str, Element]], add: Iterable[tuple[str, Element]], what: str
+) -> list[Request]:
+    """The batch that removes and adds these elements; empty when there are none."""
+    inet, frame = FAMILY.pack(INET, 0, 0), FAMILY.pack(0, 0, _SUBSYSTEM)
+    requests = [Request(_DELSETELEM, ACK, inet + body, what) for body in _lists(table, remove)]
+    requests += [Request(_NEWSETELEM, CREATE | ACK, inet + body, what) for body in _lists(table, add)]
+    if requests:
+        requests = [Request(_BATCH_BEGIN, 0, frame, what), *requests, Request(_BATCH_END, 0, frame, what)]
+    return requests
+
+
+def _lists(table: str, elements: Iterable[tuple[str, Element]]) -> Iterator[bytes]:
+    """Bodies of messages that name these elements, set by set."""
+    by_set: dict[str, list[bytes]] = {}
+    for name, element in elements:
+        by_set.setdefault(name, []).append(_element(element))
+    for name, encoded in by_set.items():
+        head = attribute(_LIST_TABLE, table.encode() + b"\0") + attribute(_LIST_SET, name.encode() + b"\0")
+        several = max(1, _LIST_SIZE // len(max(encoded, key=len)))
+        for start in range(0, len(encoded), several):
+            yield head + nest(_LIST_ELEMENTS, b"".join(encoded[start : start + several]))
+
+
+def _element(element: Element) -> bytes:
+    key, end, data = element
+    before_key, before_end, before_data, behind = _form(len(key), len(end), len(data))
+    return before_key + key + before_end + end + before_data + data + behind
+
+
+@functools.cache
+def _form(*sizes: int) -> tuple[bytes, ...]:
+    """The bytes before, between and behind the three parts of an element of these sizes, the same
+    for thousands.
+    """
+    kinds = _ELEMENT_KEY, _ELEMENT_KEY_END, _ELEMENT_DATA
+    values = [
+        nest(kind, attribute(_DATA_VALUE, bytes(size))) if size else b""
+        for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    parts, padding = [], b""
+    head = nest(_LIST_ELEMENT, b"".join(values))[:4]
+    for size, value in zip(sizes, values, strict=True):
+        parts.append(head + padding + value[:8])
+        head, padding = b"", value[8 + size :]
+    return (*parts, padding)
+
+
+def _value(nested: bytes) -> bytes:
+    return read_attributes(nested).get(_DATA_VALUE, b"")

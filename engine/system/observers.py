@@ -1,0 +1,44 @@
+"""Observers: functions that a part calls when something has happened, so that it need not know the
+interested parts.
+
+Not here: events for clients (`engine/events.py`), and any queue: observers run at once, in the
+order of their subscription.
+
+Threads: the event loop's alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Generic, ParamSpec
+
+_log = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+
+
+class Observers(Generic[_P]):
+    """The observers of one kind of event; calling it calls each of them.
+
+    They return at once and do not raise.
+    """
+
+    __slots__ = ("_observers", "what")
+
+    def __init__(self, what: str) -> None:
+        """`what`: the event's name in the log."""
+        self.what = what
+        self._observers: list[Callable[_P, None]] = []
+
+    def subscribe(self, observer: Callable[_P, None]) -> None:
+        """From now on `observer` is called too."""
+        self._observers.append(observer)
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        for observer in self._observers:
+            try:
+                observer(*args, **kwargs)
+            except Exception:
+                # A failing observer affects neither the caller nor the other observers.
+                _log.exception("%s: an observer failed", self.what)

@@ -1,0 +1,61 @@
+"""Background tasks: work that the code which starts it does not wait for.
+
+asyncio keeps only a weak reference to a task, and reports the failure of one that nobody awaits
+only when the garbage collector finds it. `spawn` holds each task until it is done and logs its
+failure at once.
+
+Not here: tasks that their creator awaits (`asyncio.create_task`, `asyncio.TaskGroup`). Their
+failure is the creator's to handle, and `spawn` would log it a second time.
+
+Owns:    a reference to every task until it is done; the hook for failures that end the daemon.
+Threads: the event loop's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_running: set[asyncio.Task[Any]] = set()
+_on_fatal: Callable[[str], None] | None = None
+
+
+def spawn(coroutine: Coroutine[Any, Any, _T], what: str, *, fatal: bool = False) -> asyncio.Task[_T]:
+    """Run `coroutine` in the background.
+
+    `what` says what it does, for the log: "container X: restart".
+
+    A failure is logged with its traceback. With `fatal` it also calls the hook of `when_fatal`: for
+    work without which the engine would go on as half an engine. Cancellation is no failure.
+    """
+    task = asyncio.get_running_loop().create_task(coroutine, name=what)
+    _running.add(task)
+    task.add_done_callback(_fatal_done if fatal else _done)
+    return task
+
+
+def when_fatal(hook: Callable[[str], None] | None) -> None:
+    """Call `hook(message)` when a fatal task has failed.
+
+    The daemon sets it for as long as it serves.
+    """
+    global _on_fatal  # noqa: PLW0603 (one daemon per process)
+    _on_fatal = hook
+
+
+def _done(task: asyncio.Task[Any]) -> None:
+    _running.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("%s: failed: %s", task.get_name(), error, exc_info=error)
+
+
+def _fatal_done(task: asyncio.Task[Any]) -> None:
+    _done(task)
+    if not task.cancelled() and (error := task.exception()) is not None and _on_fatal is not None:
+        _on_fatal(f"{task.get_name()} failed: {error}")
