@@ -1,18 +1,26 @@
-"""Files into and out of a container: stat, archive, extraction, copy, export, and what it has changed ("Archive rules" of the specification).
+"""Files into and out of a container: stat, archive, extraction, copy, export, and what it has
+changed (Docker Engine API, ContainerArchive).
 
-A call sees the container's root on mounts of its own, made for it aside (system/trees.py): a copy of the mount of its overlay, with the engine's
-mounts over it: volumes, binds, hosts, hostname, resolv.conf. So running and stopped containers are the same, and what was mounted inside
-the container, /proc, /sys, /dev and Tmpfs are not there (rule 3). Every path is resolved by openat2(2) within that root, and each name a call reads
-is taken by descriptor; on the mounts no device opens, nothing executes, and for a call that reads nothing can be written.
+A call sees the container's root on mounts of its own (system/detached_mounts.py): a copy of the
+mount of its overlay, with the engine's mounts over it: volumes, binds, hosts, hostname,
+resolv.conf. So running and stopped containers are the same, and what was mounted inside the
+container, /proc, /sys, /dev and Tmpfs are not there (rule 3). Every path is resolved by openat2(2)
+within that root, and each name that a call reads is opened by descriptor. The mounts are nodev and
+noexec, and read-only for a call that only reads.
 
-As in Docker, the last name of a path is not followed when it is a link: the archive has the link, its stat the target (`docker cp` asks again with
--L). Links before it are, and the last one too when the path ends in `/` or `/.`, and always when an archive is put there.
+As in Docker, a symbolic link in the last component of a path is not followed: the archive contains
+the link, and its stat names the target (`docker cp` asks again with -L). Links in earlier
+components are followed. So is the last one when the path ends in `/` or `/.`, and always when an
+archive is extracted there.
 
-An archive that is put into a container may inflate without bounds: its extraction ends with an error before it takes the last twentieth of a file
-system, or the last 512 MiB where that is less, and the last 4,096 inodes likewise (`_fast/layer.pyx`). What it has written by then stays, as in tar.
+An archive that is put into a container may inflate without bounds: its extraction ends with an
+error before it takes the last twentieth of a file system's space (at most 512 MiB) or inodes (at
+most 4,096) (`_fast/layer.pyx`). Files written before that stay, as with tar.
 
-Owns: the mounts and descriptors of a call, until its stream is closed. Not here: bytes of archives (`_fast/pack.pyx`, `_fast/layer.pyx`).
-Raises: NotFound, InvalidParameter, Forbidden with Docker's messages, ServerError with the kernel's reason.
+Owns: the mounts and descriptors of a call, until its stream is closed. Not here: bytes of archives
+      (`_fast/pack.pyx`, `_fast/layer.pyx`).
+Raises: NotFound, InvalidParameter, Forbidden with Docker's messages, ServerError with the kernel's
+        reason.
 """
 
 from __future__ import annotations
@@ -26,24 +34,28 @@ import stat
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from engine import times
 from engine._fast import layer as _layer
 from engine._fast import pack
+from engine._fast.changes import changes as _overlay_changes
 from engine._fast.tar import ArchiveError
 from engine.containers.container import Container
-from engine.containers.mounted import Mounted
+from engine.containers.mount_points import temporary
+from engine.containers.mounted import Mounted, engine_mounts
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.images.feed import Feed
-from engine.images.layers import Inflated, compression_of
-from engine.system import files, mounts, trees
+from engine.storage.compression import MAGIC, Inflated, compression_of
+from engine.system import detached_mounts, files, mounts
+from engine.system.feed import Feed
 from engine.system.threads import uninterrupted
-from engine.wire import times
 from engine.wire.containers import PathChange, PathStat
 
 _FIRST = 128 * 1024
-"""Bytes of an archive that are made before the answer begins: what goes wrong by then still has a status."""
+"""Bytes of an archive that are made before the reply begins, so that an early error still gets a
+status code.
+"""
 _CHUNK = 1 << 20
 _CHANGED = (errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EAGAIN)
-"""What extracting an archive meets only where somebody else is at work on the same names."""
+"""Errors of an extraction that only occur when another process changes the same names."""
 _SYSTEM = ("/proc", "/sys", "/dev")
 
 _GO_MODES = (
@@ -74,13 +86,13 @@ class Asked(NamedTuple):
 
     given: str
     parent: str
-    """Of the last name, relative to the root."""
+    """The path without its last name, relative to the root."""
     base: str
     """The last name; empty for the root."""
     directory: bool
     """It ends in `/` or `/.`: it must be a directory, and a link is followed."""
     contents: bool
-    """It ends in `/.`: what is in the directory, without its name."""
+    """It ends in `/.`: the content of the directory, without its name."""
 
     @property
     def path(self) -> str:
@@ -88,7 +100,7 @@ class Asked(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the stat and the entries of the archive call it."""
+        """The name that the stat and the archive's entries use."""
         return "." if self.contents else self.base or "/"
 
 
@@ -102,19 +114,26 @@ def parse(path: str) -> Asked:
     return Asked(path, parent, base, contents or path.endswith("/") or not base, contents)
 
 
-# --- a container's root -----------------------------------------------------------------------------------------------
+# --- a container's root ---------------------------------------------------------------------------
 
 
 class Root:
-    """The root of a container for one call. In a thread of the namespace aside; `descriptor` may be used in any."""
+    """The root of a container for one call.
 
-    def __init__(self, view: str, mounted: list[Mounted], pins: list[str], aside: trees.Aside) -> None:
-        """`mounted`: what to mount over it, outermost first; `pins`: places where the container has mounts that are not shown."""
-        self._place = aside.place()
+    Use it in a thread of `snapshots.mount_namespace`; `descriptor` may be used in any thread.
+    """
+
+    def __init__(
+        self, view: str, mounted: list[Mounted], pins: list[str], namespace: detached_mounts.MountNamespace
+    ) -> None:
+        """`mounted`: what to mount over it, outermost first; `pins`: places where the container
+        has mounts that are not shown.
+        """
+        self._place = namespace.place()
         self.descriptor = -1
         try:
-            self.descriptor = trees.clone(view)
-            trees.attach(self.descriptor, self._place)
+            self.descriptor = detached_mounts.clone(view)
+            detached_mounts.attach(self.descriptor, self._place)
             for each in mounted:
                 self._mount(each)
             for pin in pins:
@@ -126,13 +145,13 @@ class Root:
     def _mount(self, mount: Mounted) -> None:
         target = self._mount_point(mount, stat.S_ISDIR(os.fstat(mount.tree).st_mode))
         try:
-            trees.guard(mount.tree, read_only=not mount.writable, recursive=True)
-            trees.attach(mount.tree, target)
+            detached_mounts.guard(mount.tree, read_only=not mount.writable, recursive=True)
+            detached_mounts.attach(mount.tree, target)
         finally:
             os.close(target)
 
     def _mount_point(self, mount: Mounted, directory: bool) -> int:
-        """What is to be mounted on, made if it is missing, as a start would."""
+        """The mount point, created if it is missing, as a start would."""
         try:
             return files.open_mount_point(self.descriptor, mount.destination, directory=directory)
         except OSError as error:
@@ -140,37 +159,42 @@ class Root:
             raise ServerError(f"mount point {mount.destination} in the container: {reason}") from error
 
     def _pin(self, path: str) -> None:
-        """Mount a directory on itself: what is below the container's own mount is shown, and cannot be removed under it."""
+        """Bind a directory to itself: files below the container's own mount become visible, and the
+        directory cannot be removed.
+        """
         with contextlib.suppress(OSError, ServerError):
             target = files.open_in_root(self.descriptor, path, os.O_PATH)
             try:
-                tree = trees.clone(target)
+                tree = detached_mounts.clone(target)
                 try:
-                    trees.attach(tree, target)
+                    detached_mounts.attach(tree, target)
                 finally:
                     os.close(tree)
             finally:
                 os.close(target)
 
     def guard(self, *, read_only: bool, recursive: bool) -> None:
-        trees.guard(self.descriptor, read_only=read_only, recursive=recursive)
+        detached_mounts.guard(self.descriptor, read_only=read_only, recursive=recursive)
 
     def close(self) -> None:
-        """In a thread of the namespace."""
+        """Close the mounts. Call it in a thread of the namespace."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             with contextlib.suppress(ServerError):  # it was not attached yet
-                trees.detach(self._place)
+                detached_mounts.detach(self._place)
         os.rmdir(self._place)
 
     def open(self, asked: Asked, name: str) -> int:
-        """An O_PATH descriptor of what is asked for. Raises NotFound, InvalidParameter for a file that was said to be a directory."""
+        """An O_PATH descriptor of the path.
+
+        Raises NotFound, or InvalidParameter for a file whose path ends in a slash.
+        """
         try:
             if asked.directory:
                 return files.open_in_root(self.descriptor, asked.path, os.O_PATH | os.O_DIRECTORY)
             parent = files.open_in_root(self.descriptor, asked.parent, os.O_PATH | os.O_DIRECTORY)
             try:
-                # It may be a mount point: openat2(2) goes into what is mounted there, O_NOFOLLOW or not.
+                # It may be a mount point: openat2(2) enters mounts, with O_NOFOLLOW or without.
                 return os.open(asked.base, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
             finally:
                 os.close(parent)
@@ -186,24 +210,25 @@ class Root:
         return False
 
     def stat(self, asked: Asked, found: int, name: str) -> PathStat:
-        """`found` is its descriptor. Raises InvalidParameter for a link that leads round in circles."""
+        """The stat of `found`, its descriptor. Raises InvalidParameter for a loop of links."""
         looks = os.fstat(found)
         target = ""
         if stat.S_ISLNK(looks.st_mode):
             try:
                 target = "/" + files.resolve_in_root(self.descriptor, asked.path).decode(errors="replace")
-            except OSError as error:  # Without a target a client would take the link's own directory for it.
+            # Without a target a client would use the link's own directory.
+            except OSError as error:
                 raise _missing(error, asked.given, name) from error
         return PathStat(
             name=asked.name,
             size=looks.st_size,
             mode=go_mode(looks.st_mode),
-            mtime=times.rfc3339(looks.st_mtime_ns),
+            mtime=times.rfc3339_of_file(looks.st_mtime_ns),
             link_target=target,
         )
 
     def check_writable(self, directory: str, name: str) -> None:
-        """Raises unless an archive may be put into that directory."""
+        """Raises unless an archive may be extracted into that directory."""
         asked = parse(directory)
         try:
             target = files.open_in_root(self.descriptor, asked.path, os.O_PATH | os.O_DIRECTORY)
@@ -230,22 +255,22 @@ def _missing(error: OSError, path: str, container: str) -> EngineError:
 
 @contextlib.asynccontextmanager
 async def _root(container: Container, *, writable: bool = False, volumes: bool = True) -> AsyncIterator[Root]:
-    snapshots = container.snapshots
-    aside = snapshots.aside
+    snapshots = container.parts.snapshots
+    namespace = snapshots.mount_namespace
     async with contextlib.AsyncExitStack() as stack:
         record = container.record
-        pins = [*_SYSTEM, *(record.host.tmpfs or ())] if writable and container.running else []
+        pins = [*_SYSTEM, *temporary(record.host)] if writable and container.running else []
         made: list[Root] = []
 
         def assemble() -> None:
-            made.append(Root(view, mounted, pins, aside))
+            made.append(Root(view, mounted, pins, namespace))
             made[0].guard(read_only=not writable or record.host.readonly_rootfs, recursive=not writable)
 
         try:
             try:
-                mounted = await stack.enter_async_context(container.mounted()) if volumes else []
-                view = await stack.enter_async_context(snapshots.opened(container.id))
-                await uninterrupted(aside.run(assemble))
+                mounted = await stack.enter_async_context(engine_mounts(container)) if volumes else []
+                view = await stack.enter_async_context(snapshots.opened(container.id, writable=writable))
+                await uninterrupted(namespace.run(assemble))
             except EngineError as error:
                 if container.removed:  # a part of it went first
                     raise NotFound(f"No such container: {container.id}") from error
@@ -253,7 +278,7 @@ async def _root(container: Container, *, writable: bool = False, volumes: bool =
             yield made[0]
         finally:
             for root in made:
-                await uninterrupted(aside.run(root.close))
+                await uninterrupted(namespace.run(root.close))
 
 
 def _close_all(descriptors: list[int]) -> None:
@@ -261,18 +286,21 @@ def _close_all(descriptors: list[int]) -> None:
         os.close(descriptors.pop())
 
 
-# --- out of a container -----------------------------------------------------------------------------------------------
+# --- out of a container ---------------------------------------------------------------------------
 
 
 class Archive:
-    """A tar stream on its way to a client: an iterator of chunks that makes the next while one is sent. `aclose` gives everything back."""
+    """A tar stream for a client: an iterator that prepares the next chunk while one is sent.
+
+    `aclose` releases everything.
+    """
 
     def __init__(self, packer: pack.Packer, first: bytes, borrowed: contextlib.AsyncExitStack, what: str) -> None:
         self._packer = packer
         self._borrowed = borrowed
         self._what = what
         self.whole = first if len(first) < _FIRST else None
-        """All of it, when it is that small."""
+        """The whole archive, when it is that small."""
         self._next: asyncio.Future[bytes] | None = None
         self._first: bytes | None = first
 
@@ -304,7 +332,7 @@ class Archive:
         if waiting is not None:
             await uninterrupted(asyncio.wait([waiting]))
             if not waiting.cancelled():
-                waiting.exception()  # nobody asks any more
+                waiting.exception()  # the client has left
         self._packer.close()
         await self._borrowed.aclose()
 
@@ -321,7 +349,7 @@ async def inspect(container: Container, path: str, name: str) -> PathStat:
             os.close(found)
 
     async with _root(container) as root:
-        return await container.snapshots.aside.run(look)
+        return await container.parts.snapshots.mount_namespace.run(look)
 
 
 async def get(container: Container, path: str, name: str) -> tuple[PathStat, Archive]:
@@ -339,13 +367,15 @@ async def get(container: Container, path: str, name: str) -> tuple[PathStat, Arc
             finally:
                 os.close(found)
 
-        looks, packer, first = await uninterrupted(container.snapshots.aside.run(begin))
+        looks, packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.run(begin))
         container.publish("archive-path")
         return looks, Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
 
 
 async def copy(container: Container, path: str, name: str) -> Archive:
-    """The archive of a path whose links are all followed, called by the name of what they lead to: the endpoint of 1.18 to 1.23."""
+    """The archive of a path with all links followed, named after their target: the endpoint of 1.18
+    to 1.23.
+    """
     if not path:
         raise InvalidParameter("Path cannot be empty")
     asked = parse(path)
@@ -364,7 +394,7 @@ async def copy(container: Container, path: str, name: str) -> Archive:
             finally:
                 os.close(found)
 
-        packer, first = await uninterrupted(container.snapshots.aside.run(begin))
+        packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.run(begin))
         container.publish("copy")
         return Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
 
@@ -379,7 +409,7 @@ def _packer(found: int, name: str) -> pack.Packer:
 
 
 async def export(container: Container) -> Archive:
-    """The whole root as one archive, without what the engine mounts over it."""
+    """The whole root as one archive, without the engine's own mounts."""
     async with contextlib.AsyncExitStack() as stack:
         root = await stack.enter_async_context(_root(container, volumes=False))
 
@@ -387,16 +417,16 @@ async def export(container: Container) -> Archive:
             packer = pack.Packer(root.descriptor, b"", top=False)
             return packer, packer.read(_FIRST)
 
-        packer, first = await uninterrupted(container.snapshots.aside.run(begin))
+        packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.run(begin))
         container.publish("export")
         return Archive(packer, first, stack.pop_all(), f"export of container {container.id}")
 
 
 async def changes(container: Container) -> list[PathChange]:
-    """What the container changed of its image, parents before what is in them."""
+    """The container's changes to its image, parents before their children."""
     try:
-        upper = container.snapshots.upper(container.id)
-        lower = container.snapshots.lower(container.id)
+        upper = container.parts.snapshots.upper(container.id)
+        lower = container.parts.snapshots.lower(container.id)
     except NotFound as error:
         raise NotFound(f"No such container: {container.id}") from error
     return await asyncio.to_thread(_changes, os.fspath(upper), [os.fspath(each) for each in lower])
@@ -409,7 +439,7 @@ def _changes(upper: str, lower: list[str]) -> list[PathChange]:
         try:
             for path in (upper, *lower):
                 descriptors.append(files.open_directory(path))
-            found = pack.changes(descriptors[0], descriptors[1:])
+            found = _overlay_changes(descriptors[0], descriptors[1:])
         except OSError as error:
             if error.errno == errno.E2BIG:
                 raise ServerError("there are too many changes: their paths take more than 128 MiB") from error
@@ -417,19 +447,19 @@ def _changes(upper: str, lower: list[str]) -> list[PathChange]:
     return [PathChange(path.decode(errors="replace"), kind) for path, kind in found]
 
 
-# --- into a container -------------------------------------------------------------------------------------------------
+# --- into a container -----------------------------------------------------------------------------
 
 
 async def put(container: Container, path: str, name: str, body: AsyncIterator[bytes], *, keep_kinds: bool) -> None:
     """Extract an archive, packed or not, into a directory. `keep_kinds`: rule 5."""
     asked = parse(path)
     async with _root(container, writable=True) as root:
-        aside = container.snapshots.aside
-        await aside.run(lambda: root.check_writable(path, name))
+        namespace = container.parts.snapshots.mount_namespace
+        await namespace.run(lambda: root.check_writable(path, name))
         incoming = Feed()
 
         def extract() -> None:
-            kind = compression_of(incoming.head())
+            kind = compression_of(incoming.head(MAGIC))
             source = Inflated(incoming, kind) if kind else incoming
             try:
                 _layer.unpack(source, root.descriptor, os.fsencode(asked.path), keep_kinds=keep_kinds)
@@ -442,8 +472,9 @@ async def put(container: Container, path: str, name: str, body: AsyncIterator[by
 
         feeding = asyncio.ensure_future(incoming.feed(body))
         try:
-            # A client that stalls right away holds no thread, one that does so later a thread of its own: others go on.
-            run = aside.run_long if await incoming.begun() else aside.run_apart
+            # A client that stalls at once holds no thread. One that stalls later holds only a
+            # thread of its own.
+            run = namespace.run_long if await incoming.begun() else namespace.run_apart
             await uninterrupted(run(extract))
         finally:
             feeding.cancel()

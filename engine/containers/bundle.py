@@ -1,22 +1,26 @@
-"""A container's own directory: what the runtime reads (config.json) and what is bound into it (hosts, hostname, resolv.conf).
+"""A container's own directory: config.json for the runtime, and hosts, hostname and resolv.conf,
+which are bound into the container.
 
-All of it blocks on files and is called in threads. Not here: what config.json says (`spec.py`).
+Every function blocks on files and is called in threads. Not here: the content of config.json
+(`spec.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from engine.containers import spec
-from engine.containers.joins import Joined
+from engine.containers import mount_points, program, spec
+from engine.containers.sharing import Joined
 from engine.containers.store import ContainerRecord
+from engine.errors import InvalidParameter
 from engine.networks import resolver
 from engine.networks.network import PREDEFINED_NAMES
-from engine.runtime import program, users
+from engine.runtime import users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.system import files
@@ -25,10 +29,14 @@ from engine.wire.containers import EndpointSettings
 
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _RESOLVED = Path("/run/systemd/resolve/resolv.conf")
-"""Where systemd-resolved keeps the servers that it asks itself (systemd-resolved(8)): for those who can't reach its 127.0.0.53."""
+"""systemd-resolved's list of its upstream servers (systemd-resolved(8)), for containers, which
+cannot reach its 127.0.0.53.
+"""
 
 FALLBACK_SERVERS = ("8.8.8.8", "8.8.4.4")
-"""Docker's, for a host whose own resolvers are all on loopback and so out of a container's reach."""
+"""Docker's fallback servers, for a host whose own resolvers are all on loopback and therefore
+unreachable for containers.
+"""
 
 _HOSTS = """\
 127.0.0.1\tlocalhost
@@ -52,10 +60,11 @@ def write(
     cgroups: Cgroups,
     joined: Joined,
 ) -> None:
-    """Everything for one start. `rootfs`: the container's root as it is seen from here; `runtime_rootfs`: where the runtime finds it, and
-    `sources` where it finds mounts, by destination, when it is not at their Source.
+    """Write all files of one start. `rootfs`: the container's root as seen from here;
+    `runtime_rootfs`: its path for the runtime. `sources`: by destination, mounts that the runtime
+    does not find at their Source.
 
-    Raises InvalidParameter or NotFound for what the record asks and this host can't give.
+    Raises InvalidParameter or NotFound for requests of the record that this host cannot satisfy.
     """
     directory.mkdir(mode=0o711, exist_ok=True)
     identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
@@ -81,9 +90,11 @@ def write(
 
 
 def make_mount_points(rootfs: Path | str, mounts: Iterable[oci.Mount]) -> None:
-    """Those that are missing, in the root or in what is mounted over it before, with Docker's modes: crun would give them its own, 1755 and 0700.
+    """Make the missing mount points with Docker's modes; crun would use its own, 1755 and 0700.
 
-    What can't be made so (a link in the way, a source that is read-only) is left to the runtime, which says why it can't be.
+    They are made in the root, or in the outer mount they lie in. If one cannot be made here (its
+    source is read-only), the runtime reports why. Raises InvalidParameter where a symbolic link of
+    the image or a volume leads to /proc or /sys.
     """
     above: dict[str, oci.Mount] = {}
     for mount in mounts:
@@ -99,27 +110,52 @@ def make_mount_points(rootfs: Path | str, mounts: Iterable[oci.Mount]) -> None:
             try:
                 directory = mount.type != "bind" or os.path.isdir(mount.source)
                 path = mount.destination.removeprefix(place)
-                os.close(files.open_mount_point(root, path, directory=directory, links=outer is None))
+                try:
+                    found = files.open_mount_point(root, path, directory=directory, links=False)
+                except OSError as error:
+                    if error.errno != errno.ELOOP:
+                        raise
+                    _check_links(root, mount, nested=outer is not None)
+                    found = files.open_mount_point(root, path, directory=directory)
+                os.close(found)
             finally:
                 os.close(root)
 
 
+def _check_links(root: int, mount: oci.Mount, *, nested: bool) -> None:
+    """Check a mount point behind a symbolic link, which crun 1.8 follows: it must not lead to /proc
+    or /sys.
+
+    `nested`: the link lies in another mount. The target of an absolute link there depends on the
+    whole root, so all of them are refused.
+    """
+    if mount.type in ("proc", "sysfs"):
+        raise InvalidParameter(f'filesystem "{mount.type}" must be mounted on ordinary directory')
+    if nested:
+        raise InvalidParameter(
+            f"mount destination {mount.destination!r}: a symbolic link in another mount is in the way"
+        )
+    mount_points.check_destination("/" + os.fsdecode(files.resolve_in_root(root, mount.destination)))
+
+
 def _check_program(record: ContainerRecord, rootfs: str, sources: Mapping[str, str]) -> None:
     mounted = [(mount.destination, sources.get(mount.destination, mount.source)) for mount in record.mounts]
-    mounted += [(path, "") for path in ("/proc", "/dev", "/sys", *(record.host.tmpfs or {}))]
+    mounted += [(path, "") for path in ("/proc", "/dev", "/sys", *mount_points.temporary(record.host))]
     variables = spec.environment(record.config.env or (), "", tty=False, home="")
     search = next((entry.partition("=")[2] for entry in variables if entry.startswith("PATH=")), "")
     program.check(rootfs, record.path, search, record.config.working_dir or "/", mounted)
 
 
 def network_files(directory: Path) -> dict[str, Path]:
-    """Where in the container each of hosts, hostname and resolv.conf goes; none before the first start."""
+    """Destinations of hosts, hostname and resolv.conf in the container; empty before the first
+    start.
+    """
     paths = {f"/etc/{name}": directory / name for name in ("hosts", "hostname", "resolv.conf")}
     return {target: path for target, path in paths.items() if path.exists()}
 
 
 def write_network_files(record: ContainerRecord, directory: Path, networks: dict[str, EndpointSettings]) -> None:
-    """hostname, hosts and resolv.conf as Docker writes them (clients.md; resolv.conf(5), hosts(5))."""
+    """hostname, hosts and resolv.conf as Docker writes them (resolv.conf(5), hosts(5))."""
     hostname = record.config.hostname or os.uname().nodename
     full_name = f"{hostname}.{record.config.domainname}" if record.config.domainname else hostname
     _write(directory / "hostname", hostname + "\n")
@@ -174,12 +210,17 @@ def resolv_conf(
     loopback_reachable: bool,
     names_of_one_label: bool = False,
 ) -> str:
-    """The host's resolv.conf with what the container was given in its place; `search` of "." means none.
+    """The host's resolv.conf, with the container's own settings in place of the host's. `search` of
+    "." means none.
 
-    `names_of_one_label`: they are asked for as they are before any search domain is tried, unless the options say otherwise.
+    `names_of_one_label`: names without a dot are tried as they are before the search domains,
+    unless `options` has ndots.
     """
     own: dict[str, list[str]] = {"nameserver": [], "search": [], "options": []}
+    comments: list[str] = []
     for line in host_lines:
+        if line.startswith(("#", ";")):
+            comments.append(line.rstrip())
         keyword, *words = line.split()[:32] or [""]
         if keyword == "nameserver":
             own["nameserver"] += words[:1]
@@ -189,7 +230,10 @@ def resolv_conf(
             own["options"] += words
     reachable = [server for server in own["nameserver"] if loopback_reachable or not _is_loopback(server)]
     chosen_search = [domain for domain in search or own["search"] if domain != "."]
-    lines = [f"search {' '.join(chosen_search)}"] if chosen_search else []
+    # Docker copies the host's file, comments included, unless the container has DNS settings of its
+    # own.
+    lines = comments[:_MOST_COMMENTS] if not (servers or search or options) else []
+    lines += [f"search {' '.join(chosen_search)}"] if chosen_search else []
     lines += [f"nameserver {server}" for server in servers or reachable or FALLBACK_SERVERS]
     chosen_options = options or own["options"]
     if names_of_one_label and not any(option.startswith("ndots:") for option in chosen_options):
@@ -199,14 +243,29 @@ def resolv_conf(
     return "\n".join(lines) + "\n"
 
 
+_MOST_COMMENTS = 256
+
+
 def _is_loopback(server: str) -> bool:
     try:
         return ipaddress.ip_address(server.partition("%")[0]).is_loopback
     except ValueError:
-        return True  # not an address: of no use to a container
+        return True  # not an address: useless to a container
 
 
 def _write(path: Path, text: str) -> None:
-    # Rewritten in place, not replaced: a running container has this very inode bound into it.
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    """Rewrite a file in place: a running container has this inode bind-mounted, and may read it at
+    any time.
+
+    The file is therefore never empty. A reader may see the end of a longer old text behind the new
+    one.
+    """
+    data = text.encode()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.pwrite(file, data[written:], written)
+        os.ftruncate(file, len(data))
+    finally:
+        os.close(file)

@@ -1,7 +1,8 @@
-"""Commit: a container's changes, and its configuration, as an image.
+"""Commit: an image of a container's changes and configuration.
 
-What was changed is read while the container stands still, into a file without a name; it goes on while the layer is made of it.
-Not here: the archive of the changes (_fast/pack.pyx), the image (images/making.py).
+The changes are spooled into an unnamed file while the container is paused. It continues while the
+layer is made from that file. Not here: the archive of the changes (_fast/pack.pyx), the image
+(images/importing.py).
 """
 
 from __future__ import annotations
@@ -16,28 +17,27 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine import __version__
+from engine import __version__, times
 from engine._fast import pack
-from engine.containers import create
+from engine.containers import body
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, EngineError, NotFound, ServerError
-from engine.images import changes, making
+from engine.images import importing, instructions
 from engine.images.archive import ARCHITECTURE
-from engine.images.layers import Span
 from engine.images.reference import Reference
+from engine.images.spans import Span
 from engine.images.store import ImageStore
 from engine.system import files
 from engine.system.threads import uninterrupted
-from engine.wire import times
 from engine.wire.containers import Config
 from engine.wire.images import History, ImageConfig
 
 _CHUNK = 1 << 20
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client asks for; `config` overrules the container's own where it says something."""
+class CommitOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The client's parameters. Values of `config` override the container's own."""
 
     tag: Reference | None = None
     author: str = ""
@@ -47,11 +47,15 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     config: Config = Config()
 
 
-async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
-    """The id of the new image. Raises Conflict for a container that is being removed, ServerError when its files cannot be read."""
+async def commit(container: Container, images: ImageStore, options: CommitOptions) -> str:
+    """The id of the new image.
+
+    Raises Conflict for a container that is being removed, ServerError when its files cannot be
+    read.
+    """
     record = container.record
-    changed = changes.apply(wish.config, wish.changes, record.config.env or ())
-    config = msgspec.structs.replace(create.merged(changed, record.config), on_build=changed.on_build)
+    changed = instructions.apply(options.config, options.changes, record.config.env or ())
+    config = msgspec.structs.replace(body.merged(changed, record.config), on_build=changed.on_build)
     snapshots = images.snapshots
     async with contextlib.AsyncExitStack() as stack:
         spool = files.temporary_file(images.temporary)
@@ -59,13 +63,13 @@ async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
         claim = await stack.enter_async_context(images.claimed())
         if record.parent:
             claim(record.parent)
-        async with _still(container, wish.pause):
+        async with _still(container, options.pause):
             try:
                 upper = snapshots.upper(container.id)
             except NotFound as error:
                 raise Conflict(f"container {container.id} is being removed") from error
             written = await uninterrupted(asyncio.to_thread(_read, upper, spool))
-        below = [layer.diff_id for layer in reversed(snapshots.line(record.parent))]
+        below = [layer.diff_id for layer in reversed(snapshots.chain(record.parent))]
         base = ImageConfig()
         with contextlib.suppress(NotFound):  # removed by force since
             base = images.get(record.image_id).config
@@ -73,15 +77,15 @@ async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
         step = History(
             created=created,
             created_by=" ".join((record.path, *record.args)),
-            author=wish.author,
-            comment=wish.comment,
-            empty_layer=written.diff_id == making.EMPTY_LAYER,
+            author=options.author,
+            comment=options.comment,
+            empty_layer=written.diff_id == importing.EMPTY_LAYER,
         )
         document = msgspec.structs.replace(
             base,
             created=created,
-            author=wish.author,
-            comment=wish.comment,
+            author=options.author,
+            comment=options.comment,
             architecture=base.architecture or ARCHITECTURE,
             os=base.os or "linux",
             config=config,
@@ -91,8 +95,10 @@ async def commit(container: Container, images: ImageStore, wish: Wish) -> str:
             history=(*base.history, step),
         )
         span = Span(spool, 0, written.size)
-        image_id = await making.add(images, below, span, written.diff_id, document, wish.tag, record.image_id)
-    container.publish("commit", comment=wish.comment, imageID=image_id, imageRef=wish.tag.familiar if wish.tag else "")
+        image_id = await importing.add(images, below, span, written.diff_id, document, options.tag, record.image_id)
+    container.publish(
+        "commit", comment=options.comment, imageID=image_id, imageRef=options.tag.familiar if options.tag else ""
+    )
     return image_id
 
 
@@ -124,10 +130,11 @@ def _read(upper: os.PathLike[str], spool: int) -> _Written:
 
 @contextlib.asynccontextmanager
 async def _still(container: Container, pause: bool) -> AsyncIterator[None]:
-    """The container stands still, when it runs and that is asked for."""
+    """Pause the container meanwhile, if it runs and the client asked for that."""
     paused = False
     if pause and container.record.status.state is State.RUNNING:
-        with contextlib.suppress(EngineError):  # it has ended or was paused just now: it stands still
+        # it has ended or was paused just now: nothing writes
+        with contextlib.suppress(EngineError):
             await container.pause()
             paused = True
     try:
@@ -138,4 +145,4 @@ async def _still(container: Container, pause: bool) -> AsyncIterator[None]:
                 await uninterrupted(container.unpause())
 
 
-__all__ = ["Wish", "commit"]
+__all__ = ["CommitOptions", "commit"]

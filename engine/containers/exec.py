@@ -1,8 +1,14 @@
-"""Exec instances: further processes in running containers, of clients and of health checks (probes).
+"""Exec instances: further processes in running containers, of clients and of health checks
+(probes).
 
-Owns: RUN/exec/<id>, the record of each running instance, gone at a reboot as the processes are.
-Finished instances are kept for `KEPT_SECONDS`, probes not at all.
-Not here: bytes (the monitor), which process document (`spec.py`).
+An instance belongs to one run of its container. Instances that were never started are forgotten
+when that run ends. Finished ones are kept for another `LINGER` seconds, because clients whose
+stream ended with the container then ask for the exit code. Otherwise a finished instance is kept
+for `KEPT_SECONDS`. Probes are not kept at all.
+
+Owns: RUN/exec/<id>, the record of each running instance. A reboot removes it, as it ends the
+processes. Not here: bytes (the monitor), the process document (`spec.py`).
+Threads: the event loop's, except where a method says that it blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +20,6 @@ import secrets
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,30 +28,44 @@ import msgspec
 
 from engine._fast import frames
 from engine.containers import spec
-from engine.containers.container import Container, Containers
-from engine.containers.create import strings
+from engine.containers.body import strings
+from engine.containers.container import Container
+from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
 from engine.containers.streams import parse_detach_keys
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
-from engine.monitor.client import Client, Exit, LaunchFailed, Monitor
+from engine.monitor.client import Monitor
+from engine.monitor.handles import Client, Exit, LaunchFailed
 from engine.runtime import oci, users
-from engine.runtime.migration import Migration
 from engine.runtime.oci import Runtime
+from engine.system.grace_period import GracePeriod
+from engine.system.tasks import spawn
 from engine.wire import oci as oci_wire
 from engine.wire.exec import ExecCreate, ExecInspect, ProcessConfig
 
 _log = logging.getLogger(__name__)
 
 KEPT_SECONDS = 300
-"""How long a finished instance can be inspected, as Docker's own garbage collection."""
+"""How long a finished instance can be inspected: the interval of Docker's own garbage collection.
+"""
 FINISHED_KEPT = 1_500
-"""Finished instances in memory at once, about a megabyte; beyond it the oldest go. Clients ask for the exit code when the stream has ended."""
+"""Finished instances in memory at once, about a megabyte; beyond it the oldest go.
+
+Clients ask for the exit code when the stream has ended.
+"""
+LINGER = 5.0
+"""Seconds that finished instances outlive the run of their container."""
 MOST_KEPT = 10_000
-"""Instances in memory at once; beyond it the oldest finished ones go first, then the oldest that were never started."""
+"""Instances in memory at once; beyond it the oldest finished ones go first, then the oldest that
+were never started.
+"""
 PROBES_STARTING = 8
-"""Probes that are being started at once: the runtime's own start is the dear part, and many timers may fall together."""
+"""Probes that are being started at once.
+
+The runtime's start is the expensive part, and many timers may coincide.
+"""
 KILL_GRACE = 5.0
-"""Seconds that a killed probe is waited for."""
+"""Seconds to wait for a killed probe."""
 
 
 class ExecRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +79,9 @@ class ExecRecord(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     finished_at: int = 0
     size: tuple[int, int] = (0, 0)
-    """Rows and columns that its terminal begins with."""
+    """Initial rows and columns of its terminal."""
     probe: bool = False
-    """Of a health check: its end is nobody's to inspect."""
+    """It belongs to a health check, and is not kept after its end."""
 
     @property
     def running(self) -> bool:
@@ -86,71 +105,83 @@ class Execs:
     """All exec instances of the engine, by id."""
 
     def __init__(
-        self, run: Path, containers: Containers, monitor: Monitor, runtime: Runtime, migration: Migration
+        self, run: Path, containers: Containers, monitor: Monitor, runtime: Runtime, grace_period: GracePeriod
     ) -> None:
         self._directory = run / "exec"
         self._containers = containers
         self._monitor = monitor
         self._runtime = runtime
-        self._migration = migration
+        self._grace_period = grace_period
         self._all: dict[str, ExecRecord] = {}
         self._live: dict[str, dict[str, None]] = {}
         """By container: instances that run or have not been started."""
-        self._finished: deque[str] = deque()
+        self._finished: dict[str, None] = {}
+        """Finished instances, in the order of their ends."""
+        self._of_container: dict[str, dict[str, None]] = {}
+        """By container: its finished instances."""
         self._ends: dict[str, asyncio.Future[int]] = {}
         self._starting = asyncio.Semaphore(PROBES_STARTING)
 
     def open(self) -> None:
-        """Take over the instances that an earlier daemon left, and what became of them. Blocks on files; called at start."""
+        """Take over the instances of an earlier daemon. Blocks on files; called at start."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        for path in self._directory.iterdir():
+        for path in [*self._directory.iterdir()]:
             try:
                 record = _decode(path.read_bytes())
             except msgspec.MsgspecError:
-                path.unlink()  # torn: its daemon died while it wrote it
-                continue
-            process = self._monitor.processes.get(record.id)
-            if process is not None:
-                record = msgspec.structs.replace(record, pid=process.pid)
-            self._keep(record)
-            ended = self._monitor.exits.pop(record.id, None)
-            if ended is not None:
-                self.exited(record.id, ended)
-            elif record.running and process is None:
-                self._monitor.drop(record.id)
-                self.exited(record.id, Exit(status=255, at=time.time_ns()))
-            elif record.probe:
-                self._kill(record.id)  # whoever waited for it is gone
+                path.unlink()  # the daemon died while it wrote it
+            else:
+                self._resume(record)
+
+    def _resume(self, record: ExecRecord) -> None:
+        process = self._monitor.processes.get(record.id)
+        if process is not None:
+            record = msgspec.structs.replace(record, pid=process.pid)
+        self._keep(record)
+        ended = self._monitor.exits.pop(record.id, None)
+        if ended is not None:
+            self.exited(record.id, ended)
+        elif record.running and process is None:
+            self._monitor.drop(record.id)
+            self.exited(record.id, Exit(status=255, at=time.time_ns()))
+        elif record.probe:
+            self._kill(record.id)  # the health check that waited for it is gone
 
     def __contains__(self, key: str) -> bool:
         return key in self._all
 
     def get(self, exec_id: str) -> ExecRecord:
-        """By whole id. Raises NotFound in Docker's words, also when its container is gone."""
+        """By full id. Raises NotFound in Docker's words, also when its container is gone."""
         record = self._all.get(exec_id)
         if record is None or record.container_id not in self._containers:
             raise NotFound(f"No such exec instance: {exec_id}")
         return record
 
     def of(self, container_id: str) -> list[str]:
-        """Ids of the container's instances that run or are yet to be started, as inspect shows them."""
+        """Ids of the container's instances that run or have not been started, as in inspect."""
         return [*self._live.get(container_id, ())]
 
     def __len__(self) -> int:
         return len(self._all)
 
-    async def create(self, container: Container, config: ExecCreate) -> str:
-        """A new instance, not started. Raises Conflict when the container is paused or does not run, InvalidParameter without a command."""
-        _check_state(container)
+    async def create(self, container: Container, config: ExecCreate, named: str = "") -> str:
+        """A new instance, not started. `named`: how the client named the container, for the error.
+
+        Raises Conflict when the container is paused or does not run, InvalidParameter without a
+        command or when a word of it holds a NUL character: the runtime would end the word there.
+        """
+        _check_state(container, named)
         command = strings(config.cmd)
         if not command or not command[0]:
             raise InvalidParameter("No exec command specified")
+        if any("\0" in word for word in (*command, *(config.env or ()), config.user, config.working_dir)):
+            raise InvalidParameter("Cmd, Env, User and WorkingDir must not hold a NUL character")
         parse_detach_keys(config.detach_keys or None)
         return self._add(container, config, command).id
 
     def _add(self, container: Container, config: ExecCreate, command: list[str], *, probe: bool = False) -> ExecRecord:
         self._reap()
-        self._migration.expect()
+        self._grace_period.expect()
         record = ExecRecord(
             id=secrets.token_hex(32),
             container_id=container.id,
@@ -165,9 +196,13 @@ class Execs:
         self._all[record.id] = record
         if record.exit_code is None:
             self._live.setdefault(record.container_id, {})[record.id] = None
+        else:
+            self._finished[record.id] = None
+            self._of_container.setdefault(record.container_id, {})[record.id] = None
 
     async def probe(self, container: Container, command: Sequence[str], timeout: float, most: int) -> Outcome:
-        """Run `command` to its end, or kill it after `timeout` seconds; the first `most` bytes of its output.
+        """Run `command` to its end, or kill it after `timeout` seconds; the first `most` bytes of
+        its output.
 
         Raises what `create` and `start` raise; nothing of it is left in any case.
         """
@@ -178,7 +213,7 @@ class Execs:
         ours, theirs = socket.socketpair()
         capture = _Capture(ours, most)
         try:
-            # Not cancelled half-way: a process that comes of it is then seen and ended by `_launch`.
+            # Not cancelled half-way, so that `_launch` sees and ends a process that was started.
             start = asyncio.ensure_future(self._start_probe(record.id, theirs))
             start.add_done_callback(lambda task: task.cancelled() or task.exception())
             started_at = await asyncio.shield(start)
@@ -187,7 +222,8 @@ class Execs:
                 self._kill(record.id)
                 await asyncio.wait({ended}, timeout=KILL_GRACE)
                 return Outcome(timed_out=True, started_at=started_at)
-            await asyncio.wait({capture.end}, timeout=1)  # all is written when the exit is told; it may not be read yet
+            # All output is written when the exit is reported, but may not be read yet.
+            await asyncio.wait({capture.end}, timeout=1)
             return Outcome(exit_code=ended.result(), output=bytes(capture.data), started_at=started_at)
         finally:
             del self._ends[record.id]
@@ -206,7 +242,9 @@ class Execs:
                 return started_at
 
     def _kill(self, exec_id: str) -> None:
-        """End the process and what it started: runtimes give each exec a session of its own, whose first group is the exec's."""
+        """Kill the process and its children: runtimes give each exec a session of its own, whose
+        first process group is the exec's.
+        """
         process = self._monitor.processes.get(exec_id)
         if process is None:
             return
@@ -229,9 +267,11 @@ class Execs:
         early: bytes = b"",
         raw: bool = False,
     ) -> None:
-        """Run it; with `descriptor` (the caller's) its output goes to that client, beginning with `head`; `raw`: without frames.
+        """Run it. With `descriptor` (the caller's) its output goes to that client, after `head`;
+        `raw`: without frames.
 
-        A failure after the client has been attached is told on its stream, as Docker does; before that, and for a probe, it is raised.
+        A failure after the client has been attached is written to its stream, as Docker does.
+        Before that, and for a probe, it is raised.
         """
         record = self.get(exec_id)
         container = self._containers.get(record.container_id)
@@ -239,7 +279,7 @@ class Execs:
             raise Conflict(f"Error: Exec command {exec_id} has already run")
         _check_state(container)
         self._all[exec_id] = record = msgspec.structs.replace(record, started=True)
-        self._migration.expect()
+        self._grace_period.expect()
         config = record.config
         container.publish(f"exec_start: {_event_words(strings(config.cmd) or [''])}", execID=exec_id)
         client = None
@@ -249,7 +289,7 @@ class Execs:
                 stdin=config.attach_stdin,
                 stdout=config.attach_stdout,
                 stderr=config.attach_stderr,
-                raw=config.tty or raw,
+                raw=raw,
                 head=head,
                 early=early,
                 detach_keys=parse_detach_keys(config.detach_keys or None),
@@ -257,7 +297,8 @@ class Execs:
         try:
             refusal: EngineError | None
             try:
-                # First its record: were the daemon to die now, the next one knows whose client waits at the monitor.
+                # The record first: if the daemon dies now, the next one knows which client waits at
+                # the monitor.
                 document = await asyncio.to_thread(self._prepare, record, container)
             except EngineError as error:
                 refusal = error
@@ -271,25 +312,34 @@ class Execs:
             raise
         if refusal is not None:
             failure = oci.Failure(refusal, oci.COMMAND_NOT_INVOKED)
-            if isinstance(refusal, LaunchFailed):
+            if isinstance(refusal, LaunchFailed) and self._has_ended(container):
+                # The runtime reports it in obscure words such as "fork: cannot allocate memory".
+                failure = oci.Failure(_not_running(container), oci.COMMAND_NOT_INVOKED)
+            elif isinstance(refusal, LaunchFailed):
                 failure = oci.start_failure(refusal.reason, (strings(config.cmd) or [""])[0])
             self._finish(exec_id, failure.exit_code, time.time_ns())
             if record.probe:
                 self._monitor.drop(exec_id)
             if record.probe or client is None:
                 raise failure.error from refusal
-            # Of a client that went to a monitor which died nobody knows whether it has the answer's head.
+            # When the monitor died it is unknown whether the client has received the head of the
+            # reply.
             if not (isinstance(refusal, LaunchFailed) and refusal.interrupted):
                 text = (failure.error.message + "\r\n").encode()
-                await asyncio.to_thread(_say, descriptor, text if config.tty else frames.mux(1, text))
+                await asyncio.to_thread(_say, descriptor, text if raw else frames.mux(1, text))
             self._monitor.drop(exec_id)
+
+    def _has_ended(self, container: Container) -> bool:
+        """The container's first process has ended, reported or not."""
+        process = self._monitor.processes.get(container.id)
+        return container.record.status.state not in _RUNNING or process is None or process.ended
 
     async def _launch(
         self, record: ExecRecord, container: Container, document: bytes, client: Client | None
     ) -> LaunchFailed | None:
         config = record.config
         try:
-            with self._migration.going_on():
+            with self._grace_period.going_on():
                 process = await self._monitor.run(
                     record.id,
                     self._runtime.exec_argv(container.id, tty=config.tty),
@@ -309,24 +359,27 @@ class Execs:
         current = self._all.get(record.id)
         if current is not None and current.exit_code is None:
             self._all[record.id] = current = msgspec.structs.replace(current, pid=process.pid)
-            if current.size != record.size:  # told while it was being made
+            if current.size != record.size:  # reported while it was being prepared
                 with suppress(ServerError):  # it has ended
                     await self._monitor.resize(record.id, *current.size)
         return None
 
     def _prepare(self, record: ExecRecord, container: Container) -> bytes:
-        """Keep the record, and give the OCI process document."""
+        """Write the record's file and return the OCI process document. Blocks."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        file = os.open(f"{self._directory}/{record.id}", flags, 0o600)
         try:
-            os.write(file, msgspec.msgpack.encode(record))
-        finally:
-            os.close(file)
+            file = os.open(f"{self._directory}/{record.id}", flags, 0o600)
+            try:
+                os.write(file, msgspec.msgpack.encode(record))
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise ServerError(f"exec {record.id}: {error}") from error
         user = record.config.user or container.record.config.user
         try:
-            root = container.snapshots.mounted(container.id)
+            root = container.parts.snapshots.mounted(container.id)
         except NotFound as error:  # it has just ended
-            raise Conflict(f"Container {container.id} is not running") from error
+            raise _not_running(container) from error
         identity = users.lookup(root, user, container.record.host.group_add or ())
         process = spec.exec_process(container.record, record.config, identity)
         if record.config.tty and all(record.size):
@@ -335,11 +388,15 @@ class Execs:
         return oci_wire.encode(process)
 
     def _remove(self, exec_id: str) -> None:
+        """Blocks."""
         with suppress(FileNotFoundError):
             os.unlink(f"{self._directory}/{exec_id}")
 
     async def resize(self, exec_id: str, rows: int, columns: int) -> None:
-        """Now, or for its start when that is still to come. Raises ServerError when it has no terminal or has ended."""
+        """Resize now, or at its start if it has not started yet.
+
+        Raises ServerError when it has no terminal or has ended.
+        """
         record = self.get(exec_id)
         if not record.config.tty:
             raise ServerError(f"exec {exec_id} has no terminal")
@@ -351,7 +408,10 @@ class Execs:
         await self._monitor.resize(exec_id, rows, columns)
 
     async def inspect(self, exec_id: str) -> ExecInspect:
-        """As it is now: what the monitor has reported counts, read or not, since a client asks as soon as its stream has ended."""
+        """The instance as it is now.
+
+        Takes the monitor's pending reports first: a client asks as soon as its stream has ended.
+        """
         await self._monitor.take_reports()
         record = self.get(exec_id)
         config = record.config
@@ -378,33 +438,45 @@ class Execs:
 
     def exited(self, exec_id: str, exit_record: Exit) -> None:
         """The monitor's report."""
-        self._finish(exec_id, exit_record.status, exit_record.at)
-        self._monitor.forget(exec_id)
+        self._finish(exec_id, exit_record.status, exit_record.at, reported=True)
 
     def detached(self, exec_id: str) -> None:
-        """The monitor's report: its client left by the detach keys."""
+        """The monitor's report: the client detached with the detach keys."""
         record = self._all.get(exec_id)
         container = self._containers.find(record.container_id) if record is not None else None
         if container is not None:
             container.publish("exec_detach", execID=exec_id)
 
-    def _finish(self, exec_id: str, status: int, at: int) -> None:
+    def _finish(self, exec_id: str, status: int, at: int, *, reported: bool = False) -> None:
         record = self._all.get(exec_id)
         if record is None or record.exit_code is not None:
+            if reported:
+                self._monitor.forget(exec_id)
             return
-        self._all[exec_id] = msgspec.structs.replace(record, exit_code=status, finished_at=at, pid=0)
         self._live_no_more(record)
-        asyncio.get_running_loop().run_in_executor(None, self._remove, exec_id)
+        finished = msgspec.structs.replace(record, exit_code=status, finished_at=at, pid=0)
+        spawn(self._settle(finished, reported), f"keeping the exit code of exec {exec_id}")
         if record.probe:
             del self._all[exec_id]
             waiter = self._ends.get(exec_id)
             if waiter is not None and not waiter.done():
                 waiter.set_result(status)
         else:
-            self._finished.append(exec_id)
+            self._keep(finished)
         container = self._containers.find(record.container_id)
         if container is not None:
             container.publish("exec_die", exitCode=str(status), execID=exec_id)
+
+    async def _settle(self, record: ExecRecord, reported: bool) -> None:
+        """Remove the file, then let the monitor forget the exit.
+
+        A daemon that finds the file finds the exit as well.
+        """
+        try:
+            await asyncio.to_thread(self._remove, record.id)
+        finally:
+            if reported:
+                self._monitor.forget(record.id)
 
     def _live_no_more(self, record: ExecRecord) -> None:
         others = self._live.get(record.container_id)
@@ -416,30 +488,55 @@ class Execs:
     def _discard(self, record: ExecRecord) -> None:
         self._all.pop(record.id, None)
         self._live_no_more(record)
+        self._finished.pop(record.id, None)
+        ended = self._of_container.get(record.container_id)
+        if ended is not None:
+            ended.pop(record.id, None)
+            if not ended:
+                del self._of_container[record.container_id]
 
     def _reap(self) -> None:
-        """Let go of what finished long ago or before `FINISHED_KEPT` others, and beyond `MOST_KEPT` of what was never started."""
+        """Forget instances that finished long ago or before `FINISHED_KEPT` others, and idle
+        ones beyond `MOST_KEPT`.
+        """
         horizon = time.time_ns() - KEPT_SECONDS * 1_000_000_000
         while self._finished:
-            oldest = self._all[self._finished[0]]
+            oldest = self._all[next(iter(self._finished))]
             crowded = len(self._finished) > FINISHED_KEPT or len(self._all) >= MOST_KEPT
             if oldest.finished_at >= horizon and not crowded:
                 break
-            del self._all[self._finished.popleft()]
+            self._discard(oldest)
         if len(self._all) >= MOST_KEPT:
             idle = [record for record in self._all.values() if not record.started]
             for record in idle[: MOST_KEPT // 10]:
                 self._discard(record)
 
-    def forget_container(self, container_id: str) -> None:
-        """The container is gone: instances that were never started go with it."""
+    def run_ended(self, container_id: str) -> None:
+        """The container has exited: its instances cannot be started any more, and are forgotten."""
         for exec_id in self.of(container_id):
             if not self._all[exec_id].started:
                 self._discard(self._all[exec_id])
+        ended = [*self._of_container.get(container_id, ()), *self._live.get(container_id, ())]
+        if ended:
+            asyncio.get_running_loop().call_later(LINGER, self._forget, ended)
+
+    def forget_container(self, container_id: str) -> None:
+        """The container has been removed, and with it its instances."""
+        self._forget([*self._of_container.get(container_id, ()), *self._live.get(container_id, ())])
+
+    def _forget(self, exec_ids: Sequence[str]) -> None:
+        """Forget those instances that do not run."""
+        for each in exec_ids:
+            record = self._all.get(each)
+            if record is not None and not record.running:
+                self._discard(record)
 
 
 class _Capture:
-    """The first bytes of what comes from a socket; the rest is read and thrown away, so that the writer never waits."""
+    """The first `most` bytes from a socket.
+
+    The rest is read and dropped, so that the writer never waits.
+    """
 
     def __init__(self, source: socket.socket, most: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -474,17 +571,24 @@ def _event_words(command: Sequence[str]) -> str:
     return f"{command[0]} {' '.join(command[1:])}"
 
 
-def _check_state(container: Container) -> None:
+_RUNNING = (State.RUNNING, State.PAUSED)
+
+
+def _check_state(container: Container, named: str = "") -> None:
     state = container.record.status.state
     if state == State.PAUSED:
-        raise Conflict(f"Container {container.id} is paused, unpause the container before exec")
+        raise Conflict(f"Container {named or container.id} is paused, unpause the container before exec")
     if state != State.RUNNING:
-        raise Conflict(f"Container {container.id} is not running")
+        raise _not_running(container)
+
+
+def _not_running(container: Container) -> Conflict:
+    return Conflict(f"Container {container.id} is not running")
 
 
 def _say(descriptor: int, text: bytes) -> None:
-    # A few hundred bytes into a fresh socket; a client that is gone has no use for them.
+    # A few hundred bytes into a fresh socket. The client may be gone.
     try:
         os.write(descriptor, text)
     except OSError as error:
-        _log.debug("telling a client of a failed exec: %s", error)
+        _log.debug("writing the failure of an exec to its client: %s", error)

@@ -1,10 +1,17 @@
-"""Health checks: a container's own test, run in it again and again, and what its results say (specification, "Healthcheck").
+"""Health checks: runs a container's own test periodically and derives its health (Docker Engine
+API, HealthConfig).
 
-Probes are exec instances. A running container with a test costs one timer of the loop, and a task only while its probe runs; first probes are
-spread, so that containers started together are not probed together. Docker's rules: the first probe comes an interval after the start, the next
-an interval after the last has ended; failures in the start period do not count until the first success.
+Probes are exec instances. A running container with a test costs one timer of the loop, and a task
+only while its probe runs. First probes are spread, so that containers started together are not
+probed together. Docker's rules: the first probe comes an interval after the start, the next an
+interval after the last has ended; failures in the start period do not count before the first
+success.
 
-Owns: the timers and the probes under way. Not here: the state, which is part of the container's record; processes (`exec.py`).
+A probe that cannot be run (no descriptor, no thread, the container is paused) counts as a failure,
+and the next one is scheduled.
+
+Owns: the timers and the probes under way. Not here: the health itself, which is part of the
+      container's record; processes (`exec.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +23,13 @@ from collections.abc import Iterable
 
 import msgspec
 
+from engine.containers.body import strings
 from engine.containers.container import Container
-from engine.containers.create import strings
 from engine.containers.exec import Execs, Outcome
 from engine.containers.lifecycle import State
 from engine.containers.store import Health, HealthResult
 from engine.errors import EngineError
+from engine.system.tasks import spawn
 from engine.wire.containers import Config
 
 _log = logging.getLogger(__name__)
@@ -32,7 +40,7 @@ DEFAULT_TIMEOUT = 30 * SECOND
 DEFAULT_RETRIES = 3
 KEPT_RESULTS = 5
 OUTPUT_LIMIT = 4096
-"""Bytes of a probe's output that are kept, as Docker."""
+"""Bytes of a probe's output that are kept, as in Docker."""
 SPREAD = 0.1
 """The part of the first interval by which a container's first probe may be early."""
 
@@ -42,7 +50,7 @@ _DEFAULT_SHELL = ["/bin/sh", "-c"]
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run and how often; durations in nanoseconds, none of them 0 but `start_period`."""
+    """The command and its intervals; durations in nanoseconds, non-zero except `start_period`."""
 
     command: tuple[str, ...]
     interval: int
@@ -52,7 +60,10 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe_of(config: Config) -> Probe | None:
-    """The test that a container's configuration asks for; None without one, or when `NONE` disables the image's."""
+    """The test of a container's configuration.
+
+    None without one, or when `NONE` disables the image's test.
+    """
     check = config.healthcheck
     if check is msgspec.UNSET or not check.test:
         return None
@@ -76,7 +87,7 @@ def probe_of(config: Config) -> Probe | None:
 
 
 def following(health: Health, probe: Probe, result: HealthResult, started_at: int) -> Health:
-    """The health after one more result. Pure."""
+    """The health after one more result."""
     log = (*health.log, result)[-KEPT_RESULTS:]
     if result.exit_code == 0:
         return Health(status=HEALTHY, failing_streak=0, log=log)
@@ -87,7 +98,7 @@ def following(health: Health, probe: Probe, result: HealthResult, started_at: in
 
 
 def shown_output(outcome: Outcome, probe: Probe) -> str:
-    """The `Output` of a log entry: what the probe wrote, or why there is nothing of it."""
+    """The `Output` of a log entry: the probe's output, or that it timed out."""
     if outcome.timed_out:
         return f"Health check exceeded timeout ({_duration(probe.timeout)})"
     text = outcome.output[:OUTPUT_LIMIT].decode(errors="replace")
@@ -109,14 +120,18 @@ class HealthChecks:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
 
-    def resume(self, containers: Iterable[Container]) -> None:
-        """At the daemon's start: go on where the last one was; what it left of probes is ended by `Execs.open`."""
+    async def resume(self, containers: Iterable[Container]) -> None:
+        """At the daemon's start: schedule probes of running containers.
+
+        `Execs.open` ends probes of the last daemon.
+        """
         for container in containers:
-            if container.record.status.state == State.RUNNING:
-                self._begin(container, random.random())
+            async with container.lock:
+                if container.record.status.state == State.RUNNING:
+                    self._begin(container, random.random())
 
     def changed(self, container: Container, runs: bool) -> None:
-        """Its processes run from now on (start, unpause), or do not (exit, pause)."""
+        """Its processes started or resumed (start, unpause), or stopped (exit, pause)."""
         if runs:
             self._begin(container, 1 - SPREAD * random.random())
             return
@@ -128,11 +143,11 @@ class HealthChecks:
             task.cancel()
         health = container.record.status.health
         if health is not None and not container.running:
-            # As Docker: what does not run is not healthy.
+            # As in Docker, a container that does not run is not healthy.
             container.set_health(msgspec.structs.replace(health, status=UNHEALTHY))
 
     async def close(self) -> None:
-        """End every probe that is under way."""
+        """End all probes under way."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -159,33 +174,43 @@ class HealthChecks:
     def _due(self, container: Container, probe: Probe) -> None:
         self._timers.pop(container.id, None)
         if container.id not in self._probing:
-            self._probing[container.id] = asyncio.ensure_future(self._probe(container, probe))
+            task = spawn(self._probe(container, probe), f"health check of container {container.id}")
+            self._probing[container.id] = task
 
     async def _probe(self, container: Container, probe: Probe) -> None:
         run = container.record.status.started_at
         try:
-            outcome = await self._execs.probe(container, probe.command, probe.timeout / SECOND, OUTPUT_LIMIT + 1)
-        except EngineError as error:
-            _log.debug("health check of container %s: %s", container.id, error)
-            outcome = Outcome(exit_code=-1, output=error.message.encode())
-        if self._probing.get(container.id) is not asyncio.current_task():
-            return  # it ended or was paused meanwhile
-        del self._probing[container.id]
-        status = container.record.status
-        if status.state != State.RUNNING or status.started_at != run or status.health is None:
+            outcome = await self._outcome(container, probe)
+        finally:
+            # otherwise it ended or was paused meanwhile
+            current = self._probing.get(container.id) is asyncio.current_task()
+            if current:
+                del self._probing[container.id]
+        if not current:
             return
-        result = HealthResult(
-            start=outcome.started_at,
-            end=outcome.ended_at,
-            exit_code=-1 if outcome.timed_out else outcome.exit_code,
-            output=shown_output(outcome, probe),
-        )
-        self._schedule(container, probe, probe.interval)
-        health = following(status.health, probe, result, run)
-        container.set_health(health)
-        if health.status != status.health.status:
-            container.publish(f"health_status: {health.status}")
-            try:
-                await container.save()
-            except EngineError as error:
-                _log.error("health of container %s: %s", container.id, error)
+        async with container.lock:
+            status = container.record.status
+            if status.state != State.RUNNING or status.started_at != run or status.health is None:
+                return
+            result = HealthResult(
+                start=outcome.started_at,
+                end=outcome.ended_at,
+                exit_code=-1 if outcome.timed_out else outcome.exit_code,
+                output=shown_output(outcome, probe),
+            )
+            self._schedule(container, probe, probe.interval)
+            health = following(status.health, probe, result, run)
+            container.set_health(health)
+            if health.status != status.health.status:
+                container.publish(f"health_status: {health.status}")
+                await container.save_health()
+
+    async def _outcome(self, container: Container, probe: Probe) -> Outcome:
+        try:
+            return await self._execs.probe(container, probe.command, probe.timeout / SECOND, OUTPUT_LIMIT + 1)
+        except EngineError as error:
+            reason = error.message
+        except (OSError, RuntimeError) as error:  # no descriptor, no disk space; no thread
+            reason = str(error)
+            _log.warning("health check of container %s could not be run: %s", container.id, reason)
+        return Outcome(exit_code=-1, output=reason.encode())

@@ -1,7 +1,10 @@
-"""What a container may do in which state: one table, `(State, Verb) → State or error`, pure. The figure in docs/ is drawn from it.
+"""The lifecycle table `(State, Verb) → State or error`: the verbs that each state allows. Pure.
 
-The words of the errors are those that clients and scripts look for (specification, "States and transitions"; Docker 1.24 where it is silent).
-Not here: doing any of it (`container.py`).
+`docs/lifecycle.md` is written from it (`make docs`). Clients and scripts match the error texts:
+they are Docker's at API 1.24. A pair that is not in the table cannot happen: asking for it is an
+error of the engine.
+
+Not here: carrying out the verbs (`container.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class State(StrEnum):
 
 
 class Verb(StrEnum):
-    """What a client asks for, or what happens to a container (`EXIT`)."""
+    """Verbs of clients, followed by changes that happen to a container by itself."""
 
     START = "start"
     STOP = "stop"
@@ -36,6 +39,17 @@ class Verb(StrEnum):
     REMOVE = "remove"
     REMOVE_BY_FORCE = "remove by force"
     EXIT = "exit"
+    """Its process has ended, and is not restarted."""
+    EXIT_TO_RESTART = "exit to restart"
+    """Its process has ended, and its restart policy restarts it."""
+    FAIL = "fail"
+    """A start failed."""
+    THAW = "thaw"
+    """A fatal signal has to reach a frozen process."""
+    FOUND = "found"
+    """At boot: the monitor has its process."""
+    BOOT = "boot"
+    """At boot: its restart policy starts it."""
 
 
 class Refusal:
@@ -102,10 +116,10 @@ TABLE: dict[tuple[State, Verb], State | Refusal] = {
     (_T, Verb.ATTACH): _T,
     (_E, Verb.ATTACH): _E,
     (_D, Verb.ATTACH): _DEAD,
-    (_C, Verb.RESIZE): _C,
+    (_C, Verb.RESIZE): _NOT_RUNNING,
     (_R, Verb.RESIZE): _R,
     (_P, Verb.RESIZE): _P,
-    (_T, Verb.RESIZE): _T,
+    (_T, Verb.RESIZE): _NOT_RUNNING,
     (_E, Verb.RESIZE): _NOT_RUNNING,
     (_D, Verb.RESIZE): _NOT_RUNNING,
     (_C, Verb.UPDATE): _C,
@@ -126,17 +140,29 @@ TABLE: dict[tuple[State, Verb], State | Refusal] = {
     (_T, Verb.REMOVE_BY_FORCE): _D,
     (_E, Verb.REMOVE_BY_FORCE): _D,
     (_D, Verb.REMOVE_BY_FORCE): _D,
-    (_C, Verb.EXIT): _E,
     (_R, Verb.EXIT): _E,
     (_P, Verb.EXIT): _E,
-    (_T, Verb.EXIT): _E,
-    (_E, Verb.EXIT): _E,
-    (_D, Verb.EXIT): _D,
+    (_R, Verb.EXIT_TO_RESTART): _T,
+    (_P, Verb.EXIT_TO_RESTART): _T,
+    (_C, Verb.FAIL): _C,
+    (_T, Verb.FAIL): _E,
+    (_E, Verb.FAIL): _E,
+    (_P, Verb.THAW): _R,
+    (_C, Verb.FOUND): _R,
+    (_R, Verb.FOUND): _R,
+    (_P, Verb.FOUND): _P,
+    (_T, Verb.FOUND): _R,
+    (_E, Verb.FOUND): _R,
+    (_T, Verb.BOOT): _T,
+    (_E, Verb.BOOT): _T,
 }
 
 
 def following(state: State, verb: Verb, container_id: str) -> State:
-    """The state after `verb`; raises the table's kind of error, naming the container, where the verb is refused."""
+    """The state after `verb`.
+
+    Raises the table's kind of error, naming the container, where the verb is refused.
+    """
     entry = TABLE[state, verb]
     if isinstance(entry, Refusal):
         raise entry.kind(entry.text.format(id=container_id))

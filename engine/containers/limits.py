@@ -1,15 +1,18 @@
-"""Limits of a HostConfig: the rules of the tables, and what this host's kernel makes of them.
+"""Limits of a HostConfig: the rules, and what this host's kernel supports.
 
-`check` knows the rules alone; `adapted` knows the host: what the kernel does not have is taken away with Docker's own words as a warning,
-where Docker warns, or refused. Shared by create and update. Pure but for this process's own resource limits.
+`check` applies the rules that hold everywhere. `adapted` knows the host: a limit that the kernel
+lacks is discarded with a warning where Docker warns, and refused elsewhere. Create and update share
+both. Pure, except for this process's own resource limits.
 
-Rules: specification, "Create body" and "Limits"; the warnings are Docker's, letter by letter, since scripts look for them.
+Rules: Docker Engine API, ContainerCreate and ContainerUpdate. The warnings are Docker's to the
+       letter, because scripts match them.
 Not here: which files of a cgroup they end up in (the runtime), the OCI document (`spec.py`).
 """
 
 from __future__ import annotations
 
 import resource
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -21,12 +24,24 @@ from engine.wire import oci
 from engine.wire.containers import HostConfig, Ulimit
 
 MIN_MEMORY = 4 << 20
+MIN_SHARES, MAX_SHARES = 2, 1 << 18
+"""The kernel clamps cpu.shares to these."""
+NANO_PERIOD = 100_000
+"""Microseconds of the CFS period in which NanoCpus are given, as in Docker."""
 
 _UNSUPPORTED = "Your kernel does not support {} or the cgroup is not mounted. {}"
 
 
+def default_memory_swap(memory: int) -> int:
+    """Docker's default: as much swap as memory. Clients and runtimes read the sum as an int64."""
+    return min(2 * memory, (1 << 63) - 1)
+
+
 def check(host: HostConfig) -> None:
-    """The rules that hold on any host. Raises InvalidParameter that names the field and the rule."""
+    """The rules that hold on any host.
+
+    Raises InvalidParameter that names the field and the rule.
+    """
     _check_memory(host)
     if host.blkio_weight and not 10 <= host.blkio_weight <= 1000:
         raise InvalidParameter(f"BlkioWeight: {host.blkio_weight}, range of blkio weight is from 10 to 1000")
@@ -46,10 +61,23 @@ def check(host: HostConfig) -> None:
                 raise InvalidParameter(f"{field}: {each.path}: the rate must not be negative: {each.rate}")
     if host.cpu_shares < 0:
         raise InvalidParameter(f"CpuShares must not be negative: {host.cpu_shares}")
+    if host.cpu_shares and host.cpu_shares < MIN_SHARES:
+        raise InvalidParameter(f"CpuShares: {host.cpu_shares}: The minimum allowed cpu-shares is {MIN_SHARES}")
+    if host.cpu_shares > MAX_SHARES:
+        raise InvalidParameter(f"CpuShares: {host.cpu_shares}: The maximum allowed cpu-shares is {MAX_SHARES}")
     if host.cpu_period and not 1000 <= host.cpu_period <= 1_000_000:
-        raise InvalidParameter(f"CpuPeriod: {host.cpu_period}, CPU cfs period can not be less than 1ms or more than 1s")
+        raise InvalidParameter(
+            f"CpuPeriod: {host.cpu_period}: CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s (i.e. 1000000)"
+        )
     if 0 < host.cpu_quota < 1000:
-        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}, CPU cfs quota can not be less than 1ms")
+        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: CPU cfs quota can not be less than 1ms (i.e. 1000)")
+    if host.nano_cpus:
+        if host.nano_cpus < 0 or host.nano_cpus * 100_000 // 10**9 < 1000:
+            raise InvalidParameter(f"NanoCpus: {host.nano_cpus}: it must be at least 10000000 (0.01 CPUs)")
+        if host.cpu_period:
+            raise InvalidParameter("Conflicting options: Nano CPUs and CPU Period cannot both be set")
+        if host.cpu_quota:
+            raise InvalidParameter("Conflicting options: Nano CPUs and CPU Quota cannot both be set")
     if host.cpu_quota < -1:
         raise InvalidParameter(f"CpuQuota: {host.cpu_quota}, it must be -1 (no quota), 0 or a number of microseconds")
     for field, text in (("cpus", host.cpuset_cpus), ("mems", host.cpuset_mems)):
@@ -104,8 +132,11 @@ def _members(text: str, field: str) -> frozenset[int]:
 
 
 def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
-    """What this host makes of the limits, and the warnings to tell. Raises InvalidParameter for processors, memory nodes, ulimits and
-    scores that it can't give."""
+    """Drops the limits that this kernel lacks. Returns the rest, and warnings for the client.
+
+    Raises InvalidParameter for processors, memory nodes, ulimits and OOM scores that this host does
+    not have.
+    """
     changes: dict[str, object] = {}
     warnings: list[str] = []
 
@@ -121,7 +152,7 @@ def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
         warnings.append(_UNSUPPORTED.format("swap limit capabilities", "Memory limited without swap."))
         changes["memory_swap"] = -1
     elif host.memory and not host.memory_swap:
-        changes["memory_swap"] = 2 * host.memory  # Docker's default: as much swap as memory
+        changes["memory_swap"] = default_memory_swap(host.memory)
     discard(
         *("memory_swappiness", host.memory_swappiness >= 0, support.swappiness, "memory swappiness capabilities"),
         *("Memory swappiness discarded.", -1),
@@ -130,10 +161,9 @@ def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
         *("memory_reservation", host.memory_reservation, support.reservation, "memory soft limit capabilities"),
         *("Limitation discarded.", 0),
     )
-    discard(
-        *("kernel_memory", host.kernel_memory, support.kernel_memory, "kernel memory limit capabilities"),
-        *("Limitation discarded.", 0),
-    )
+    # inspect shows it all the same, as in Docker
+    if host.kernel_memory and not support.kernel_memory:
+        warnings.append(_UNSUPPORTED.format("kernel memory limit capabilities", "Limitation discarded."))
     if host.oom_kill_disable and not support.oom_kill_disable:
         warnings.append("Your kernel does not support OomKillDisable. OomKillDisable discarded.")
         changes["oom_kill_disable"] = False
@@ -144,15 +174,22 @@ def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
         )
     discard("pids_limit", host.pids_limit, support.pids, "pids limit capabilities", "PIDs limit discarded.", 0)
     discard("cpu_shares", host.cpu_shares, support.shares, "CPU shares", "Shares discarded.", 0)
+    discard("nano_cpus", host.nano_cpus, support.quota, "CPU cfs quota", "Quota discarded.", msgspec.UNSET)
     discard("cpu_period", host.cpu_period, support.quota, "CPU cfs period", "Period discarded.", 0)
     discard("cpu_quota", host.cpu_quota, support.quota, "CPU cfs quota", "Quota discarded.", 0)
     if (host.cpuset_cpus or host.cpuset_mems) and not support.cpuset:
         warnings.append(_UNSUPPORTED.format("cpuset", "Cpuset discarded."))
         changes |= {"cpuset_cpus": "", "cpuset_mems": ""}
     else:
+        if (host.nano_cpus or 0) > len(numbers(support.cpus)) * 10**9:
+            raise InvalidParameter(
+                f"NanoCpus: Range of CPUs is from 0.01 to {len(numbers(support.cpus))}.00, "
+                f"as there are only {len(numbers(support.cpus))} CPUs available"
+            )
         _check_available(host.cpuset_cpus, support.cpus, "cpus", "CPUs")
         _check_available(host.cpuset_mems, support.mems, "mems", "memory nodes")
-    discard("blkio_weight", host.blkio_weight, support.weight, "Block I/O weight", "Weight discarded.", 0)
+    if host.blkio_weight and not support.weight:  # inspect shows it all the same, as in Docker
+        warnings.append(_UNSUPPORTED.format("Block I/O weight", "Weight discarded."))
     discard(
         *("blkio_weight_device", host.blkio_weight_device, support.weight_device, "Block I/O weight_device"),
         *("Weight-device discarded.", None),
@@ -170,12 +207,48 @@ def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
 
 def _check_available(text: str, available: str, field: str, what: str) -> None:
     if text and not _members(text, field) <= numbers(available):
+        raise InvalidParameter(f"Requested {what} are not available - requested {text}, available: {available}")
+
+
+# --- limits of execve(2)
+# ------------------------------------------------------------------------------------------------
+
+MAX_STRING = 128 << 10
+"""MAX_ARG_STRLEN: bytes of one argument or variable, with the NUL at its end."""
+_POINTER = 8
+
+
+def check_exec_size(arguments: Collection[str], environment: Collection[str], stack: int = 0) -> None:
+    """Raises InvalidParameter for arguments beyond the limits of execve(2), which a runtime would
+    report only after minutes.
+
+    `stack`: the soft limit of the stack in bytes, of which strings and pointers may take a quarter;
+    0 for the engine's own.
+    """
+    stack = stack or resource.getrlimit(resource.RLIMIT_STACK)[0]
+    most = _MOST_STRINGS if stack == resource.RLIM_INFINITY or stack < 0 else min(_MOST_STRINGS, stack // 4)
+    most = max(most, MAX_STRING)
+    total = _POINTER * (len(arguments) + len(environment))
+    for what, words in (("argument", arguments), ("environment variable", environment)):
+        for word in words:
+            size = len(word.encode(errors="surrogateescape")) + 1
+            if size > MAX_STRING:
+                name = word[:40] if what == "argument" else word.partition("=")[0][:40]
+                raise InvalidParameter(
+                    f"{what} {name!r} has {size} bytes of at most {MAX_STRING}: argument list too long"
+                )
+            total += size
+    if total > most:
         raise InvalidParameter(
-            f"Cpuset{field.title()}: Requested {what} are not available - requested {text}, available: {available}"
+            f"command and environment have {total} bytes, and this kernel takes {most}: argument list too long"
         )
 
 
-# --- what depends on the engine's own limits -------------------------------------------------------------------------
+_MOST_STRINGS = 6 << 20
+"""Three quarters of _STK_LIM (fs/exec.c), whatever the stack's limit."""
+
+
+# --- what depends on the engine's own limits ------------------------------------------------------
 
 RLIMITS = {
     name: f"RLIMIT_{name.upper()}"
@@ -185,7 +258,7 @@ RLIMITS = {
     )
 }
 _UNNAMED_RLIMITS = {"RLIMIT_LOCKS": 10}
-"""resource(3) of Python has no name for it."""
+"""Python's resource(3) module has no name for it."""
 
 _OWN_SCORE = Path("/proc/self/oom_score_adj")
 _MOST_FILES = Path("/proc/sys/fs/nr_open")
@@ -202,7 +275,8 @@ def _check_own_limits(host: HostConfig) -> None:
 
 
 def rlimit(ulimit: Ulimit, *, raisable: bool) -> oci.Rlimit:
-    """One ulimit; -1 is unlimited. Raises InvalidParameter for an unknown name, or above what the engine itself may set.
+    """One ulimit; -1 is unlimited. Raises InvalidParameter for an unknown name, or above what the
+    engine itself may set.
 
     `raisable`: the engine has CAP_SYS_RESOURCE and so no bound of its own.
     """

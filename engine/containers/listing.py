@@ -1,24 +1,41 @@
-"""Which containers a list shows: filters, `limit`, `since`, `before`, in Docker's order (newest first). Reads immutable records only."""
+"""Which containers a list shows: filters, `limit`, `since`, `before`, in Docker's order (newest
+first).
+
+Reads immutable records only. Not here: how a container is shown (`views.py`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 
 import msgspec
 
-from engine.containers.container import Container, Containers
+from engine.containers.container import Container
+from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
-from engine.errors import InvalidParameter, NotFound
+from engine.containers.store import ContainerRecord
+from engine.errors import EngineError, InvalidParameter, NotFound
 from engine.images.store import ImageStore
 
 FILTERS = frozenset(
-    ("exited", "status", "label", "isolation", "ancestor", "before", "since", "volume", "network", "name", "id")
+    (
+        *("exited", "status", "label", "isolation", "ancestor", "before", "since", "volume", "network", "name", "id"),
+        "health",
+    )
 )
-"""The specification's, and `name` and `id`, which every client of 1.24 sends (Docker's own list)."""
+"""The filters of API 1.24 in dockerd, where clients send `name` and `id`, and `health` of later
+versions.
+"""
+
+HEALTH = ("starting", "healthy", "unhealthy", "none")
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of GET /containers/json. `limit` 0 or less: no limit; `filters`: name to wanted values."""
+    """The query of GET /containers/json.
+
+    `limit` 0 or less: no limit; `filters`: name to wanted values.
+    """
 
     all: bool = False
     limit: int = 0
@@ -31,7 +48,10 @@ Test = Callable[[Container], bool]
 
 
 def select(containers: Containers, images: ImageStore, wanted: Selection) -> list[Container]:
-    """The containers, newest first. Raises InvalidParameter for a bad filter value, NotFound for an unknown `since` or `before`."""
+    """The containers, newest first.
+
+    Raises InvalidParameter for a bad filter value, NotFound for an unknown `since` or `before`.
+    """
     tests = [test for name, values in wanted.filters.items() for test in _tests(name, values, containers, images)]
     if wanted.since:
         tests.append(_created_beside(containers.get(wanted.since), later=True))
@@ -79,13 +99,16 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
     if name == "isolation":
         return [lambda container: (container.record.host.isolation or "default") in values]
     if name == "ancestor":
-        ids = set()
+        ids: set[str] = set()
         for value in values:
-            try:
-                ids.add(images.get(value).id)
-            except NotFound:
-                continue
+            with contextlib.suppress(NotFound):
+                ids |= images.descendants(images.get(value).id)
         return [lambda container: container.record.image_id in ids]
+    if name == "health":
+        for value in values:
+            if value not in HEALTH:
+                raise InvalidParameter(f"Unrecognised filter value for health: {value}")
+        return [lambda container: _health(container) in values]
     if name in ("before", "since"):
         return [_created_beside(containers.get(value), later=name == "since") for value in values]
     if name == "volume":
@@ -111,8 +134,23 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
     raise InvalidParameter(f"Invalid filter '{name}'")
 
 
+def _health(container: Container) -> str:
+    health = container.record.status.health
+    return health.status if health is not None else "none"
+
+
+def image_shown(record: ContainerRecord, images: ImageStore) -> str:
+    """The name of the container's image, or the image's id if that name was moved or removed."""
+    name = record.config.image
+    try:
+        return name if images.get(name).id == record.image_id else record.image_id
+    except EngineError:
+        return record.image_id
+
+
 def _name_matches(wanted: str, name: str) -> bool:
-    # Clients anchor with ^ and $, with and without the name's slash; anything between is taken literally, never as a regular expression.
+    # Clients anchor with ^ and $, with or without the name's slash. The rest is taken literally,
+    # not as a regular expression.
     literal = wanted.removeprefix("^").removesuffix("$").removeprefix("/")
     if wanted.startswith("^") and wanted.endswith("$"):
         return name == literal

@@ -1,10 +1,12 @@
-"""A container's log as a stream of chunks for a client: history, and what is still to come.
+"""A container's log as a stream of chunks for a client: history and new output.
 
-The reading itself (`_fast/jsonlog`) runs in threads, one call at a time, so neither a slow disk nor a large log holds the loop up. A reader slows
-nobody: it takes what the monitor has written to the files, at its own pace. Rotation waits for it as long as it is not too far behind
-(`LogWriter`): small files that are rotated faster than anybody can open them lose nothing.
+The reading itself (`_fast/logreader`) runs in threads, one call at a time, so neither a slow disk
+nor a large log blocks the loop. A reader does not slow the writer: it reads the monitor's files at
+its own pace. Rotation waits for a reader that is not too far behind (`LogWriter`), so nothing is
+lost when small files rotate faster than a reader can open them.
 
-Owns: the log's descriptors while the stream is read; they are closed when it ends, is closed or is cancelled.
+Owns: the log's descriptors while the stream is read; they are closed when it ends, is closed or is
+      cancelled.
 """
 
 from __future__ import annotations
@@ -16,25 +18,78 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine._fast.jsonlog import LogReader
+from engine._fast.logreader import LogReader
+from engine.containers.container import Container
 from engine.errors import ServerError
+from engine.logs import drivers
 
 CHUNK = 512 << 10
-"""Bytes per chunk at most: enough to make the way through a thread cheap, small enough for thousands of readers."""
+"""Bytes per chunk at most: enough to make the hand-over from a thread cheap, small enough for
+thousands of readers.
+"""
 
 _PAUSE = 0.1
 
 
 class Reading(Protocol):
-    """What the writer is told of a reader (`monitor.client.LogReading`)."""
+    """Reports to the writer about a reader (`monitor.handles.LogReading`)."""
 
     async def begin(self) -> None: ...
     def holds(self, inode: int) -> None: ...
     def end(self) -> None: ...
 
 
+async def read_container(
+    container: Container,
+    *,
+    stdout: bool,
+    stderr: bool,
+    since_ns: int = 0,
+    until_ns: int = 0,
+    timestamps: bool = False,
+    details: bool = False,
+    tail: int | None = None,
+    follow: bool = False,
+) -> AsyncGenerator[bytes, None]:
+    """Chunks of its log, which is open by then; with `follow`, until the container has ended.
+
+    Raises ServerError when its log driver keeps nothing to read.
+    """
+    path = container.log_path
+    if path is None:
+        raise ServerError("configured logging driver does not support reading")
+
+    async def grown(inode: int, offset: int) -> bool:
+        """Wait for more output.
+
+        Returns False when the container has ended; its log is then complete.
+        """
+        if not container.running:
+            return False
+        await container.parts.monitor.watch_log(container.id, inode, offset)
+        return True
+
+    record = container.record
+    chunks = read(
+        path,
+        stdout=stdout,
+        stderr=stderr,
+        since_ns=since_ns,
+        until_ns=until_ns,
+        timestamps=timestamps,
+        details=drivers.details(record.host.log_config, record.config) if details else "",
+        tail=tail,
+        framed=not record.config.tty,
+        follow=grown if follow and container.running else None,
+        reading=container.log_reading(),
+    )
+    return await opened(chunks)
+
+
 async def opened(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """What `read` gives, once the log is open: what becomes of the container from here on, even its removal, takes nothing away."""
+    """The chunks of `read`, with the log already open: nothing that later happens to the container,
+    even its removal, takes output away.
+    """
     await anext(chunks)
     return chunks
 
@@ -54,14 +109,17 @@ async def read(
     follow: Callable[[int, int], Awaitable[bool]] | None = None,
     reading: Reading | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks of the log at `path`, a first, empty one when it is open; a log that does not exist (yet) is empty.
+    """Chunks of the log at `path`, the first of them empty, when the log is open. A log that does
+    not exist (yet) is empty.
 
     Raises ServerError when it cannot be read.
 
-    `since_ns`, `until_ns`: nanoseconds since the epoch, both included, 0 for none. `tail`: the last entries, None for all. `framed`: with 8-byte
-    headers. `details`: text before each line, as it is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is
-    awaited at the end: True when the log may have grown beyond that position, False when it never will; it is then read to its end once more.
-    Without it the log is read as it is now, whatever is written meanwhile. `reading`: of a log that is being written; it is ended here.
+    `since_ns`, `until_ns`: nanoseconds since the epoch, both included, 0 for none. `tail`: the last
+    entries, None for all. `framed`: with 8-byte headers. `details`: text before each line, as it
+    is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is awaited
+    at the end: True when the log may have grown beyond that position, False when it never will; it
+    is then read to its end once more. Without it the log is read as it is now, whatever is written
+    meanwhile. `reading`: of a log that is being written; it is ended here.
     """
     loop = asyncio.get_running_loop()
     reader: LogReader | None = None
@@ -86,7 +144,7 @@ async def read(
         while True:
             if reading is not None:
                 if follow is None:
-                    reading.end()  # all that is wanted is held open
+                    reading.end()  # all requested files are held open
                 else:
                     reading.holds(reader.newest())
             chunk = await loop.run_in_executor(None, reader.read, CHUNK)
@@ -99,7 +157,8 @@ async def read(
             position = reader.position()
             ended = not await follow(*position)
             if position == waited and not ended:
-                # More was promised and nothing came: a rotation is under way, or an operator moved the file. Do not spin.
+                # `follow` promised more and nothing came: a rotation is in progress, or an operator
+                # moved the file. Do not spin.
                 await asyncio.sleep(_PAUSE)
             waited = position
     except OSError as error:
@@ -108,11 +167,11 @@ async def read(
         if reading is not None:
             reading.end()
         if reader is not None:
-            reader.close()  # at once, or by the thread that is still inside of it
+            reader.close()  # closed at once, or by the thread that is still using it
 
 
 def end(path: Path) -> tuple[int, int]:
-    """(inode, offset) of the end of a log that nobody writes; (0, 0) when there is none."""
+    """(inode, offset) of the end of a log without a writer; (0, 0) when there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:

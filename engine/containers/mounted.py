@@ -1,27 +1,34 @@
-"""What the engine mounts over a container's root, as trees (system/trees.py) for whoever puts that root together again.
+"""The engine's mounts over a container's root, as trees (system/detached_mounts.py), for code that
+assembles that root again.
 
-A bind's host path is looked up anew, since the container may be stopped. Where it runs, what is found must be what it has: it may write to the
-directory that the path leads through (`-v /a:/a -v /a/b:/b`) and have put a link there. Else its own mount is taken. One whose file is gone
-from its directory can't be mounted again: then what has replaced it on the host is, as in Docker, when no link leads there.
+The host path of a bind is resolved again, since the container may be stopped. If the container
+runs, the result must be the same file that it has mounted: the container may write to a directory
+in the path (`-v /a:/a -v /a/b:/b`) and may have put a link there. If they differ, the container's
+own mount is cloned. A mount whose file was unlinked cannot be cloned. Then, as in Docker, the file
+that replaced it on the host is mounted, provided that no link leads there.
 
 Blocking. Owns: nothing but the trees until they are returned. Raises: ServerError.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.containers import body, bundle
+from engine.containers.container import Container
 from engine.errors import EngineError, ServerError
-from engine.monitor.client import Process
-from engine.system import files, namespaces, trees
+from engine.monitor.handles import Process
+from engine.system import detached_mounts, files, namespaces
+from engine.system.threads import uninterrupted
 
 
 class Source(NamedTuple):
-    """Something of the host for a place in the container: a path, or a descriptor."""
+    """A file of the host for a place in the container: a path, or a descriptor."""
 
     source: Path | int
     destination: str
@@ -31,15 +38,55 @@ class Source(NamedTuple):
 
 
 class Mounted(NamedTuple):
-    """A tree to mount, and where. The tree is the receiver's to close."""
+    """A tree to mount, and its mount point. The receiver closes the tree."""
 
     tree: int
     destination: str
     writable: bool
 
 
+@contextlib.asynccontextmanager
+async def engine_mounts(container: Container) -> AsyncIterator[list[Mounted]]:
+    """The mounts of a start over the container's root, outermost first: volumes, binds, network
+    files.
+
+    They stay mounted while the context lasts.
+    """
+    record, parts = container.record, container.parts
+    owner = container.directory
+    if joined := body.joined(record.host.network_mode):
+        with contextlib.suppress(EngineError):
+            owner = container.peers.get(joined).directory
+    written = await asyncio.to_thread(bundle.network_files, owner)
+    sources = {target: Source(path, target, True) for target, path in written.items()}
+    async with parts.volumes.opened(container.id, record.mounts) as volumes:
+        for point, source in volumes:
+            bind = "" if isinstance(point.name, str) else point.source
+            sources[point.destination] = Source(source, point.destination, point.rw, bind)
+        process = parts.monitor.processes.get(container.id)
+        cloning = asyncio.create_task(asyncio.to_thread(clone, sources.values(), process))
+        try:
+            yield await asyncio.shield(cloning)
+        finally:
+            try:
+                await uninterrupted(asyncio.wait([cloning]))
+            finally:
+                if cloning.exception() is None:
+                    # Closing the last descriptor of a detached mount unmounts it, which waits for
+                    # an RCU grace period.
+                    await uninterrupted(asyncio.to_thread(_close, cloning.result()))
+
+
+def _close(mounts: Iterable[Mounted]) -> None:
+    for each in mounts:
+        os.close(each.tree)
+
+
 def clone(sources: Iterable[Source], process: Process | None) -> list[Mounted]:
-    """Trees of all the sources, outermost destination first. `process`: the container's, when it runs."""
+    """Trees of all the sources, outermost destination first.
+
+    `process`: the container's, when it runs.
+    """
     found: list[Mounted] = []
     try:
         for each in sorted(sources, key=lambda each: each.destination.count("/")):
@@ -55,18 +102,21 @@ def clone(sources: Iterable[Source], process: Process | None) -> list[Mounted]:
 
 def _clone(each: Source) -> int:
     try:
-        return trees.clone(each.source, recursive=True)
+        return detached_mounts.clone(each.source, recursive=True)
     except FileNotFoundError as error:
         raise ServerError(f"mount source of {each.destination}: no such file or directory") from error
 
 
 def _as_it_is_there(each: Source, process: Process) -> int | None:
-    """A tree of the source if that is what the container has at the destination, else of what it has; None when there is no safe one."""
+    """A tree of the source if the container has the same file mounted at the destination.
+
+    Otherwise a clone of the container's mount; None when there is no safe one.
+    """
     with contextlib.ExitStack() as stack:
         try:
             root = os.open(f"/proc/{process.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, root)
-            # After the root was opened: it tells that the process still is the container's.
+            # Checked after the root was opened: it shows that the process is still the container's.
             namespace = namespaces.of_process(process.pid, process.pidfd, "mnt")
         except (OSError, EngineError):
             return _clone(each)  # it has just ended
@@ -80,7 +130,7 @@ def _as_it_is_there(each: Source, process: Process) -> int | None:
         if (own.st_dev, own.st_ino) == (other.st_dev, other.st_ino):
             return _clone(each)
         if own.st_nlink:
-            return trees.clone_within(namespace, there)
+            return detached_mounts.clone_within(namespace, there)
         top = files.open_directory("/")
         stack.callback(os.close, top)
         try:
@@ -88,7 +138,7 @@ def _as_it_is_there(each: Source, process: Process) -> int | None:
         except OSError:
             return None
         stack.callback(os.close, replaced)
-        return trees.clone(replaced)
+        return detached_mounts.clone(replaced)
 
 
-__all__ = ["Mounted", "Source", "clone"]
+__all__ = ["Mounted", "Source", "clone", "engine_mounts"]

@@ -1,6 +1,7 @@
-"""Names and ids of containers: the random `adjective_surname`, the pattern, and the way from what a client writes to an id.
+"""Names and ids of containers: the random `adjective_surname`, the pattern, and the resolution of a
+client's reference to an id.
 
-Owns: the index of taken names and known ids. Not here: what a name belongs to (`store.py`).
+Owns: the index of taken names and known ids. Not here: the containers themselves (`store.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from bisect import bisect_left, insort
 
 from engine.errors import Conflict, InvalidParameter, NotFound
 
-PATTERN = re.compile(r"/?[a-zA-Z0-9_.-]+")
-"""Specification, "Limits", and `.` beside it, which the names of compose and of swarm tasks need."""
+PATTERN = re.compile(r"/?[a-zA-Z0-9][a-zA-Z0-9_.-]*")
+"""Docker Engine API, ContainerCreate, `name`; one letter is enough here."""
 
 ADJECTIVES = """
     able agile alert amber ample apt arctic ardent astute autumn avid azure balmy bold brave breezy bright brisk
@@ -41,14 +42,20 @@ SURNAMES = """
 
 
 class Names:
-    """Every container's id and name, and the resolution of what clients write: name with or without `/`, id, unique prefix of an id."""
+    """Every container's id and name.
+
+    Resolves references: a name with or without `/`, an id, a unique prefix of an id.
+    """
 
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._owner: dict[str, str] = {}
 
     def add(self, container_id: str, name: str) -> None:
-        """Take `name` for the id. Raises Conflict with Docker's words, naming the holder, when it is taken."""
+        """Take `name` for the id.
+
+        Raises Conflict with Docker's words, naming the holder, when it is taken.
+        """
         self.reserve(container_id, name)
         insort(self._ids, container_id)
 
@@ -72,8 +79,15 @@ class Names:
         if at < len(self._ids) and self._ids[at] == container_id:
             del self._ids[at]
 
+    def find(self, name: str) -> str | None:
+        """The id of the container with that name; None when no container has it."""
+        return self._owner.get(name)
+
     def resolve(self, text: str) -> str:
-        """The id that `text` means: a whole id, else a name, else an id's unique prefix. Raises NotFound, or InvalidParameter when ambiguous."""
+        """Resolves `text`: a whole id, otherwise a name, otherwise an id's unique prefix.
+
+        Raises NotFound, or InvalidParameter when ambiguous.
+        """
         at = bisect_left(self._ids, text)
         if at < len(self._ids) and self._ids[at] == text:
             return text
@@ -87,7 +101,7 @@ class Names:
         raise NotFound(f"No such container: {text}")
 
     def random(self) -> str:
-        """A free `adjective_surname`, with a number behind it when luck runs out."""
+        """A free `adjective_surname`, followed by a number after too many collisions."""
         for attempt in range(100):
             name = f"{secrets.choice(ADJECTIVES)}_{secrets.choice(SURNAMES)}"
             if attempt > 4:
@@ -100,5 +114,5 @@ class Names:
 def checked_name(name: str) -> str:
     """`name` without its leading slash. Raises InvalidParameter when it breaks the pattern."""
     if not PATTERN.fullmatch(name):
-        raise InvalidParameter(f"Invalid container name ({name}), only /?[a-zA-Z0-9_.-]+ is allowed")
+        raise InvalidParameter(f"Invalid container name ({name}), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
     return name.removeprefix("/")

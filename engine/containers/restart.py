@@ -1,4 +1,7 @@
-"""Whether and when a container that has ended runs again. Pure (specification, "Restart delays"; Docker where it is silent)."""
+"""Docker's restart policies: decides if and when an ended container runs again.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from engine.wire.containers import RestartPolicy
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 60.0
 STEADY = 10.0
-"""Seconds of running after which the delay begins anew."""
+"""Seconds of running after which the delay is reset."""
 
 
 def wanted(policy: RestartPolicy, exit_code: int, restarts: int, stopped_by_user: bool) -> bool:
-    """After an exit: `restarts` is how many there were since a user started it."""
+    """After an exit. `restarts`: number of restarts by the policy since a user started it."""
     if stopped_by_user:
         return False
     if policy.name == "on-failure":
@@ -20,12 +23,16 @@ def wanted(policy: RestartPolicy, exit_code: int, restarts: int, stopped_by_user
 
 
 def wanted_at_boot(policy: RestartPolicy, exit_code: int, restarts: int, stopped_by_user: bool) -> bool:
-    """When the engine starts and finds it not running: `always` means it even after a stop by the user."""
+    """At the start of the engine, for a container that does not run: `always` applies even after a
+    stop by the user.
+    """
     return policy.name == "always" or wanted(policy, exit_code, restarts, stopped_by_user)
 
 
 def delay(previous: float, ran: float) -> float:
-    """Seconds before the next restart: doubling from `FIRST_DELAY`, anew once it `ran` steadily. `previous` 0: there was none."""
+    """Seconds before the next restart: doubled each time, `FIRST_DELAY` again once it `ran` for
+    `STEADY` seconds. `previous` 0: there was none.
+    """
     if ran >= STEADY or not previous:
         return FIRST_DELAY
     return min(previous * 2, LONGEST_DELAY)

@@ -1,25 +1,22 @@
-"""SecurityOpt: what its entries say, and whether this host can do it.
+"""SecurityOpt: parses the entries, and checks that this host supports them.
 
-Rules: Docker's `--security-opt`: `no-new-privileges[=BOOL]`, `seccomp=unconfined|builtin|PROFILE` (the CLI sends the profile's JSON, not its
-file), `apparmor=PROFILE`, `label=…`; `:` separates as well as `=`, as old clients write it.
-Not here: how a profile becomes a filter (`runtime/seccomp.py`).
+Rules: Docker's `--security-opt`: `no-new-privileges[=BOOL]`, `seccomp=unconfined|builtin|PROFILE`
+(the CLI sends the profile's JSON, not its file), `apparmor=PROFILE`, `label=…`. Old clients
+separate with `:` instead of `=`. Not here: compiling a profile to a filter (`runtime/seccomp.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
 from engine.errors import InvalidParameter
-from engine.runtime import seccomp
+from engine.runtime import apparmor, seccomp
 
 UNCONFINED = "unconfined"
-_APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
-_APPARMOR_PROFILES = Path("/sys/kernel/security/apparmor/profiles")
-_NO_APPARMOR = ("", UNCONFINED, "docker-default")
-"""What a host without AppArmor may be asked for: nothing, and Docker's default, which Docker leaves out there too."""
+_WITHOUT_APPARMOR = ("", UNCONFINED, apparmor.DEFAULT)
+"""Values that a host without AppArmor accepts and ignores, as Docker does."""
 
 _BOOLEANS = dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "false", "FALSE", "False"), False
@@ -27,19 +24,31 @@ _BOOLEANS = dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True) | dict.
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """The entries, read."""
+    """The parsed entries."""
 
     no_new_privileges: bool = False
     confined: bool = True
     """Under a seccomp profile."""
     profile: seccomp.Custom | None = None
-    """The client's own instead of the default one."""
+    """The client's own profile instead of the default one."""
     apparmor: str = ""
+    """The requested profile; empty: the engine's default."""
+
+    @property
+    def apparmor_profile(self) -> str:
+        """The effective profile, as in inspect; empty where AppArmor is off."""
+        if not apparmor.enabled():
+            return ""
+        return self.apparmor or apparmor.default()
 
 
 def parse(options: Iterable[str]) -> Security:
-    """Raises InvalidParameter with the entry in it: unknown, ill-formed, or beyond this host. A later entry of a kind replaces an earlier one."""
-    no_new_privileges, confined, apparmor = False, True, ""
+    """Raises InvalidParameter with the entry in it: unknown, ill-formed, or unsupported by this
+    host.
+
+    A later entry of a kind replaces an earlier one.
+    """
+    no_new_privileges, confined, apparmor_profile = False, True, ""
     profile: seccomp.Custom | None = None
     for option in options:
         if option == "no-new-privileges":
@@ -47,7 +56,7 @@ def parse(options: Iterable[str]) -> Security:
             continue
         if option == "disable":  # of old clients, for label=disable
             continue
-        name, separator, value = option.partition("=" if "=" in option.partition(":")[0] or ":" not in option else ":")
+        name, separator, value = _split(option)
         if not separator:
             raise InvalidParameter(f"SecurityOpt: invalid --security-opt: {_shown(option)}")
         if name == "no-new-privileges":
@@ -58,30 +67,39 @@ def parse(options: Iterable[str]) -> Security:
             confined = value != UNCONFINED
             profile = None if value in (UNCONFINED, "builtin", "") else seccomp.custom(value)
         elif name == "apparmor":
-            if value not in _NO_APPARMOR and not _has_apparmor():
+            if value not in _WITHOUT_APPARMOR and not apparmor.enabled():
                 raise InvalidParameter(f"SecurityOpt: apparmor={value}: AppArmor is not enabled on this host")
-            apparmor = value if _has_apparmor() else ""
-            if apparmor not in ("", UNCONFINED):
-                _check_loaded(apparmor)
+            apparmor_profile = value if apparmor.enabled() else ""
+            if apparmor_profile not in ("", UNCONFINED):
+                _check_loaded(apparmor_profile)
         elif name != "label":
             raise InvalidParameter(f"SecurityOpt: invalid --security-opt: {_shown(option)}")
-    return Security(no_new_privileges=no_new_privileges, confined=confined, profile=profile, apparmor=apparmor)
+    return Security(no_new_privileges=no_new_privileges, confined=confined, profile=profile, apparmor=apparmor_profile)
 
 
-def _has_apparmor() -> bool:
-    try:
-        return _APPARMOR.read_text().startswith("Y")
-    except OSError:
-        return False
+def shown_apparmor_profile(options: Iterable[str]) -> str:
+    """The profile as inspect shows it, even if the host no longer has it; empty where AppArmor
+    is off.
+    """
+    if not apparmor.enabled():
+        return ""
+    chosen = ""
+    for option in options:
+        name, _, value = _split(option)
+        if name == "apparmor":
+            chosen = value
+    return chosen or apparmor.default()
+
+
+def _split(option: str) -> tuple[str, str, str]:
+    """Name, separator and value of an entry."""
+    return option.partition("=" if "=" in option.partition(":")[0] or ":" not in option else ":")
 
 
 def _check_loaded(profile: str) -> None:
-    """This engine loads no profile, and gives none that was not asked for."""
-    try:
-        lines = _APPARMOR_PROFILES.read_text().splitlines()
-    except OSError:  # securityfs is not mounted: the runtime will see
-        return
-    if profile not in (line.rpartition(" (")[0] for line in lines):
+    """Raises InvalidParameter unless the kernel has the profile."""
+    loaded = apparmor.profiles()
+    if loaded is not None and profile not in loaded:
         raise InvalidParameter(f"SecurityOpt: apparmor={profile}: this host has no such AppArmor profile loaded")
 
 

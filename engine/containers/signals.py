@@ -1,4 +1,4 @@
-"""Signals as clients write them: a number, `SIGINT`, `INT`, `SIGRTMIN+3`."""
+"""Parses signals as clients write them: a number, `SIGINT`, `INT`, `SIGRTMIN+3`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ _REAL_TIME = re.compile(r"RT(MIN|MAX)([+-]\d{1,2})?")
 
 
 def signal_number(text: str) -> int:
-    """The number that `text` means on this host (signal(7)). Raises InvalidParameter naming it."""
+    """The number of a signal on this host (signal(7)).
+
+    Raises InvalidParameter with the text in it.
+    """
     name = text.upper().removeprefix("SIG")
-    if name.isascii() and name.isdigit():
-        number = int(name[:4])
+    if text.isascii() and text.isdigit():  # only without SIG: `SIG42` is not a name
+        number = int(text[:4])
     elif match := _REAL_TIME.fullmatch(name):
         number = (signal.SIGRTMIN if match[1] == "MIN" else signal.SIGRTMAX) + int(match[2] or 0)
     else:

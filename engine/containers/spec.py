@@ -1,10 +1,14 @@
-"""From a container's record to the OCI runtime's config.json: what its process is, sees and may do.
+"""From a container's record to the OCI runtime's config.json: process, mounts, namespaces, limits
+and devices.
 
-Rules: the specification's "Container create body", Docker's documented defaults (capabilities, masked paths, mounts, devices), runtime-spec
-config-linux.md. Reads nothing of the container; of the host only /dev, for a container that was given devices, and the flags of what is bound.
+Rules: Docker Engine API, ContainerCreate; Docker's documented defaults (capabilities, masked paths,
+       mounts, devices); runtime-spec
+config-linux.md. Reads nothing of the container. Of the host it reads /dev for a container with
+devices, and the flags of bind sources.
 
-Not here: whether the body is well formed (`create.py`), the files bound in (`bundle.py`), the network namespace (`networks/`).
-Raises InvalidParameter or NotFound with the field's name for what this host can't give.
+Not here: whether the body is well formed (`body.py`), the files bound in (`bundle.py`), the network
+namespace (`networks/`). Raises InvalidParameter or NotFound with the field's name for features that
+this host lacks.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.containers import security
-from engine.containers.create import strings, tmpfs_options
-from engine.containers.limits import rlimit
+from engine.containers import mount_points, security
+from engine.containers.body import init_program, strings
+from engine.containers.limits import NANO_PERIOD, check_exec_size, default_memory_swap, rlimit
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.networks.sandboxes import SETTINGS
@@ -83,7 +87,9 @@ _NETWORK_SYSCTLS = {f"net.{path.replace('/', '.')}": value for path, value in SE
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What the record does not say: where on this host the container runs, and as whom."""
+    """Facts that the record does not hold: the container's paths and namespaces on this host, and
+    its user.
+    """
 
     rootfs: str
     directory: Path
@@ -97,11 +103,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Path for PidMode container:<id>; likewise `ipc_namespace`."""
     ipc_namespace: str = ""
     shm: str = ""
-    """Where that container's /dev/shm is to be had."""
+    """Path of that container's /dev/shm."""
     sources: Mapping[str, str] = {}
-    """Where the runtime finds the record's mounts, by destination, when it is not at their Source."""
+    """Sources by destination, for mounts that the runtime does not find at their `Source`."""
     files: Path | None = None
-    """The directory of the container whose network it joins, for its hosts, hostname and resolv.conf."""
+    """The directory of the container whose network it joins, for its hosts, hostname and
+    resolv.conf.
+    """
 
 
 def build(record: ContainerRecord, place: Place) -> oci.Spec:
@@ -117,29 +125,32 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         filter_, annotations = place.runtime.seccomp(seccomp.profile(granted))
     bounding = capabilities.bounding()
     devices = list(_devices(host))
+    variables = environment(
+        (*record.link_environment, *(config.env or ())), config.hostname, tty=config.tty, home=place.identity.home
+    )
+    arguments = [record.path, *record.args]
+    if _has_init(host):
+        arguments = [INIT, "--", *arguments]
+    check_exec_size(arguments, variables, _stack(host))
+    seen = mounts(record, place)
     return oci.Spec(
         oci_version=oci.VERSION,
         process=oci.Process(
             terminal=config.tty,
             console_size=_console_size(record),
             user=oci.User(uid=place.identity.uid, gid=place.identity.gid, additional_gids=place.identity.groups),
-            args=[record.path, *record.args],
-            env=environment(
-                (*record.link_environment, *(config.env or ())),
-                config.hostname,
-                tty=config.tty,
-                home=place.identity.home,
-            ),
+            args=arguments,
+            env=variables,
             cwd=config.working_dir or "/",
             capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
             rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in bounding) for each in host.ulimits or ()],
             no_new_privileges=wanted.no_new_privileges,
-            apparmor_profile="" if host.privileged else wanted.apparmor,
+            apparmor_profile="" if host.privileged else wanted.apparmor_profile,
             oom_score_adj=host.oom_score_adj or None,
         ),
         root=oci.Root(path=place.rootfs, readonly=host.readonly_rootfs),
         hostname="" if host.uts_mode == "host" else config.hostname,
-        mounts=mounts(record, place),
+        mounts=seen,
         linux=oci.Linux(
             namespaces=_namespaces(host, place),
             devices=[device for device, _ in devices],
@@ -149,52 +160,73 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             seccomp=filter_,
             sysctl=_sysctls(record, place),
             masked_paths=() if host.privileged else MASKED_PATHS,
-            readonly_paths=() if host.privileged else READONLY_PATHS,
+            readonly_paths=() if host.privileged else _readonly_paths(place.cgroups, seen),
         ),
         annotations=annotations,
     )
 
 
-# --- the process -----------------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
+
+
+INIT = "/sbin/docker-init"
+
+
+def _has_init(host: HostConfig) -> bool:
+    """As in Docker: in another container's pid namespace it would not be the first process."""
+    return host.init is True and host.pid_mode in ("", "private")
 
 
 def _console_size(record: ContainerRecord) -> oci.Box | None:
-    """What the terminal measures from the first instruction on: the size that a resize left, else the one of the create."""
+    """The terminal's initial size: that of the last resize, otherwise that of the create."""
     rows, columns = record.size if any(record.size) else record.host.console_size
     return oci.Box(height=rows, width=columns) if record.config.tty and rows and columns else None
 
 
 def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity) -> oci.Process:
-    """A further process of the container: its own command and user, the container's environment, limits and confinement.
+    """A further process of the container: its own command and user, the container's environment,
+    limits and confinement.
 
-    Privileged means every capability that the engine has; the container's seccomp filter stays, since it is the container's.
+    Privileged means every capability that the engine has; the container's seccomp filter stays,
+    since it is the container's.
     """
     host = record.host
     granted = capabilities.granted(
         host.cap_add or (), host.cap_drop or (), privileged=host.privileged or config.privileged
     )
     wanted = security.parse(host.security_opt or ())
+    arguments = strings(config.cmd) or []
+    variables = environment(
+        [*record.link_environment, *(record.config.env or ()), *(config.env or ())],
+        record.config.hostname,
+        tty=config.tty,
+        home=identity.home,
+    )
+    check_exec_size(arguments, variables, _stack(host))
     return oci.Process(
         terminal=config.tty,
         user=oci.User(uid=identity.uid, gid=identity.gid, additional_gids=identity.groups),
-        args=strings(config.cmd) or [],
-        env=environment(
-            [*record.link_environment, *(record.config.env or ()), *(config.env or ())],
-            record.config.hostname,
-            tty=config.tty,
-            home=identity.home,
-        ),
+        args=arguments,
+        env=variables,
         cwd=config.working_dir or record.config.working_dir or "/",
         capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
         rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in capabilities.bounding()) for each in host.ulimits or ()],
         no_new_privileges=wanted.no_new_privileges and not config.privileged,
-        apparmor_profile="" if host.privileged or config.privileged else wanted.apparmor,
+        apparmor_profile="" if host.privileged or config.privileged else wanted.apparmor_profile,
         oom_score_adj=host.oom_score_adj or None,
     )
 
 
+def _stack(host: HostConfig) -> int:
+    """The soft limit of the stack that the container was given; 0 if it has none."""
+    return next((each.soft for each in host.ulimits or () if each.name == "stack"), 0)
+
+
 def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) -> list[str]:
-    """Docker's own variables, replaced by those given; a name without `=` takes a variable away."""
+    """Docker's own variables, overridden by the given ones.
+
+    A name without `=` removes a variable.
+    """
     variables = {"PATH": DEFAULT_PATH}
     if hostname:
         variables["HOSTNAME"] = f"HOSTNAME={hostname}"
@@ -206,17 +238,20 @@ def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) ->
             variables[name] = entry
         else:
             variables.pop(name, None)
-    variables.setdefault("HOME", f"HOME={home}")
+    if variables.get("HOME", "HOME=") == "HOME=":  # an empty one as well, as runc
+        variables["HOME"] = f"HOME={home}"
     return list(variables.values())
 
 
-# --- what it sees ----------------------------------------------------------------------------------------------------
+# --- mounts
+# -----------------------------------------------------------------------------------------------------------
 
 
 def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
-    """The standard ones first, then the container's by depth, so that one inside another comes after it.
+    """The standard ones first, then the container's by depth, so that one inside another comes
+    after it.
 
-    A destination that the container was given replaces the standard mount there.
+    A mount of the container replaces the standard mount at the same destination.
     """
     host = record.host
     access = "rw" if host.privileged else "ro"
@@ -233,7 +268,7 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
         _DEV,
         _PTS,
         oci.Mount(destination="/sys", type="sysfs", source="sysfs", options=(*_SYSTEM, access)),
-        oci.Mount(destination="/sys/fs/cgroup", type="cgroup", source="cgroup", options=(*_SYSTEM, "relatime", access)),
+        oci.Mount(destination=_CGROUP, type="cgroup", source="cgroup", options=(*_SYSTEM, "relatime", access)),
         _MQUEUE,
         *(() if host.ipc_mode == "none" else (shm,)),
     ]
@@ -243,11 +278,18 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
         )
         for name in ("resolv.conf", "hostname", "hosts")
     }
-    if host.tmpfs is not msgspec.UNSET:
-        own |= {destination: _tmpfs(destination, options) for destination, options in host.tmpfs.items()}
+    temporary, shallow = mount_points.temporary(host), mount_points.shallow(host)
+    own |= {destination: _tmpfs(destination, options) for destination, options in temporary.items()}
+    if _has_init(host):
+        own[INIT] = _bind(init_program(), INIT, False, "rprivate")
+    for each in record.mounts:  # of a record that an earlier version made
+        mount_points.check_destination(each.destination, "" if isinstance(each.name, str) else each.source)
+    for destination in temporary:
+        mount_points.check_destination(destination)
     own |= {
         each.destination: _bind(
-            place.sources.get(each.destination, each.source), each.destination, each.rw, each.propagation
+            *(place.sources.get(each.destination, each.source), each.destination, each.rw, each.propagation),
+            shallow=each.destination in shallow,
         )
         for each in record.mounts
     }
@@ -259,11 +301,26 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     return kept + sorted(own.values(), key=lambda mount: mount.destination.count("/"))
 
 
-def _bind(source: str, destination: str, writable: bool, propagation: str) -> oci.Mount:
-    # The runtime gives a bind these flags alone: what the source's own mount forbids has to be said again.
+def _readonly_paths(hierarchies: Cgroups, seen: Iterable[oci.Mount]) -> tuple[str, ...]:
+    """Under v1 also the tmpfs with the hierarchies' mount points, which runtimes leave writable."""
+    if hierarchies.mode == "v2" or any(each.destination == _CGROUP and each.type != "cgroup" for each in seen):
+        return READONLY_PATHS
+    return (*READONLY_PATHS, _CGROUP)
+
+
+_CGROUP = "/sys/fs/cgroup"
+
+
+def _bind(source: str, destination: str, writable: bool, propagation: str, *, shallow: bool = False) -> oci.Mount:
+    # A bind has only the flags given here, so the flags of the source's own mount are repeated.
     forbidden = _forbidden(source)
     access = "rw" if writable and "ro" not in forbidden else "ro"
-    options = ("rbind", propagation or "rprivate", access, *(each for each in forbidden if each != "ro"))
+    options = (
+        "bind" if shallow else "rbind",
+        propagation or "rprivate",
+        access,
+        *(each for each in forbidden if each != "ro"),
+    )
     return oci.Mount(destination=destination, type="bind", source=source, options=options)
 
 
@@ -286,11 +343,11 @@ def _forbidden(source: str) -> list[str]:
 
 
 def _tmpfs(destination: str, options: str) -> oci.Mount:
-    return oci.Mount(destination=destination, type="tmpfs", source="tmpfs", options=tmpfs_options(options))
+    return oci.Mount(destination=destination, type="tmpfs", source="tmpfs", options=mount_points.tmpfs_options(options))
 
 
 def _rootfs_propagation(points: Iterable[MountPoint]) -> str:
-    """The root must pass on what a shared or slave mount below it is to receive or to give."""
+    """The root must propagate mounts to or from the shared and slave mounts below it."""
     wanted = {point.propagation.removeprefix("r") for point in points}
     return "shared" if "shared" in wanted else "rslave" if "slave" in wanted else ""
 
@@ -305,7 +362,8 @@ def _namespaces(host: HostConfig, place: Place) -> list[oci.Namespace]:
         found.append(oci.Namespace(type="pid", path=place.pid_namespace))
     if host.ipc_mode != "host":
         found.append(oci.Namespace(type="ipc", path=place.ipc_namespace))
-    if place.cgroups.mode == "v2":  # privileged or not, as Docker: else its own cgroups would be the host's
+    # For privileged containers too, as in Docker. Without it their own cgroups would be the host's.
+    if place.cgroups.mode == "v2":
         found.append(oci.Namespace(type="cgroup"))
     return found
 
@@ -322,31 +380,32 @@ def _sysctls(record: ContainerRecord, place: Place) -> dict[str, str]:
     return found
 
 
-# --- what it may use -------------------------------------------------------------------------------------------------
+# --- resources
+# --------------------------------------------------------------------------------------------------------
 
 
 def _resources(host: HostConfig, hierarchies: Cgroups, devices: Iterable[oci.DeviceRule]) -> oci.Resources:
     rules = PRIVILEGED_DEVICE_RULES if host.privileged else (*DEVICE_RULES, *devices)
     swap = host.memory_swap if hierarchies.swap_accounting else 0
     if host.memory and not swap and hierarchies.swap_accounting:
-        swap = 2 * host.memory  # Docker's default: as much swap as memory
+        swap = default_memory_swap(host.memory)
     memory = oci.Memory(
         limit=host.memory or None,
         reservation=host.memory_reservation or None,
         swap=swap or None,
-        kernel=host.kernel_memory or None,
+        kernel=host.kernel_memory if host.kernel_memory and hierarchies.support().kernel_memory else None,
         swappiness=host.memory_swappiness if host.memory_swappiness >= 0 else None,
         disable_oom_killer=host.oom_kill_disable,
     )
     cpu = oci.Cpu(
         shares=host.cpu_shares or None,
-        quota=host.cpu_quota if host.cpu_quota > 0 else None,  # a new cgroup has none
-        period=host.cpu_period or None,
+        quota=_quota(host),
+        period=NANO_PERIOD if host.nano_cpus else host.cpu_period or None,
         cpus=host.cpuset_cpus,
         mems=host.cpuset_mems,
     )
     block = oci.BlockIO(
-        weight=host.blkio_weight or None,
+        weight=_weight(host, hierarchies),
         weight_device=[
             oci.WeightDevice(major=major, minor=minor, weight=each.weight)
             for each in host.blkio_weight_device or ()
@@ -370,9 +429,27 @@ def _resources(host: HostConfig, hierarchies: Cgroups, devices: Iterable[oci.Dev
         devices=rules,
         memory=memory if memory != oci.Memory() else None,
         cpu=cpu if cpu != oci.Cpu() else None,
-        pids=oci.Pids(limit=host.pids_limit) if host.pids_limit > 0 else None,  # a new cgroup has no limit
+        # a new cgroup has no limit
+        pids=oci.Pids(limit=host.pids_limit) if host.pids_limit > 0 else None,
         block_io=block if block != oci.BlockIO() else None,
     )
+
+
+def _quota(host: HostConfig) -> int | None:
+    """Microseconds per period. None without a quota, as in a new cgroup."""
+    if host.nano_cpus:
+        return host.nano_cpus * NANO_PERIOD // 10**9
+    return host.cpu_quota if host.cpu_quota > 0 else None
+
+
+def _weight(host: HostConfig, hierarchies: Cgroups) -> int | None:
+    """BlkioWeight where the runtime can set it.
+
+    Otherwise the engine sets it, or the kernel has no such weight.
+    """
+    if not host.blkio_weight or hierarchies.weighs_by_bfq or not hierarchies.support().weight:
+        return None
+    return host.blkio_weight
 
 
 def _devices(host: HostConfig) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
@@ -386,17 +463,16 @@ def _devices(host: HostConfig) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
         if not set(access) <= set("rwm"):
             raise InvalidParameter(f"Devices: {source}: invalid CgroupPermissions {access!r}")
         found = list(_device_files(source)) if os.path.isdir(source) else [source]
-        for path in found:
-            made = list(_device(path, target + path.removeprefix(source), access))
-            if not made:
-                raise NotFound(
-                    f'error gathering device information while adding custom device "{path}": not a device node'
-                )
-            yield from made
+        made = [pair for path in found for pair in _device(path, target + path.removeprefix(source), access)]
+        if not made:
+            raise NotFound(
+                f'error gathering device information while adding custom device "{source}": not a device node'
+            )
+        yield from made
 
 
 _SKIPPED_DEVICES = {"/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/console", "/dev/.udev", "/dev/.lxc"}
-"""The container has its own of these."""
+"""True if the container has a namespace of its own."""
 
 
 def _device_files(directory: str) -> Iterator[str]:

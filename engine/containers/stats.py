@@ -1,34 +1,42 @@
-"""Statistics of containers: one sampler for all that are watched, and their counters in the shape of API 1.24.
+"""Statistics of containers: one sampler for all that are watched, and their counters in the shape
+of API 1.24.
 
-A sample is taken once a second for each watched container, whatever the number of its watchers, and encoded once for each shape that they
-want. While nobody watches there is no task, no thread and no open file. A reading that costs the loop more than a millisecond goes to a
-thread of the sampler's own.
+A sample is taken once a second for each watched container, whatever the number of its watchers, and
+encoded once for each shape that they request. Without watchers there is no task, no thread and no
+open file. A reading that costs the loop more than a millisecond goes to a thread of the sampler's
+own.
 
-CPU percentage. Clients divide the growth from `precpu_stats` to `cpu_stats` by that of `system_cpu_usage`, so the first sample that anybody
-gets needs a reading before it. When there is none of the last two seconds, two readings `PRIME` apart are taken (Docker: one to two
-seconds apart, and a stream's first object without any). /proc/stat counts in hundredths of a second, which is what keeps it from being less.
+CPU percentage. Clients divide the growth from `precpu_stats` to `cpu_stats` by that of
+`system_cpu_usage`, so the first sample of a watcher needs an earlier reading. If there is none from
+the last two seconds, two readings `PRIME` apart are taken (Docker: one to two seconds apart, and a
+stream's first object without any). /proc/stat counts in hundredths of a second, so `PRIME` cannot
+be shorter.
 
-Not here: reading and parsing (`_fast/cgroup`), which container has which cgroup (`runtime/cgroups.py`), API versions (`downs` come from
-the caller).
-Owns: the open counters. They hold a container's network namespace, so whoever sees a container end says so: `Statistics.ended`.
+Not here: reading and parsing (`_fast/cgroup`), which container has which cgroup
+(`runtime/cgroups.py`), API versions (the caller gives `encode`).
+Owns: the open counters. They keep a container's network namespace alive, so `Statistics.ended` must
+      be called when a container ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from engine._fast.cgroup import NO_LIMIT, Counters, Processors, Sample, samples
+from engine.containers.container import Container
 from engine.errors import ServerError
 from engine.runtime.cgroups import Cgroups
+from engine.times import ZERO, rfc3339
 from engine.wire.stats import (
     BlkioEntry,
     BlkioStats,
@@ -40,16 +48,17 @@ from engine.wire.stats import (
     Stats,
     ThrottlingData,
 )
-from engine.wire.times import ZERO, rfc3339
 
 INTERVAL = 1.0
 """Seconds between two samples of a watched container."""
 
+PAUSE = 1.0
+"""Seconds between the empty statistics of a container that does not run."""
 PRIME = 0.25
-"""Seconds between the two readings behind the first sample of a container that nobody watched."""
+"""Seconds between the two readings behind the first sample of a container without watchers."""
 
 _SLICE = 32
-"""Containers read in one go; what is computed with the GIL held stays well below a millisecond."""
+"""Containers read in one batch; the work that holds the GIL stays well below a millisecond."""
 
 _LOOP_BUDGET = 0.001
 """Seconds that a reading may take in the loop."""
@@ -58,13 +67,15 @@ _TOGETHER = 0.01
 """Seconds by which a reading may come early to be taken with another."""
 
 _log = logging.getLogger(__name__)
-_encode = msgspec.json.Encoder().encode
 
-Down = Callable[[dict[str, Any]], None]
-"""Turns the JSON object of `Stats` into an older shape, in place."""
+Encode = Callable[[Stats], bytes]
+"""The JSON of a sample in the shape that a client's API version has."""
+
+newest: Encode = msgspec.json.Encoder().encode
+"""The newest shape."""
 
 
-# --- counters in the names of API 1.24 ------------------------------------------------------------------------------------------------------
+# --- counters in the names of API 1.24 ------------------------------------------------------------
 
 _V1_NAMES = (
     ("cache", "file"),
@@ -90,9 +101,11 @@ _V2_OPERATIONS = {"r": "Read", "w": "Write", "d": "Discard"}
 
 
 def cpu_stats(sample: Sample, system: int, online: Sequence[int]) -> CpuStats:
-    """`percpu_usage` gets as many elements as processors are online, since clients take its length for their number.
+    """`percpu_usage` gets as many elements as processors are online, since clients take its length
+    for their number.
 
-    v1 tells of processors that could be plugged in too: left out. v2 tells none: the total in equal parts.
+    v1 also lists processors that could be hot-plugged; they are left out. v2 has no values per
+    processor, so the total is split evenly.
     """
     each = [sample.cpu_each[number] for number in online if number < len(sample.cpu_each)]
     if not each and online:
@@ -124,7 +137,7 @@ def memory_stats(sample: Sample, machine: int) -> MemoryStats:
 
 
 def blkio_stats(sample: Sample) -> BlkioStats:
-    """v2's keys become v1's words, with the total that v1 has."""
+    """Maps v2's keys to v1's names, with the total that v1 has."""
     if not sample.io_unified:
         return BlkioStats(
             [BlkioEntry(*entry) for entry in sample.io], [BlkioEntry(*entry) for entry in sample.io_operations]
@@ -150,42 +163,32 @@ def machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def render(stats: Stats, downs: Sequence[Down] = ()) -> bytes:
-    """One JSON object and a newline."""
-    if not downs:
-        return _encode(stats) + b"\n"
-    shape = msgspec.to_builtins(stats)
-    for down in downs:
-        down(shape)
-    return _encode(shape) + b"\n"
+def stopped(encode: Encode = newest) -> bytes:
+    """The object of a container that does not run: everything is zero or empty."""
+    return encode(Stats(read=ZERO)) + b"\n"
 
 
-def stopped(downs: Sequence[Down] = ()) -> bytes:
-    """The object of a container that does not run: everything zero or empty."""
-    return render(Stats(read=ZERO), downs)
-
-
-# --- sampling -----------------------------------------------------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
 class _Moment:
     """One sample beside the reading before it, encoded when first asked for."""
 
-    __slots__ = ("_encoded", "_machine", "_previous", "_sample", "at", "cpu", "taken")
+    __slots__ = ("_encoded", "_machine", "_sample", "at", "cpu", "previous", "taken")
 
     def __init__(self, sample: Sample, cpu: CpuStats, previous: CpuStats, machine: int) -> None:
         self.at = time.time_ns()
         self.taken = time.monotonic()
         self.cpu = cpu
         self._sample = sample
-        self._previous = previous
+        self.previous = previous
         self._machine = machine
-        self._encoded: dict[tuple[Down, ...], bytes] = {}
+        self._encoded: dict[Encode, bytes] = {}
 
-    def encoded(self, downs: tuple[Down, ...]) -> bytes:
-        kept = self._encoded.get(downs)
+    def encoded(self, encode: Encode) -> bytes:
+        kept = self._encoded.get(encode)
         if kept is None:
-            kept = self._encoded[downs] = render(self.stats(), downs)
+            kept = self._encoded[encode] = encode(self.stats()) + b"\n"
         return kept
 
     def stats(self) -> Stats:
@@ -193,7 +196,7 @@ class _Moment:
         networks = {name: NetworkStats(*values) for name, values in sample.networks.items()}
         return Stats(
             read=rfc3339(self.at),
-            precpu_stats=self._previous,
+            precpu_stats=self.previous,
             cpu_stats=self.cpu,
             memory_stats=memory_stats(sample, self._machine),
             blkio_stats=blkio_stats(sample),
@@ -225,13 +228,45 @@ class _Watched:
             stream.wake()
 
     def end(self) -> None:
-        """No more samples; the descriptors are given back, the watchers told."""
+        """Take no more samples, close the descriptors and wake the watchers."""
         self.over = True
         self.due = math.inf
         if self.counters is not None:
             self.counters.close()
         for stream in self.streams:
             stream.wake()
+
+
+def _watched(container: Container) -> dict[str, Any]:
+    own_network = container.record.host.network_mode != "host"
+    return {"pid": container.record.status.pid, "cgroup": container.cgroup, "network": own_network}
+
+
+def _named(container: Container, sample: bytes) -> bytes:
+    return b'{"name":"/%s","id":"%s",' % (container.record.name.encode(), container.id.encode()) + sample[1:]
+
+
+async def of_container(
+    container: Container, statistics: Statistics, encode: Encode, *, named: bool
+) -> AsyncGenerator[bytes, None]:
+    """Encoded statistics, one a second, as `encode` encodes them. While the container does not run
+    they are empty; they end when it is removed.
+
+    `named`: they begin with its name and id, which `docker stats` shows.
+    """
+    while not container.removed:
+        async with contextlib.aclosing(
+            statistics.stream(container.id, **_watched(container), encode=encode)
+        ) as samples:
+            async for sample in samples:
+                yield _named(container, sample) if named else sample
+        await asyncio.sleep(PAUSE)
+
+
+async def once_of_container(container: Container, statistics: Statistics, encode: Encode, *, named: bool) -> bytes:
+    """One reading, encoded."""
+    sample = await statistics.once(container.id, **_watched(container), encode=encode)
+    return _named(container, sample) if named else sample
 
 
 class Statistics:
@@ -248,38 +283,78 @@ class Statistics:
         self._thread: ThreadPoolExecutor | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._cost = 100e-6  # seconds for one container, as measured last; the first guess is a high one
+        # seconds for one container, as measured last; the first guess is a high one
+        self._cost = 100e-6
 
     def stream(
-        self, container_id: str, *, pid: int, cgroup: str, network: bool = True, downs: Iterable[Down] = ()
+        self, container_id: str, *, pid: int, cgroup: str, network: bool = True, encode: Encode = newest
     ) -> Stream:
-        """A sample at once when there is one, then one each `interval` until the container ends; a slow reader misses some.
+        """A sample at once when there is one, then one each `interval` until the container ends; a
+        slow reader misses some.
 
-        `pid`: the container's first process, 0 when it does not run: then one object of zeros is all. `cgroup`: its path from the root of
-        the hierarchies. `network`: it has interfaces of its own (not those of the host). The iterator raises ServerError where the counters
-        cannot be opened. `aclose()` it in any case.
+        `pid`: the container's first process. When it is 0 (not running), the stream is a single
+        object of zeros. `cgroup`: its path from the root of the hierarchies. `network`: it has
+        interfaces of its own (not those of the host). The iterator raises ServerError where the
+        counters cannot be opened. Always call its `aclose()`.
         """
-        return Stream(self, container_id, pid, cgroup, network, tuple(downs))
+        return Stream(self, container_id, pid, cgroup, network, encode)
 
     async def once(
-        self, container_id: str, *, pid: int, cgroup: str, network: bool = True, downs: Iterable[Down] = ()
+        self, container_id: str, *, pid: int, cgroup: str, network: bool = True, encode: Encode = newest
     ) -> bytes:
-        """One sample, parameters as for `stream`. At once when there is one not older than `interval`."""
-        shape = tuple(downs)
-        if container_id not in self._watched and pid:
-            recent = self._of_late(container_id, pid, self._interval)
-            if recent is not None:
-                return recent.encoded(shape)
-        stream = self.stream(container_id, pid=pid, cgroup=cgroup, network=network, downs=shape)
+        """One sample, taken after the call.
+
+        Parameters as for `stream`. Returns at once when there is a previous reading to compare
+        with.
+        """
+        stream = self.stream(container_id, pid=pid, cgroup=cgroup, network=network, encode=encode)
+        previous = self._previous(container_id, pid) if pid else None
+        if previous is not None:
+            moment = await self._taken_now(stream, previous)
+            return stopped(encode) if moment is None else moment.encoded(encode)
         try:
             return await anext(stream)
         except StopAsyncIteration:
-            return stopped(shape)
+            return stopped(encode)
         finally:
             await stream.aclose()
 
+    def _previous(self, container_id: str, pid: int) -> CpuStats | None:
+        """A CPU reading at least `prime` old and of the last two intervals. None without one."""
+        watched = self._watched.get(container_id)
+        if watched is not None and watched.pid == pid and watched.latest is not None:
+            latest: _Moment | None = watched.latest
+        else:
+            latest = self._of_late(container_id, pid, 2 * self._interval)
+        if latest is None:
+            return None
+        return latest.cpu if time.monotonic() - latest.taken >= self._prime else latest.previous
+
+    async def _taken_now(self, stream: Stream, previous: CpuStats) -> _Moment | None:
+        """A sample with counters opened for it alone; None when the container is gone.
+
+        Raises ServerError.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            counters, sample, cpu = await loop.run_in_executor(self._own_thread(), self._first_reading, stream)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreadable(stream, error) from error
+        finally:
+            if not self._watched and self._task is None:
+                self._rest()
+        counters.close()
+        if sample is None:
+            return None
+        moment = _Moment(sample, cpu, previous, self._machine)
+        if stream.container_id not in self._watched:
+            self._keep(stream.container_id, stream.pid, moment)
+        return moment
+
     def ended(self, container_id: str) -> None:
-        """The container has ended: its streams end, and nothing of it stays open."""
+        """The container has ended: end its streams and close its files."""
         self._recent.pop(container_id, None)
         watched = self._watched.pop(container_id, None)
         if watched is not None:
@@ -294,7 +369,7 @@ class Statistics:
         if self._task is not None:
             await self._task
 
-    # --- watchers come and go -----------------------------------------------------------------------------------------------------------------
+    # --- watchers come and go ---------------------------------------------------------------------
 
     def _of_late(self, container_id: str, pid: int, age: float) -> _Moment | None:
         kept = self._recent.get(container_id)
@@ -305,7 +380,7 @@ class Statistics:
     async def _watch(self, stream: Stream) -> _Watched:
         watched = self._watched.get(stream.container_id)
         if watched is not None and watched.pid != stream.pid:
-            # it was started anew before anyone said that it had ended
+            # it was started again before `ended` was called
             self.ended(stream.container_id)
             watched = None
         if watched is None:
@@ -328,7 +403,7 @@ class Statistics:
             watched.end()
             return
         except OSError as error:
-            watched.failure = ServerError(f"cannot read the statistics of container {stream.container_id}: {error}")
+            watched.failure = _unreadable(stream, error)
             watched.failure.__cause__ = error
             watched.end()
             return
@@ -355,7 +430,10 @@ class Statistics:
         return self._thread
 
     def _leave(self, watched: _Watched, stream: Stream) -> None:
-        """The last watcher closes the door; what was read last is kept for two seconds as somebody's previous reading."""
+        """Close the counters with the last watcher.
+
+        The last sample is kept for two intervals as a previous reading.
+        """
         watched.streams.discard(stream)
         if watched.streams:
             return
@@ -363,25 +441,29 @@ class Statistics:
         if self._watched.get(container_id) is watched:
             del self._watched[container_id]
             if watched.latest is not None and not watched.over:
-                kept = self._recent[container_id] = watched.pid, watched.latest
-                asyncio.get_running_loop().call_later(2 * self._interval, self._forget, container_id, kept)
+                self._keep(container_id, watched.pid, watched.latest)
         watched.end()
         self._changed.set()
         if not self._watched and self._task is None:
             self._rest()
+
+    def _keep(self, container_id: str, pid: int, moment: _Moment) -> None:
+        kept = self._recent[container_id] = pid, moment
+        asyncio.get_running_loop().call_later(2 * self._interval, self._forget, container_id, kept)
 
     def _forget(self, container_id: str, kept: tuple[int, _Moment]) -> None:
         if self._recent.get(container_id) is kept:
             del self._recent[container_id]
 
     def _rest(self) -> None:
-        """Nobody watches."""
+        """True when no container is watched."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
             self._thread = None
-        self._processors = None  # not closed: the thread may be in it, and holds it then
+        # not closed: the thread may be using it, and holds the reference then
+        self._processors = None
 
-    # --- the sampler ----------------------------------------------------------------------------------------------------------------------------
+    # --- the sampler ------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -403,7 +485,7 @@ class Statistics:
                     watched.due = following
                 try:
                     await self._take(wanted)
-                except OSError as error:  # /proc/stat itself: nothing that a container could be blamed for
+                except OSError as error:  # /proc/stat itself failed: not a container's fault
                     _log.error("statistics: %s", error)
         finally:
             self._task = None
@@ -434,11 +516,11 @@ class Statistics:
                     watched.deliver(_Moment(sample, cpu, watched.cpu or cpu, self._machine))
 
     def _gone(self, watched: _Watched) -> None:
-        """Its cgroup is no more."""
+        """Its cgroup no longer exists."""
         for container_id in [key for key, value in self._watched.items() if value is watched]:
             self.ended(container_id)
 
-    # --- in the thread --------------------------------------------------------------------------------------------------------------------------
+    # --- in the thread ----------------------------------------------------------------------------
 
     def _readings(
         self, counters: list[Counters], system: tuple[int, tuple[int, ...]] | None
@@ -465,8 +547,14 @@ class Statistics:
         return counters, sample, cpu
 
 
+def _unreadable(stream: Stream, error: OSError) -> ServerError:
+    return ServerError(f"cannot read the statistics of container {stream.container_id}: {error}")
+
+
 def directories(cgroups: Cgroups, cgroup: str) -> dict[str, bytes | None]:
-    """Where the controllers of a container are, as `Counters` wants them; v2 has them under other names, and cpu.stat even without `cpu`."""
+    """Where the controllers of a container are, as `Counters` wants them; v2 has them under
+    other names, and cpu.stat even without `cpu`.
+    """
     unified = cgroups.unified + cgroup if cgroups.unified else None
     found = {
         "cpu": cgroups.directory("cpu", cgroup) or unified,
@@ -479,17 +567,17 @@ def directories(cgroups: Cgroups, cgroup: str) -> dict[str, bytes | None]:
 
 
 class Stream(AsyncIterator[bytes]):
-    """The encoded samples of one container for one watcher. Nothing is begun before the first is asked for."""
+    """The encoded samples of one container for one watcher. Starts with the first `anext`."""
 
     def __init__(
-        self, statistics: Statistics, container_id: str, pid: int, cgroup: str, network: bool, downs: tuple[Down, ...]
+        self, statistics: Statistics, container_id: str, pid: int, cgroup: str, network: bool, encode: Encode
     ) -> None:
         self.container_id = container_id
         self.pid = pid
         self.cgroup = cgroup
         self.network = b"/proc/%d/net/dev" % pid if network and pid else None
         self._statistics = statistics
-        self._downs = downs
+        self._encode = encode
         self._watched: _Watched | None = None
         self._seen: _Moment | None = None
         self._sleep: asyncio.Future[None] | None = None
@@ -504,7 +592,7 @@ class Stream(AsyncIterator[bytes]):
             raise StopAsyncIteration
         if not self.pid:
             self._finished = True
-            return stopped(self._downs)
+            return stopped(self._encode)
         if self._watched is None:
             self._watched = await self._statistics._watch(self)
         watched = self._watched
@@ -512,13 +600,13 @@ class Stream(AsyncIterator[bytes]):
             moment = watched.latest
             if moment is not None and moment is not self._seen:
                 self._seen = moment
-                return moment.encoded(self._downs)
+                return moment.encoded(self._encode)
             if watched.failure is not None:
                 raise watched.failure
             if watched.over or self._finished:
                 await self.aclose()
                 if self._seen is None:  # it ended before its first sample
-                    return stopped(self._downs)
+                    return stopped(self._encode)
                 raise StopAsyncIteration
             self._sleep = asyncio.get_running_loop().create_future()
             try:
@@ -527,7 +615,7 @@ class Stream(AsyncIterator[bytes]):
                 self._sleep = None
 
     async def aclose(self) -> None:
-        """Leave; again is nothing. A reader that waits meanwhile gets the end."""
+        """Leave; repeated calls do nothing. A waiting reader gets the end."""
         self._finished = True
         watched, self._watched = self._watched, None
         if watched is not None:

@@ -1,8 +1,10 @@
 """The containers on disk: one record each, replaced whole. The only code that touches those rows.
 
-A record is intent and the last known state; what really runs is the monitor's to say (`container.py` corrects the one by the other at start).
+A record holds the intent and the last known state. The monitor knows what really runs;
+`container.py` corrects the records at start.
 
-Records and what they are made of are `gc=False`: they are trees, and a full collection that walks those of thousands of containers holds the loop up.
+Records and their parts are `gc=False`: they are trees, and a full garbage collection over thousands
+of them would block the loop.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from __future__ import annotations
 import msgspec
 
 from engine.containers.lifecycle import State
+from engine.errors import NotFound
 from engine.networks.ports import Published
 from engine.storage.records import Change, Records
 from engine.wire.containers import Config, EndpointSettings, HostConfig, MountPoint
 
 
 class HealthResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What one probe said; times in ns since the epoch, `exit_code` -1 when it could not run or took too long."""
+    """The result of one probe; times in ns since the epoch, `exit_code` -1 when it could not run or
+    timed out.
+    """
 
     start: int
     end: int
@@ -25,7 +30,9 @@ class HealthResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How a running container does by its own test: `starting`, `healthy` or `unhealthy`, and the last results, oldest first."""
+    """The health of a running container by its own test: `starting`, `healthy` or `unhealthy`, and
+    the last results, oldest first.
+    """
 
     status: str
     failing_streak: int = 0
@@ -43,11 +50,17 @@ class Status(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=
     started_at: int = 0
     finished_at: int = 0
     health: Health | None = None
-    """None without a test. Made durable when its status changes, so that after a crash the newest results may be missing."""
+    """None without a test. Saved when its status changes, so that after a crash the newest results
+    may be missing."""
+    killed_by: int = 0
+    """The last signal that a client sent to this run: an exit by it counts as the user's."""
 
 
 class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
-    """Everything that is kept of one container. `config` and `host` are as the client gave them, merged with the image's and normalised."""
+    """The record of one container.
+
+    `config` and `host` are the client's, merged with the image's and normalised.
+    """
 
     id: str
     name: str
@@ -60,36 +73,71 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     config: Config
     host: HostConfig
     networks: dict[str, EndpointSettings] = msgspec.field(default_factory=dict)
-    """By network name: what was asked for and, while the container runs, what it got."""
+    """By network name: the requested settings and, while the container runs, its addresses."""
     ports: tuple[Published, ...] = ()
-    """What it got of the ports that it wants to be reached at, while it runs."""
+    """Its published ports while it runs."""
     mounts: tuple[MountPoint, ...] = ()
     links: dict[str, str] = {}
-    """Alias to id of each container that it is linked to on the default bridge."""
+    """Alias → id of each container that it is linked to on the default bridge."""
     link_hosts: tuple[str, ...] = ()
     """Lines of its hosts file for those, as of its last start; `link_environment` likewise."""
     link_environment: tuple[str, ...] = ()
     status: Status = Status()
     restart_count: int = 0
+    """Restarts by the policy since a user started it. In state RESTARTING it counts the restart
+    that is to come."""
     stopped_by_user: bool = False
     size: tuple[int, int] = (0, 0)
     """Rows and columns of the terminal for the next start."""
 
 
 class ContainerStore:
-    """Containers in the engine's records."""
+    """Containers in the engine's records.
+
+    Knows which have a row: one that was deleted cannot be saved again.
+    """
 
     def __init__(self, records: Records) -> None:
         self._records = records
         self._table = records.table("container", ContainerRecord)
+        self._rows: set[str] = set()
 
     def load(self) -> dict[str, ContainerRecord]:
         """All of them, by id; at start, before anything else runs."""
-        return self._table.load()
+        found = self._table.load()
+        self._rows = set(found)
+        return found
+
+    def __contains__(self, container_id: str) -> bool:
+        """True from `add` until `delete`, in the order in which they reach the database."""
+        return container_id in self._rows
+
+    async def add(self, record: ContainerRecord, *more: Change) -> None:
+        """The first row of a container, with `more` in one transaction.
+
+        Not to be cancelled: the row would be written all the same.
+        """
+        self._rows.add(record.id)
+        try:
+            await self._records.commit(self._table.put(record.id, record), *more)
+        except BaseException:
+            self._rows.discard(record.id)
+            raise
 
     async def save(self, record: ContainerRecord, *more: Change) -> None:
-        """Make the record durable, with `more` in one transaction."""
+        """Replace the row, with `more` in one transaction.
+
+        Raises NotFound when it was deleted, ServerError.
+        """
+        if record.id not in self._rows:
+            raise NotFound(f"No such container: {record.id}")
         await self._records.commit(self._table.put(record.id, record), *more)
 
     async def delete(self, container_id: str, *more: Change) -> None:
-        await self._records.commit(self._table.delete(container_id), *more)
+        """Remove the row, with `more` in one transaction. Not to be cancelled."""
+        self._rows.discard(container_id)
+        try:
+            await self._records.commit(self._table.delete(container_id), *more)
+        except BaseException:
+            self._rows.add(container_id)
+            raise

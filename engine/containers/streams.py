@@ -1,6 +1,8 @@
-"""A client's stream and a container: detach keys, and attach with history and live output without a gap or a repeat.
+"""A client's stream and a container: detach keys, and attach with history and live output without a
+gap or a repeat.
 
-The bytes themselves go from the monitor to the client's socket; the daemon only writes history, and hands the socket over.
+The bytes themselves go from the monitor to the client's socket; the daemon only writes history, and
+hands the socket over.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import msgspec
 from engine.containers import logs
 from engine.containers.container import Container
 from engine.errors import InvalidParameter
-from engine.monitor.client import Attached, Client, LogReading, Monitor
+from engine.monitor.handles import Attached, Client, LogReading
 
 DEFAULT_DETACH_KEYS = b"\x10\x11"  # ctrl-p,ctrl-q
 
@@ -25,23 +27,29 @@ _CONTROL = {**{chr(code): code - 96 for code in range(97, 123)}, "@": 0, "[": 27
 
 
 def parse_detach_keys(text: str | None) -> bytes:
-    """`a`, `ctrl-p,ctrl-q`: the bytes to wait for (specification, "DetachKeys format"). None: the default; empty: none at all."""
+    """Parses `a`, `ctrl-p,ctrl-q` to the bytes to wait for (Docker Engine API, ContainerAttach).
+
+    None selects the default, an empty string disables the keys.
+    """
     if text is None:
         return DEFAULT_DETACH_KEYS
     if not text:
         return b""
     keys = bytearray()
-    # A comma may itself be the value of a ctrl- key or stand alone between commas; what remains after a split on "," tells.
+    # A comma may be the value of a ctrl- key, or stand alone between commas. The remains of a split
+    # on "," show which.
     for part in _parts(text):
         name = part[5:] if part.startswith("ctrl-") else ""
         if len(part) == 1 and part.isascii():
             keys.append(ord(part))
-        elif name.lower() in _CONTROL and len(name) == 1:
-            keys.append(_CONTROL[name.lower()])
+        elif name in _CONTROL and len(name) == 1:
+            keys.append(_CONTROL[name])
         elif name == ",":
             keys.append(ord(","))
         else:
-            raise InvalidParameter(f"Invalid escape keys ({text}): {part!r} is neither a character nor ctrl-<value>")
+            raise InvalidParameter(
+                f"Invalid escape keys ({text}) provided: {part!r} is neither a character nor ctrl-<value>"
+            )
     return bytes(keys)
 
 
@@ -54,7 +62,7 @@ def _parts(text: str) -> list[str]:
         end = len(rest) if end < 0 else end
         parts.append(rest[:end])
         if end + 1 == len(rest):
-            raise InvalidParameter(f"Invalid escape keys ({text}): it ends in a comma")
+            raise InvalidParameter(f"Invalid escape keys ({text}) provided: they end in a comma")
         rest = rest[end + 1 :]
     return parts
 
@@ -72,7 +80,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 async def attach(
     container: Container,
-    monitor: Monitor,
     descriptor: int,
     wanted: Wanted,
     *,
@@ -80,11 +87,12 @@ async def attach(
     early: bytes,
     framed: bool | None = None,
 ) -> None:
-    """Give the client behind `descriptor` (which stays the caller's) what it wants of the container.
+    """Attach the client behind `descriptor` (which stays the caller's) as its query asks.
 
-    A client that finds a running container ended by the time it is there gets what the log holds, and the end; one of a container that does not
-    run waits for its next run. Raises the lifecycle table's Conflict when the container is paused; nothing has been written then. `framed`
-    overrides what the tty decides.
+    If the container has ended since the request, the client gets the log's content and the end of
+    the stream. If the container does not run, the client waits for its next run. Raises the
+    lifecycle table's Conflict when the container is paused; nothing has been written then. `framed`
+    overrides the default, which the tty decides.
     """
     record = container.record
     container.check_attach()
@@ -92,7 +100,7 @@ async def attach(
     raw = record.config.tty if framed is None else not framed
     log = container.log_path if wanted.logs else None
     if log is None and wanted.stream:
-        attached = await _join(container, monitor, descriptor, wanted, raw=raw, head=head, early=early, hold=False)
+        attached = await _join(container, descriptor, wanted, raw=raw, head=head, early=early, hold=False)
         container.publish("attach")
         if ran and not attached.running:
             _shut_down(descriptor)
@@ -103,11 +111,12 @@ async def attach(
         client = 0
         ended = not wanted.stream
         if wanted.stream:
-            # Until the log is open no rotation takes away what came before the client.
+            # Until the log is open, rotation must not remove the history that this client is to
+            # get.
             if reading is not None:
                 await reading.begin()
             before = await asyncio.to_thread(logs.end, log) if log is not None else (0, 0)
-            attached = await _join(container, monitor, descriptor, wanted, raw=raw, head=b"", early=early, hold=True)
+            attached = await _join(container, descriptor, wanted, raw=raw, head=b"", early=early, hold=True)
             client = attached.client
             ended = ran and not attached.running
             if not ended:
@@ -115,7 +124,7 @@ async def attach(
         container.publish("attach")
         with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket:
             client_socket.setblocking(False)
-            with suppress(ConnectionError):  # the client left: the monitor sees it too
+            with suppress(ConnectionError):  # the client left: the monitor notices it too
                 await asyncio.get_running_loop().sock_sendall(client_socket, head)
                 if log is not None:
                     await _write_history(client_socket, log, wanted, raw, position, reading)
@@ -125,18 +134,17 @@ async def attach(
         if reading is not None:
             reading.end()
     if wanted.stream:
-        await monitor.release(container.id, client)
+        await container.parts.monitor.release(container.id, client)
 
 
 def _shut_down(descriptor: int) -> None:
-    """No more comes, for the client and for the monitor, should it have the socket too."""
+    """End the stream for the client, and for the monitor if it has the socket too."""
     with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket, suppress(OSError):
         client_socket.shutdown(socket.SHUT_RDWR)
 
 
 async def _join(
     container: Container,
-    monitor: Monitor,
     descriptor: int,
     wanted: Wanted,
     *,
@@ -156,7 +164,7 @@ async def _join(
         early=early,
         detach_keys=wanted.detach_keys if config.tty else b"",
     )
-    return await monitor.attach(container.id, client, hold=hold)
+    return await container.parts.monitor.attach(container.id, client, hold=hold)
 
 
 async def _write_history(
@@ -177,7 +185,9 @@ async def _write_history(
 
 
 async def send(descriptor: int, head: bytes, chunks: AsyncIterator[bytes]) -> None:
-    """Write an upgraded answer to the client behind `descriptor` (the caller's), then end the stream. A client that closes ends it sooner."""
+    """Write an upgraded reply to the client behind `descriptor` (the caller's), then end the
+    stream. A client that closes ends it sooner.
+    """
     loop = asyncio.get_running_loop()
     with closing(socket.socket(fileno=_duplicate(descriptor))) as client_socket:
         client_socket.setblocking(False)

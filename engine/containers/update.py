@@ -1,7 +1,9 @@
-"""A change of a container's limits and restart policy: the merge, its rules, and what the runtime is told. Pure.
+"""A change of a container's limits and restart policy: the merge, its rules, and the resources for
+the runtime. Pure.
 
-Zero and empty mean 'as it is' (Docker). The rules are those of create, on the merged whole; the runtime writes memory and swap limits in the
-order that the kernel wants. Not here: doing it, and undoing what a failure left half done (`container.py`).
+Zero and empty leave a limit as it is (Docker Engine API, ContainerUpdate). The merged whole obeys
+the rules of a create. The runtime writes memory and swap limits in the order that the kernel wants.
+Not here: applying it, and undoing a change that failed half-way (`container.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.containers import limits
-from engine.containers.create import checked_restart_policy
+from engine.containers.body import checked_restart_policy
 from engine.errors import InvalidParameter
 from engine.runtime.cgroups import Support
 from engine.wire import oci
@@ -21,11 +23,11 @@ NO_QUOTA = -1
 
 _UNSET = {"memory": -1, "memory_swap": -1, "memory_reservation": -1, "cpu_shares": 1024, "cpu_period": 100_000}
 _UNSET |= {"cpu_quota": NO_QUOTA}
-"""What a fresh cgroup has where a limit was never set."""
+"""The values of a fresh cgroup, for limits that were never set."""
 
 
 def merged(host: HostConfig, change: UpdateBody, support: Support) -> tuple[HostConfig, list[str]]:
-    """The new whole, and warnings. Raises InvalidParameter as create does."""
+    """Returns the merged HostConfig and warnings. Raises InvalidParameter as create does."""
     given: dict[str, object] = {name: value for name in _LIMITS if (value := getattr(change, name))}
     if 0 < host.memory_swap < change.memory and not change.memory_swap:
         raise InvalidParameter(
@@ -39,12 +41,17 @@ def merged(host: HostConfig, change: UpdateBody, support: Support) -> tuple[Host
 
 
 def resources(before: HostConfig, after: HostConfig, support: Support) -> oci.Resources | None:
-    """What takes a running container from one to the other; None when that is nothing."""
+    """The changed limits of a running container; None when nothing changed."""
 
     def value(name: str) -> int:
         return int(getattr(after, name) or _UNSET.get(name, 0))
 
     changed = {name for name in _LIMITS if getattr(before, name) != getattr(after, name)}
+    # Kept in the record; the runtime cannot set it.
+    if not support.kernel_memory:
+        changed.discard("kernel_memory")
+    if not support.weight or support.weighs_by_bfq:
+        changed.discard("blkio_weight")
 
     def one(name: str) -> int | None:
         return value(name) if name in changed else None

@@ -1,6 +1,7 @@
-"""A container as clients see it: the list's summary and inspect, made from its record. Pure; reads no disk and takes no lock.
+"""A container as clients see it: the list's summary and inspect, made from its record. Pure; reads
+no disk and takes no lock.
 
-Not here: differences of older versions (`api/versions.py`), sizes (the caller gives them).
+Not here: differences of older versions (`api/versions/`), sizes (the caller gives them).
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from engine.containers.create import strings
+from engine.containers import security
+from engine.containers.body import strings
 from engine.containers.lifecycle import State
 from engine.containers.store import ContainerRecord, Health, Status
 from engine.networks import ports
+from engine.runtime import apparmor
+from engine.storage.overlay import DRIVER_NAME
+from engine.times import rfc3339
 from engine.wire.containers import (
     ContainerInspect,
     ContainerState,
@@ -22,15 +27,13 @@ from engine.wire.containers import (
     GraphDriver,
     HealthLogEntry,
     HealthState,
+    HostConfig,
+    MountPoint,
     NetworkSettings,
     Port,
     SummaryHostConfig,
     SummaryNetworks,
 )
-from engine.wire.times import rfc3339
-
-STORAGE_DRIVER = "overlay2"
-"""What clients know the overlay snapshotter by."""
 
 SECOND = 1_000_000_000
 _FOREVER = 1 << 62
@@ -38,7 +41,7 @@ _HEALTH = {"starting": " (health: starting)", "healthy": " (healthy)", "unhealth
 
 
 def human_duration(seconds: float) -> tuple[str, float]:
-    """Docker's words for a span of time, and the seconds at which they change."""
+    """Docker's words for a time span, and the seconds at which they change."""
     whole = max(0, int(seconds))
     if seconds < 1:
         return "Less than a second", 1
@@ -67,7 +70,7 @@ def human_duration(seconds: float) -> tuple[str, float]:
 
 
 def status_text(status: Status, now: int) -> tuple[str, int]:
-    """The list's `Status` at `now`, and until when (ns) it stays true."""
+    """The list's `Status` at `now`, and the time (ns) until which it stays true."""
     state = status.state
     if state in (State.RUNNING, State.PAUSED):
         words, change = human_duration((now - status.started_at) / SECOND)
@@ -92,12 +95,14 @@ def command_line(record: ContainerRecord) -> str:
     return " ".join(f"'{word}'" if " " in word else word for word in (record.path, *record.args))
 
 
-def summary(record: ContainerRecord, names: list[str], status: str) -> ContainerSummary:
-    """One element of the list, with `status` as its Status text."""
+def summary(record: ContainerRecord, names: list[str], status: str, image: str = "") -> ContainerSummary:
+    """One element of the list, with `status` as its Status text and `image` in place of the
+    container's own image name.
+    """
     return ContainerSummary(
         id=record.id,
         names=names,
-        image=record.config.image,
+        image=image or record.config.image,
         image_id=record.image_id,
         command=command_line(record),
         created=record.created // SECOND,
@@ -107,13 +112,14 @@ def summary(record: ContainerRecord, names: list[str], status: str) -> Container
         status=status,
         host_config=SummaryHostConfig(record.host.network_mode),
         network_settings=SummaryNetworks(record.networks),
-        mounts=list(record.mounts),
+        mounts=_mounts(record),
     )
 
 
 def with_status(encoded: bytes, status: str) -> bytes:
     """An encoded summary with another Status text, whose words change with time alone."""
-    # No string of it can look like the field, whose quotes would be escaped; no object behind it has a string of that name.
+    # No string in it can match the field, because quotes in strings are escaped. No object after it
+    # has a string of that name.
     begin = encoded.rindex(_STATUS) + len(_STATUS)
     return b"%b%b%b" % (encoded[:begin], status.encode(), encoded[encoded.index(b'"', begin) :])
 
@@ -132,10 +138,23 @@ def _exposed(record: ContainerRecord) -> Collection[str]:
     return record.config.exposed_ports if isinstance(record.config.exposed_ports, dict) else ()
 
 
+def _apparmor_profile(host: HostConfig) -> str:
+    if host.privileged:
+        return security.UNCONFINED if apparmor.enabled() else ""
+    return security.shown_apparmor_profile(host.security_opt or ())
+
+
 def inspect(
-    record: ContainerRecord, directory: Path, graph: dict[str, str], exec_ids: list[str] | None = None
+    record: ContainerRecord,
+    directory: Path,
+    graph: dict[str, str],
+    exec_ids: list[str] | None = None,
+    links: list[str] | None = None,
 ) -> ContainerInspect:
-    """The whole container; `directory` holds its files, `graph` are the paths of its overlay."""
+    """The inspect reply.
+
+    `directory` holds its files, `graph` are the paths of its overlay, `links` its links as shown.
+    """
     status = record.status
     running = status.state in (State.RUNNING, State.PAUSED, State.RESTARTING)
     log = record.host.log_config.type == "json-file"
@@ -165,14 +184,31 @@ def inspect(
         log_path=str(directory / f"{record.id}-json.log") if log else "",
         name="/" + record.name,
         restart_count=record.restart_count,
-        driver=STORAGE_DRIVER,
+        app_armor_profile=_apparmor_profile(record.host),
+        driver=DRIVER_NAME,
         exec_ids=exec_ids or None,
-        host_config=record.host,
-        graph_driver=GraphDriver(STORAGE_DRIVER, graph),
-        mounts=list(record.mounts),
+        host_config=msgspec.structs.replace(record.host, links=links) if record.host.links else record.host,
+        graph_driver=GraphDriver(DRIVER_NAME, graph),
+        mounts=_mounts(record),
         config=msgspec.structs.replace(record.config, cmd=strings(record.config.cmd)),
         network_settings=_network_settings(record),
     )
+
+
+def _mounts(record: ContainerRecord) -> list[MountPoint]:
+    """Volumes and binds, and the tmpfs of HostConfig.Mounts; those of HostConfig.Tmpfs are not
+    shown, as in Docker.
+    """
+    shown = [
+        each if each.type else msgspec.structs.replace(each, type="volume" if isinstance(each.name, str) else "bind")
+        for each in record.mounts
+    ]
+    shown += [
+        MountPoint(type="tmpfs", destination=mount.target, rw=not mount.read_only)
+        for mount in record.host.mounts or ()
+        if mount.type == "tmpfs"
+    ]
+    return shown
 
 
 def _health(health: Health) -> HealthState:

@@ -1,1 +1,2 @@
-"""Log drivers: which there are (`drivers.py`), what their options mean, one file each. The files themselves are written in `_fast/jsonlog`."""
+"""Log drivers: the table (`drivers.py`), and one module per driver for its options.
+`_fast/logwriter` writes the files."""

@@ -1,45 +1,73 @@
-"""The log drivers by name, and the three questions the engine asks: is this configuration allowed, where does output go, what is said beside it.
+"""The log drivers by name. They answer three questions: is a configuration valid, where does output
+go, can it be read back.
 
-`json-file` is the default, `none` keeps nothing. The other drivers of the specification are accepted by a create, so that a container made for
-them can be shown and moved, but not by a start: this engine version does not ship them. Only json-file can be read back.
+A driver is a row of `DRIVERS`. `json-file` is the default; `none` discards the output. A name that
+is not in the table is refused at create.
+
+Not here: writing, which the monitor does (`monitor/launch.py`, `open_sink`); reading
+(`containers/logs.py`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
 from engine.errors import InvalidParameter, ServerError
 from engine.logs import jsonfile
+from engine.logs.targets import JsonFile, Target
 from engine.wire.containers import Config, LogConfig
 
 DEFAULT = jsonfile.NAME
 NONE = "none"
-NOT_SHIPPED = frozenset(("syslog", "journald", "gelf", "fluentd", "awslogs", "splunk", "etwlogs"))
 
 _BLOCKING = "blocking"
 _DELIVERY = frozenset(("mode", "max-buffer-size"))
-"""Options that Docker takes for every driver: how it may lose output. This engine's log never holds a container up and loses nothing."""
+"""Options of every driver that control how output may be dropped. The json-file log never delays a
+container and drops nothing."""
 
 
-class LogFile(NamedTuple):
-    """Where a container's output is logged: what `monitor.messages.LogFile` says, field by field."""
+class Driver(NamedTuple):
+    """`options`: checks a driver's own options, raises InvalidParameter. `target`: makes the target
+    of a container's output from its options, the path of its log file and its attributes; None:
+    discard. `readable`: `docker logs` works."""
 
-    path: str
-    max_size: int
-    max_file: int
-    attrs: bytes = b""
+    options: Callable[[Mapping[str, str]], object]
+    target: Callable[[Mapping[str, str], Path | None, Mapping[str, str]], Target | None]
+    readable: bool
+
+
+def _json_file(options: Mapping[str, str], path: Path | None, attributes: Mapping[str, str]) -> Target:
+    if path is None:
+        raise ServerError(f"failed to initialize logging driver: {jsonfile.NAME} has no file to write to")
+    return JsonFile(str(path), *jsonfile.rotation(options), jsonfile.encoded(attributes))
+
+
+DRIVERS: dict[str, Driver] = {
+    jsonfile.NAME: Driver(jsonfile.rotation, _json_file, True),
+    NONE: Driver(lambda options: None, lambda options, path, attributes: None, False),
+}
+
+SHIPPED = tuple(DRIVERS)
+"""Their names, for /info."""
+
+
+def driver(log: LogConfig) -> Driver:
+    """Raises InvalidParameter, with Docker's words, when there is no such driver."""
+    found = DRIVERS.get(log.type or DEFAULT)
+    if found is None:
+        raise InvalidParameter(f"logger: no log driver named '{log.type}' is registered")
+    return found
 
 
 def validate(log: LogConfig) -> None:
-    """Raises InvalidParameter for a driver that does not exist, or options that it does not have."""
-    kind = log.type or DEFAULT
-    if kind == NONE or kind in NOT_SHIPPED:
+    """Raises InvalidParameter for an unknown driver, or options that it does not have."""
+    chosen = driver(log)
+    if (log.type or DEFAULT) == NONE:
         return
-    if kind != DEFAULT:
-        raise InvalidParameter(f"logger: no log driver named '{kind}' is registered")
     mode = log.config.get("mode", _BLOCKING)
     if mode not in (_BLOCKING, "non-blocking"):
         raise InvalidParameter(f"logger: logging mode not supported: {mode}")
@@ -48,29 +76,28 @@ def validate(log: LogConfig) -> None:
             raise InvalidParameter("logger: max-buffer-size option is only supported with 'mode=non-blocking'")
         if not re.fullmatch(r"\d+(\.\d+)? ?[kKmMgGtTpP]?[iI]?[bB]?", log.config["max-buffer-size"], re.ASCII):
             raise InvalidParameter(f"logger: invalid max-buffer-size '{log.config['max-buffer-size']}'")
-    jsonfile.rotation(_own_options(log))
+    chosen.options(_own_options(log))
 
 
-def log_file(log: LogConfig, path: Path | None, config: Config | None = None) -> LogFile | None:
-    """The file at `path` for a json-file log, None when nothing is kept. With `config`, entries carry the labels and variables that the options name.
+def target(log: LogConfig, path: Path | None, config: Config | None = None) -> Target | None:
+    """The target of a container's output; None when it is discarded. `path`: of the container's log
+    file.
 
-    Raises ServerError when the driver is not shipped, InvalidParameter as `validate`.
+    With `config`, entries carry the labels and variables that the options name. Raises ServerError
+    for a driver that no longer exists (a container of another version), InvalidParameter as
+    `validate`.
     """
-    kind = log.type or DEFAULT
-    if kind == NONE:
-        return None
-    if kind != DEFAULT:
-        raise ServerError(
-            f"failed to initialize logging driver: this engine version does not ship the log driver '{kind}'"
-        )
-    if path is None:
-        raise ServerError(f"failed to initialize logging driver: {kind} has no file to write to")
-    attrs = jsonfile.encoded(_attributes(log, config)) if config is not None else b""
-    return LogFile(str(path), *jsonfile.rotation(_own_options(log)), attrs)
+    try:
+        chosen = driver(log)
+    except InvalidParameter as error:
+        raise ServerError(f"failed to initialize logging driver: {error.message}") from error
+    attributes = _attributes(log, config) if config is not None else {}
+    return chosen.target(_own_options(log), path, attributes)
 
 
 def details(log: LogConfig, config: Config) -> str:
-    """What `details=1` puts before each line: `name=value,…` and a space, sorted and percent-encoded as Docker does; the space alone for nothing."""
+    """The prefix of each line with `details=1`: `name=value,…` and a space, sorted and
+    percent-encoded as Docker does; only the space when there are no attributes."""
     extra = _attributes(log, config)
     return ",".join(f"{quote_plus(name)}={quote_plus(extra[name])}" for name in sorted(extra)) + " "
 

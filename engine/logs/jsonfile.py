@@ -1,7 +1,9 @@
-"""The options of the json-file driver: how far a log grows, and which labels and variables belong to its entries.
+"""The options of the json-file driver: the size limits of a log, and the labels and variables in
+its entries.
 
-Rules are those of Docker's driver: sizes are decimal (`10m` is 10,000,000 bytes), `max-file` has no effect without `max-size`, unknown options are
-refused. Not here: the file's format and its rotation (`_fast/jsonlog`).
+Rules are those of Docker's driver: sizes are decimal (`10m` is 10,000,000 bytes), `max-file` has no
+effect without `max-size`, unknown options are refused. Not here: the file's format and its rotation
+(`_fast/logwriter`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ NAME = "json-file"
 
 ATTRIBUTES_MAX = 32 << 10
 FILES_MAX = 1000
-"""Readers hold every file of a log open; Docker has no limit, and no use beyond a handful."""
+"""Largest `max-file`, because readers hold every file of a log open. Docker has no limit; more than
+a few files have no use."""
 
 _OPTIONS = frozenset(("max-size", "max-file", "compress", "labels", "env", "tag"))
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtTpP])?[iI]?[bB]?", re.ASCII)
@@ -35,7 +38,8 @@ class Rotation(NamedTuple):
 
 
 def rotation(options: Mapping[str, str]) -> Rotation:
-    """What the options say. Raises InvalidParameter for an option or a value that the driver does not have."""
+    """The parsed options. Raises InvalidParameter for an option or a value that the driver does not
+    have."""
     for name in options:
         if name not in _OPTIONS:
             raise InvalidParameter(f"unknown log opt '{name}' for {NAME} log driver")
@@ -63,7 +67,8 @@ def rotation(options: Mapping[str, str]) -> Rotation:
 
 
 def attributes(options: Mapping[str, str], labels: Mapping[str, str], environment: Sequence[str]) -> dict[str, str]:
-    """The labels and variables (`NAME=value`) that the options `labels` and `env` name and the container has; a variable beats a label."""
+    """The container's labels and variables (`NAME=value`) that the options `labels` and `env` name;
+    a variable overrides a label."""
     chosen = {name: labels[name] for name in options.get("labels", "").split(",") if name in labels}
     variables = dict(pair.split("=", 1) for pair in environment if "=" in pair)
     chosen.update((name, variables[name]) for name in options.get("env", "").split(",") if name in variables)
@@ -71,7 +76,8 @@ def attributes(options: Mapping[str, str], labels: Mapping[str, str], environmen
 
 
 def encoded(attributes: Mapping[str, str]) -> bytes:
-    """The `attrs` that each entry carries: a JSON object sorted by name, as Go writes it, or nothing. Raises InvalidParameter beyond any reason."""
+    """The `attrs` of each entry: a JSON object sorted by name, as Go writes it, or nothing. Raises
+    InvalidParameter when it is too large."""
     if not attributes:
         return b""
     text = (

@@ -1,7 +1,8 @@
-"""Linux capabilities by name: what the kernel knows, what this engine has, and what a container gets of them.
+"""Linux capabilities by name: those of the kernel, of this engine, and of a container.
 
-Rules: capabilities(7); Docker's default set of fourteen; CapAdd and CapDrop as `docker run` documents them. Nothing is granted that the engine's
-own bounding set lacks: the runtime would fail on it, and root on a dense host may well lack some itself (CAP_SYS_RESOURCE in a nested host).
+Rules: capabilities(7); Docker's default set of fourteen; CapAdd and CapDrop as `docker run`
+documents them. Capabilities outside the engine's own bounding set are not granted, because the
+runtime would fail. Root may lack some itself, such as CAP_SYS_RESOURCE in a nested host.
 
 Not here: the seccomp rules that depend on capabilities (`seccomp.py`).
 """
@@ -35,7 +36,7 @@ ALL = "ALL"
 
 
 def from_mask(mask: int) -> frozenset[str]:
-    """The known names of a mask as /proc/PID/status shows it; bits that are newer than this table are left out."""
+    """The known names of a mask as in /proc/PID/status; bits newer than this table are ignored."""
     return frozenset(name for bit, name in enumerate(NAMES) if mask >> bit & 1)
 
 
@@ -55,10 +56,12 @@ def granted(
     privileged: bool = False,
     limit: frozenset[str] | None = None,
 ) -> tuple[str, ...]:
-    """The container's capabilities, in the kernel's order. `limit` is the engine's bounding set when not given.
+    """The container's capabilities, in the kernel's order. `limit` is the engine's bounding set
+    when not given.
 
-    Raises InvalidParameter for a name that is no capability. One that exists but that the engine itself lacks is left out: a default one must
-    not make every container fail there, and Docker behaves so for `ALL` and `--privileged`.
+    Raises InvalidParameter for a name that is no capability. A capability that the engine itself
+    lacks is left out, because a missing default one must not make every container fail. Docker does
+    the same for `ALL` and `--privileged`.
     """
     added = frozenset(_normal(name, "CapAdd") for name in add)
     dropped = frozenset(_normal(name, "CapDrop") for name in drop)
@@ -82,7 +85,9 @@ def _granted(
 
 
 def check(add: Iterable[str], drop: Iterable[str], limit: frozenset[str] | None = None) -> None:
-    """Raises InvalidParameter for a name that is no capability, and for one to add that this engine has not to give."""
+    """Raises InvalidParameter for a name that is no capability, and for an added one that this
+    engine lacks.
+    """
     available = bounding() if limit is None else limit
     for name in add:
         if (full := _normal(name, "CapAdd")) not in (ALL, *available):

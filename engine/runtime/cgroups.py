@@ -1,7 +1,8 @@
-"""Where this host keeps its cgroups (v1, v2 or hybrid), and what the engine itself reads and removes there.
+"""This host's cgroup hierarchies (v1, v2 or hybrid), and what the engine itself reads, marks and
+removes in them.
 
-The OCI runtime makes and removes the cgroups of containers. Here is what is left: what the kernel can limit, whether it killed for memory,
-and sweeping what a crash left.
+The OCI runtime makes the cgroups of containers. Here: which limits the kernel supports, OOM kills,
+processes of a cgroup, and removal, also after a crash.
 Rules: cgroups(7); kernel documents cgroup-v1/memory.txt and cgroup-v2.rst.
 
 Owns nothing on disk. Not here: counters (`_fast/cgroup`), limits (`containers/spec.py`).
@@ -9,11 +10,12 @@ Owns nothing on disk. Not here: counters (`_fast/cgroup`), limits (`containers/s
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -29,11 +31,11 @@ MOST_CPUS = 8192
 """CONFIG_NR_CPUS goes no higher; memory nodes have a lower bound."""
 
 _KMEM_LIMIT_GONE = (5, 16)
-"""From this kernel on memory.kmem.limit_in_bytes is a file that takes a number and limits nothing."""
+"""From this kernel on, writing memory.kmem.limit_in_bytes has no effect."""
 
 
 class Support(msgspec.Struct, frozen=True, kw_only=True):
-    """Which limits the kernel of this host enforces, and the processors and memory nodes that it has to give."""
+    """The limits that this host's kernel enforces, and its processors and memory nodes."""
 
     memory: bool = True
     swap: bool = True
@@ -46,17 +48,22 @@ class Support(msgspec.Struct, frozen=True, kw_only=True):
     cpuset: bool = True
     pids: bool = True
     weight: bool = True
+    weighs_by_bfq: bool = False
+    """The engine sets the weight, not the runtime (`Cgroups.weighs_by_bfq`)."""
     usual_weight: int = 500
-    """The BlkioWeight of a cgroup where none was set."""
+    """The default BlkioWeight of a cgroup."""
     weight_device: bool = True
     throttle: bool = True
     cpus: str = ""
-    """As the kernel writes lists: `0-3,5`."""
+    """Formats a list as the kernel does: `0-3,5`."""
     mems: str = ""
 
 
 def numbers(text: str, most: int = MOST_CPUS) -> frozenset[int]:
-    """The members of a list such as `0-3,5`. ValueError for another form, and for a number of `most` or beyond: the work is bounded by that."""
+    """The members of a list such as `0-3,5`.
+
+    Raises ValueError for another form, and for a number of `most` or beyond, which bounds the work.
+    """
     found: set[int] = set()
     words = text.strip().split(",") if text.strip() else []
     if len(words) > _MOST_RANGES:
@@ -77,21 +84,33 @@ _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
 
 class Cgroups(msgspec.Struct, frozen=True):
-    """The hierarchies of this host. `controllers` maps each mounted v1 controller to its mount; `unified` is the v2 mount or empty."""
+    """The hierarchies of this host.
+
+    `controllers` maps each mounted v1 controller to its mount; `unified` is the v2 mount or empty.
+    """
 
     mode: Mode
     controllers: Mapping[str, str]
     unified: str = ""
     unified_controllers: tuple[str, ...] = ()
+    block_files: frozenset[str] = frozenset()
+    """Files of a cgroup in the v1 blkio hierarchy.
+
+    The root lacks some of them, such as the weight of the BFQ scheduler.
+    """
     unified_files: frozenset[str] = frozenset()
-    """What a cgroup right below the v2 mount has, where v2 is alone. Kernels are built without some files, and a mount that is not the
-    host's root hands no controller down while a process is in it."""
+    """Files of a cgroup right below the v2 mount, where v2 is alone.
+
+    Kernels are built without some of them. A mount that is not the host's root delegates no
+    controller while a process is in it.
+    """
 
     @classmethod
     def detect(cls, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroups:
-        """Read the mounts. `hybrid` means v1 controllers beside a v2 mount, whether or not v2 kept controllers.
+        """Read the mounts. `hybrid` means v1 controllers beside a v2 mount, whether or not v2 kept
+        controllers.
 
-        Under v2 a cgroup is made and removed again, since the files of limits are in no root.
+        Under v2 a cgroup is created and removed for this, since the root has no limit files.
         """
         controllers: dict[str, str] = {}
         unified = ""
@@ -114,16 +133,26 @@ class Cgroups(msgspec.Struct, frozen=True):
         real = any(not name.startswith("name=") for name in controllers)
         mode: Mode = "hybrid" if real and unified else "v1" if real else "v2" if unified else "none"
         files = _given_down(unified, kept) if mode == "v2" else frozenset()
-        return cls(mode=mode, controllers=controllers, unified=unified, unified_controllers=kept, unified_files=files)
+        block = _files_below(controllers["blkio"]) if "blkio" in controllers else frozenset()
+        return cls(
+            mode=mode,
+            controllers=controllers,
+            unified=unified,
+            unified_controllers=kept,
+            block_files=block,
+            unified_files=files,
+        )
 
     @property
     def split(self) -> bool:
-        """v1 is mounted and v2 still has controllers: crun refuses such a host."""
+        """True if v1 is mounted and v2 still has controllers: crun refuses such a host."""
         return self.mode == "hybrid" and bool(self.unified_controllers)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Controllers that containers' limits need and this host does not offer. v2 has devices and freezer built in."""
+        """Controllers that container limits need and this host lacks. v2 has devices and freezer
+        built in.
+        """
         if self.mode in ("v1", "hybrid"):
             wanted = ("memory", "cpu", "cpuacct", "cpuset", "blkio", "pids", "devices", "freezer")
             return tuple(name for name in wanted if name not in self.controllers)
@@ -131,14 +160,17 @@ class Cgroups(msgspec.Struct, frozen=True):
 
     @property
     def withheld(self) -> bool:
-        """v2 has controllers here that cgroups below do not get, since processes are in the topmost one, which v2 allows the host's root alone.
+        """True if v2 controllers are not delegated because processes are in the topmost cgroup,
+        which v2 allows in the host's root alone.
 
-        So it is where the engine runs in a container with a cgroup namespace of its own.
+        This happens when the engine runs in a container with a cgroup namespace of its own.
         """
         return self.mode == "v2" and any(name in self.unified_controllers for name in self.missing)
 
     def directory(self, controller: str, cgroup: str) -> Path | None:
-        """The cgroup's directory in the hierarchy that has `controller`; None where no hierarchy has it."""
+        """The cgroup's directory in the hierarchy that has `controller`; None where no hierarchy
+        has it.
+        """
         if controller in self.controllers:
             return Path(self.controllers[controller] + cgroup)
         if controller in self.unified_controllers:
@@ -147,13 +179,16 @@ class Cgroups(msgspec.Struct, frozen=True):
 
     @property
     def swap_accounting(self) -> bool:
-        """Whether swap can be limited; kernels may be without (CONFIG_MEMCG_SWAP, swapaccount=0)."""
+        """True if swap can be limited; kernels may lack it (CONFIG_MEMCG_SWAP, swapaccount=0)."""
         if "memory" in self.controllers:
             return Path(self.controllers["memory"], "memory.memsw.limit_in_bytes").exists()
         return "memory.swap.max" in self.unified_files
 
     def support(self) -> Support:
-        """What the hierarchies offer: the file of each limit looked for, since kernels are built without some."""
+        """The supported limits.
+
+        The file of each limit is looked for, since kernels are built without some.
+        """
 
         def offers(controller: str, file: str = "", *unified: str) -> bool:
             if controller in self.controllers:
@@ -172,11 +207,12 @@ class Cgroups(msgspec.Struct, frozen=True):
             quota=offers("cpu", "cpu.cfs_quota_us", "cpu.max"),
             cpuset=offers("cpuset", "", "cpuset.cpus"),
             pids=offers("pids", "", "pids.max"),
-            weight=offers("blkio", "blkio.weight", "io.weight", "io.bfq.weight"),
-            usual_weight=100 if "io.bfq.weight" in self.unified_files else 20 if self.mode == "v2" else 500,
-            weight_device=offers(
-                "blkio", "blkio.weight_device", "io.bfq.weight"
-            ),  # crun and runc know no other under v2
+            weight=bool({"blkio.weight", _BFQ_WEIGHT} & self.block_files)
+            or offers("", "", "io.weight", "io.bfq.weight"),
+            weighs_by_bfq=self.weighs_by_bfq,
+            usual_weight=self._usual_weight,
+            # crun and runc know no other file under v2, and crun 1.8 none of BFQ under v1
+            weight_device="blkio.weight_device" in self.block_files or offers("", "", "io.bfq.weight"),
             throttle=offers("blkio", "blkio.throttle.read_bps_device", "io.max"),
             cpus=self._given("cpus", "/sys/devices/system/cpu/online"),
             mems=self._given("mems", "/sys/devices/system/node/online"),
@@ -192,15 +228,36 @@ class Cgroups(msgspec.Struct, frozen=True):
                 continue
         return "0"
 
+    @property
+    def _usual_weight(self) -> int:
+        """The default BlkioWeight of a cgroup."""
+        if self.weighs_by_bfq or "io.bfq.weight" in self.unified_files:
+            return 100
+        return 20 if self.mode == "v2" else 500
+
+    @property
+    def weighs_by_bfq(self) -> bool:
+        """True if the block I/O weight is that of BFQ under cgroup v1. crun 1.8 cannot set it, so
+        the engine does (`set_weight`).
+        """
+        return _BFQ_WEIGHT in self.block_files and "blkio.weight" not in self.block_files
+
+    def set_weight(self, cgroup: str, weight: int) -> None:
+        """Set the block I/O weight of a cgroup where `weighs_by_bfq`. Raises OSError."""
+        Path(f"{self.controllers['blkio']}{cgroup}/{_BFQ_WEIGHT}").write_text(str(weight))
+
     def lift_quota(self, cgroup: str) -> None:
-        """Take the CPU quota away, which not every runtime can. Raises OSError."""
+        """Remove the CPU quota, which not every runtime can. Raises OSError."""
         directory = self.directory("cpu", cgroup)
         if directory is not None:
             file, text = ("cpu.cfs_quota_us", "-1") if "cpu" in self.controllers else ("cpu.max", "max")
             (directory / file).write_text(text)
 
     def oom_killed(self, container_id: str, cgroup_parent: str = "") -> bool:
-        """Whether the kernel killed a process of this container for its memory limit. False once the cgroup is gone."""
+        """True if the kernel killed a process of this container for its memory limit.
+
+        False once the cgroup is gone.
+        """
         directory = self.directory("memory", path(container_id, cgroup_parent))
         if directory is None:
             return False
@@ -217,12 +274,36 @@ class Cgroups(msgspec.Struct, frozen=True):
         return tuple(sorted(mounts))
 
     def remove(self, cgroup: str) -> None:
-        """Remove what is left of a cgroup and those below it in every hierarchy. Raises OSError EBUSY while a process is in one."""
+        """Remove the rest of a cgroup and of those below it in every hierarchy. Raises OSError
+        EBUSY while a process is in one.
+
+        Empty parents that `claim` has marked are removed too.
+        """
         for root in self.roots():
             _remove(root + cgroup)
+        if not cgroup.startswith(f"{PARENT}/"):
+            for root in self.roots():
+                _remove_claimed(root, cgroup)
+
+    def missing_above(self, cgroup: str) -> list[str]:
+        """Directories above the cgroup that do not exist, in every hierarchy. Blocks on files."""
+        above = [cgroup[:end] for end, letter in enumerate(cgroup) if letter == "/" and end]
+        return [root + each for root in self.roots() for each in above if not os.path.isdir(root + each)]
+
+    def claim(self, directories: Iterable[str]) -> None:
+        """Mark directories that the runtime has created for the engine, so that `remove` deletes
+        them. Blocks on files.
+        """
+        for each in directories:
+            # not created, or the kernel has no extended attributes here
+            with contextlib.suppress(OSError):
+                os.setxattr(each, _MARK, b"1")
 
     def discard(self, cgroup: str) -> None:
-        """Remove a cgroup where nothing is in it or below it; elsewhere leave it. For a parent that other engines may share."""
+        """Remove a cgroup if it is empty, otherwise leave it.
+
+        For a parent that other engines may share.
+        """
         for root in self.roots():
             try:
                 os.rmdir(root + cgroup)
@@ -230,8 +311,21 @@ class Cgroups(msgspec.Struct, frozen=True):
                 if error.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
                     raise
 
+    def processes(self, cgroup: str) -> list[int]:
+        """Pids in the cgroup and in those below it, ascending; empty when the cgroup is gone.
+
+        Blocks on files.
+        """
+        for controller in ("pids", "memory", "cpu", "cpuacct", "devices", "freezer", "name=systemd"):
+            directory = self.directory(controller, cgroup)
+            if directory is not None and directory.is_dir():
+                return sorted(set(_processes(str(directory))))
+        return sorted(set(_processes(self.unified + cgroup))) if self.unified else []
+
     def children(self, parent: str = PARENT) -> frozenset[str]:
-        """Names of the cgroups right below `parent` in any hierarchy: the ids of containers, living or left over."""
+        """Names of the cgroups right below `parent` in any hierarchy: the ids of containers,
+        running or left over.
+        """
         names: set[str] = set()
         for root in self.roots():
             try:
@@ -242,20 +336,36 @@ class Cgroups(msgspec.Struct, frozen=True):
         return frozenset(names)
 
 
+_BFQ_WEIGHT = "blkio.bfq.weight"
+
 _UNIFIED = {"memory": "memory.max", "io": "io.max", "cpu": "cpu.max", "cpuset": "cpuset.cpus", "pids": "pids.max"}
-"""v2's controllers that limits need, and a file of a cgroup that has each. Those that tell whether processes are in the way come first."""
+"""v2's controllers that limits need, each with one of its files.
+
+Those that reveal whether processes are in the way come first.
+"""
 
 
 def _given_down(unified: str, controllers: tuple[str, ...]) -> frozenset[str]:
-    """Names of the files in a cgroup right below the v2 mount, once that hands down what it can. Empty where it may not be written."""
+    """Names of the files in a cgroup right below the v2 mount, after delegating all possible
+    controllers. Empty where it may not be written.
+    """
     for name in _UNIFIED:  # one by one: the kernel takes all of a write or nothing
         try:
             if name in controllers:
                 Path(unified, "cgroup.subtree_control").write_text(f"+{name}")
         except OSError as error:
-            if error.errno == errno.EBUSY:  # processes are there: the rest would make every cgroup below a threaded one
+            # processes are there: the rest would turn every cgroup below into a threaded one
+            if error.errno == errno.EBUSY:
                 break
-    trial = f"{unified}{PARENT}-{os.getpid()}"
+    return _files_below(unified)
+
+
+def _files_below(hierarchy: str) -> frozenset[str]:
+    """Names of the files in a cgroup right below the root of a hierarchy.
+
+    Empty where none can be created.
+    """
+    trial = f"{hierarchy}{PARENT}-{os.getpid()}"
     try:
         os.mkdir(trial)
     except OSError:
@@ -273,18 +383,45 @@ def _kernel(release: str) -> tuple[int, int]:
 
 
 def path(container_id: str, cgroup_parent: str = "") -> str:
-    """The cgroup of a container, absolute from the root of each hierarchy, as `linux.cgroupsPath` wants it."""
+    """The cgroup of a container, absolute from the root of each hierarchy, as
+    `linux.cgroupsPath` wants it.
+    """
     return f"{parent(cgroup_parent)}/{container_id}"
 
 
 def parent(cgroup_parent: str) -> str:
-    """The cgroup that a CgroupParent means: absolute, and the engine's own when it is empty."""
+    """The cgroup path of a CgroupParent: absolute, and the engine's own when it is empty."""
     return "/" + cgroup_parent.strip("/") if cgroup_parent.strip("/") else PARENT
+
+
+_MARK = "trusted.engined"
+
+
+def _remove_claimed(root: str, cgroup: str) -> None:
+    while cgroup := cgroup.rpartition("/")[0]:
+        try:
+            os.getxattr(root + cgroup, _MARK)
+            os.rmdir(root + cgroup)
+        except OSError:  # not ours, in use, or gone
+            return
+
+
+def _processes(directory: str) -> Iterator[int]:
+    for place, _, files in os.walk(directory):
+        if "cgroup.procs" in files:
+            try:
+                with open(os.path.join(place, "cgroup.procs")) as file:
+                    yield from (int(line) for line in file if line.strip() not in ("", "0"))
+            except OSError:
+                # removed meanwhile, or a threaded v2 cgroup (EOPNOTSUPP): its processes are listed
+                # above it
+                continue
 
 
 def _remove(directory: str) -> None:
     try:
-        os.rmdir(directory)  # its files are the kernel's and in nobody's way: only what is below it is looked for
+        # its files belong to the kernel and do not block rmdir(2): only directories are listed
+        os.rmdir(directory)
         return
     except FileNotFoundError:
         return

@@ -1,9 +1,12 @@
-"""The OCI runtime below: crun or runc. Which one works here, the command lines it takes, and what its errors mean.
+"""The OCI runtime, crun or runc: which one works on this host, its command lines, and the meaning
+of its errors.
 
-Rule: the OCI runtime command line as crun(1) and runc(8) document it. `run` and `exec` are spawned by the monitor from the argv made here;
-`state`, `delete`, `kill` and the rest are run here, in threads.
+Rules: crun(1), runc(8). The monitor spawns `run` and `exec` from the argv made here; `state`,
+       `delete`, `kill` and the rest run here,
+in threads.
 
-Owns: the runtime's state directory RUN/runtime, while the engine runs. Not here: config.json (`containers/spec.py`), the processes' stdio and exits
+Owns: the runtime's state directory RUN/runtime, while the engine runs. Not here: config.json
+      (`containers/spec.py`), the processes' stdio and exits
 (`monitor/`).
 """
 
@@ -31,7 +34,7 @@ from engine.runtime.cgroups import Cgroups
 from engine.system.files import remove_tree
 from engine.wire import oci
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 CANDIDATES = ("crun", "runc")
 """In the order of preference: crun starts a container in a third of runc's time and memory."""
@@ -39,7 +42,9 @@ CANDIDATES = ("crun", "runc")
 SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 CONSOLE, PID, LOG, PROCESS = "@console@", "@pid@", "@log@", "@process@"
-"""Stand in an argv for paths that the monitor puts there: of the console socket, the pid, the runtime's words, the process document."""
+"""Placeholders in an argv for paths that the monitor fills in: the console socket, the pid file,
+the runtime's log, the process document.
+"""
 
 SECCOMP_PROGRAM = "run.oci.seccomp_bpf_data"
 """crun's annotation for a compiled filter in base64, used instead of `linux.seccomp`."""
@@ -52,7 +57,7 @@ COMMAND_NOT_FOUND, COMMAND_NOT_INVOKED, NOT_STARTED = 127, 126, 128
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the runtime says of a container; `status` is created, running, paused or stopped."""
+    """The runtime's state of a container; `status` is created, running, paused or stopped."""
 
     status: str
     pid: int = 0
@@ -66,7 +71,7 @@ class Failure(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One candidate run on a trivial bundle. `reason`: its own words when it failed."""
+    """One candidate run on a trivial bundle. `reason`: its own error text when it failed."""
 
     works: bool
     takes_program: bool
@@ -74,28 +79,32 @@ class Trial(NamedTuple):
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """A runtime that was seen to work on this host."""
+    """A runtime that was tested on this host."""
 
     name: str
     path: str
     version: str
     reason: str
-    """Why this one, in a sentence for the log and `engined check`."""
+    """The reason for this choice, in a sentence for the log and `engined check`."""
     root: str
     takes_program: bool = False
-    """Whether it takes a compiled seccomp filter (`SECCOMP_PROGRAM`), which saves more than half of a start."""
+    """True if it accepts a compiled seccomp filter (`SECCOMP_PROGRAM`), which saves more than half
+    of a start.
+    """
 
     @classmethod
     def probe(cls, choice: str, run: Path) -> Runtime:
-        """Find the runtime that works: `choice` (a name or path) alone when given, else the first of `CANDIDATES`.
+        """Find the runtime that works: `choice` (a name or path) alone when given, else the first
+        of `CANDIDATES`.
 
-        Each candidate runs a trivial container once, some 20 ms. Raises ServerError that says what was tried, why it failed, what to install.
+        Each candidate runs a trivial container once, some 20 ms. Raises ServerError with the
+        candidates, the reason why each failed, and a package to install.
         """
         hierarchies = Cgroups.detect()
         if hierarchies.mode == "none":
             raise ServerError("no cgroup hierarchy is mounted on this host; mount cgroup2 at /sys/fs/cgroup")
         if hierarchies.missing:
-            logger.warning("cgroup controllers missing on this host: %s", ", ".join(hierarchies.missing))
+            _log.warning("cgroup controllers missing on this host: %s", ", ".join(hierarchies.missing))
         rejected: list[str] = []
         for candidate in (choice,) if choice else CANDIDATES:
             path = shutil.which(candidate, path=f"{os.environ.get('PATH', '')}:{SEARCH}")
@@ -114,7 +123,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                     root=str(run / "runtime"),
                     takes_program=trial.takes_program,
                 )
-                logger.info("runtime %s %s (%s)", found.path, found.version, found.reason)
+                _log.info("runtime %s %s (%s)", found.path, found.version, found.reason)
                 return found
             rejected.append(f"{candidate}: {trial.reason}{_cure(trial.reason, hierarchies)}")
         raise ServerError(
@@ -124,7 +133,11 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     def run_argv(
         self, key: str, *, bundle: Path, pid_file: Path | str = PID, log: Path | str = LOG, tty: bool = False
     ) -> tuple[str, ...]:
-        """Create and start a container. Without a session keyring of its own: keys have a quota per user that a dense host exhausts."""
+        """Create and start a container.
+
+        It gets no session keyring of its own: keys have a quota per user that a dense host
+        exhausts.
+        """
         console = ("--console-socket", CONSOLE) if tty else ()
         return (
             *self._command("run", log=log),
@@ -154,22 +167,26 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(await self._call("state", key), type=State)
 
     async def delete(self, key: str) -> None:
-        """Kill what is left of the container, remove its cgroup and the runtime's state. One that is gone already is fine."""
+        """Kill the container's remaining processes, remove its cgroup and the runtime's state.
+
+        Does nothing if it is gone already.
+        """
         try:
             await self._call("delete", "--force", key)
         except NotFound:
             return
 
     async def discard(self, key: str, cgroup: str, hierarchies: Cgroups) -> None:
-        """What is left of a container whose processes have all ended: its cgroup, and the runtime's state directory.
+        """Clean up after a container whose processes have all ended: its cgroup, and the runtime's
+        state directory.
 
-        Done here, because spawning the runtime for it costs a third of a container's whole life; where a process is left after all, the
-        runtime's own delete does it.
+        Done here, because spawning the runtime for it costs a third of a container's lifetime. If a
+        process remains after all, the runtime's own delete does it.
         """
         try:
             await asyncio.to_thread(self._discard, key, cgroup, hierarchies)
         except OSError as error:
-            logger.info("%s: %s: left to the runtime's delete", key, error)
+            _log.info("%s: %s: left to the runtime's delete", key, error)
             await self.delete(key)
 
     def _discard(self, key: str, cgroup: str, hierarchies: Cgroups) -> None:
@@ -183,7 +200,10 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         await self._call("pause", key)
 
     async def resume(self, key: str) -> None:
-        """Thaw it; one that is not frozen stays as it is, as two clients may have the same thought."""
+        """Thaw it.
+
+        A container that is not frozen stays as it is, because two clients may resume it at once.
+        """
         try:
             await self._call("resume", key)
         except ServerError as error:
@@ -191,14 +211,21 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                 raise
 
     async def update(self, key: str, resources: oci.Resources) -> None:
-        """Change limits of a running container. A quota of -1 has been taken away by the caller (`Cgroups.lift_quota`)."""
+        """Change limits of a running container.
+
+        The caller has already removed a quota of -1 (`Cgroups.lift_quota`).
+        """
         if resources.cpu is not None and resources.cpu.quota == -1 and self.name != "runc":
-            # crun writes it as an unsigned number, which the kernel refuses; runc has to be told, or its next update brings the old one back.
+            # crun writes it as an unsigned number, which the kernel refuses; runc needs it, or its
+            # next update restores the old quota.
             resources = msgspec.structs.replace(resources, cpu=msgspec.structs.replace(resources.cpu, quota=None))
         await self._call("update", "--resources", "-", key, stdin=oci.encode(resources))
 
     def seccomp(self, profile: seccomp.Profile) -> tuple[msgspec.Raw, dict[str, str]]:
-        """The section and the annotations that give a container this profile. The section stays beside a compiled filter, as the safe side."""
+        """The seccomp section and the annotations for this profile.
+
+        The section stays beside a compiled filter as a fallback.
+        """
         return profile.section, {SECCOMP_PROGRAM: profile.program} if self.takes_program and profile.program else {}
 
     def _command(self, verb: str, *, log: Path | str = "") -> tuple[str, ...]:
@@ -228,14 +255,17 @@ _GONE = (
     "is not running",
     "No such process",
 )
-"""Words of crun and runc for a container that is not there, or whose process has just ended; ENODEV is a file of a control group that is gone."""
+"""Error texts of crun and runc for a missing container, or one whose process has just ended; ENODEV
+comes from a file of a removed control group.
+"""
 
 
 def _spawn(argv: tuple[str, ...], stdin: bytes, seconds: int = COMMAND_SECONDS) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(argv, input=stdin, capture_output=True, timeout=seconds, check=False)
 
 
-# --- the words of a failure ------------------------------------------------------------------------------------------
+# --- errors of the runtime
+# ----------------------------------------------------------------------------------------------
 
 
 class _LogLine(msgspec.Struct):
@@ -247,7 +277,9 @@ _log_line = msgspec.json.Decoder(_LogLine)
 
 
 def failure_reason(log: str) -> str:
-    """The last error of a runtime's log (JSON lines, or the plain text of its stderr), without prefixes that say nothing."""
+    """The last error of a runtime's log (JSON lines, or the plain text of its stderr), without
+    generic prefixes.
+    """
     last = ""
     for line in log.splitlines():
         if not line.strip():
@@ -274,10 +306,11 @@ _STRERRORS = {
 
 
 def start_failure(log: str, program: str) -> Failure:
-    """What a failed `run` or `exec` of `program` means. `log`: the runtime's log.
+    """The error of a failed `run` or `exec` of `program`. `log`: the runtime's log.
 
-    The texts are those that the docker CLI turns into exit codes 127 ("executable file not found", "no such file or directory") and 126
-    ("permission denied", "is a directory"); crun words them otherwise.
+    The texts are those that the docker CLI turns into exit codes 127 ("executable file not found",
+    "no such file or directory") and 126 ("permission denied", "is a directory"); crun uses other
+    texts.
     """
     reason = failure_reason(log) or "the runtime gave no reason"
     if found := _CRUN_NOT_FOUND.search(reason):
@@ -299,7 +332,9 @@ def start_failure(log: str, program: str) -> Failure:
 
 
 def failure_code(message: str) -> int:
-    """The exit code of a container whose start failed with this message, by the words that the docker CLI goes by as well."""
+    """The exit code of a container whose start failed with this message, by the texts that the
+    docker CLI matches too.
+    """
     if "executable file not found" in message or "no such file or directory" in message:
         return COMMAND_NOT_FOUND
     if re.search(r"permission denied|is a directory|not a directory|exec format error", message):
@@ -307,20 +342,24 @@ def failure_code(message: str) -> int:
     return NOT_STARTED
 
 
-# --- the probe -------------------------------------------------------------------------------------------------------
+# --- the probe ------------------------------------------------------------------------------------
 
 _PROGRAMS = {
     # exit(0); when a filter forbids that, exit_group(7)
     "x86_64": (62, 60, bytes.fromhex("31ff b83c000000 0f05 bf07000000 b8e7000000 0f05")),
     "aarch64": (183, 93, bytes.fromhex("000080d2 a80b80d2 010000d4 e00080d2 c80b80d2 010000d4")),
 }
-"""Machine → ELF machine number, number of exit(2), code: so the probe needs no file of the host in its rootfs."""
+"""Machine → ELF machine number, number of exit(2), code: so the probe needs no file of the host
+in its rootfs.
+"""
 
 _FILTER_SEEN = 7
 
 
 def attempt(path: str, run: Path) -> Trial:
-    """Run a trivial container with the default seccomp profile and a cgroup, and see whether a compiled filter is honoured."""
+    """Run a trivial container with the default seccomp profile and a cgroup, and see whether a
+    compiled filter is honoured.
+    """
     machine = platform.machine()
     if machine not in _PROGRAMS:
         return Trial(False, False, f"no probe for {machine}")
@@ -391,7 +430,7 @@ def _elf(machine: str) -> bytes:
 
 
 def _version(path: str) -> str:
-    """The second or third word of `crun version 1.8.1`; empty when it says nothing of the kind."""
+    """The second or third word of `crun version 1.8.1`; empty for other output."""
     try:
         text = _spawn((path, "--version"), b"", PROBE_SECONDS).stdout.decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired):
@@ -401,7 +440,7 @@ def _version(path: str) -> str:
 
 
 def _cure(reason: str, hierarchies: Cgroups) -> str:
-    """What the operator can do about a reason that is known."""
+    """Advice for the operator about a known reason."""
     if "hybrid" in reason and hierarchies.split:
         kept = ", ".join(hierarchies.unified_controllers)
         return f" (cgroup v2 at {hierarchies.unified} keeps: {kept}; mount them as v1 or boot with cgroup v2 alone)"

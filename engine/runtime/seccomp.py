@@ -1,12 +1,14 @@
 """Docker's default seccomp profile for a set of capabilities, as JSON and compiled.
 
-An allow-list: what is not named fails with EPERM, `clone3` with ENOSYS so that libc falls back to `clone`, whose flags can be inspected.
-The names are those that Docker's documentation ("Seccomp security profiles for Docker") and its published profile allow from version
-25 on (io_uring is not among them any more). libseccomp skips names that it or the architecture does not know, so a list newer than the host's
-library is harmless (tested with crun 1.8.1 and runc 1.1.5 over libseccomp 2.5.4).
+An allow-list: other calls fail with EPERM, `clone3` with ENOSYS so that libc falls back to `clone`,
+whose flags can be inspected. The names are those that Docker's documentation ("Seccomp security
+profiles for Docker") and its published profile allow from version 25 on (io_uring is not among them
+any more). libseccomp skips names that it or the architecture does not know, so a list newer than
+the host's library is harmless (tested with crun 1.8.1 and runc 1.1.5 over libseccomp 2.5.4).
 
-A profile that a client brings (`custom`) is in Docker's format: rules may depend on capabilities, architecture and kernel, which
-is resolved here; what is left is the OCI section, and compiling it is the runtime's.
+A profile that a client brings (`custom`) is in Docker's format: rules may depend on capabilities,
+architecture and kernel, which is resolved here. The result is the OCI section, which the runtime
+compiles.
 
 Owns: a cache of encoded profiles, one per set of those capabilities that matter here.
 """
@@ -76,7 +78,11 @@ timer_settime64 timerfd_create timerfd_gettime timerfd_gettime64 timerfd_settime
 umask uname unlink unlinkat uretprobe utime utimensat utimensat_time64 utimes vfork vmsplice wait4 waitid waitpid write writev
 process_vm_readv process_vm_writev ptrace
 """)
-"""For every container. The last three are safe from Linux 4.8 on (before it ptrace could leave seccomp), which the engine needs anyway."""
+"""Allowed for every container.
+
+The last three are safe from Linux 4.8 on (before it ptrace could escape seccomp), which the engine
+requires anyway.
+"""
 
 ALLOWED_ON = {
     "x86_64": _names("arch_prctl modify_ldt"),
@@ -111,16 +117,20 @@ class Profile(NamedTuple):
     section: msgspec.Raw
     """The JSON of `linux.seccomp`."""
     program: str
-    """The compiled filter in base64, for a runtime that takes one ready-made; empty when libseccomp is missing."""
+    """The compiled filter in base64, for a runtime that takes one ready-made; empty when
+    libseccomp is missing.
+    """
 
 
 def profile(capabilities: Iterable[str], machine: str = "") -> Profile:
-    """The default profile for a container with these capabilities; `machine` as uname(2) names it, this host's when not given."""
+    """The default profile for a container with these capabilities; `machine` as uname(2) names
+    it, this host's when not given.
+    """
     return _profile(frozenset(ALLOWED_WITH).intersection(capabilities), machine or platform.machine())
 
 
 def rules(capabilities: frozenset[str], machine: str) -> list[Rule]:
-    """What the profile allows, and `clone3`; anything else fails with EPERM."""
+    """The calls that the profile allows, and `clone3`; others fail with EPERM."""
     names = {*ALLOWED, *ALLOWED_ON.get(machine, ())}
     for capability in capabilities:
         names.update(ALLOWED_WITH.get(capability, ()))
@@ -163,7 +173,7 @@ def _oci(rule: Rule) -> dict[str, object]:
     return section
 
 
-# --- a client's own profile ------------------------------------------------------------------------------------------
+# --- a client's own profile -----------------------------------------------------------------------
 
 _ACTIONS = frozenset(
     f"SCMP_ACT_{name}" for name in ("KILL", "KILL_PROCESS", "KILL_THREAD", "TRAP", "ERRNO", "TRACE", "ALLOW", "LOG")
@@ -186,7 +196,7 @@ class _Argument(_Struct, frozen=True, kw_only=True):
 
 
 class _Condition(_Struct, frozen=True, kw_only=True):
-    """`arches` as Go names them, `min_kernel` as `4.8`; all that is given must hold."""
+    """`arches` as Go names them, `min_kernel` as `4.8`; all given conditions must hold."""
 
     caps: list[str] | None = None
     arches: list[str] | None = None
@@ -224,7 +234,7 @@ _decode = msgspec.json.Decoder(Custom).decode
 
 
 def custom(text: str) -> Custom:
-    """A client's profile, read and checked. Raises InvalidParameter that says what is wrong with it."""
+    """A client's profile, parsed and checked. Raises InvalidParameter with the reason."""
     try:
         found = _decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -255,7 +265,9 @@ def _wrong(reason: str) -> InvalidParameter:
 
 
 def section(profile: Custom, capabilities: Iterable[str], machine: str = "", release: str = "") -> msgspec.Raw:
-    """The JSON of `linux.seccomp` for a container with these capabilities, on this host or one of that machine and kernel."""
+    """The JSON of `linux.seccomp` for a container with these capabilities, on this host or one
+    of that machine and kernel.
+    """
     machine, release = machine or platform.machine(), release or platform.release()
     granted = frozenset(capabilities)
     native = f"SCMP_ARCH_{machine.upper()}"

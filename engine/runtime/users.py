@@ -1,8 +1,12 @@
-"""Who a container's process is: its User field looked up in the image's own /etc/passwd and /etc/group.
+"""The identity of a container's process: its User field looked up in the image's own /etc/passwd
+and /etc/group.
 
-Rules: passwd(5), group(5), and what Docker does with `user[:group]`: names or numbers; a number need not be listed; without `:group` the
-user's primary group and every group that lists the user, with it that group alone. The files are hostile: they are read with a bound, inside
-the container's root, and broken lines are skipped.
+Rules: passwd(5), group(5), and Docker's meaning of `user[:group]`, with one exception: a word of
+       digits is always a uid or gid, even when
+an entry has that word as its name (CVE-2016-3697). Numbers need not be listed. Without `:group` the
+process gets the user's primary group and every group that lists the user; with it that group alone.
+The files are hostile: they are read with a bound, inside the container's root, and malformed lines
+are skipped.
 """
 
 from __future__ import annotations
@@ -23,8 +27,11 @@ MAX_ID = 2**31 - 1
 
 
 class Identity(NamedTuple):
-    """Numbers for the kernel and the home directory for $HOME. `groups` begins with `gid`: a process could drop it otherwise and pass a
-    mode that keeps its own group out (CVE-2022-36109)."""
+    """Numbers for the kernel and the home directory for $HOME.
+
+    `groups` begins with `gid`. Without it the process could drop `gid` and so pass a mode that
+    excludes its own group (CVE-2022-36109).
+    """
 
     uid: int
     gid: int
@@ -49,7 +56,10 @@ ROOT = Identity(0, 0, (0,), "/root")
 
 
 def lookup(rootfs: Path | str, user: str, group_add: Iterable[str] = ()) -> Identity:
-    """The identity of `user` in a mounted root. Blocks on files. Raises InvalidParameter for a name that is not listed or a number out of range."""
+    """The identity of `user` in a mounted root. Blocks on files.
+
+    Raises InvalidParameter for a name that is not listed and for a number out of range.
+    """
     root = open_directory(rootfs)
     try:
         return identity(user, group_add, _read(root, "etc/passwd"), _read(root, "etc/group"))
@@ -73,9 +83,9 @@ def identity(user: str, group_add: Iterable[str], passwd: bytes, group: bytes) -
 
 
 def _find_user(word: str, passwd: bytes) -> _User:
-    number = _number(word, "user")
+    number = _number(word)
     for entry in _users(passwd):
-        if entry.name == word or entry.uid == number:
+        if entry.name == word if number is None else entry.uid == number:
             return entry
     if number is None:
         raise InvalidParameter(f"unable to find user {word}: no matching entries in passwd file")
@@ -83,20 +93,21 @@ def _find_user(word: str, passwd: bytes) -> _User:
 
 
 def _group_number(word: str, groups: Iterable[_Group]) -> int:
-    number = _number(word, "group")
+    number = _number(word)
+    if number is not None:
+        return number
     for entry in groups:
         if entry.name == word:
             return entry.gid
-    if number is None:
-        raise InvalidParameter(f"unable to find group {word}: no matching entries in group file")
-    return number
+    raise InvalidParameter(f"unable to find group {word}: no matching entries in group file")
 
 
-def _number(word: str, what: str) -> int | None:
-    if not word.isascii() or not word.isdigit():
+def _number(word: str) -> int | None:
+    digits = word.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit():
         return None
-    if len(word) > 10 or int(word) > MAX_ID:
-        raise InvalidParameter(f"{what} {word[:32]}: uids and gids must be in range 0-{MAX_ID}")
+    if digits != word or len(word) > 10 or int(word) > MAX_ID:
+        raise InvalidParameter(f"uids and gids must be in range 0-{MAX_ID}")
     return int(word)
 
 

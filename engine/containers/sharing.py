@@ -1,10 +1,13 @@
-"""What a container takes from other containers when it starts: their namespaces (`container:` modes) and its links on the default bridge.
+"""Resources that a container shares with others when it starts: namespaces (`container:` modes) and
+its links on the default bridge.
 
-A namespace is opened while its owner is known to live, and given to the runtime as a path of this process's own descriptor: a pid alone may
-belong to somebody else by the time the runtime looks. For IpcMode the owner's /dev/shm comes along: copied as a detached mount out of its
-mount namespace (open_tree(2)), attached below RUN for as long as the runtime needs to bind it.
+A namespace is opened while its owner is known to live, and the runtime gets the path of the
+engine's own descriptor, because a pid may have been reused by the time the runtime opens it. With
+IpcMode the container also gets the owner's /dev/shm: a detached copy of that mount (open_tree(2)),
+attached below RUN while the runtime binds it.
 
-Rules: Docker's for `--network`, `--pid` and `--ipc container:`, and for `--link` (hosts entries and the environment of linked containers).
+Rules: Docker's for `--network`, `--pid` and `--ipc container:`, and for `--link` (hosts entries and
+       the environment of linked containers).
 Owns: the descriptors and that mount, until the caller's exit stack closes.
 """
 
@@ -19,11 +22,11 @@ from typing import Protocol
 
 import msgspec
 
-from engine.containers.create import joined
+from engine.containers.body import joined
 from engine.containers.lifecycle import State
 from engine.containers.store import ContainerRecord
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
-from engine.monitor.client import Process
+from engine.monitor.handles import Process
 from engine.system import mounts, namespaces
 
 BRIDGE = "bridge"
@@ -32,7 +35,7 @@ _LONGEST_CHAIN = 16
 
 
 class Peer(Protocol):
-    """Another container, as far as it matters here."""
+    """The facts about another container that are needed here."""
 
     record: ContainerRecord
 
@@ -48,7 +51,9 @@ Find = Callable[[str], Peer]
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths for the runtime, empty where the container has its own; `peer` is whose network it joins."""
+    """Paths for the runtime, empty where the container has its own; `peer` owns the network that it
+    joins.
+    """
 
     network: str = ""
     pid: str = ""
@@ -56,7 +61,9 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     shm: str = ""
     peer: Peer | None = None
     files: Path | None = None
-    """Where hosts, hostname and resolv.conf of that network are: the peer's, or of the one that it joins in turn."""
+    """The directory with hosts, hostname and resolv.conf of that network: the peer's, or that of
+    the container which the peer joins.
+    """
 
 
 async def join(
@@ -66,7 +73,8 @@ async def join(
     shm: Path,
     stack: contextlib.AsyncExitStack,
 ) -> Joined:
-    """Open what the record's modes name; `stack` closes it. `shm` is a directory to be made for the other's /dev/shm, when it is needed.
+    """Open the namespaces that the record's modes name; `stack` closes them. `shm` is a directory
+    to create for the other's /dev/shm, if needed.
 
     Raises NotFound, Conflict (it does not run) or InvalidParameter (itself).
     """
@@ -88,11 +96,14 @@ async def join(
             await asyncio.to_thread(_bring, namespace, shm)
             stack.push_async_callback(asyncio.to_thread, _discard, shm)
             tree = str(shm)
-    files = _network_owner(peer, find).directory if peer is not None else None
+    files = network_owner(peer, find).directory if peer is not None else None
     return Joined(network=network, pid=pid, ipc=ipc, shm=tree, peer=peer, files=files)
 
 
-def _network_owner(peer: Peer, find: Find) -> Peer:
+def network_owner(peer: Peer, find: Find) -> Peer:
+    """The container whose network namespace the peer is in, at the end of a chain of
+    `container:` modes.
+    """
     for _ in range(_LONGEST_CHAIN):
         name = joined(peer.record.host.network_mode)
         if not name:
@@ -133,7 +144,7 @@ def _path(descriptor: int) -> str:
 
 def _bring(namespace: int, shm: Path) -> None:
     shm.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mounts.unmount(shm)  # of a start that this daemon's predecessor did not finish
+    mounts.unmount(shm)  # left by a start that an earlier daemon did not finish
     mounts.copy_from(namespace, "/dev/shm", shm)
 
 
@@ -144,17 +155,18 @@ def _discard(shm: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """What a daemon that was killed in the middle of a start left mounted."""
+    """Remove mounts left by a daemon that was killed during a start."""
     with contextlib.suppress(FileNotFoundError):
         for each in directory.iterdir():
             _discard(each)
 
 
-# --- links -----------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
 def links(record: ContainerRecord, find: Find) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Lines for its hosts file and variables for its environment, from the linked containers as they are now.
+    """Lines for its hosts file and variables for its environment, from the current state of the
+    linked containers.
 
     Raises ServerError in Docker's words when one does not run, or is not on the default bridge.
     """
@@ -179,7 +191,10 @@ def links(record: ContainerRecord, find: Find) -> tuple[tuple[str, ...], tuple[s
 
 
 def link_environment(name: str, address: str, child: ContainerRecord) -> Iterator[str]:
-    """The variables that a link brings, as Docker's documentation of legacy links lists them. `name` is `/parent/alias`."""
+    """The variables of a link, as Docker's documentation of legacy links lists them.
+
+    `name` is `/parent/alias`.
+    """
     prefix = name.rpartition("/")[2].upper().replace("-", "_")
     exposed = child.config.exposed_ports
     ports = sorted(_ports(exposed if isinstance(exposed, dict) else ()), key=lambda port: (port[1] != "tcp", port[0]))

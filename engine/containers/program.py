@@ -1,12 +1,16 @@
-"""Will the kernel execute this file? Asked before a start, since crun learns the answer after it has reported the container as running:
-a program for another machine, a script whose interpreter is missing or that ends its first line as Windows does, a program whose loader is not
-in the image. Without this they would be a container that ran and exited with 1.
+"""Checks before a start whether the kernel will execute the program. crun finds out only after it
+has reported the container as running. The check covers a program for another machine, a script
+whose interpreter is missing or whose first line ends in CRLF, and a program whose loader is not in
+the image. Without it such a container would run and exit with 1.
 
-What is not found, or can't be read, is left to the runtime, which has words for that. So is what an entry of binfmt_misc claims.
+A program that is not found or cannot be read is left to the runtime, which reports it. So is a file
+that matches an entry of binfmt_misc.
 
-Rules: execve(2), elf(5), the kernel document binfmt-misc.rst. The root is hostile: everything is opened below it (`system/files.py`), read
+Rules: execve(2), elf(5), the kernel document binfmt-misc.rst. The root is hostile: everything is
+       opened below it (`system/files.py`), read
 with bounds, nothing is run.
-Raises: InvalidParameter (exec format error) and NotFound (no such file or directory) in the words of `runtime/oci.py`.
+Raises: InvalidParameter (exec format error) and NotFound (no such file or directory) in the words
+        of `runtime/oci.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ _NAMES = {3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aa
 
 _MISC = Path("/proc/sys/fs/binfmt_misc")
 _HEAD = 256
-"""BINPRM_BUF_SIZE: what the kernel looks at."""
+"""BINPRM_BUF_SIZE: the bytes that the kernel reads."""
 _MOST_HEADERS = 128
 _PT_INTERP = 3
 
@@ -47,9 +51,11 @@ def check(
     *,
     machine: str = "",
 ) -> None:
-    """Look at `program`, found by `search` (a PATH) when it has no slash, else from `directory`.
+    """Check `program`. A name without a slash is searched in `search` (a PATH), others are relative
+    to `directory`.
 
-    `mounted`: destination and source of binds, where the program may be; an empty source stands for a mount that can't be looked into.
+    `mounted`: destination and source of binds, where the program may be; an empty source stands for
+    a mount that cannot be read from here.
     """
     places = _Places(rootfs, mounted)
     try:
@@ -100,7 +106,7 @@ def _check(descriptor: int, program: str, places: _Places, machine: str) -> None
 
 
 def _loader(descriptor: int, head: bytes, order: str) -> str:
-    """The path in PT_INTERP; empty for a static program, or one that is too odd to say."""
+    """The path in PT_INTERP; empty for a static program and for an unusual header."""
     wide = head[4] == 2
     try:
         offset = struct.unpack_from(f"{order}Q" if wide else f"{order}I", head, 32 if wide else 28)[0]
@@ -128,7 +134,10 @@ def _loader(descriptor: int, head: bytes, order: str) -> str:
 
 
 def _claimed(head: bytes, program: str) -> bool:
-    """Whether binfmt_misc has an enabled entry for files that begin so, or for names that end so. An entry that can't be read claims all."""
+    """True if binfmt_misc has an enabled entry for this magic or file name extension.
+
+    An entry that cannot be read counts as a match.
+    """
     try:
         entries = [entry for entry in _MISC.iterdir() if entry.name not in ("register", "status")]
         return any(_claims(entry.read_text(), head, program) for entry in entries)
@@ -154,7 +163,8 @@ def _claims(entry: str, head: bytes, program: str) -> bool:
 
 
 def _format_error(program: str, what: str) -> InvalidParameter:
-    # The docker CLI exits with 126, its documented code for a command that can't be invoked, only where it reads "permission denied".
+    # The docker CLI exits with 126, its documented code for a command that cannot be invoked, only
+    # when the error contains "permission denied".
     return InvalidParameter(_words(program, f'exec format error: {what} (not a matter of "permission denied")'))
 
 
@@ -163,7 +173,9 @@ def _words(program: str, cause: str) -> str:
 
 
 class _Places:
-    """The container's root and the binds in it, as far as a path can be followed without entering its namespace."""
+    """The container's root and the binds in it, as far as a path can be followed without
+    entering its namespace.
+    """
 
     def __init__(self, rootfs: Path | str, mounted: Sequence[tuple[str, str]]) -> None:
         self._root = open_directory(rootfs)
@@ -173,14 +185,14 @@ class _Places:
         os.close(self._root)
 
     def open(self, path: str) -> int | None:
-        """A descriptor of the file, or None when it is not there or not to be seen from here."""
+        """A descriptor of the file. None when it does not exist or cannot be reached from here."""
         try:
             return self._open(os.path.normpath(path))
         except OSError:
             return None
 
     def missing(self, path: str) -> bool:
-        """Whether it is certain that the path leads nowhere."""
+        """True if the path certainly does not exist."""
         try:
             descriptor = self._open(os.path.normpath(path), os.O_PATH)
         except FileNotFoundError:
@@ -192,10 +204,12 @@ class _Places:
         return False
 
     def _leads_nowhere(self, path: str) -> bool:
-        """Whether a missing path is missing in the root itself: not behind a link or below a directory that a mount is to cover."""
+        """True if a missing path is missing in the root itself, and not behind a link or below a
+        directory that a mount will cover.
+        """
         directory, name = os.path.split(path)
         if any(path.startswith(destination.rstrip("/") + "/") for destination, _ in self._mounted):
-            return True  # looked for in the mount's own source
+            return True  # looked up in the mount's own source
         while True:
             try:
                 parent = open_in_root(self._root, directory.lstrip("/"), os.O_PATH)

@@ -1,0 +1,416 @@
+"""Rules of a create's body, and its merge with the image's configuration. Pure.
+
+Every rule of Docker Engine API, ContainerCreate, that does not depend on the host's state is
+checked here, before anything is made. Not here: limits (`limits.py`), mounts (`mount_points.py`),
+security options (`security.py`), and rules that depend on other objects (names in use, networks,
+sources of binds).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import shutil
+from collections.abc import Iterable
+
+import msgspec
+
+from engine.containers import limits, mount_points, security
+from engine.containers.signals import signal_number
+from engine.errors import InvalidParameter
+from engine.networks import ports
+from engine.runtime import capabilities
+from engine.wire.containers import (
+    Config,
+    CreateBody,
+    DeviceMapping,
+    HostConfig,
+    LogConfig,
+    RestartPolicy,
+    Strings,
+)
+
+DEFAULT_SHM_SIZE = 64 << 20
+MIN_HEALTH_DURATION = 1_000_000
+
+_HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
+_WORD = re.compile(r"[^\s\0]+")
+"""A value for hosts and resolv.conf: one word, so that it cannot add a line."""
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+_RESTART_NAMES = {"", "no", "always", "unless-stopped", "on-failure"}
+
+
+def strings(value: Strings) -> list[str] | None:
+    """A string-or-list field as a list; null and absent stay None."""
+    return [value] if isinstance(value, str) else value
+
+
+def checked(body: CreateBody) -> tuple[Config, HostConfig]:
+    """The body's two halves, normalised. Raises InvalidParameter naming the field and the rule."""
+    host = checked_host(body.host_config)
+    if body.volume_driver and not host.volume_driver:
+        host = msgspec.structs.replace(host, volume_driver=body.volume_driver)
+    if body.hostname:
+        _check_hostname(body.hostname)
+    if body.domainname and (len(body.domainname) > 64 or not _WORD.fullmatch(body.domainname)):
+        raise InvalidParameter(
+            f"invalid domainname format: {body.domainname[:100]!r}: at most 64 characters, no blanks"
+        )
+    if isinstance(body.mac_address, str) and body.mac_address:
+        _check_mac(body.mac_address)
+    check_together(body, host)
+    for entry in body.env or ():
+        if not entry or entry.startswith("="):
+            raise InvalidParameter(f"invalid environment variable: {entry}")
+        if "\0" in entry:
+            raise InvalidParameter("invalid environment variable: it holds a NUL character")
+    ports.check(body.exposed_ports or (), {})
+    if body.working_dir and not body.working_dir.startswith("/"):
+        raise InvalidParameter(
+            f"The working directory '{body.working_dir}' is invalid. It needs to be an absolute path"
+        )
+    for word in (*(strings(body.cmd) or ()), *(strings(body.entrypoint) or ()), body.working_dir, body.user):
+        if "\0" in word:
+            raise InvalidParameter("Cmd, Entrypoint, WorkingDir and User must not hold a NUL character")
+    for path in body.volumes or ():
+        if not path.startswith("/") or "\0" in path or not path.strip("/"):
+            raise InvalidParameter(f"invalid volume path {path!r}: it must be absolute and not '/'")
+    if isinstance(body.stop_signal, int):
+        stop_signal: str | msgspec.UnsetType = str(body.stop_signal)
+    else:
+        stop_signal = body.stop_signal or msgspec.UNSET
+    if stop_signal is not msgspec.UNSET:
+        signal_number(stop_signal)
+    if body.healthcheck is not msgspec.UNSET:
+        for field in ("interval", "timeout", "start_period"):
+            value = getattr(body.healthcheck, field)
+            if value and value < MIN_HEALTH_DURATION:
+                raise InvalidParameter(f"Healthcheck {field} must be 0 or at least 1ms (1000000 nanoseconds): {value}")
+        if body.healthcheck.retries < 0:
+            raise InvalidParameter(f"Healthcheck retries must not be negative: {body.healthcheck.retries}")
+        test = body.healthcheck.test
+        if test and test[0] not in ("NONE", "CMD", "CMD-SHELL"):
+            raise InvalidParameter(f"Healthcheck test must begin with NONE, CMD or CMD-SHELL: {test[0]}")
+    fields = {name: getattr(body, name) for name in Config.__struct_fields__}
+    fields.update(cmd=strings(body.cmd), entrypoint=strings(body.entrypoint), stop_signal=stop_signal)
+    return Config(**fields), host
+
+
+def checked_host(host: HostConfig) -> HostConfig:
+    """The HostConfig, normalised. Raises InvalidParameter naming the field and the rule."""
+    for bind in host.binds or ():
+        mount_points.parse_bind(bind)
+    limits.check(host)
+    if host.shm_size < 0:
+        raise InvalidParameter(f"ShmSize: {host.shm_size}, SHM size must be greater than 0")
+    if host.isolation not in ("", "default"):
+        raise InvalidParameter(f"Isolation: {host.isolation}: this platform has only 'default'")
+    for field, given in (
+        ("CpuCount", host.cpu_count),
+        ("CpuPercent", host.cpu_percent),
+        ("IOMaximumIOps", host.io_maximum_iops),
+        ("IOMaximumBandwidth", host.io_maximum_bandwidth),
+        ("DiskQuota", host.disk_quota),
+    ):
+        if given:
+            raise InvalidParameter(f"{field}: only the Windows daemon has it")
+    _check_modes(host)
+    _check_storage(host.storage_opt)
+    if ".." in host.cgroup_parent.split("/") or "\0" in host.cgroup_parent:
+        raise InvalidParameter(f"CgroupParent: {host.cgroup_parent!r}: it must not lead out of where it begins")
+    for text in host.links or ():
+        parse_link(text)
+    for text in host.volumes_from or ():
+        mount_points.parse_volumes_from(text)
+    for mount in host.mounts or ():
+        mount_points.check(mount)
+    for path, options in (host.tmpfs or {}).items():
+        mount_points.normal_path(path, f"Tmpfs {path}")
+        mount_points.tmpfs_options(options)
+    for name in host.sysctls or {}:
+        _check_sysctl(name, host)
+    for device in host.devices or ():
+        _check_device(device)
+    capabilities.check(strings(host.cap_add) or (), strings(host.cap_drop) or ())
+    security.parse(host.security_opt or ())
+    for group in host.group_add or ():
+        if not group or ":" in group or "\0" in group:
+            raise InvalidParameter(f"GroupAdd: invalid group {group!r}")
+    for field, words in (("DnsSearch", host.dns_search), ("DnsOptions", host.dns_options)):
+        for word in words:
+            if not _WORD.fullmatch(word):
+                raise InvalidParameter(f"{field}: invalid entry {word[:100]!r}")
+    if host.userns_mode not in ("", "host"):
+        raise InvalidParameter(f"UsernsMode: invalid user namespace mode: {host.userns_mode}")
+    ports.check((), host.port_bindings or {})
+    for extra in host.extra_hosts or ():
+        name, _, address = extra.partition(":")
+        if not _WORD.fullmatch(name) or not address:
+            raise InvalidParameter(f"ExtraHosts: bad format for add-host: {extra!r}")
+        check_address(address, "ExtraHosts")
+    for server in host.dns:
+        check_address(server, "Dns")
+    for ulimit in host.ulimits or ():
+        if ulimit.hard != -1 and (ulimit.soft == -1 or ulimit.soft > ulimit.hard):
+            raise InvalidParameter(
+                f"Ulimits: ulimit soft limit must be less than or equal to hard limit: {ulimit.soft} > {ulimit.hard}"
+            )
+    policy = checked_restart_policy(host.restart_policy)
+    if host.auto_remove and policy.name != "no":
+        raise InvalidParameter("can't create 'AutoRemove' container with restart policy")
+    if host.init:
+        init_program()
+    log = LogConfig(type=host.log_config.type or "json-file", config=host.log_config.config)
+    if len(host.console_size) != 2 or min(host.console_size) < 0:
+        raise InvalidParameter("ConsoleSize must be [height, width]")
+    return msgspec.structs.replace(
+        host,
+        cap_add=strings(host.cap_add),
+        cap_drop=strings(host.cap_drop),
+        network_mode=host.network_mode or "default",
+        restart_policy=policy,
+        log_config=log,
+        shm_size=host.shm_size or DEFAULT_SHM_SIZE,
+        port_bindings=host.port_bindings or {},
+    )
+
+
+_INITS = ("docker-init", "tini-static", "catatonit")
+"""Programs for HostConfig.Init, all linked statically: they run in the container's root."""
+
+
+def init_program() -> str:
+    """The path on this host of the init program (`Init`).
+
+    Raises InvalidParameter without one.
+    """
+    for name in _INITS:
+        found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_SEARCH}")
+        if found is not None:
+            return found
+    raise InvalidParameter(f"Init: this host has none of {', '.join(_INITS)}")
+
+
+_SEARCH = "/usr/libexec/docker:/usr/local/bin:/usr/bin:/bin:/usr/libexec/podman:/usr/sbin:/sbin"
+
+
+# --- modes: shared namespaces ---------------------------------------------------------------------
+
+
+def joined(mode: str) -> str:
+    """The name or id in `container:<name|id>`; empty for another mode."""
+    return mode.removeprefix("container:") if mode.startswith("container:") else ""
+
+
+def _check_modes(host: HostConfig) -> None:
+    for field, mode, known in (
+        ("NetworkMode", host.network_mode, None),
+        ("PidMode", host.pid_mode, ("", "host", "private")),
+        ("IpcMode", host.ipc_mode, ("", "host", "private", "shareable", "none")),
+        ("UTSMode", host.uts_mode, ("", "host", "private")),
+    ):
+        if mode.startswith("container:") and field != "UTSMode":
+            if not joined(mode):
+                raise InvalidParameter(f"{field}: invalid container format container:<name|id>: {mode!r}")
+        elif known is not None and mode not in known:
+            raise InvalidParameter(f"{field}: invalid mode: {mode!r}")
+
+
+def check_together(config: Config, host: HostConfig) -> None:
+    """Contradictions between fields, in Docker's words (its runconfig)."""
+    on_host = host.network_mode == "host"
+    conflicts: list[tuple[object, str]] = [
+        (host.uts_mode == "host" and config.hostname, "hostname and the UTS mode"),
+        (
+            on_host and host.links,
+            "host type networking can't be used with links. This would result in undefined behavior",
+        ),
+    ]
+    if joined(host.network_mode):
+        conflicts += [
+            (config.hostname, "hostname and the network mode"),
+            (host.links, "container type network can't be used with links. This would result in undefined behavior"),
+            (host.dns, "dns and the network mode"),
+            (host.extra_hosts, "custom host-to-IP mapping and the network mode"),
+            (host.port_bindings or host.publish_all_ports, "port publishing and the container type network mode"),
+            (config.exposed_ports, "port exposing and the container type network mode"),
+        ]
+    if on_host or joined(host.network_mode):
+        conflicts.append((config.mac_address, "mac-address and the network mode"))
+    for given, what in conflicts:
+        if given:
+            raise InvalidParameter(f"conflicting options: {what}")
+
+
+_IPC_SYSCTLS = frozenset(
+    f"kernel.{name}"
+    for name in ("msgmax", "msgmnb", "msgmni", "sem", "shmall", "shmmax", "shmmni", "shm_rmid_forced", "msg_next_id")
+)
+
+
+def _check_sysctl(name: str, host: HostConfig) -> None:
+    """Only sysctls that the kernel keeps per namespace are allowed, and only where the container
+    does not share that namespace (sysctl(2), namespaces(7)).
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)+", name, re.ASCII):
+        raise InvalidParameter(f"Sysctls: invalid name {name[:100]!r}")
+    dotted = name.replace("/", ".")
+    if dotted.startswith("net."):
+        if host.network_mode == "host" or joined(host.network_mode):
+            raise InvalidParameter(
+                f'Sysctls: sysctl "{name}" is not allowed in a network namespace that is not its own'
+            )
+    elif dotted in _IPC_SYSCTLS or dotted.startswith("fs.mqueue."):
+        if host.ipc_mode == "host" or joined(host.ipc_mode):
+            raise InvalidParameter(f'Sysctls: sysctl "{name}" is not allowed in an ipc namespace that is not its own')
+    elif dotted == "kernel.domainname":
+        if host.uts_mode == "host":
+            raise InvalidParameter(f'Sysctls: sysctl "{name}" is not allowed in the hosts UTS namespace')
+    else:
+        raise InvalidParameter(f'Sysctls: sysctl "{name}" is not in a separate kernel namespace')
+
+
+# --- single values --------------------------------------------------------------------------------
+
+
+def _check_mac(text: str) -> None:
+    mac = text.lower().replace("-", ":")
+    if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
+        raise InvalidParameter(
+            f"invalid MacAddress {text[:100]!r}: not a unicast MAC address such as 02:42:ac:11:00:02"
+        )
+
+
+def _check_storage(options: dict[str, str] | msgspec.UnsetType) -> None:
+    for name in options or {}:
+        if name == "size":
+            raise InvalidParameter(
+                "StorageOpt: size: --storage-opt is supported only for overlay over xfs with 'pquota' mount option, "
+                "and this engine sets no project quotas"
+            )
+        raise InvalidParameter(f"StorageOpt: unknown option {name!r}")
+
+
+def _check_device(device: DeviceMapping) -> None:
+    if not device.path_on_host.startswith("/") or "\0" in device.path_on_host:
+        raise InvalidParameter(f"Devices: PathOnHost {device.path_on_host!r} is not an absolute path")
+    target = device.path_in_container
+    if target and (not target.startswith("/") or ".." in target.split("/") or "\0" in target):
+        raise InvalidParameter(f"Devices: PathInContainer {target!r} is not a plain absolute path")
+    access = device.cgroup_permissions
+    if not set(access) <= set("rwm") or len(set(access)) != len(access):
+        raise InvalidParameter(
+            f"Devices: {device.path_on_host}: invalid CgroupPermissions {access!r}: letters of 'rwm'"
+        )
+
+
+class Link(msgspec.Struct, frozen=True):
+    """One entry of Links."""
+
+    name: str
+    alias: str
+
+
+def parse_link(text: str) -> Link:
+    """`name:alias` or `name`, and `/name:/own/alias` as inspect shows it.
+
+    Raises InvalidParameter with the entry in it.
+    """
+    name, colon, alias = text.partition(":")
+    if name.startswith("/"):
+        name, alias = name[1:], alias.rpartition("/")[2]
+    alias = alias if colon else name
+    if not _NAME.fullmatch(name) or not _NAME.fullmatch(alias):
+        raise InvalidParameter(f"Links: bad format for links: {text!r}")
+    return Link(name, alias)
+
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
+
+
+def checked_restart_policy(policy: RestartPolicy) -> RestartPolicy:
+    """Normalised; raises InvalidParameter. Shared with update."""
+    if policy.name not in _RESTART_NAMES:
+        raise InvalidParameter(f"RestartPolicy: invalid restart policy '{policy.name}'")
+    if policy.maximum_retry_count < 0:
+        raise InvalidParameter("RestartPolicy: maximum retry count cannot be negative")
+    if policy.maximum_retry_count and policy.name != "on-failure":
+        raise InvalidParameter(
+            f"RestartPolicy: maximum retry count cannot be used with restart policy '{policy.name or 'no'}'"
+        )
+    return RestartPolicy(name=policy.name or "no", maximum_retry_count=policy.maximum_retry_count)
+
+
+def check_address(text: str, field: str) -> None:
+    """Raises InvalidParameter unless `text` is an IPv4 or IPv6 address."""
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError as error:
+        raise InvalidParameter(f"{field}: invalid IP address: {text!r}") from error
+
+
+def _check_hostname(hostname: str) -> None:
+    # RFC 1123: labels of letters, digits and inner hyphens, 63 each; the kernel keeps 64 bytes in
+    # all (uname(2)).
+    if len(hostname) > 64 or not all(_HOST_LABEL.fullmatch(label) for label in hostname.split(".")):
+        raise InvalidParameter(f"invalid hostname format: {hostname}: Hostname must be a valid RFC 1123 host name")
+
+
+def merged(config: Config, image: Config) -> Config:
+    """`config` with missing fields taken from the image's, by Docker's rules."""
+    cmd, entrypoint = strings(config.cmd), strings(config.entrypoint)
+    if not entrypoint:
+        if not cmd:
+            cmd = strings(image.cmd)
+        if entrypoint is None:
+            entrypoint = strings(image.entrypoint)
+    own = {entry.partition("=")[0] for entry in config.env or ()}
+    env = [*(entry for entry in image.env or () if entry.partition("=")[0] not in own), *(config.env or ())]
+    healthcheck = config.healthcheck
+    if image.healthcheck is not msgspec.UNSET:
+        if healthcheck is msgspec.UNSET:
+            healthcheck = image.healthcheck
+        else:
+            inherited = {
+                field: getattr(healthcheck, field) or getattr(image.healthcheck, field)
+                for field in healthcheck.__struct_fields__
+            }
+            healthcheck = type(healthcheck)(**inherited)
+    return msgspec.structs.replace(
+        config,
+        user=config.user or image.user,
+        exposed_ports=_union(config.exposed_ports, image.exposed_ports) or msgspec.UNSET,
+        env=env,
+        cmd=cmd,
+        # `--entrypoint ''` removes the image's
+        entrypoint=entrypoint if entrypoint and entrypoint != [""] else None,
+        healthcheck=healthcheck,
+        volumes=_union(config.volumes, image.volumes) or None,
+        working_dir=config.working_dir or image.working_dir,
+        labels={**(image.labels or {}), **(config.labels or {})},
+        stop_signal=config.stop_signal or image.stop_signal or msgspec.UNSET,
+        on_build=None,
+        shell=config.shell or image.shell or msgspec.UNSET,
+    )
+
+
+def _union(first: object, second: object) -> dict[str, dict[str, object]]:
+    keys: list[str] = []
+    for source in (second, first):
+        if isinstance(source, dict):
+            keys.extend(source)
+    return {key: {} for key in keys}
+
+
+def command(config: Config) -> tuple[str, tuple[str, ...]]:
+    """Path and arguments that the container runs.
+
+    Raises InvalidParameter when there is no command at all.
+    """
+    words: Iterable[str] = (*(strings(config.entrypoint) or ()), *(strings(config.cmd) or ()))
+    path, *args = [*words] or [""]
+    if not path:
+        raise InvalidParameter("No command specified")
+    limits.check_exec_size((path, *args), config.env or ())
+    return path, tuple(args)

@@ -1,0 +1,278 @@
+"""All containers of the engine: by id, name and prefix, their links, and what concerns several of
+them at once.
+
+Not here: one container's verbs (`container.py`), how a new one comes to be (`create.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Iterable, Iterator
+
+import msgspec
+
+from engine.containers import create, sharing
+from engine.containers.container import Container
+from engine.containers.launch import ROOT
+from engine.containers.lifecycle import State
+from engine.containers.names import Names, checked_name
+from engine.containers.parts import Parts
+from engine.containers.store import ContainerRecord
+from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
+from engine.images.store import ImageUser
+from engine.runtime import cgroups
+from engine.system import detached_mounts
+from engine.system.tasks import spawn
+from engine.wire.containers import CreateBody, Created, UpdateBody
+
+_log = logging.getLogger(__name__)
+
+
+class Containers:
+    """All containers of the engine, by id, name and prefix."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._names = Names()
+        self._all: dict[str, Container] = {}
+        self._creating: dict[str, str] = {}
+        self._linked: dict[str, set[str]] = {}
+        """Container id → ids of the containers that link to it."""
+        self.leaving = False
+        self.support = parts.cgroups.support()
+        parts.lifecycle.ended.subscribe(self._remove_automatically)
+
+    async def open(self) -> None:
+        """Load the records and correct them by the monitor's reports."""
+        await asyncio.to_thread(sharing.sweep, self.parts.config.run / "shm")
+        records = self.parts.store.load()
+        await self.parts.volumes.open({record.id: record.mounts for record in records.values()})
+        for record in sorted(records.values(), key=lambda each: each.created):
+            self._add(Container(self.parts, await self._with_own_name(record), self))
+        await asyncio.to_thread(detached_mounts.make_private, self.parts.config.run / ROOT)
+        left = await self.parts.snapshots.resume(self.parts.monitor.kept)
+        self.parts.monitor.keep(self.parts.snapshots.mount_namespace.descriptor)
+        left |= await asyncio.to_thread(self._left_on_host)
+        await asyncio.gather(*(each.restore(each.id in left) for each in self._all.values()))
+        await self.parts.volumes.sweep()
+
+    async def _with_own_name(self, record: ContainerRecord) -> ContainerRecord:
+        """The record, with another name if an older container has this one: earlier versions could
+        write such rows, and one of them must not keep the engine from starting.
+        """
+        try:
+            self._names.add(record.id, record.name)
+        except Conflict as error:
+            renamed = msgspec.structs.replace(record, name=f"{record.name}-{record.id[:12]}")
+            _log.error("container %s is renamed to %s: %s", record.id, renamed.name, error.message)
+            self._names.add(renamed.id, renamed.name)
+            with contextlib.suppress(ServerError):  # a full disk; the next start does the same
+                await self.parts.store.save(renamed)
+            return renamed
+        return record
+
+    def _left_on_host(self) -> set[str]:
+        """Ids of containers that have a control group: running ones, and those left by a crash."""
+        found: set[str] = set()
+        parents = {cgroups.parent(each.record.host.cgroup_parent) for each in self._all.values()}
+        return found.union(*(self.parts.cgroups.children(parent) for parent in parents))
+
+    def _add(self, container: Container) -> None:
+        self._all[container.id] = container
+        for child in container.record.links.values():
+            self._linked.setdefault(child, set()).add(container.id)
+        self.parts.networks.reserve(container.record.networks)
+        self._links_changed(container.record.links.values())
+
+    def _links_changed(self, containers: Iterable[str]) -> None:
+        """Invalidate cached replies of these containers, which show names from links: a child those
+        of its parents, a parent its children's.
+        """
+        for each in containers:
+            if (container := self._all.get(each)) is not None:
+                container.touch()
+
+    def images_changed(self, image_ids: Collection[str]) -> None:
+        """Names of these images were moved or removed.
+
+        The list shows an image's id when the container's name for it refers to another image.
+        """
+        for container in self._all.values():
+            if container.record.image_id in image_ids:
+                container.touch()
+
+    def names_by_link(self, child: str) -> list[str]:
+        """`/parent/alias` for every link to the child."""
+        if not self._linked.get(child):
+            return []
+        parents = [self._all[each].record for each in self._linked[child] if each in self._all]
+        return sorted(
+            f"/{parent.name}/{alias}" for parent in parents for alias, to in parent.links.items() if to == child
+        )
+
+    def unlinked(self, container: Container, child: str) -> None:
+        """Its link to the container of that id was removed."""
+        if child not in container.record.links.values():
+            self._linked.get(child, set()).discard(container.id)
+        self._links_changed([child])
+
+    async def relink(self, child: str) -> None:
+        """That container has started: update its address in the containers linked to it."""
+        for parent in tuple(self._linked.get(child, ())):
+            if (container := self._all.get(parent)) is not None:
+                await container.relink()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._all
+
+    def __iter__(self) -> Iterator[Container]:
+        return iter(self._all.values())
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get(self, text: str) -> Container:
+        """By id, name, unique prefix, or by link:
+
+        `/parent/alias`. Raises NotFound `No such container: X`.
+        """
+        parent, slash, alias = text.removeprefix("/").partition("/")
+        if slash:
+            named = self._names.find(parent)
+            container = self._all.get(named) if named is not None else None
+            found = self._all.get(container.record.links.get(alias, "")) if container is not None else None
+        else:
+            found = self._all.get(self._names.resolve(text))
+        if found is None:  # or it is being created
+            raise NotFound(f"No such container: {text}")
+        return found
+
+    def find(self, container_id: str) -> Container | None:
+        """By whole id; None when it is gone."""
+        return self._all.get(container_id)
+
+    async def create(self, wanted: CreateBody, name: str, platform: str = "") -> Created:
+        """A new container.
+
+        Raises InvalidParameter, NotFound (image), Conflict (name); a failure leaves nothing behind.
+        """
+        chosen = checked_name(name) if name else ""
+        drafted = create.draft(wanted, chosen or self._names.random(), platform, self.parts, self.get, self.support)
+        record = drafted.record
+        self._names.reserve(record.id, record.name)
+        self._creating[record.id] = record.image_id
+        try:
+            await create.commit(drafted, self.parts, self._created)
+        except BaseException:
+            if record.id not in self._all:
+                self._names.discard(record.id, record.name)
+            raise
+        finally:
+            del self._creating[record.id]
+        return Created(record.id, drafted.warnings)
+
+    def _created(self, record: ContainerRecord) -> None:
+        """Its row is there."""
+        container = Container(self.parts, record, self)
+        self._names.add(record.id, record.name)
+        self._add(container)
+        container.publish("create", record.created)
+
+    def _remove_automatically(self, container: Container) -> None:
+        """Remove it (HostConfig.AutoRemove), after the exit was published and waiting calls were
+        answered.
+        """
+        if container.record.host.auto_remove:
+            spawn(self._auto_remove(container), f"removing container {container.id}, which has AutoRemove")
+
+    async def _auto_remove(self, container: Container) -> None:
+        with contextlib.suppress(NotFound, Conflict):  # a client was faster
+            await container.remove(force=True, volumes=True)
+
+    async def update(self, container: Container, change: UpdateBody) -> list[str]:
+        """As `Container.update`, on this host."""
+        return await container.update(change, self.support)
+
+    async def rename(self, container: Container, name: str) -> None:
+        """Raises Conflict when the name is taken, InvalidParameter when it breaks the pattern."""
+        if not name:
+            raise InvalidParameter("Neither old nor new names may be empty")
+        await container.rename(checked_name(name))
+
+    @contextlib.contextmanager
+    def renaming(self, container: Container, name: str) -> Iterator[None]:
+        """Reserve the new name while its row is written; then release the old one.
+
+        On failure the new one is released. The caller holds the container's lock: otherwise a
+        second rename could release or use a name that another container has taken since. Raises
+        Conflict.
+        """
+        before = container.record.name
+        self._names.reserve(container.id, name)
+        try:
+            yield
+        except BaseException:
+            self._names.release(name)
+            raise
+        self._names.release(before)
+        self._links_changed((*container.record.links.values(), *self._linked.get(container.id, ())))
+
+    def host_changed(self, container: Container, before: ContainerRecord) -> None:
+        """It has another HostConfig; links and networks may differ from the record `before`."""
+        record = container.record
+        for child in before.links.values():
+            self._linked.get(child, set()).discard(container.id)
+        for child in record.links.values():
+            self._linked.setdefault(child, set()).add(container.id)
+        self._links_changed((*before.links.values(), *record.links.values()))
+        if before.networks != record.networks:
+            self.parts.networks.unreserve(before.networks)
+            self.parts.networks.reserve(record.networks)
+
+    def removed(self, container: Container) -> None:
+        """Its row is gone."""
+        self._all.pop(container.id, None)
+        for child in container.record.links.values():
+            self._linked.get(child, set()).discard(container.id)
+        self._links_changed((*container.record.links.values(), *self._linked.pop(container.id, ())))
+        self.parts.networks.unreserve(container.record.networks)
+        self._names.discard(container.id, container.record.name)
+        self.parts.lifecycle.gone(container)
+
+    def using_image(self, image_id: str) -> list[ImageUser]:
+        """Users of the image: containers, and creates in progress."""
+        users = [
+            ImageUser(container.id, container.record.name, container.running)
+            for container in self._all.values()
+            if container.record.image_id == image_id
+        ]
+        users += [
+            ImageUser(container_id, "", False) for container_id, used in self._creating.items() if used == image_id
+        ]
+        return users
+
+    def counts(self) -> dict[State, int]:
+        """The number of containers in each state."""
+        counts = dict.fromkeys(State, 0)
+        for container in self._all.values():
+            counts[container.record.status.state] += 1
+        return counts
+
+    async def stop_all(self, timeout: float) -> None:
+        """For `engined stop`: stop all containers at once."""
+
+        self.leaving = True
+
+        async def stop(container: Container) -> None:
+            try:
+                await container.stop_with_engine(timeout)
+            except EngineError as error:
+                _log.error("container %s: %s", container.id, error.message)
+
+        await asyncio.gather(*(stop(container) for container in self._all.values()))
+
+    async def settled(self) -> None:
+        """Wait for running verbs and clean-ups."""
+        await asyncio.gather(*(container.settled() for container in self._all.values()), return_exceptions=True)

@@ -1,0 +1,241 @@
+"""A start: from a record to a running process.
+
+`launch` is a container's; `run` makes a process in any root, without a record.
+
+Every resource that a start acquires is pushed at once on one of two exit stacks. `borrowed` holds
+resources that only the runtime needs while it creates the process, `undo` those that the container
+keeps while it runs. A failure closes both.
+
+Not here: the state of a container, its lock and its events (`container.py`); the release of
+resources at its end (`container.py`, `leave`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.config import Config
+from engine.containers import bundle, mount_points, sharing
+from engine.containers.parts import Parts, Peers
+from engine.containers.store import ContainerRecord
+from engine.logs import drivers, jsonfile
+from engine.logs.targets import Target
+from engine.monitor.handles import Process
+from engine.networks.networks import Joined
+from engine.networks.publishing import Request
+from engine.runtime import cgroups
+from engine.system import limits
+from engine.wire.containers import EndpointSettings
+
+_log = logging.getLogger(__name__)
+
+ROOT = "root"
+"""Below RUN: where the runtime finds the root of the process that it makes. Each runtime has a
+mount namespace of its own, with that one root."""
+
+
+END_LIMIT = 10.0
+"""Seconds to wait for the end of a process after the runtime was asked to kill it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A process for the runtime to create, whatever its purpose."""
+
+    key: str
+    """Its unique name for the runtime and for the monitor."""
+    bundle: Path
+    """The directory of its config.json (OCI runtime specification, "Filesystem Bundle"); its root
+    there is RUN/root."""
+    cgroup: str
+    """Its control group, as in config.json; removed when the launch fails."""
+    tty: bool = False
+    open_stdin: bool = False
+    stdin_once: bool = False
+    size: Sequence[int] = (0, 0)
+    """Rows and columns of its terminal; zeros: the kernel's default."""
+    log: Target | None = None
+    """None: its output goes to attached clients alone."""
+
+
+async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.AsyncExitStack) -> Process:
+    """Have the runtime create the process, in the mount namespace of the given descriptor, with its
+    root at RUN/root.
+
+    The removal of the process and of the runtime's state is pushed on `undo` before anything is
+    created. Raises LaunchFailed with the runtime's reason, ServerError.
+    """
+    undo.push_async_callback(remove_cgroup, parts, program.cgroup)
+    undo.push_async_callback(_end, parts, program.key)
+    rows, columns = program.size
+    made: list[str] = []
+    if not program.cgroup.startswith(f"{cgroups.PARENT}/"):
+        made = await asyncio.to_thread(parts.cgroups.missing_above, program.cgroup)
+    try:
+        with parts.grace_period.going_on():
+            return await parts.monitor.run(
+                program.key,
+                parts.runtime.run_argv(program.key, bundle=program.bundle, tty=program.tty),
+                cwd=str(program.bundle),
+                tty=program.tty,
+                open_stdin=program.open_stdin,
+                stdin_once=program.stdin_once,
+                size=(rows, columns) if rows and columns else None,
+                log=program.log,
+                namespace=namespace,
+            )
+    finally:
+        if made:
+            await asyncio.to_thread(parts.cgroups.claim, made)
+
+
+async def _end(parts: Parts, key: str) -> None:
+    """Kill the process, and remove its state from the runtime and the monitor."""
+    try:
+        await parts.runtime.delete(key)
+        process = parts.monitor.processes.get(key)
+        if process is not None:
+            await asyncio.wait({process.exit}, timeout=END_LIMIT)
+    finally:
+        parts.monitor.forget(key)
+
+
+async def remove_cgroup(parts: Parts, cgroup: str) -> None:
+    """Remove the control group where the runtime has left it: crun does so when a limit cannot be
+    set, and then has no state for `delete`.
+    """
+    try:
+        await asyncio.to_thread(parts.cgroups.remove, cgroup)
+    except OSError as error:
+        _log.warning("cannot remove the control group %s: %s", cgroup, error)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The result of a launch: the process, and the record with the networks, ports, mounts and
+    links of this run.
+    """
+
+    process: Process
+    record: ContainerRecord
+
+
+@contextlib.asynccontextmanager
+async def launch(record: ContainerRecord, parts: Parts, peers: Peers) -> AsyncIterator[Launched]:
+    """Run the container.
+
+    An exception within the context undoes everything; after the context the container owns it.
+
+    Raises ServerError when descriptors run short, LaunchFailed with the runtime's reason, another
+    EngineError, OSError.
+    """
+    limits.ensure_descriptors(limits.PER_START)
+    parts.grace_period.expect()
+    async with contextlib.AsyncExitStack() as undo:
+        async with contextlib.AsyncExitStack() as borrowed:
+            directory, root = directory_of(parts.config, record.id), parts.config.run / ROOT
+            shm = parts.config.run / "shm" / record.id
+            joined = await sharing.join(record, peers.get, parts.monitor.processes, shm, borrowed)
+            record = _with_peers(record, joined, peers)
+            await parts.snapshots.mount(record.id)
+            undo.push_async_callback(parts.snapshots.unmount, record.id)
+            # Then the volumes: the order of Docker's events, as at the end.
+            network_path, networks = await _join_network(record, parts, joined, undo)
+            if record.host.mounts:
+                await asyncio.to_thread(mount_points.check_sources, record.host)
+            mounted = await parts.volumes.mount(record.id, record.mounts, borrowed)
+            undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
+            record = msgspec.structs.replace(record, mounts=mounted.points)
+            roots = parts.snapshots.mounted(record.id), root
+            await asyncio.to_thread(
+                lambda: bundle.write(
+                    *(record, directory, *roots, network_path, networks, mounted.sources),
+                    *(parts.runtime, parts.cgroups, joined),
+                )
+            )
+            namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root))
+            log = drivers.target(record.host.log_config, log_path(parts.config, record), record.config)
+            ports = await parts.networks.opened(record.id)
+            record = msgspec.structs.replace(record, networks=networks, ports=ports)
+            program = Program(
+                key=record.id,
+                bundle=directory,
+                cgroup=cgroups.path(record.id, record.host.cgroup_parent),
+                tty=record.config.tty,
+                open_stdin=record.config.open_stdin,
+                stdin_once=record.config.stdin_once,
+                size=record.size if any(record.size) else record.host.console_size,
+                log=log,
+            )
+            # Saved before there is a process, so that a daemon that starts after a crash finds its
+            # networks and ports.
+            saving = asyncio.create_task(parts.store.save(record))
+            try:
+                process = await run(program, parts, namespace, undo)
+            finally:
+                await saving
+            if record.host.blkio_weight and parts.cgroups.weighs_by_bfq:
+                with contextlib.suppress(OSError):  # it has ended
+                    await asyncio.to_thread(parts.cgroups.set_weight, program.cgroup, record.host.blkio_weight)
+        yield Launched(process, record)
+        undo.pop_all()
+
+
+def directory_of(config: Config, container_id: str) -> Path:
+    """Log, hosts, hostname, resolv.conf and bundle of a container."""
+    return config.root / "containers" / container_id
+
+
+def log_path(config: Config, record: ContainerRecord) -> Path | None:
+    """The json-file log, when the container has one."""
+    named = record.host.log_config.type == jsonfile.NAME
+    return directory_of(config, record.id) / f"{record.id}-json.log" if named else None
+
+
+def wanted_ports(record: ContainerRecord) -> Request:
+    """The ports that it publishes."""
+    config, host = record.config, record.host
+    exposed = tuple(config.exposed_ports) if isinstance(config.exposed_ports, dict) else ()
+    return Request(exposed, host.port_bindings or {}, host.publish_all_ports)
+
+
+def _with_peers(record: ContainerRecord, joined: sharing.Joined, peers: Peers) -> ContainerRecord:
+    """The record with the data of links and of a shared network: the current names and addresses of
+    the other containers.
+    """
+    if record.links:
+        hosts, environment = sharing.links(record, peers.get)
+        record = msgspec.structs.replace(record, link_hosts=hosts, link_environment=environment)
+    if joined.peer is not None:
+        of = joined.peer.record.config
+        config = msgspec.structs.replace(record.config, hostname=of.hostname, domainname=of.domainname)
+        record = msgspec.structs.replace(record, config=config)
+    return record
+
+
+async def _join_network(
+    record: ContainerRecord, parts: Parts, joined: sharing.Joined, undo: contextlib.AsyncExitStack
+) -> Joined:
+    """The network namespace's path (empty: a fresh one; None: the host's), and the endpoints to
+    show.
+    """
+    if joined.network:
+        return Joined(joined.network, {})
+    # Not checked at create: clients take a 404 there for a missing image, and would pull it.
+    host, mac = record.host, record.config.mac_address
+    disabled = record.config.network_disabled is True and host.network_mode != "host"
+    primary = "none" if disabled else parts.networks.name_of(host.network_mode)
+    wanted = record.networks if record.networks and not disabled else {primary: EndpointSettings()}
+    connected = await parts.networks.join(
+        *(record.id, record.name, wanted, primary),
+        *(mac if isinstance(mac, str) else "", host.dns, wanted_ports(record)),
+    )
+    undo.push_async_callback(parts.networks.leave, record.id)
+    return connected

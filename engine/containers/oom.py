@@ -1,0 +1,45 @@
+"""Publishes the event `oom` when the kernel reports it, for running containers with a memory limit.
+
+Not here: `State.OOMKilled`, which is determined at an exit (`container.py`); the notifications
+themselves (`system/memory_events.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from engine.containers.container import Container
+from engine.containers.parts import Lifecycle
+from engine.runtime.cgroups import Cgroups
+from engine.system.memory_events import MemoryEvents
+
+_log = logging.getLogger(__name__)
+
+
+class OomNotices:
+    """Watches the memory of all running containers that have a limit."""
+
+    def __init__(self, cgroups: Cgroups, lifecycle: Lifecycle) -> None:
+        self._cgroups = cgroups
+        self._events = MemoryEvents()
+        lifecycle.runs.subscribe(self.begin)
+        lifecycle.updated.subscribe(self.begin)
+        lifecycle.ended.subscribe(self._end)
+
+    def begin(self, container: Container) -> None:
+        """It started, or its limits have changed."""
+        directory = self._cgroups.directory("memory", container.cgroup)
+        if container.running and container.record.host.memory and directory is not None:
+            try:
+                self._events.watch(directory, container.out_of_memory)
+            except OSError as error:
+                # The exit still reports the OOM kill; the process may have ended already.
+                _log.warning("container %s: cannot watch its memory: %s", container.id, error)
+
+    def _end(self, container: Container) -> None:
+        directory = self._cgroups.directory("memory", container.cgroup)
+        if directory is not None:
+            self._events.unwatch(directory)
+
+    def close(self) -> None:
+        self._events.close()
