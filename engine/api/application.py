@@ -1,10 +1,11 @@
 """The API as an application of `engine/http`: version prefix, route, handler.
 
-Not here: the table (`routes.py`), error numbers (`replies.py`), version differences (`versions.py`).
+Not here: the table (`routes.py`), error numbers (`replies.py`), version differences (`versions/`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Iterable
 
 from engine import __version__
@@ -36,16 +37,21 @@ class Application:
         """What methods and paths meant before; handlers only read the parameters."""
 
     def __call__(self, request: Request) -> AnyReply | Awaitable[AnyReply]:
-        """Raises NotFound for a path or method that no route of the version has, InvalidParameter for a version not
-        spoken.
+        """Raises NotFound for a path or method that no route of the version has, InvalidParameter
+        for a version not spoken.
         """
         key = (request.method, request.path)
         found = self._found.get(key)
         if found is None:
+            if request.method == "OPTIONS":
+                return Reply(200)
+            if b"//" in request.target.partition(b"?")[0]:
+                return _moved(request)
             found = self._find(*key)
             if len(self._found) >= REMEMBERED:
                 self._found.clear()
-            self._found[key] = found
+            if "//" not in request.path:
+                self._found[key] = found
         route, request.version, request.parameters = found
         request.status = route.status
         request.cancellable = route.mode is routes.STREAM
@@ -53,7 +59,7 @@ class Application:
 
     def _find(self, method: str, path: str) -> tuple[routes.Route, Version, dict[str, str]]:
         version, below = split_version(path)
-        rows, parameters = self._router.match(method, below) or ((), {})
+        rows, parameters = self._router.match(method, _collapsed(below)) or ((), {})
         for route in rows:
             if route.since <= version.release < route.until:
                 return route, version, parameters
@@ -70,8 +76,26 @@ class Application:
         return replies.error_reply(error)
 
 
+def _moved(request: Request) -> Reply:
+    """301 to the path with single slashes, as Go's router answers."""
+    path, question, query = request.target.partition(b"?")
+    target = _SLASHES.sub(b"/", path) + question + query
+    return Reply(301, headers=(("Location", target.decode("latin-1")),))
+
+
+def _collapsed(path: str) -> str:
+    """With single slashes: `/containers/%2Fname/json` means the container `name`."""
+    return _DECODED_SLASHES.sub("/", path) if "//" in path else path
+
+
+_SLASHES = re.compile(rb"//+")
+_DECODED_SLASHES = re.compile("//+")
+
+
 def split_version(path: str) -> tuple[Version, str]:
-    """The version that the path's first segment names (the newest when it names none), and the path below it."""
+    """The version that the path's first segment names (the newest when it names none), and the path
+    below it.
+    """
     if path[:2] == "/v" and path[2:3].isdigit():
         segment, slash, rest = path[1:].partition("/")
         version = VERSIONS.get(segment[1:])

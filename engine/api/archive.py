@@ -1,4 +1,4 @@
-"""Handlers of "Archive rules": stat, archive, extraction, copy, export, changes."""
+"""Handlers of archives: stat, archive, extraction, copy, export, changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAR = "application/x-tar"
 
 
 def _headers(found: PathStat) -> tuple[tuple[str, str], ...]:
-    """Under the name in the specification, and under the one that clients read."""
+    """Under the neutral name and under Docker's, which clients read."""
     value = base64.b64encode(msgspec.json.encode(found)).decode()
     return (("X-Engine-Container-Path-Stat", value), ("X-Docker-Container-Path-Stat", value))
 

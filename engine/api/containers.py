@@ -1,4 +1,4 @@
-"""Handlers of "3.1 Containers": decode, one call into the domain, reply."""
+"""Handlers of containers: decode, one call into the domain, reply."""
 
 from __future__ import annotations
 
@@ -8,22 +8,37 @@ import os
 import socket
 import time
 from collections.abc import Awaitable
+from typing import Any
 
 import msgspec
 
 from engine.api import parameters
 from engine.api.engine import Engine
-from engine.api.replies import empty_reply, encode, encoded_reply, json_reply
+from engine.api.kept import Entry
+from engine.api.replies import empty_reply, encoded_reply, json_reply
+from engine.api.replies import encode as encode_reply
 from engine.api.versions import Flag
-from engine.containers import listing, views
+from engine.containers import listing, logs, views
+from engine.containers import stats as statistics
+from engine.containers import top as processes
 from engine.containers.container import Container
 from engine.containers.signals import signal_number
 from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
 from engine.errors import Conflict, InvalidParameter, NotFound
-from engine.http.messages import HijackReply, Reply, Request, StreamReply
+from engine.http.hijack import HijackReply
+from engine.http.messages import Reply, Request, StreamReply
 from engine.http.websocket import Upgrade
-from engine.wire.containers import ContainerSummary, CreateBody, UpdateBody, Updated, Waited
+from engine.images.store import ImageStore
+from engine.wire.containers import (
+    ContainerInspect,
+    ContainerSummary,
+    CreateBody,
+    HostConfig,
+    UpdateBody,
+    Updated,
+    Waited,
+)
 from engine.wire.stats import Stats
 
 RAW_STREAM = "application/vnd.engine.raw-stream"
@@ -43,22 +58,24 @@ def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     )
     found = listing.select(engine.containers, engine.images, selection)
     if parameters.boolean(query, "size"):
-        return _list_with_sizes(found, request)
+        return _list_with_sizes(found, engine.images, request)
     if len(found) > _AT_ONCE:
-        return _long_list(found, request)
-    return encoded_reply(request, _array(_summaries(found, request, time.time_ns())))
+        return _long_list(engine, found, request)
+    return encoded_reply(request, _array(_summaries(engine, found, request, time.time_ns())))
 
 
 _AT_ONCE = 50
-"""Summaries that are encoded before others get a turn: about a millisecond's work when none of them is kept."""
+"""Summaries that are encoded before others get a turn: about a millisecond's work when none of them
+is kept.
+"""
 
 
-async def _long_list(found: list[Container], request: Request) -> Reply:
+async def _long_list(engine: Engine, found: list[Container], request: Request) -> Reply:
     now = time.time_ns()
     shown: list[bytes] = []
     turn = time.monotonic()
     for begin in range(0, len(found), _AT_ONCE):
-        shown += _summaries(found[begin : begin + _AT_ONCE], request, now)
+        shown += _summaries(engine, found[begin : begin + _AT_ONCE], request, now)
         if time.monotonic() - turn > 0.001:
             await asyncio.sleep(0)
             turn = time.monotonic()
@@ -73,30 +90,41 @@ def _array(shown: list[bytes]) -> bytes:
     return b",".join(shown)  # megabytes are copied once
 
 
-def _summaries(containers: list[Container], request: Request, now: int) -> list[bytes]:
-    """The encoded summaries. Each is kept until its record is replaced; the words of its Status change more often, and are put in."""
-    key = ("summary", request.version)
+def _summaries(engine: Engine, containers: list[Container], request: Request, now: int) -> list[bytes]:
+    """The encoded summaries. Each is kept until the container changes. Its Status changes with
+    time, and is put in.
+    """
+    entries = engine.kept.of(request.version.shape(ContainerSummary))
     shown = []
     for container in containers:
-        kept = container.encoded.get(key)
-        if kept is None or kept[1] <= now:
+        kept = entries.get(container.id)
+        if kept is None or kept.generation != container.generation:
             text, until = views.status_text(container.record.status, now)
-            whole = views.with_status(kept[0], text) if kept else _whole_summary(container, text, request)
-            kept = container.encoded[key] = whole, until
-        shown.append(kept[0])
+            kept = Entry(container.generation, _whole_summary(container, text, engine.images, request), until)
+            entries[container.id] = kept
+        elif kept.until <= now:
+            text, until = views.status_text(container.record.status, now)
+            kept = entries[container.id] = Entry(kept.generation, views.with_status(kept.body, text), until)
+        shown.append(kept.body)
     return shown
 
 
-def _whole_summary(container: Container, text: str, request: Request) -> bytes:
-    return encode(views.summary(container.record, container.names, text), request)
+def _whole_summary(container: Container, text: str, images: ImageStore, request: Request) -> bytes:
+    image = listing.image_shown(container.record, images)
+    return encode_reply(views.summary(container.record, container.names, text, image), request)
 
 
-async def _list_with_sizes(found: list[Container], request: Request) -> Reply:
+async def _list_with_sizes(found: list[Container], images: ImageStore, request: Request) -> Reply:
     sizes = await asyncio.gather(*(container.sizes() for container in found))
     now = time.time_ns()
     shown = [
         msgspec.structs.replace(
-            views.summary(container.record, container.names, views.status_text(container.record.status, now)[0]),
+            views.summary(
+                container.record,
+                container.names,
+                views.status_text(container.record.status, now)[0],
+                listing.image_shown(container.record, images),
+            ),
             size_rw=own,
             size_root_fs=whole,
         )
@@ -107,24 +135,65 @@ async def _list_with_sizes(found: list[Container], request: Request) -> Reply:
 
 
 async def create(engine: Engine, request: Request) -> Reply:
-    body = await parameters.json_body(request, CreateBody, CREATE_LIMIT)
-    return json_reply(request, await engine.containers.create(body, request.query.get("name", "")))
+    parameters.check_json(request)
+    body = await parameters.json_body(request, CreateBody, CREATE_LIMIT, prepare=host_config_beside)
+    query = request.query
+    return json_reply(request, await engine.containers.create(body, query.get("name", ""), query.get("platform", "")))
+
+
+_HOST_FIELDS = {field.encode_name.casefold() for field in msgspec.structs.fields(HostConfig)}
+_BESIDE = ("Memory", "MemorySwap", "CpuShares", "CpusetCpus")
+
+
+def host_config_beside(body: Any) -> None:
+    """Move fields of HostConfig that stand beside it into it, as dockerd reads them.
+
+    Without a HostConfig that is each of them, else `_BESIDE` where HostConfig does not have the
+    field. Cpuset is CpusetCpus by its older name.
+    """
+    if not isinstance(body, dict):
+        return
+    named = {name.casefold(): name for name in body}
+    given = body.get(named.get("hostconfig", ""))
+    if given is None:
+        inner = {name: value for name, value in body.items() if name.casefold() in _HOST_FIELDS}
+    elif isinstance(given, dict):
+        inner = given
+        own = {name.casefold(): name for name in inner}
+        for field in _BESIDE:
+            value = body.get(named.get(field.casefold(), ""))
+            if value and not inner.get(own.get(field.casefold(), "")):
+                inner[field] = value
+    else:
+        return
+    cpuset = body.get(named.get("cpuset", ""))
+    if cpuset and not any(value for name, value in inner.items() if name.casefold() == "cpusetcpus"):
+        inner["CpusetCpus"] = cpuset
+    body.pop(named.get("hostconfig", ""), None)
+    body["HostConfig"] = inner
 
 
 def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     container = engine.containers.get(request.parameters["id"])
     if parameters.boolean(request.query, "size") and request.version.has(Flag.INSPECT_SIZE):
         return _inspect_with_size(engine, container, request)
-    key = ("inspect", request.version)
     exec_ids = engine.execs.of(container.id)
-    kept = None if exec_ids else container.encoded.get(key)
     if exec_ids:
-        shown = views.inspect(container.record, container.directory, container.graph, exec_ids)
-        kept = (encode(shown, request) + b"\n", 0)
-    elif kept is None:
-        shown = views.inspect(container.record, container.directory, container.graph)
-        kept = container.encoded[key] = (encode(shown, request) + b"\n", 0)
-    return encoded_reply(request, kept[0])
+        shown = views.inspect(container.record, container.directory, container.graph, exec_ids, container.links)
+        return json_reply(request, shown)
+    entries = engine.kept.of(request.version.shape(ContainerInspect))
+    kept = entries.get(container.id)
+    if kept is None or kept.generation != container.generation:
+        shown = views.inspect(container.record, container.directory, container.graph, None, container.links)
+        body = encode_reply(shown, request) + b"\n"
+        kept = entries[container.id] = Entry(container.generation, body)
+    return encoded_reply(request, kept.body)
+
+
+def inspect_link(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
+    """By a link's name, `/parent/alias`."""
+    request.parameters["id"] += "/" + request.parameters.pop("alias")
+    return inspect(engine, request)
 
 
 def _detach_keys(request: Request) -> bytes:
@@ -146,7 +215,9 @@ def _attach_query(request: Request) -> Wanted:
 
 async def _inspect_with_size(engine: Engine, container: Container, request: Request) -> Reply:
     own, whole = await container.sizes()
-    shown = views.inspect(container.record, container.directory, container.graph, engine.execs.of(container.id))
+    shown = views.inspect(
+        *(container.record, container.directory, container.graph, engine.execs.of(container.id), container.links)
+    )
     return json_reply(request, msgspec.structs.replace(shown, size_rw=own, size_root_fs=whole))
 
 
@@ -156,7 +227,7 @@ async def attach(engine: Engine, request: Request) -> HijackReply:
     hijack = request.hijack(RAW_STREAM)
     descriptor = hijack.descriptor()
     try:
-        await attach_client(container, engine.monitor, descriptor, wanted, head=hijack.head, early=hijack.early)
+        await attach_client(container, descriptor, wanted, head=hijack.head, early=hijack.early)
     finally:
         os.close(descriptor)
     return hijack.release()
@@ -171,7 +242,7 @@ def attach_websocket(engine: Engine, request: Request) -> HijackReply:
 
     async def join(stream: socket.socket) -> None:
         descriptor = stream.fileno()
-        await attach_client(container, engine.monitor, descriptor, wanted, head=b"", early=b"", framed=False)
+        await attach_client(container, descriptor, wanted, head=b"", early=b"", framed=False)
 
     descriptor = hijack.descriptor()
     engine.websockets.start(upgrade, descriptor, hijack.head, hijack.early, join, takes=wanted.stream and wanted.stdin)
@@ -187,7 +258,8 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
     tail = query.get("tail", "all")
     # Docker: anything but a number means all; so does a number that no log reaches.
     lines = int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 16 else None
-    chunks = await container.read_logs(
+    chunks = await logs.read_container(
+        container,
         stdout=stdout,
         stderr=stderr,
         since_ns=parameters.timestamp(query, "since") if request.version.has(Flag.LOGS_SINCE) else 0,
@@ -211,15 +283,15 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
 
 async def stats(engine: Engine, request: Request) -> Reply | StreamReply:
     container = engine.containers.get(request.parameters["id"])
-    downs, named = request.version.downs(Stats), request.version.has(Flag.STATS_NAMED)
+    encode, named = request.version.shape(Stats).encode, request.version.has(Flag.STATS_NAMED)
     if parameters.boolean(request.query, "stream", True):
-        return StreamReply(200, container.statistics(downs, named=named))
-    return encoded_reply(request, await container.statistics_once(downs, named=named))
+        return StreamReply(200, statistics.of_container(container, engine.statistics, encode, named=named))
+    return encoded_reply(request, await statistics.once_of_container(container, engine.statistics, encode, named=named))
 
 
 async def top(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
-    return json_reply(request, await container.top(request.query.get("ps_args", "")))
+    return json_reply(request, await processes.top(container, request.query.get("ps_args", "")))
 
 
 async def resize(engine: Engine, request: Request) -> Reply:
@@ -231,7 +303,13 @@ async def resize(engine: Engine, request: Request) -> Reply:
 
 async def start(engine: Engine, request: Request) -> Reply:
     _detach_keys(request)
-    await engine.containers.get(request.parameters["id"]).start()
+    container = engine.containers.get(request.parameters["id"])
+    body = (await request.body.read(CREATE_LIMIT)).strip()
+    if body not in (b"", b"{}", b"null"):
+        if request.version.has(Flag.START_TAKES_NO_HOST_CONFIG):
+            raise InvalidParameter("starting container with HostConfig was deprecated since v1.10 and removed in v1.12")
+        await container.set_host(parameters.decode_json(body, HostConfig), engine.containers.support)
+    await container.start()
     return empty_reply(request)
 
 
@@ -251,7 +329,8 @@ def _timeout(request: Request) -> int | None:
 
 async def kill(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
-    await container.kill(signal_number(request.query.get("signal", "") or "SIGKILL"))
+    number = signal_number(request.query.get("signal", "") or "SIGKILL")
+    await container.kill(number, must_run=request.version.has(Flag.KILL_NEEDS_A_PROCESS))
     return empty_reply(request)
 
 
@@ -286,15 +365,21 @@ async def remove(engine: Engine, request: Request) -> Reply:
     query = request.query
     force = parameters.boolean(query, "force")
     volumes = parameters.boolean(query, "v")
+    container = engine.containers.get(request.parameters["id"])
     if parameters.boolean(query, "link"):
+        engine.containers.get(request.parameters["id"])
         raise Conflict(f"Conflict, cannot remove the default link name of the container: {request.parameters['id']}")
-    await engine.containers.remove(engine.containers.get(request.parameters["id"]), force=force, volumes=volumes)
+    await container.remove(force=force, volumes=volumes)
     return empty_reply(request)
+
+
+def remove_unnamed(engine: Engine, request: Request) -> Reply:
+    raise InvalidParameter("No container name or ID supplied")
 
 
 async def remove_link(engine: Engine, request: Request) -> Reply:
     parent, alias = request.parameters["id"], request.parameters["alias"]
     if not parameters.boolean(request.query, "link"):
         raise NotFound(f"No such container: {parent}/{alias}")
-    await engine.containers.unlink(engine.containers.get(parent), alias)
+    await engine.containers.get(parent).unlink(alias)
     return empty_reply(request)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from engine.api.kept import KeptReplies
 from engine.config import Config
-from engine.containers.container import Containers
+from engine.containers.containers import Containers
 from engine.containers.exec import Execs
+from engine.containers.stats import Statistics
 from engine.events import EventLog
+from engine.facts import Counts, Host
 from engine.http.websocket import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
-from engine.monitor.client import Monitor
 from engine.networks.networks import Networks
 from engine.volumes.store import VolumeStore
-from engine.wire.system import Counts, Host
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Engine:
     images: ImageStore
     networks: Networks
     remote: Remote
+    statistics: Statistics
     volumes: VolumeStore
-    monitor: Monitor
     websockets: Relays = dataclasses.field(default_factory=Relays)
+    kept: KeptReplies = dataclasses.field(default_factory=KeptReplies)

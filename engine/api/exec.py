@@ -7,7 +7,8 @@ import os
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_reply
-from engine.http.messages import HijackReply, Reply, Request
+from engine.http.hijack import HijackReply
+from engine.http.messages import Reply, Request
 from engine.wire.exec import ExecCreate, ExecCreated, ExecStart
 
 RAW_STREAM = "application/vnd.engine.raw-stream"
@@ -18,7 +19,7 @@ LIMIT = 1 << 20
 async def create(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
     config = await parameters.json_body(request, ExecCreate, LIMIT)
-    return json_reply(request, ExecCreated(await engine.execs.create(container, config), []))
+    return json_reply(request, ExecCreated(await engine.execs.create(container, config, request.parameters["id"]), []))
 
 
 async def start(engine: Engine, request: Request) -> Reply | HijackReply:
@@ -31,7 +32,11 @@ async def start(engine: Engine, request: Request) -> Reply | HijackReply:
     hijack = request.hijack(RAW_STREAM)
     descriptor = hijack.descriptor()
     try:
-        await engine.execs.start(exec_id, detach=False, descriptor=descriptor, head=hijack.head, early=hijack.early)
+        # Framed as this body says, not the create's: clients read the stream by what they send
+        # here.
+        await engine.execs.start(
+            exec_id, detach=False, descriptor=descriptor, head=hijack.head, early=hijack.early, raw=body.tty
+        )
     finally:
         os.close(descriptor)
     return hijack.release()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from engine.api import parameters
 from engine.api.engine import Engine
-from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply
-from engine.containers.commit import Wish
+from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply, upload_reply
+from engine.containers.commit import CommitOptions
 from engine.containers.commit import commit as commit_container
 from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
 from engine.images import reference
 from engine.images.credentials import Credentials, registry_auth
-from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_LIMIT
+from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_FILTERS, SEARCH_LIMIT, Search
 from engine.images.save import save
 from engine.images.store import FILTERS
 from engine.wire.containers import Config
@@ -22,9 +22,10 @@ def list_all(engine: Engine, request: Request) -> Reply:
     query = request.query
     filters = parameters.filters(query, FILTERS)
     parameters.filter_boolean(filters, "dangling")
+    # they are listed in any case: docker CLIs look for dangling images by them
+    parameters.boolean(query, "digests")
     found = engine.images.summaries(
         intermediate=parameters.boolean(query, "all"),
-        digests=parameters.boolean(query, "digests"),
         name=query.get("filter", ""),
         filters=filters,
     )
@@ -43,14 +44,14 @@ async def create(engine: Engine, request: Request) -> StreamReply:
         raise InvalidParameter("missing parameter: fromImage or fromSrc")
     changes, message = query.get_all("changes"), query.get("message", "")
     steps = engine.remote.bring(source, request.body, query.get("repo", ""), tag, changes, message)
-    return stream_reply(request, json_lines(steps, request))
+    return await upload_reply(request, steps)
 
 
 async def commit(engine: Engine, request: Request) -> Reply:
     query = request.query
     container = engine.containers.get(parameters.required(query, "container"))
     repository = query.get("repo", "")
-    wish = Wish(
+    options = CommitOptions(
         tag=reference.with_tag(repository, query.get("tag", "")) if repository else None,
         author=query.get("author", ""),
         comment=query.get("comment", ""),
@@ -58,7 +59,7 @@ async def commit(engine: Engine, request: Request) -> Reply:
         changes=query.get_all("changes"),
         config=await parameters.json_body(request, Config, optional=True),
     )
-    return json_reply(request, Committed(id=await commit_container(container, engine.images, wish)))
+    return json_reply(request, Committed(id=await commit_container(container, engine.images, options)))
 
 
 def inspect(engine: Engine, request: Request) -> Reply:
@@ -84,14 +85,23 @@ async def log_in(engine: Engine, request: Request) -> Reply:
 async def search(engine: Engine, request: Request) -> Reply:
     query = request.query
     limit = parameters.integer(query, "limit", SEARCH_LIMIT, minimum=0, maximum=MAX_SEARCH_LIMIT) or SEARCH_LIMIT
+    filters = parameters.filters(query, SEARCH_FILTERS)
+    wanted = Search(
+        query.get("term", ""),
+        limit,
+        parameters.filter_integer(filters, "stars"),
+        parameters.filter_boolean(filters, "is-automated"),
+        parameters.filter_boolean(filters, "is-official"),
+    )
     credentials = registry_auth(request.headers.get("x-registry-auth"))
-    found = await engine.remote.search(query.get("term", ""), limit, credentials)
+    found = await engine.remote.search(wanted, credentials)
     return json_reply(request, found, SearchResult)
 
 
 async def tag(engine: Engine, request: Request) -> Reply:
     query = request.query
-    parameters.boolean(query, "force")  # a name is always taken from its former image, as Docker does since 1.10
+    # a name is always taken from its former image, as Docker does since 1.10
+    parameters.boolean(query, "force")
     await engine.images.tag(request.parameters["name"], parameters.required(query, "repo"), query.get("tag", ""))
     return empty_reply(request)
 
@@ -113,6 +123,6 @@ async def save_many(engine: Engine, request: Request) -> StreamReply:
     return stream_reply(request, archive, "application/x-tar")
 
 
-def load(engine: Engine, request: Request) -> StreamReply:
+async def load(engine: Engine, request: Request) -> StreamReply:
     quiet = parameters.boolean(request.query, "quiet")
-    return stream_reply(request, json_lines(engine.images.load(request.body, quiet), request))
+    return await upload_reply(request, engine.images.load(request.body, quiet))

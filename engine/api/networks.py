@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from engine.api import parameters
 from engine.api.engine import Engine
-from engine.api.replies import empty_reply, encode, encoded_reply, json_reply
+from engine.api.kept import Entry
+from engine.api.replies import empty_reply, encoded_reply, json_reply
 from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request
+from engine.networks.endpoints import Network
 from engine.networks.network import FILTERS
-from engine.networks.networks import Network
+from engine.wire.networks import Network as Shown
 from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect
 
 
@@ -23,10 +25,13 @@ def inspect(engine: Engine, request: Request) -> Reply:
 
 def _encoded(engine: Engine, network: Network, request: Request) -> bytes:
     """Kept until something of the network changes."""
-    kept = network.encoded.get(request.version)
-    if kept is None:
-        kept = network.encoded[request.version] = encode(engine.networks.shown(network), request)
-    return kept
+    shape = request.version.shape(Shown)
+    entries = engine.kept.of(shape)
+    kept = entries.get(network.record.id)
+    if kept is None or kept.generation != network.generation:
+        body = shape.encode(engine.networks.shown(network))
+        kept = entries[network.record.id] = Entry(network.generation, body)
+    return kept.body
 
 
 async def create(engine: Engine, request: Request) -> Reply:
@@ -55,5 +60,7 @@ def _named(container: str) -> str:
 
 
 async def remove(engine: Engine, request: Request) -> Reply:
+    network = engine.networks.get(request.parameters["id"])
     await engine.networks.remove(request.parameters["id"])
+    engine.kept.forget(network.record.id)
     return empty_reply(request)

@@ -1,8 +1,8 @@
-"""Query parameters and JSON bodies: from what clients send to what handlers use. Every refusal names the parameter and
-the value.
+"""Query parameters and JSON bodies: from what clients send to what handlers use. Every refusal
+names the parameter and the value.
 
-Rules: specification, "Transport and conventions" (bool-query, timestamps); `clients.md` for the forms that real clients
-send. A parameter that is given twice counts once, the first time.
+Where clients and the API's documentation differ, `docs/COMPATIBILITY.md` has the choice. A
+parameter that is given twice counts once, the first time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from engine import times
 from engine.errors import InvalidParameter
 from engine.http.messages import Query, Request
-from engine.wire import times
 
 T = TypeVar("T")
 
@@ -27,7 +27,8 @@ BODY_LIMIT = 4 * 1024 * 1024
 FILTERS_LIMIT = 10_000
 """Values in all filters of one request."""
 
-_BOOLEANS = {"1": True, "True": True, "true": True, "0": False, "False": False, "false": False, "": False}
+_FALSE = frozenset(("", "0", "no", "false", "none"))
+_FILTER_BOOLEANS = {"1": True, "True": True, "true": True, "0": False, "False": False, "false": False}
 _INT64 = range(-(1 << 63), 1 << 63)
 
 Filters = dict[str, list[str]]
@@ -35,20 +36,17 @@ Filters = dict[str, list[str]]
 
 
 def boolean(query: Query, name: str, default: bool = False) -> bool:
-    """bool-query; present and empty is false, as in Docker."""
+    """True for anything but 0, no, false, none (in any case) and the empty text, as in Docker."""
     text = query.get(name)
-    if text is None:
-        return default
-    value = _BOOLEANS.get(text)
-    if value is None:
-        raise InvalidParameter(f"invalid value for {name}: {text!r} is not one of 1, True, true, 0, False, false")
-    return value
+    return default if text is None else text.strip().lower() not in _FALSE
 
 
 def integer(
     query: Query, name: str, default: int | None = None, *, minimum: int | None = None, maximum: int | None = None
 ) -> int:
-    """A decimal integer of 64 bits. Absent and empty are `default`; without a default it must be given."""
+    """A decimal integer of 64 bits. Absent and empty are `default`; without a default it must be
+    given.
+    """
     text = query.get(name, "")
     if not text:
         if default is None:
@@ -87,7 +85,9 @@ def timestamp(query: Query, name: str) -> int:
 
 
 def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Filters:
-    """`{"label":["a=b"]}` or `{"label":{"a=b":true}}`; in the second form a value that is false is not asked for."""
+    """`{"label":["a=b"]}` or `{"label":{"a=b":true}}`; in the second form a value that is false is
+    not asked for.
+    """
     text = query.get(name, "")
     if not text:
         return {}
@@ -123,10 +123,21 @@ def filter_boolean(found: Filters, name: str) -> bool | None:
     values = found.get(name)
     if not values:
         return None
-    value = _BOOLEANS.get(values[0]) if values[0] else None
+    value = _FILTER_BOOLEANS.get(values[0])
     if value is None or len(set(values)) > 1:
-        raise InvalidParameter(f"invalid filter '{name}={values[-1]}'")
+        raise InvalidParameter(f"Invalid filter '{name}={values[-1]}'")
     return value
+
+
+def filter_integer(found: Filters, name: str) -> int:
+    """The largest value of a filter such as `stars`; 0 when absent."""
+    largest = 0
+    for text in found.get(name, ()):
+        value = _integer(text)
+        if value is None:
+            raise InvalidParameter(f"Invalid filter '{name}={text}'")
+        largest = max(largest, value)
+    return largest
 
 
 def filter_labels(found: Filters, labels: dict[str, str], name: str = "label") -> bool:
@@ -138,28 +149,52 @@ def filter_labels(found: Filters, labels: dict[str, str], name: str = "label") -
     return True
 
 
-async def json_body(request: Request, of: type[T], limit: int = BODY_LIMIT, *, optional: bool = False) -> T:
-    """The body as a struct: field names in any case, nulls as absent, unknown fields ignored, older shapes made new.
+async def json_body(
+    request: Request,
+    of: type[T],
+    limit: int = BODY_LIMIT,
+    *,
+    optional: bool = False,
+    prepare: Callable[[Any], None] | None = None,
+) -> T:
+    """The body as a struct: field names in any case, nulls as absent, unknown fields ignored, older
+    shapes made new.
 
-    An empty body is the struct of all defaults when `optional`, else refused. Content-Type is not looked at: clients
-    send all kinds.
+    An empty body is the struct of all defaults when `optional`, else refused. Content-Type is not
+    looked at: clients send all kinds. `prepare` changes the decoded JSON in place before all that.
     """
     body = await request.body.read(limit)
     if not body.strip():
         if not optional:
             raise InvalidParameter("request body is empty: a JSON object is expected")
         body = b"{}"
-    return decode_json(body, of, request.version.ups(of) if request.version is not None else ())
+    return decode_json(body, of, request.version.upgrade(of) if request.version is not None else None, prepare)
 
 
-def decode_json(body: bytes, of: type[T], ups: Collection[Callable[[dict[str, Any]], None]] = ()) -> T:
+def check_json(request: Request) -> None:
+    """Raises InvalidParameter, in Docker's words, for a body of another type. A body may come
+    without a type.
+    """
+    given = request.headers.get("content-type")
+    if given and given.partition(";")[0].strip().lower() != "application/json":
+        raise InvalidParameter(f"Content-Type specified ({given}) must be 'application/json'")
+
+
+def decode_json(
+    body: bytes,
+    of: type[T],
+    upgrade: Callable[[dict[str, Any]], None] | None = None,
+    prepare: Callable[[Any], None] | None = None,
+) -> T:
     """See `json_body`; for JSON that arrives elsewhere (headers, query parameters)."""
     try:
         raw = msgspec.json.decode(body)
+        if prepare is not None:
+            prepare(raw)
         kind: Any = of
         raw = _plan(kind)(raw if raw is not None else {}, "")
-        for up in ups:
-            up(raw)
+        if upgrade is not None:
+            upgrade(raw)
         return msgspec.convert(raw, of)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).rpartition(" - at `")
@@ -172,11 +207,11 @@ def decode_json(body: bytes, of: type[T], ups: Collection[Callable[[dict[str, An
         raise InvalidParameter(f"invalid JSON body: {error}") from None
 
 
-# --- reading a body as Go's decoder would ---------------------------------------------------------------------------
+# --- reading a body as Go's decoder would ---------------------------------------------------------
 #
-# A plan is made once per type: a function that takes a JSON value and the place where it was found, and gives it back
-# with the field names of structs spelled as the type has them and without nulls. What does not fit the type is left to
-# msgspec to refuse.
+# A plan is made once per type: a function that takes a JSON value and the place where it was found,
+# and gives it back with the field names of structs spelled as the type has them and without nulls.
+# What does not fit the type is left to msgspec to refuse.
 
 _Step = Callable[[Any, str], Any]
 
@@ -244,7 +279,9 @@ def _struct_step(kind: inspect.StructType, known: dict[type, list[_Step]]) -> _S
 
 
 def _zero(kind: inspect.Type) -> Any:
-    """What Go's decoder makes of a null inside an array or map of this type; None where null is a value of its own."""
+    """What Go's decoder makes of a null inside an array or map of this type; None where null is a
+    value of its own.
+    """
     if isinstance(kind, inspect.StrType):
         return ""
     if isinstance(kind, inspect.BoolType):

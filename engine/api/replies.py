@@ -1,17 +1,19 @@
-"""Answers: structs to JSON for the client's version, error kinds to status codes. The only place that knows the
-numbers.
+"""Replies: structs to JSON for the client's version, error kinds to status codes. The only place
+that knows the codes.
 
 Not here: bytes on the wire (`engine/http`).
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Any
 
 import msgspec
 
+from engine.api.versions import Version
 from engine.errors import (
     Conflict,
     EngineError,
@@ -21,19 +23,25 @@ from engine.errors import (
     NotFound,
     NotModified,
     ServerError,
+    Unauthorized,
+    Unavailable,
+    Unimplemented,
 )
 from engine.http.messages import Reply, Request, StreamReply
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 STATUS: dict[type[EngineError], int] = {
     NotModified: 304,
     InvalidParameter: 400,
+    Unauthorized: 401,
     Forbidden: 403,
     NotFound: 404,
     NotAcceptable: 406,
     Conflict: 409,
     ServerError: 500,
+    Unimplemented: 501,
+    Unavailable: 503,
 }
 
 _encode = msgspec.json.Encoder().encode
@@ -48,16 +56,14 @@ class Message(msgspec.Struct, frozen=True):
 def encode(value: Any, request: Request, of: type | None = None) -> bytes:
     """`value` as JSON in the shape of the request's version, without the newline.
 
-    `of` is the struct whose changes count: for a list the type of its elements, and by default the type of `value`.
+    `of` is the struct whose changes count: for a list the type of its elements, and by default the
+    type of `value`.
     """
-    downs = request.version.downs(of or type(value)) if request.version is not None else ()
-    if not downs:
+    version: Version | None = request.version
+    if version is None:
         return _encode(value)
-    shape = msgspec.to_builtins(value)
-    for item in shape if isinstance(shape, list) else (shape,):
-        for down in downs:
-            down(item)
-    return _encode(shape)
+    encoded: bytes = version.shape(of or type(value)).encode(value)
+    return encoded
 
 
 def json_reply(
@@ -68,8 +74,8 @@ def json_reply(
 
 
 def encoded_reply(request: Request, body: bytes) -> Reply:
-    """A success whose JSON (with its newline) was encoded before, for a version to which `request.version.downs(type)`
-    is empty.
+    """A success whose JSON, with its newline, was encoded before in the shape of the request's
+    version.
     """
     return Reply(request.status, body)
 
@@ -89,29 +95,100 @@ def stream_reply(
     return StreamReply(request.status, chunks, content_type, headers)
 
 
-async def json_lines(values: AsyncIterable[Any], request: Request) -> AsyncIterator[bytes]:
-    """Progress objects and the like: one JSON object a line, each sent as it comes (docker CLI wants "\\r\\n" after
-    each).
+async def json_lines(values: AsyncIterable[Any], request: Request) -> AsyncGenerator[bytes, None]:
+    """Progress objects: one JSON object per line, each sent as it comes. docker CLI expects CR LF
+    after each.
 
-    An error after the first object can have no status any more: it becomes a last object
-    `{"errorDetail":{"message"},"error"}`. Before the first object it is raised, which cuts the connection: check first,
-    stream then.
+    The status line is out before the first object, so a failure becomes a last object
+    `{"errorDetail":{"message"},"error"}`. What can be refused with a status is checked before the
+    stream is made.
     """
     try:
         async for value in values:
             yield encode(value, request) + b"\r\n"
-    except EngineError as error:
-        yield _encode({"errorDetail": {"message": error.message}, "error": error.message}) + b"\r\n"
+    except Exception as error:
+        kind = as_kind(error)
+        if kind is None:
+            raise
+        yield _encode({"errorDetail": {"message": kind.message}, "error": kind.message}) + b"\r\n"
+    finally:
+        # A client that leaves ends the work that reports here, not the garbage collector.
+        close = getattr(values, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class Begun:
+    """A stream of which the first chunk is there. An object, not a generator: see `StreamReply`."""
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        self._first: bytes | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> Begun:
+        return self
+
+    async def __anext__(self) -> bytes:
+        first, self._first = self._first, None
+        return await anext(self._rest) if first is None else first
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
+
+
+async def upload_reply(request: Request, values: AsyncIterable[Any]) -> StreamReply:
+    """A success that reports on the request's body: nothing is sent before there is something to
+    report.
+
+    Go clients stop sending the body as soon as they see a status line (skopeo does). So none may
+    come while the body is read, unless the client asked for progress.
+    """
+    lines = json_lines(values, request)
+    try:
+        first = await anext(lines, b"")
+    except BaseException:
+        await lines.aclose()
+        raise
+    return StreamReply(request.status, Begun(first, lines))
+
+
+def as_kind(error: BaseException) -> EngineError | None:
+    """The kind of an exception. None when it is a bug.
+
+    OSError and "can't start new thread" should have become a kind where they were met. Here they
+    get plain words, and the log gets the traceback.
+    """
+    if isinstance(error, EngineError):
+        return error
+    used_up = _USED_UP.get(error.errno or 0) if isinstance(error, OSError) else None
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error) or type(error).__name__
+        place = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        kind: EngineError = Unavailable(f"the engine has {used_up}") if used_up else ServerError(f"{place}{reason}")
+    elif isinstance(error, MemoryError):
+        kind = Unavailable("the host has no more memory for the engine")
+    elif type(error) is RuntimeError and "start new thread" in str(error):
+        kind = Unavailable("the host has no more threads for the engine")
+    else:
+        return None
+    _log.error("%s reached a reply", type(error).__name__, exc_info=(type(error), error, error.__traceback__))
+    return kind
+
+
+_USED_UP = {errno.EMFILE: "no more file descriptors", errno.ENFILE: "no more file descriptors on this host"}
 
 
 def error_reply(error: BaseException) -> Reply:
-    """The answer to an exception. What is none of the kinds is a bug: 500, and the traceback goes to the log."""
-    if isinstance(error, NotModified):
+    """The reply to an exception. An exception of no kind is a bug: 500, and the traceback goes to
+    the log.
+    """
+    kind = as_kind(error)
+    if isinstance(kind, NotModified):
         return Reply(304)
-    if isinstance(error, EngineError):
-        for kind in type(error).__mro__:
-            status = STATUS.get(kind)
+    if kind is not None:
+        for base in type(kind).__mro__:
+            status = STATUS.get(base)
             if status is not None:
-                return Reply(status, _encode(Message(error.message)) + b"\n")
-    log.error("a bug met while answering a request", exc_info=(type(error), error, error.__traceback__))
+                return Reply(status, _encode(Message(kind.message)) + b"\n")
+    _log.error("a bug met while answering a request", exc_info=(type(error), error, error.__traceback__))
     return Reply(500, _encode(Message(f"internal error: {type(error).__name__}: {error}")) + b"\n")

@@ -1,7 +1,8 @@
-"""The routes, in the specification's order. To add one, add its row.
+"""The routes, in the order of the API's documentation. To add one, add its row.
 
-A row: method, path, handler, status of a success (200), `mode`, and the window of versions that have it: from `since`
-on, no longer at `until`. `{name}` is one segment of the path, `{name:path}` any number of them (image names with
+A row: method, path, handler, status of a success (200), `mode`, and the window of versions that
+have it: from `since` on, no longer at `until`. A route whose status changed has a row for each
+window. `{name}` is one segment of the path, `{name:path}` any number of them (image names with
 slashes).
 """
 
@@ -12,7 +13,7 @@ import enum
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.api import archive, containers, exec, images, networks, system, volumes
+from engine.api import archive, containers, exec, images, networks, swarm, system, volumes
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
 from engine.http.messages import AnyReply, Request
@@ -80,6 +81,7 @@ ROUTES: tuple[Route, ...] = (
     GET("/containers/json", containers.list_all),
     POST("/containers/create", containers.create, 201),
     GET("/containers/{id}/json", containers.inspect),
+    GET("/containers/{id}/{alias}/json", containers.inspect_link),
     GET("/containers/{id}/top", containers.top),
     GET("/containers/{id}/logs", containers.read_logs, mode=STREAM),
     GET("/containers/{id}/changes", archive.changes),
@@ -97,6 +99,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/containers/{id}/attach", containers.attach, mode=HIJACK),
     GET("/containers/{id}/attach/ws", containers.attach_websocket, mode=HIJACK),
     POST("/containers/{id}/wait", containers.wait, mode=STREAM),
+    DELETE("/containers/", containers.remove_unnamed, 204),
     DELETE("/containers/{id}", containers.remove, 204),
     DELETE("/containers/{id}/{alias}", containers.remove_link, 204),
     POST("/containers/{id}/copy", archive.copy, mode=STREAM, until="1.24"),
@@ -106,7 +109,8 @@ ROUTES: tuple[Route, ...] = (
     # Exec
     POST("/containers/{id}/exec", exec.create, 201),
     POST("/exec/{id}/start", exec.start, mode=HIJACK),
-    POST("/exec/{id}/resize", exec.resize, 201),
+    POST("/exec/{id}/resize", exec.resize, 201, until="1.25"),
+    POST("/exec/{id}/resize", exec.resize, since="1.25"),
     GET("/exec/{id}/json", exec.inspect),
     # Images
     GET("/images/json", images.list_all),
@@ -131,7 +135,22 @@ ROUTES: tuple[Route, ...] = (
     POST("/networks/{id}/connect", networks.connect),
     POST("/networks/{id}/disconnect", networks.disconnect),
     DELETE("/networks/{id}", networks.remove, 204),
-    # System information: not shown in the specification, as Docker documents it (design §6)
+    # Swarm: this engine is in none
+    GET("/swarm", swarm.not_a_manager, since="1.24"),
+    POST("/swarm/update", swarm.not_a_manager, since="1.24"),
+    POST("/swarm/leave", swarm.not_in_a_swarm, since="1.24"),
+    GET("/nodes", swarm.not_a_manager, since="1.24"),
+    GET("/nodes/{id}", swarm.not_a_manager, since="1.24"),
+    DELETE("/nodes/{id}", swarm.not_a_manager, since="1.24"),
+    POST("/nodes/{id}/update", swarm.not_a_manager, since="1.24"),
+    GET("/services", swarm.not_a_manager, since="1.24"),
+    POST("/services/create", swarm.not_a_manager, since="1.24"),
+    GET("/services/{id}", swarm.not_a_manager, since="1.24"),
+    DELETE("/services/{id}", swarm.not_a_manager, since="1.24"),
+    POST("/services/{id}/update", swarm.not_a_manager, since="1.24"),
+    GET("/tasks", swarm.not_a_manager, since="1.24"),
+    GET("/tasks/{id}", swarm.not_a_manager, since="1.24"),
+    # System
     POST("/commit", images.commit, 201),
     POST("/auth", images.log_in, mode=STREAM),
     GET("/images/search", images.search, mode=STREAM),

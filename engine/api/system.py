@@ -1,5 +1,5 @@
-"""Handlers about the engine itself: /_ping, /version, /info, /events (chapter 'system' of Docker's API documentation at
-1.24).
+"""Handlers about the engine itself (Docker Engine API, "System"): /_ping, /version, /info,
+/events.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import os
 import time
 from collections import deque
 
-from engine import __version__
+from engine import __version__, times
 from engine.api.engine import Engine
 from engine.api.parameters import filters, timestamp
 from engine.api.replies import encode, json_reply
 from engine.api.versions import MINIMUM, NEWEST
+from engine.config import Config
 from engine.errors import InvalidParameter
 from engine.events import EVENT_FILTERS, Subscription
 from engine.http.messages import Reply, Request, StreamReply
-from engine.wire import times
 from engine.wire.events import Message
 from engine.wire.system import (
     IndexInfo,
@@ -30,6 +30,9 @@ from engine.wire.system import (
 )
 
 INDEX = "https://index.docker.io/v1/"
+"""Docker Hub, as clients name it in their files of credentials."""
+
+_ALWAYS_INSECURE = ("127.0.0.0/8", "::1/128")
 
 _PONG = Reply(200, b"OK", "text/plain; charset=utf-8", (("Cache-Control", "no-cache, no-store, must-revalidate"),))
 
@@ -73,7 +76,9 @@ def info(engine: Engine, request: Request) -> Reply:
             driver=counts.driver,
             driver_status=[list(pair) for pair in counts.driver_status],
             plugins=InfoPlugins(
-                volume=list(counts.volume_drivers), network=["bridge", "host", "null"], log=["json-file", "none"]
+                volume=list(counts.volume_drivers),
+                network=list(counts.network_drivers),
+                log=list(counts.log_drivers),
             ),
             memory_limit=host.memory_limit,
             swap_limit=host.swap_limit,
@@ -87,9 +92,9 @@ def info(engine: Engine, request: Request) -> Reply:
             bridge_nf_iptables=host.bridge_nf_iptables,
             bridge_nf_ip6tables=host.bridge_nf_ip6tables,
             debug=engine.config.log_level == "debug",
-            nfd=_open_descriptors(),
+            nfd=counts.descriptors,
             oom_kill_disable=host.oom_kill_disable,
-            n_goroutines=_tasks(),
+            n_goroutines=counts.tasks,
             system_time=times.rfc3339(time.time_ns()),
             logging_driver="json-file",
             cgroup_driver="cgroupfs",
@@ -99,11 +104,7 @@ def info(engine: Engine, request: Request) -> Reply:
             os_type=host.os,
             architecture=host.machine,
             index_server_address=INDEX,
-            registry_config=RegistryConfig(
-                insecure_registry_cidrs=["127.0.0.0/8"],
-                index_configs={"docker.io": IndexInfo(name="docker.io", mirrors=[], secure=True, official=True)},
-                mirrors=[],
-            ),
+            registry_config=_registries(engine.config),
             ncpu=host.cpus,
             mem_total=host.memory,
             docker_root_dir=str(engine.config.root),
@@ -126,32 +127,41 @@ def info(engine: Engine, request: Request) -> Reply:
     )
 
 
-def _open_descriptors() -> int:
-    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # st_size counts since Linux 6.2
-
-
-def _tasks() -> int:
-    try:
-        return len(asyncio.all_tasks())
-    except RuntimeError:  # no loop runs: a unit test
-        return 0
+def _registries(config: Config) -> RegistryConfig:
+    """The configuration of registries as Docker shows it: networks by CIDR, hosts by name, mirrors
+    of Docker Hub.
+    """
+    mirrors = [mirror.rstrip("/") + "/" for mirror in config.registry_mirrors]
+    hosts = [rule for rule in config.insecure_registries if "/" not in rule]
+    hub = {"docker.io": IndexInfo(name="docker.io", mirrors=mirrors, secure=True, official=True)}
+    return RegistryConfig(
+        insecure_registry_cidrs=[*_ALWAYS_INSECURE, *(rule for rule in config.insecure_registries if "/" in rule)],
+        index_configs={host: IndexInfo(name=host, mirrors=[], secure=False, official=False) for host in hosts} | hub,
+        mirrors=mirrors,
+    )
 
 
 def events(engine: Engine, request: Request) -> StreamReply:
-    """GET /events: with `since` what is remembered, then live, until `until` if that is given."""
+    """GET /events: with `since` or `until` first the past, as far as it is remembered; then live,
+    until `until`.
+    """
     wanted = filters(request.query, EVENT_FILTERS)
     since = timestamp(request.query, "since") if request.query.get("since") else None
     until = timestamp(request.query, "until") if request.query.get("until") else None
     if since is not None and until is not None and until < since:
         raise InvalidParameter(f"`since` time ({since}) cannot be after `until` time ({until})")
-    # Nothing is awaited between the two, so that no event is missed or sent twice; and the head is flushed after both.
+    # Nothing is awaited between the two, so that no event is missed or sent twice; and the head is
+    # flushed after both.
     subscription = engine.events.subscribe(wanted)
-    past = engine.events.history(since, until, wanted) if since is not None else []
+    asked = since is not None or until is not None
+    past = engine.events.history(since or 0, until, wanted) if asked else []
     return StreamReply(request.status, EventFeed(request, subscription, past, until))
 
 
 class EventFeed:
-    """Events as lines of JSON, those that wait together in one chunk. An object, not a generator: see `StreamReply`."""
+    """Events as lines of JSON, those that wait together in one chunk. An object, not a generator:
+    see `StreamReply`.
+    """
 
     def __init__(self, request: Request, subscription: Subscription, past: list[Message], until: int | None) -> None:
         self._request = request

@@ -1,13 +1,10 @@
-"""Where a body begins and ends: readers of request bodies, and the heads and chunks of answers. Pure: bytes in, bytes
-out.
+"""Where a request's body ends: readers for bodies with a length and for chunked ones. Pure.
 
-Not here: when to read or write (`protocol.py`). Rules: RFC 9112, chapters 6 and 7.
+Not here: when to read (`protocol.py`), answers (`answer.py`). Rules: RFC 9112, chapters 6 and 7.
 """
 
 from __future__ import annotations
 
-import email.utils
-from http import HTTPStatus
 from typing import Protocol
 
 from engine.errors import InvalidParameter
@@ -19,7 +16,6 @@ TRAILER_LIMIT = 64 * 1024
 """Bytes of all trailer fields, which are read and dropped."""
 
 _HEX = frozenset(b"0123456789abcdefABCDEF")
-_CONTROLS = frozenset("\r\n\0")
 
 
 class Sink(Protocol):
@@ -39,7 +35,9 @@ class LengthReader:
         self.done = length == 0
 
     def read(self, data: bytes, start: int, sink: Sink | None) -> int:
-        """Take what belongs to the body from `start` on; the position after it. Without a sink it is dropped."""
+        """Take the body's bytes from `start` on. Returns the position after them. Without a sink
+        they are dropped.
+        """
         assert self.left is not None
         stop = min(len(data), start + self.left)
         if sink is not None:
@@ -80,7 +78,9 @@ class ChunkedReader:
         return start
 
     def payload(self, data: bytes | bytearray, start: int, size: int) -> tuple[int, int]:
-        """Go on in `data[start:size]`, to the end of the next piece of payload: where that lies. Nowhere when there is none."""
+        """Go on in `data[start:size]` to the end of the next piece of payload. Returns where it
+        begins and ends; the two are equal when there is none.
+        """
         while start < size and not self.done:
             if self._chunk:
                 stop = min(size, start + self._chunk)
@@ -119,54 +119,3 @@ class ChunkedReader:
 
 
 BodyReader = LengthReader | ChunkedReader
-
-
-class HeadWriter:
-    """Heads of answers, with all that stays the same made once."""
-
-    def __init__(self, constant: tuple[tuple[str, str], ...]) -> None:
-        """`constant`: fields of every answer."""
-        self._constant = field_lines(constant)
-        self._starts: dict[tuple[int, str], bytes] = {}
-        self._date_until = 0.0
-        self._date = b""
-
-    def start(self, status: int, content_type: str, now: float) -> bytes:
-        """Status line and fields up to those that frame the body. `now`: seconds since the epoch."""
-        if now >= self._date_until:
-            self._date_until = int(now) + 1.0
-            self._date = b"Date: " + email.utils.formatdate(int(now), usegmt=True).encode() + b"\r\n"
-            self._starts.clear()
-        start = self._starts.get((status, content_type))
-        if start is None:
-            start = b"HTTP/1.1 %d %b\r\n%b" % (status, _reason(status), self._constant)
-            if content_type:
-                start += field_lines((("Content-Type", content_type),))
-            start += self._date
-            if len(self._starts) < 256:
-                self._starts[status, content_type] = start
-        return start
-
-    def hijacked(self, content_type: str, upgrade: bool, now: float) -> bytes:
-        """101 when the client asked to upgrade, else 200 with neither length nor coding: the stream lasts as long as
-        the connection.
-        """
-        if upgrade:
-            asked = (("Content-Type", content_type), ("Connection", "Upgrade"), ("Upgrade", "tcp"))
-            return b"HTTP/1.1 101 UPGRADED\r\n" + self._constant + field_lines(asked) + b"\r\n"
-        return self.start(200, content_type, now) + b"\r\n"
-
-
-def field_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
-    """ValueError when a name or value would break out of its line: it is never a client's choice what the head is."""
-    for name, value in fields:
-        if not _CONTROLS.isdisjoint(value) or not _CONTROLS.isdisjoint(name):
-            raise ValueError(f"control characters in header {name!r}")
-    return "".join([f"{name}: {value}\r\n" for name, value in fields]).encode("latin-1", "replace")
-
-
-def _reason(status: int) -> bytes:
-    try:
-        return HTTPStatus(status).phrase.encode()
-    except ValueError:
-        return b"Unknown"

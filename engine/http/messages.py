@@ -1,7 +1,7 @@
-"""One request and the three shapes of its answer, as the application sees them.
+"""One request and the shapes of its answer, as the application sees them.
 
-Not here: bytes on the wire (`protocol.py`) and which path means what (`router.py`). A request lives until its answer is
-out and belongs to one connection; nothing here is shared between threads.
+Not here: bytes on the wire (`protocol.py`) and which path means what (`router.py`). A request lives
+until its answer is out and belongs to one connection; nothing here is shared between threads.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from engine.errors import InvalidParameter, ServerError
-
-if TYPE_CHECKING:
-    from engine.http.protocol import Connection
-    from engine.http.remainder import Remainder
+from engine.http.borrowed import BorrowedBody
+from engine.http.budget import FREE, Budget
+from engine.http.hijack import Hijack, HijackReply
 
 T = TypeVar("T")
 
@@ -28,7 +27,8 @@ _HEX = {f"{octet:02x}".encode(): bytes((octet,)) for octet in range(256)}
 def percent_decode(text: bytes, what: str) -> str:
     """RFC 3986, 2.1.
 
-    `what` names the part of the target in the error: a `%` without two hex digits, bytes that are not UTF-8, a NUL.
+    `what` names the part of the target in the error: a `%` without two hex digits, bytes that are
+    not UTF-8, a NUL.
     """
     if b"%" in text:
         first, *rest = text.split(b"%")
@@ -50,7 +50,9 @@ def percent_decode(text: bytes, what: str) -> str:
 
 
 class Query(Mapping[str, str]):
-    """Query parameters, decoded. A repeated name gives its first value; `get_all` gives them all, in order."""
+    """Query parameters, decoded. A repeated name gives its first value; `get_all` gives them all,
+    in order.
+    """
 
     __slots__ = ("_values",)
 
@@ -79,7 +81,9 @@ class Query(Mapping[str, str]):
     def get(self, name: str, default: T) -> str | T: ...
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Most parameters are absent from most requests; `Mapping.get` raises and catches for each."""
+        """Most parameters are absent from most requests; `Mapping.get` raises and catches for
+        each.
+        """
         values = self._values.get(name)
         return default if values is None else values[0]
 
@@ -119,39 +123,44 @@ class Headers:
 class Source(Protocol):
     """What a body needs from its connection."""
 
+    @property
+    def budget(self) -> Budget:
+        """Bounds the bodies that are read whole."""
+
     def body_wanted(self) -> None:
-        """The handler waits for bytes: send `100 Continue` if it is due, watch the idle limit."""
+        """The handler waits for bytes: send `100 Continue` if it is due, and watch the idle
+        limit.
+        """
 
     def body_taken(self) -> None:
         """Fewer than `BODY_WAITING` bytes wait now: reading may go on."""
 
-    def body_lent(self, early: Iterable[bytes]) -> Remainder | None:
-        """See `Body.lend`. `early`: what has come."""
-
-    def body_returned(self) -> None:
-        """See `Body.take_back`."""
+    def body_borrowed(self, early: Iterable[bytes]) -> BorrowedBody | None:
+        """See `Body.borrow`. `early`: the bytes that have come."""
 
 
 class Body:
-    """A request's body: an async iterator of bytes, one reader.
+    """A request's body: an async iterator of bytes for one reader.
 
-    Ends early with `InvalidParameter` when the client stalls or leaves.
+    Ends early with `InvalidParameter` when the client stalls or leaves. Each raise makes an
+    exception of its own: one that was kept would hold, by its traceback, the frames and so the
+    bytes of its readers.
     """
 
-    __slots__ = ("_announced", "_chunks", "_source", "_waiter", "ended", "error", "started", "waiting")
+    __slots__ = ("_announced", "_chunks", "_source", "_waiter", "ended", "failure", "started", "waiting")
 
     def __init__(self, source: Source | None = None, content: bytes = b"", announced: int | None = None) -> None:
-        """Without `source` the body is `content`, whole (tests, requests without a body). `announced`: its Content-Length."""
+        """Without `source` the body is `content`. `announced`: its Content-Length."""
         self._announced = announced or 0
         self._source = source
         self._chunks: deque[bytes] = deque((content,) if content else ())
         self._waiter: asyncio.Future[None] | None = None
-        self.error: InvalidParameter | None = None
-        """Why it ended before its end."""
+        self.failure = ""
+        """Why it ended before its end; empty when it did not."""
         self.waiting = len(content)
         """Bytes received and not yet taken."""
         self.ended = source is None
-        """The last byte was received (or the body failed)."""
+        """The last byte was received, or the body failed."""
         self.started = False
         """The handler asked for the body."""
 
@@ -161,8 +170,8 @@ class Body:
     async def __anext__(self) -> bytes:
         self.started = True
         while not self._chunks:
-            if self.error is not None:
-                raise self.error
+            if self.failure:
+                raise InvalidParameter(self.failure)
             if self.ended:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -178,37 +187,52 @@ class Body:
             self._source.body_taken()
         return chunk
 
-    def lend(self) -> Remainder | None:
-        """What was not taken yet and all that is still to come, for a thread to read; None when there is no more to come, or only the loop can
-        read it (TLS).
+    def borrow(self) -> BorrowedBody | None:
+        """Lend the unread part of the body to a worker thread, until `BorrowedBody.give_back`.
 
-        The reader of the body is that thread then, until `take_back`.
+        Returns None when the body is complete, and with TLS, where only the loop can read it.
         """
         if self._source is None or self.ended:
             return None
         self.started = True
-        remainder = self._source.body_lent(self._chunks)
-        if remainder is not None:
+        borrowed = self._source.body_borrowed(self._chunks)
+        if borrowed is not None:
             self._chunks = deque()
             self.waiting = 0
-        return remainder
-
-    def take_back(self) -> None:
-        """The thread has ended, at the body's end or before: nobody reads what is left."""
-        assert self._source is not None
-        self._source.body_returned()
+        return borrowed
 
     async def read(self, limit: int) -> bytes:
-        """The whole body; `InvalidParameter` as soon as it is known to be larger than `limit` bytes."""
-        chunks, size = [], 0
+        """The whole body. Raises InvalidParameter as soon as it is known to be larger than `limit`
+        bytes, Unavailable when too many large bodies are being read.
+        """
         if self._announced > limit:
             raise InvalidParameter(f"request body is larger than {limit} bytes")
-        async for chunk in self:
-            size += len(chunk)
-            if size > limit:
-                raise InvalidParameter(f"request body is larger than {limit} bytes")
-            chunks.append(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if self._source is None or self.ended:
+            return await self._all(limit, None)
+        budget = self._source.budget
+        reserved = await budget.reserve(self._announced) if self._announced > FREE else 0
+        try:
+            return await self._all(limit, None if reserved else budget)
+        finally:
+            if reserved:
+                budget.release(reserved)
+
+    async def _all(self, limit: int, budget: Budget | None) -> bytes:
+        """With a budget, reserve `limit` bytes of it once the body proves to be large."""
+        chunks: list[bytes] = []
+        size = reserved = 0
+        try:
+            async for chunk in self:
+                size += len(chunk)
+                if size > limit:
+                    raise InvalidParameter(f"request body is larger than {limit} bytes")
+                chunks.append(chunk)
+                if size > FREE and budget is not None and not reserved:
+                    reserved = await budget.reserve(limit)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        finally:
+            if budget is not None and reserved:
+                budget.release(reserved)
 
     def feed(self, chunk: bytes) -> None:
         """Connection: bytes arrived."""
@@ -216,15 +240,17 @@ class Body:
         self.waiting += len(chunk)
         self._wake()
 
-    def end(self, error: InvalidParameter | None = None) -> None:
-        """Connection: no more will come, because that was all or because of `error`."""
+    def end(self, failure: str = "") -> None:
+        """Connection: no more will come, because that was all or because of `failure`. What came
+        can still be read, unless the body failed.
+        """
         if not self.ended:
             self.ended = True
-            self.error = error
+            self.failure = failure
             self._wake()
 
     def discard(self) -> None:
-        """Connection: nobody will read what waits."""
+        """Connection: drop what waits. Nothing will read it."""
         self._chunks.clear()
         self.waiting = 0
 
@@ -236,11 +262,23 @@ class Body:
 _NO_QUERY = Query()
 
 NO_BODY = Body()
-"""Of every request without one: it has ended, and nothing ever comes."""
+"""The body of every request without one: it has ended, and nothing ever comes."""
+
+
+class Link(Protocol):
+    """What a request needs of its connection."""
+
+    def peer(self) -> str:
+        """See `Request.peer`."""
+
+    def hijack(self, request: Request, content_type: str) -> Hijack:
+        """See `Request.hijack`."""
 
 
 class Request:
-    """A request whose head has arrived. `path` is percent-decoded; version prefixes are the application's business."""
+    """A request whose head has arrived. `path` is percent-decoded; version prefixes are the
+    application's business.
+    """
 
     __slots__ = (
         "_connection",
@@ -253,6 +291,7 @@ class Request:
         "path",
         "query",
         "status",
+        "target",
         "upgrade",
         "version",
     )
@@ -265,16 +304,21 @@ class Request:
         headers: Headers | None = None,
         body: Body | None = None,
         *,
+        target: bytes = b"",
         keep: bool = True,
-        connection: Connection | None = None,
+        connection: Link | None = None,
     ) -> None:
         self.method = method
         self.path = path
         self.query = query
         self.headers = headers if headers is not None else Headers([])
         self.body = body if body is not None else NO_BODY
+        self.target = target
+        """Path and query as they were sent."""
         self.keep = keep
-        """The connection stays open for another request afterwards, as far as the client is concerned."""
+        """The connection stays open for another request afterwards, as far as the client is
+        concerned.
+        """
         self.upgrade = False
         """The client asked to upgrade the connection (header Upgrade)."""
         self._connection = connection
@@ -286,7 +330,9 @@ class Request:
         self.status = 200
         """Status of a success, from the route table."""
         self.cancellable = False
-        """A handler that still runs when the client leaves is cancelled; otherwise it runs to its end."""
+        """True: a handler that still runs when the client leaves is cancelled. False: it runs to
+        its end.
+        """
 
     @property
     def peer(self) -> str:
@@ -304,7 +350,9 @@ class Request:
 
 
 class Reply:
-    """A complete answer. No Content-Type is sent with an empty body of the default type; no body with 204 and 304."""
+    """A complete answer. No Content-Type is sent with an empty body of the default type; no body
+    with 204 and 304.
+    """
 
     __slots__ = ("body", "content_type", "headers", "status")
 
@@ -322,13 +370,13 @@ class Reply:
 
 
 class StreamReply:
-    """An answer that grows: chunked at HTTP/1.1, until the end of the connection at 1.0. The head is flushed before the
-    first chunk is asked for.
+    """An answer that grows: chunked at HTTP/1.1, until the end of the connection at 1.0. The head
+    is flushed before the first chunk is asked for.
 
-    `chunks` is read only as fast as the client reads. Its `aclose()`, when it has one, is called in any case, also when
-    the client leaves first; note that a generator that never started does not run its `finally`, so what must be undone
-    belongs into an object with an `aclose` of its own. An error in mid-stream cuts the connection, so that the client
-    can tell.
+    `chunks` is read only as fast as the client reads. Its `aclose()`, when it has one, is called in
+    any case, also when the client leaves first; note that a generator that never started does not
+    run its `finally`, so what must be undone belongs into an object with an `aclose` of its own. An
+    error in mid-stream cuts the connection, so that the client can tell.
     """
 
     __slots__ = ("chunks", "content_type", "headers", "status")
@@ -344,38 +392,6 @@ class StreamReply:
         self.chunks = chunks
         self.content_type = content_type
         self.headers = headers
-
-
-class HijackReply:
-    """The connection is no longer ours; made by `Hijack.release` alone."""
-
-    __slots__ = ()
-
-
-class Hijack:
-    """A connection on its way out of HTTP. Nothing more is read from it by the daemon and nothing written."""
-
-    __slots__ = ("_connection", "early", "head")
-
-    def __init__(self, connection: Connection, head: bytes, early: bytes) -> None:
-        self._connection = connection
-        self.head = head
-        """Status line and headers that the new owner sends first."""
-        self.early = early
-        """Bytes of the stream that came with the request."""
-
-    def descriptor(self) -> int:
-        """A descriptor of the stream, for the new owner: the client's own socket, or with TLS one end of a pair that
-        the daemon relays.
-
-        The caller closes it once it is handed over (or the hand-over failed).
-        """
-        return self._connection.hijack_descriptor()
-
-    def release(self) -> HijackReply:
-        """After the hand-over: the daemon lets go of the connection, without shutting it down."""
-        self._connection.hijack_release()
-        return HijackReply()
 
 
 AnyReply = Reply | StreamReply | HijackReply

@@ -1,9 +1,9 @@
-"""Which route a method and path mean. Built once from a table; matching allocates the parameters and nothing else that
-lasts.
+"""Which route a method and path mean. Built once from a table; matching allocates the parameters
+and nothing else that lasts.
 
-A pattern is literal segments and `{name}` (one segment, not empty) or, once, `{name:path}` (one or more segments, for
-image names). A literal segment goes before a parameter, and one-segment parameters before a greedy one. A trailing
-slash is another path.
+A pattern is literal segments and `{name}` (one segment, not empty) or, once, `{name:path}` (one or
+more segments, for image names). A literal segment goes before a parameter, and one-segment
+parameters before a greedy one. A trailing slash is another path.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ class _Node(Generic[R]):
     def __init__(self) -> None:
         self.literals: dict[str, _Node[R]] = {}
         self.parameter: _Node[R] | None = None
-        self.greedy: list[tuple[tuple[str, ...], R]] = []  # literal segments after it, longest first
+        # literal segments after it, longest first
+        self.greedy: list[tuple[tuple[str, ...], R]] = []
         self.routes: list[R] = []
 
 
 class Router(Generic[R]):
-    """`match` gives the rows for a method and path, in the table's order: several when versions differ."""
+    """`match` gives the rows for a method and path, in the table's order: several when versions
+    differ.
+    """
 
     def __init__(self, routes: Iterable[R]) -> None:
         self._methods: dict[str, _Node[R]] = {}
@@ -73,7 +76,9 @@ class Router(Generic[R]):
         node.routes.append(route)
 
     def match(self, method: str, path: str) -> tuple[list[R], dict[str, str]] | None:
-        """The rows and the path parameters (of the first row; those of one path have the same names), or None."""
+        """The rows and the path parameters (of the first row; those of one path have the same
+        names), or None.
+        """
         static = self._static.get((method, path))
         if static is not None:
             return static, {}

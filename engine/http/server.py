@@ -1,6 +1,7 @@
 """Listeners, and the clock for the deadlines of all connections.
 
-One coarse timer serves every deadline, and runs only while some connection has one: an idle connection costs no timer.
+One coarse timer serves every deadline, and runs only while some connection has one: an idle
+connection costs no timer.
 
 Not here: what happens on a connection (`protocol.py`).
 """
@@ -22,11 +23,16 @@ from typing import Protocol
 
 from engine.errors import ServerError
 from engine.http import tls
-from engine.http.framing import HeadWriter
+from engine.http.answer import AnswerWriter
+from engine.http.budget import Budget
+from engine.http.listener import Listener
 from engine.http.messages import AnyReply, Reply, Request
 from engine.http.protocol import Connection
 
 BACKLOG = 4096
+
+TURN = 0.001
+"""Seconds that expired connections may take of the loop at a time."""
 
 MAX_PATH = 107
 """Bytes of a Unix socket's path (unix(7): `sun_path` without its NUL)."""
@@ -51,7 +57,7 @@ class Application(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of what a client may make us wait for."""
+    """Bounds of what one client may make the server wait for and hold."""
 
     head: int = 64 * 1024
     """Bytes of a request's head."""
@@ -61,6 +67,10 @@ class Limits:
     """Without a byte of a body that is waited for."""
     linger_seconds: float = 5.0
     """For a client to notice that we closed."""
+    bodies: int = 32 << 20
+    """Bytes of all bodies that are read whole at a time."""
+    turn_seconds: float = 30.0
+    """That a body waits for others to be read, before it is refused."""
 
 
 class Server:
@@ -69,16 +79,19 @@ class Server:
     def __init__(self, application: Application, *, limits: Limits | None = None) -> None:
         self.application = application
         self.limits = limits or Limits()
-        self.heads = HeadWriter(application.headers)
+        self.heads = AnswerWriter(application.headers)
+        self.budget = Budget(self.limits.bodies, self.limits.turn_seconds)
         self.connections: set[Connection] = set()
         self.known_heads: dict[bytes, Request] = {}
-        """Heads of requests without a body, as they came, to what they say; connections fill and bound it."""
+        """Heads of requests without a body, as they came, to what they say; connections fill and
+        bound it.
+        """
         self.timed: set[Connection] = set()
         """Connections with a deadline."""
         self.half_open: set[Connection] = set()
         """Connections whose client sends no more and may be gone."""
         self.closing = False
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._paths: list[tuple[str, tuple[int, int]]] = []
         self._relays: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -86,10 +99,12 @@ class Server:
         limits = self.limits
         self._tick = min(1.0, min(limits.head_seconds, limits.body_seconds, limits.linger_seconds) / 4)
 
-    # --- listeners --------------------------------------------------------------------------------------------------
+    # --- listeners --------------------------------------------------------------------------------
 
     async def listen_unix(self, path: str, group: str = "") -> None:
-        """Listen on `path`, 0660 root:`group` if the host has that group; a socket that nobody listens on is replaced."""
+        """Listen on `path`, 0660 root:`group` if the host has that group. Replaces a socket without
+        a listener.
+        """
         if len(os.fsencode(path)) > MAX_PATH or "\0" in path or not path:
             raise ServerError(f"{path}: a socket's path has 1 to {MAX_PATH} bytes")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -103,11 +118,8 @@ class Server:
             if group:
                 _give_to_group(path, group)
             made = os.lstat(path)
-            self._listeners.append(
-                await asyncio.get_running_loop().create_unix_server(
-                    lambda: Connection(self), sock=listener, backlog=BACKLOG
-                )
-            )
+            listener.listen(BACKLOG)
+            self._listeners.append(Listener(listener, lambda: Connection(self)))
             self._paths.append((path, (made.st_dev, made.st_ino)))
         except OSError as error:
             listener.close()
@@ -117,7 +129,9 @@ class Server:
             raise
 
     async def listen_tcp(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
-        """Listen with mutual TLS; without a context plainly, on a loopback address alone. The port (0 asks for any)."""
+        """Listen with mutual TLS; without a context plainly, on a loopback address alone. The port
+        (0 asks for any).
+        """
         if context is None:
             if not _is_loopback(host):
                 raise ServerError(f"cannot listen on {host}:{port}: without TLS only loopback addresses are allowed")
@@ -131,18 +145,30 @@ class Server:
                 return Connection(self)
             return tls.TlsTransport(context, lambda: Connection(self), self.limits.head_seconds)
 
+        listening: list[socket.socket] = []
         try:
-            listener = await asyncio.get_running_loop().create_server(
-                protocol, host, port, backlog=BACKLOG, reuse_address=True
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
+            for family, _, _, _, address in dict.fromkeys(found):
+                listening.append(listener := socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listener.bind(address)
+                listener.listen(BACKLOG)
         except OSError as error:
+            for listener in listening:
+                listener.close()
             raise ServerError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        self._listeners.append(listener)
-        bound: int = listener.sockets[0].getsockname()[1]
+        self._listeners += [Listener(each, protocol) for each in listening]
+        bound: int = listening[0].getsockname()[1]
         return bound
 
     async def close(self, grace: float = 10.0) -> None:
-        """Stop listening; end idle connections and endless answers now, give the others `grace` seconds."""
+        """Stop listening; end idle connections and endless answers now, give the others `grace`
+        seconds.
+        """
         self.closing = True
         for listener in self._listeners:
             listener.close()
@@ -166,7 +192,7 @@ class Server:
             self._timer = None
         await asyncio.sleep(0)
 
-    # --- for connections --------------------------------------------------------------------------------------------
+    # --- for connections --------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
         """A client has come."""
@@ -203,16 +229,31 @@ class Server:
     def _sweep(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
-        for connection in [connection for connection in self.timed if connection.deadline <= now]:
-            connection.expired()
+        self._expire([connection for connection in self.timed if connection.deadline <= now])
         for connection in list(self.half_open):
             connection.check_hangup()
         if (self.timed or self.half_open) and not (self.closing and not self.connections):
             self._wind()
 
+    def _expire(self, connections: list[Connection]) -> None:
+        """End those whose deadline has passed. Others get their turn every millisecond, when
+        hundreds end at once.
+        """
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        while connections:
+            connection = connections.pop()
+            if connection in self.timed and connection.deadline <= begin:
+                connection.expired()
+            if loop.time() - begin > TURN:
+                loop.call_soon(self._expire, connections)
+                return
+
 
 def _remove_stale(path: str) -> None:
-    """Make room for a socket at `path`; ServerError when somebody listens there or it is something else."""
+    """Make room for a socket at `path`. Raises ServerError when a process listens there or it is
+    something else.
+    """
     try:
         found = os.lstat(path)
     except FileNotFoundError:

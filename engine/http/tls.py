@@ -1,9 +1,14 @@
-"""TLS over an asyncio transport, with half-close; and the relay that takes a hijacked TLS connection to a plain socket.
+"""TLS over an asyncio transport, with half-close; and the relay that takes a hijacked TLS
+connection to a plain socket.
 
-Why not the loop's own TLS: it ends a connection as soon as the client has sent `close_notify`. A docker CLI sends that
-at the end of stdin and then waits for the rest of the output (`tls.Conn.CloseWrite`), which would be lost.
+Why not the loop's own TLS: it ends a connection as soon as the client has sent `close_notify`. A
+docker CLI sends that at the end of stdin and then waits for the rest of the output
+(`tls.Conn.CloseWrite`), which would be lost.
 
-Not here: HTTP. Certificates are the context's business; `client_context` makes one that asks for them.
+A hijacked stream is relayed here, in the daemon: unlike one over a Unix socket it ends when the
+daemon ends.
+
+Not here: HTTP. `mutual_context` makes the context that asks clients for certificates.
 """
 
 from __future__ import annotations
@@ -16,24 +21,33 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from engine.errors import ServerError
+
 READ_SIZE = 256 * 1024
 
 
 def mutual_context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
-    """A server's context that demands a client certificate signed by `authority` (paths of PEM files).
+    """A server's context that demands a client certificate signed by `authority` (paths of PEM
+    files).
 
-    TLS 1.2 and later.
+    TLS 1.2 and later, without renegotiation. Raises ServerError when the files do not make one.
     """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    context.load_cert_chain(certificate, key)
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # ssl.SSLError is one
+        reason = getattr(error, "reason", "") or error.strerror or str(error)
+        raise ServerError(f"TLS with {authority}, {certificate}, {key}: {reason}") from error
     return context
 
 
 class TlsTransport(asyncio.Protocol):
-    """To the socket's transport a protocol; to the protocol it makes after the handshake, a transport."""
+    """To the socket's transport a protocol; to the protocol it makes after the handshake, a
+    transport.
+    """
 
     def __init__(
         self, context: ssl.SSLContext, protocol: Callable[[], asyncio.Protocol], handshake_seconds: float
@@ -51,7 +65,7 @@ class TlsTransport(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(handshake_seconds, self.abort)
 
-    # --- the socket's side ------------------------------------------------------------------------------------------
+    # --- the socket's side ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = transport
@@ -103,7 +117,7 @@ class TlsTransport(asyncio.Protocol):
             self._timer = None
 
     def _read(self) -> None:
-        """Give what has been decrypted to the protocol, while it wants it."""
+        """Give decrypted bytes to the protocol, while it does not pause."""
         if self._reading:
             return
         self._reading = True
@@ -133,7 +147,7 @@ class TlsTransport(asyncio.Protocol):
         if self._outgoing.pending and not self._raw.is_closing():
             self._raw.write(self._outgoing.read())
 
-    # --- the protocol's side ----------------------------------------------------------------------------------------
+    # --- the protocol's side ----------------------------------------------------------------------
 
     def set_protocol(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol
@@ -167,7 +181,8 @@ class TlsTransport(asyncio.Protocol):
         if self._shut or self._protocol is None:
             return
         self._shut = True
-        with contextlib.suppress(ssl.SSLError):  # it waits for the client's close_notify, which `_read` will meet
+        # it waits for the client's close_notify, which `_read` will meet
+        with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._flush()
 
@@ -183,7 +198,7 @@ class TlsTransport(asyncio.Protocol):
         self._loop.call_soon(self._read)
 
     def close(self) -> None:
-        """Once what was written is out."""
+        """Close when all that was written is sent."""
         self._notify()
         self._raw.close()
 

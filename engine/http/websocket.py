@@ -1,10 +1,16 @@
-"""Websocket clients (RFC 6455) of a byte stream: the upgrade, and a relay between the client's messages and a plain socket.
+"""Websocket clients (RFC 6455) of a byte stream: the upgrade, and a relay between the client's
+messages and a plain socket.
 
-What the client sends, in messages of any kind and length, goes to the socket as it comes; what the socket gives becomes messages: text as far as
-it is UTF-8, else binary, so that nothing is lost and no client is given invalid text. Neither side is read faster than the other takes it, and
-no message is ever held whole.
+What the client sends, in messages of any kind and length, goes to the socket as it comes; what the
+socket gives becomes messages: text as far as it is UTF-8, else binary, so that nothing is lost and
+no client is given invalid text. Neither side is read faster than the other takes it, and no message
+is ever held whole.
 
-Owns: the tasks and sockets of relays under way. Not here: frames and the handshake's rules (wsproto), what the stream is of.
+The relay runs in the daemon: unlike an attach over a plain socket, that of a websocket client ends
+when the daemon ends, and the client gets a Close (1001).
+
+Owns: the tasks and sockets of relays under way. Not here: frames and the handshake's rules
+(wsproto), what the stream is of.
 """
 
 from __future__ import annotations
@@ -28,18 +34,22 @@ log = logging.getLogger(__name__)
 
 READ_SIZE = 64 * 1024
 CLOSE_SECONDS = 5.0
-"""How long the client may take to answer a Close."""
+"""Seconds that the client may take to answer a Close."""
 REASON_LIMIT = 123
 """Bytes of a Close's reason (RFC 6455, 5.5)."""
 
 _NOT_COPIED = (b"connection", b"upgrade", b"content-type")
 
 Join = Callable[[socket.socket], Awaitable[None]]
-"""Gives one end of a socket pair to whatever makes the stream; the end stays the relay's to close."""
+"""Gives one end of a socket pair to whatever makes the stream; the end stays the relay's to
+close.
+"""
 
 
 class Upgrade:
-    """A request that asks for a websocket. Raises InvalidParameter when it does not, or not properly."""
+    """A request that asks for a websocket. Raises InvalidParameter when it does not, or not
+    properly.
+    """
 
     def __init__(self, request: Request) -> None:
         self.protocol = WSConnection(ConnectionType.SERVER)
@@ -51,7 +61,7 @@ class Upgrade:
             raise InvalidParameter(f"not a websocket handshake: {error}") from None
 
     def accept(self, head: bytes) -> bytes:
-        """The 101; `head`: an answer's head whose other fields it is to have."""
+        """The 101. `head` is an answer's head, whose other fields it gets too."""
         fields = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
         extra = [(name, value.strip()) for name, _, value in fields if name and name.lower() not in _NOT_COPIED]
         return self.protocol.send(AcceptConnection(extra_headers=extra))
@@ -64,9 +74,11 @@ class Relays:
         self._tasks: dict[asyncio.Task[None], _Relay] = {}
 
     def start(self, upgrade: Upgrade, descriptor: int, head: bytes, early: bytes, join: Join, *, takes: bool) -> None:
-        """Relay between the client behind `descriptor` (owned from now on) and the stream that `join` makes.
+        """Relay between the client behind `descriptor` (owned from now on) and the stream that
+        `join` makes.
 
-        `early`: bytes that came behind the request. `takes`: what the client sends goes to the stream, else it is thrown away.
+        `early`: bytes that came behind the request. `takes`: what the client sends goes to the
+        stream, else it is thrown away.
         """
         relay = _Relay(upgrade, socket.socket(fileno=descriptor), takes)
         task = asyncio.get_running_loop().create_task(relay.run(upgrade.accept(head), early, join))
@@ -74,7 +86,7 @@ class Relays:
         task.add_done_callback(lambda task: self._tasks.pop(task, None))
 
     async def close(self) -> None:
-        """The server goes away, and says so."""
+        """The server ends: send each client a Close."""
         relays = dict(self._tasks)
         for task, relay in relays.items():
             with suppress(OSError, TimeoutError):
@@ -104,7 +116,8 @@ class _Relay:
             near.setblocking(False)
             try:
                 await self._loop.sock_sendall(self._client, accept)
-                tasks.append(self._loop.create_task(self._output(near)))  # first: what is joined may begin with much
+                # first: what is joined may begin with much
+                tasks.append(self._loop.create_task(self._output(near)))
                 await join(far)
                 far.close()
                 received = self._loop.create_task(self._input(near, early))
@@ -126,7 +139,9 @@ class _Relay:
                         log.error("a websocket relay failed", exc_info=result)
 
     async def send(self, event: Event) -> None:
-        """Nothing when the connection is closing: the client has been told then, or has told us."""
+        """Send one event. Does nothing when the connection is closing: a Close was sent or
+        received.
+        """
         async with self._sending:
             try:
                 data = self._protocol.send(event)

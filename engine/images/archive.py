@@ -1,12 +1,17 @@
-"""Archives of images: the three layouts that `docker save`, its forebears and OCI tools write, read from a spooled tar file.
+"""Archives of images: the three layouts that any version of `docker save` and OCI tools write, read
+from a spooled tar file.
 
-- Docker archive: `manifest.json` names configuration, layers and tags (Docker image specification 1.2, "Combined Image JSON + Filesystem").
-- OCI image layout: `index.json`, `blobs/<algorithm>/<hex>`; a name in the annotations of the index.
-- legacy: `repositories` and one directory per layer with `VERSION`, `json`, `layer.tar` (API document, "Image tarball format").
+- Docker archive: `manifest.json` names configuration, layers and tags (Docker image specification
+  1.2, "Combined Image JSON + Filesystem").
+- OCI image layout: `index.json`, `blobs/<algorithm>/<hex>`; names are annotations of the index.
+- legacy: `repositories` and one directory per layer with `VERSION`, `json`, `layer.tar` (Docker
+  Engine API, "Image tarball format").
 
-An archive is a stranger's: every document is bounded, a name only ever looks up a member of the archive, links between members are resolved in
-it. Not here: extraction (layers.py), and what becomes of the images (store.py).
-Raises: InvalidParameter that says what is wrong with the archive.
+An archive is untrusted. Every document is bounded, names are used only to look up members of the
+archive, and links between members are resolved inside it.
+
+Not here: extraction (layers.py), the records of images (store.py).
+Raises: InvalidParameter that names the fault of the archive.
 """
 
 from __future__ import annotations
@@ -27,8 +32,9 @@ import msgspec
 from engine._fast.tar import ArchiveError, Reader
 from engine.errors import InvalidParameter, ServerError
 from engine.images import layers, reference
-from engine.images.layers import Laid, Span
+from engine.images.layers import Extracted
 from engine.images.reference import Reference
+from engine.images.spans import Span, compression
 from engine.system import files
 from engine.system.threads import uninterrupted
 from engine.wire.images import ArchiveItem, Descriptor, History, ImageConfig, LegacyLayer, Manifest
@@ -40,7 +46,7 @@ MAX_MEMBERS = 100_000
 MAX_DOCUMENT = 4 << 20
 """Bytes of a manifest, an index or a configuration, as registries limit them too."""
 MAX_LAYERS = 128
-"""Layers of an image: what overlay.py can mount on every kernel."""
+"""Layers of an image: as many as overlay.py can mount on every kernel."""
 MAX_IMAGES = 1000
 
 _SPOOL_CHUNK = 1 << 20
@@ -49,7 +55,7 @@ _LINKS = 8
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "riscv64": "riscv64"}
 ARCHITECTURE = _MACHINES.get(platform.machine(), platform.machine())
-"""This host's, in Go's words."""
+"""This host's architecture, in Go's words."""
 
 NAME_ANNOTATION = "io.containerd.image.name"
 REF_NAME_ANNOTATION = "org.opencontainers.image.ref.name"
@@ -61,28 +67,32 @@ class ArchivedImage(NamedTuple):
     raw: bytes
     """The configuration's bytes, whose digest is the image's id."""
     config: ImageConfig
-    layers: tuple[Span | Laid, ...]
+    layers: tuple[Span | Extracted, ...]
     names: tuple[Reference, ...]
+    parent: str = ""
+    """Id of the parent image in the same archive."""
 
     @property
     def id(self) -> str:
         return f"sha256:{hashlib.sha256(self.raw).hexdigest()}"
 
 
-# --- receiving ------------------------------------------------------------------------------------------------------
+# --- receiving ------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
 async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.Layers) -> AsyncIterator[Span]:
-    """The body, inflated if it is compressed, as a file without a name for as long as the context lasts.
+    """The body, inflated if it is compressed, as an unnamed file, which the end of the context
+    closes.
 
-    One buffer is written while the next is received. Raises ServerError when the disk does not take it.
+    One buffer is written while the next is received. Raises ServerError when the disk does not take
+    it.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
             spool = await stack.enter_async_context(_temporary(directory))
             span = Span(spool, 0, await _spool(body, spool))
-            kind = layers.compression(span)
+            kind = compression(span)
             if kind:
                 plain = await stack.enter_async_context(_temporary(directory))
                 stop = threading.Event()
@@ -90,7 +100,7 @@ async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.
                 try:
                     size = await asyncio.shield(inflating)
                 finally:
-                    stop.set()  # for who has left: the thread works on our descriptors
+                    stop.set()  # when cancelled: the thread still uses our descriptors
                     await uninterrupted(asyncio.wait([inflating]))
                 await uninterrupted(asyncio.to_thread(os.ftruncate, spool, 0))
                 span = Span(plain, 0, size)
@@ -105,7 +115,7 @@ async def _temporary(directory: Path) -> AsyncIterator[int]:
     try:
         yield descriptor
     finally:
-        # It has no name: its hundreds of megabytes are freed by this, which takes a while.
+        # An unnamed file: closing it frees hundreds of megabytes, which takes a while.
         await uninterrupted(asyncio.to_thread(os.close, descriptor))
 
 
@@ -132,26 +142,29 @@ async def _spool(body: AsyncIterator[bytes], descriptor: int) -> int:
 
 
 def _write(descriptor: int, chunks: list[bytes]) -> int:
-    for chunk in chunks:  # one by one: to join them takes the GIL for as long as a copy of all
+    # one by one: joining them takes the GIL for as long as copying all of them
+    for chunk in chunks:
         data = memoryview(chunk)
         while data:
             data = data[os.write(descriptor, data) :]
     return 0
 
 
-# --- members --------------------------------------------------------------------------------------------------------
+# --- members --------------------------------------------------------------------------------------
 
 
 class Archive:
     """The members of a tar file by name; the last of a name counts."""
 
-    def __init__(self, span: Span, laid: Mapping[int, Laid] | None = None) -> None:
-        """Reads the whole index. Blocking. Raises InvalidParameter for what is no tar file, or a truncated one.
+    def __init__(self, span: Span, early: Mapping[int, Extracted] | None = None) -> None:
+        """Read the whole index. Blocking. Raises InvalidParameter for a file that is not a tar
+        archive, or a truncated one.
 
-        `laid`: the layers that are not in the file any more, by the offsets of their contents.
+        `early`: layers that were extracted while the archive came, by the offset of their content.
+        The file has holes in their place.
         """
         self._span = span
-        self._laid = laid or {}
+        self._laid = early or {}
         self._members: dict[str, tuple[str, int, int, str]] = {}
         try:
             entries = Reader(span.descriptor, offset=span.offset, size=span.size).index(MAX_MEMBERS)
@@ -168,8 +181,11 @@ class Archive:
     def names(self) -> list[str]:
         return list(self._members)
 
-    def span(self, name: str) -> Span | Laid:
-        """Where the content of a regular member lies; links are followed within the archive. Raises InvalidParameter."""
+    def span(self, name: str) -> Span | Extracted:
+        """The position of a regular member's content; links are followed within the archive.
+
+        Raises InvalidParameter.
+        """
         at = _clean(name)
         for _ in range(_LINKS):
             member = self._members.get(at)
@@ -177,8 +193,8 @@ class Archive:
                 raise InvalidParameter(f"invalid archive: {name} is missing")
             type_, offset, size, link = member
             if type_ == "0" and size >= 0:
-                laid = self._laid.get(self._span.offset + offset)
-                return laid or Span(self._span.descriptor, self._span.offset + offset, size)
+                early = self._laid.get(self._span.offset + offset)
+                return early or Span(self._span.descriptor, self._span.offset + offset, size)
             if type_ == "1":
                 at = _clean(link)
             elif type_ == "2" and not link.startswith("/"):
@@ -193,12 +209,12 @@ class Archive:
 
 
 def _clean(name: str) -> str:
-    """As a path from the archive's root; what leads out of it leads to nothing that is there."""
+    """The name as a path from the archive's root. `..` cannot leave it."""
     return posixpath.normpath(f"/{name}").lstrip("/")
 
 
 def decode(data: bytes, of: type[T], name: str) -> T:
-    """JSON as Go reads it: nulls count as absent. Raises InvalidParameter that names the document."""
+    """JSON as Go reads it: nulls are absent. Raises InvalidParameter that names the document."""
     try:
         return msgspec.convert(_without_nulls(msgspec.json.decode(data)), of)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -220,7 +236,7 @@ def _without_nulls(value: Any, key: str = "") -> Any:
 
 
 def is_digest(text: str) -> bool:
-    """Whether it is a sha256 digest, the only kind that is used here."""
+    """True if it is a sha256 digest, the only supported kind."""
     return text.startswith("sha256:") and len(text) == 71 and set(text[7:]) <= set("0123456789abcdef")
 
 
@@ -239,7 +255,7 @@ def image_config(raw: bytes, name: str) -> ImageConfig:
     return config
 
 
-# --- the layouts ----------------------------------------------------------------------------------------------------
+# --- the layouts ----------------------------------------------------------------------------------
 
 
 async def images(archive: Archive, digests: layers.Layers) -> list[ArchivedImage]:
@@ -257,7 +273,7 @@ async def images(archive: Archive, digests: layers.Layers) -> list[ArchivedImage
     return found
 
 
-def _image(raw: bytes, name: str, spans: tuple[Span | Laid, ...], names: tuple[Reference, ...]) -> ArchivedImage:
+def _image(raw: bytes, name: str, spans: tuple[Span | Extracted, ...], names: tuple[Reference, ...]) -> ArchivedImage:
     config = image_config(raw, name)
     if len(spans) != len(config.rootfs.diff_ids):
         raise InvalidParameter(
@@ -273,8 +289,29 @@ def _docker(archive: Archive) -> list[ArchivedImage]:
     for item in items:
         names = tuple(_tag(text) for text in item.repo_tags)
         spans = tuple(archive.span(name) for name in item.layers)
-        found.append(_image(archive.span(item.config).read(MAX_DOCUMENT), item.config, spans, names))
-    return found
+        image = _image(archive.span(item.config).read(MAX_DOCUMENT), item.config, spans, names)
+        found.append(image._replace(parent=item.parent))
+    by_id = {image.id: image for image in found}
+    return [image._replace(parent=_parent(image, by_id)) for image in found]
+
+
+def _parent(image: ArchivedImage, by_id: Mapping[str, ArchivedImage]) -> str:
+    """The parent of an image, if the archive contains it.
+
+    Raises InvalidParameter if the image was not made from it.
+    """
+    parent = by_id.get(image.parent)
+    if parent is None:
+        return ""
+    steps: tuple[object, ...]
+    before: tuple[object, ...]
+    steps, before = image.config.history, parent.config.history
+    # an image's history has one more step than its parent's; without a history, compare the layers
+    if not steps:
+        steps, before = image.config.rootfs.diff_ids, before or parent.config.rootfs.diff_ids
+    if not steps or steps[:-1] != before:
+        raise InvalidParameter(f"image {image.parent} is not a valid parent for {image.id}")
+    return image.parent
 
 
 def _count(images: int) -> None:
@@ -332,7 +369,7 @@ def _annotated(descriptor: Descriptor) -> tuple[Reference, ...]:
     if not name:
         name = descriptor.annotations.get(REF_NAME_ANNOTATION, "")
         if ":" not in name and "/" not in name:
-            return ()  # a tag alone: of which repository, the archive does not say
+            return ()  # a tag alone: the archive does not name its repository
     return (_tag(name.partition("@")[0]),)
 
 
@@ -351,7 +388,9 @@ def _blob(archive: Archive, descriptor: Descriptor) -> bytes:
 
 
 async def _legacy(archive: Archive, digests: layers.Layers) -> list[ArchivedImage]:
-    """Layers named by their ids, each with its parent's. The configuration is made from the topmost one's `json`, as Docker does."""
+    """Layers named by their ids, each with its parent's. The configuration is made from the topmost
+    one's `json`, as Docker does.
+    """
     tops: dict[str, list[Reference]] = {}
     if "repositories" in archive:
         for repository, tags in archive.document("repositories", dict[str, dict[str, str]]).items():

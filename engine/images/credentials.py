@@ -1,7 +1,8 @@
-"""Who a client is to a registry, and what a registry asks for: the headers of both, read.
+"""Registry credentials and the headers around them: X-Registry-Auth of a client, WWW-Authenticate
+and Link of a registry.
 
-X-Registry-Auth (API document, "Authentication"), WWW-Authenticate (RFC 9110, 11.6.1; distribution specification, "Token Authentication"), Link
-(RFC 8288). Pure. Not here: requests (registry.py).
+Pure. Not here: requests (registry/session.py).
+Raises: InvalidParameter, without the secret.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import msgspec
 from engine.errors import InvalidParameter
 
 LONGEST = 64 << 10
-"""Bytes of an X-Registry-Auth header that are looked at."""
+"""Bytes of an X-Registry-Auth header that are parsed."""
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """An AuthConfig: name and password, or a token that an earlier login gave. Its values are secrets: never logged, never in a message."""
+    """An AuthConfig: name and password, or a token from an earlier login.
+
+    Its values are secrets, and never appear in logs or messages.
+    """
 
     username: str = ""
     password: str = ""
@@ -36,7 +40,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         return f"Credentials(username={self.username!r}, …)"
 
     def opened(self) -> Credentials:
-        """With name and password out of `auth`, when only that is given. Raises InvalidParameter."""
+        """Takes name and password from `auth`, if only that is given. Raises InvalidParameter."""
         if not self.auth or self.username:
             return self
         try:
@@ -57,7 +61,9 @@ NOBODY = Credentials()
 
 
 def registry_auth(header: str | None) -> Credentials:
-    """X-Registry-Auth: base64 of either alphabet, with or without padding. Raises InvalidParameter, without the header's value."""
+    """X-Registry-Auth: base64 of either alphabet, with or without padding. Raises InvalidParameter,
+    without the header's value.
+    """
     if not header or not header.strip():
         return NOBODY
     if len(header) > LONGEST:
@@ -70,7 +76,7 @@ def registry_auth(header: str | None) -> Credentials:
 
 
 def credentials(document: object, what: str) -> Credentials:
-    """An AuthConfig that was decoded from JSON; null is nobody. Raises InvalidParameter."""
+    """Credentials from a decoded AuthConfig; null means none. Raises InvalidParameter."""
     if document is None:
         return NOBODY
     if not isinstance(document, dict):
@@ -93,7 +99,9 @@ def _base64(text: str) -> bytes:
 
 
 class Challenge(NamedTuple):
-    """One way to authenticate that a registry offers; the scheme in lower case, the names of parameters too."""
+    """One authentication method of a registry; the scheme and the names of parameters in lower
+    case.
+    """
 
     scheme: str
     parameters: dict[str, str]
@@ -106,7 +114,9 @@ _TOKEN68 = re.compile(r"[A-Za-z0-9._~+/-]+=*(?=[ \t]*(?:,|$))")
 
 
 def challenges(headers: list[str]) -> list[Challenge]:
-    """Every challenge in WWW-Authenticate headers. What cannot be read ends its header: what was read before it counts."""
+    """Every challenge in WWW-Authenticate headers. A syntax error ends its header; challenges
+    before it count.
+    """
     found: list[Challenge] = []
     for header in headers:
         _challenges(header, found)

@@ -1,9 +1,13 @@
-"""Images from registries: what a name leads to, and its layers, each downloaded once and laid out while others are still on their way.
+"""Pull: find the manifest of a name, download each layer once, and extract layers while others
+still arrive.
 
-A pull has two parts. `Pulls.resolve` finds the manifest, so that what does not exist is an error before the stream begins; `Pulls.run` brings
-the image, or nothing: its layers are claimed by the pull alone until the image is recorded. Whoever leaves cancels what nobody else wants.
+A pull has two parts. `resolve` finds the manifest, so that a missing image is an error before the
+stream begins. `bring` makes the complete image or fails without a trace: its layers are claimed by
+the pull alone until the image is recorded. A client that leaves cancels the downloads that no other
+pull uses.
 
-Owns: the table of downloads. Not here: requests (registry.py), extraction (layers.py), records (store.py).
+Owns: the table of downloads. Not here: requests (registry/), extraction (layers.py), records
+(store.py).
 """
 
 from __future__ import annotations
@@ -13,34 +17,36 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
 from engine.images import archive
 from engine.images.archive import ARCHITECTURE, MAX_DOCUMENT, MAX_LAYERS
-from engine.images.layers import Incoming, Span
+from engine.images.layers import chain_ids
+from engine.images.progress import Reports, retrying_text
 from engine.images.reference import Reference
-from engine.images.store import ImageStore, bar, chain_ids
+from engine.images.spans import Incoming, Span
+from engine.images.store import ImageStore
 from engine.system import files
-from engine.system.threads import uninterrupted
-from engine.wire.images import Descriptor, ImageConfig, Manifest, Progress, ProgressDetail
+from engine.system.threads import cancelled, uninterrupted
+from engine.wire.images import Descriptor, ImageConfig, Manifest, Progress
 
 if TYPE_CHECKING:
     from engine.images.registry import Fetched, Repository
 
 PARALLEL = 6
-"""Downloads from one registry at a time, whoever wants them."""
+"""Downloads from one registry at a time, over all pulls."""
 MAX_BLOB = 1 << 43
-"""Bytes of a layer that are believed: 8 TiB."""
+"""Largest accepted size of a layer: 8 TiB."""
 
 _POLL = 0.1
 """Seconds between two reports of progress."""
 
 _CONFIG_TYPES = (
     "",
-    "application/octet-stream",  # what Docker 1.10 wrote
+    "application/octet-stream",  # written by Docker 1.10
     "application/vnd.docker.container.image.v1+json",
     "application/vnd.oci.image.config.v1+json",
 )
@@ -57,11 +63,11 @@ _SCHEMA_1 = (
 
 
 class Resolved(NamedTuple):
-    """A name, and the manifest it leads to for this host."""
+    """A name, and its manifest for this host."""
 
     name: Reference
     digest: str
-    """Of what the name itself leads to: the index, when there is one."""
+    """Digest of the document that the name refers to: the index when there is one."""
     manifest: Manifest
     raw: bytes
     """The manifest's bytes."""
@@ -69,7 +75,7 @@ class Resolved(NamedTuple):
 
 
 class Downloads:
-    """Blobs on their way in, each once however many pulls want it."""
+    """Blobs that are being downloaded, each once for all pulls."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -78,7 +84,7 @@ class Downloads:
 
     @contextlib.asynccontextmanager
     async def use(self, repository: Repository, blob: Descriptor) -> AsyncIterator[_Download]:
-        """The download of a blob, begun if it was not; its file lives as long as somebody uses it."""
+        """The download of a blob, started if needed. Its file lives until the last user leaves."""
         key = (blob.digest, blob.size)
         download = self._running.get(key)
         if download is None:
@@ -93,9 +99,9 @@ class Downloads:
             if not download.users:
                 self._forget(download)
                 try:
-                    await _ended(download.task)
+                    await cancelled(download.task)
                 finally:
-                    # It has no name: its hundreds of megabytes are freed by this, which takes a while.
+                    # An unnamed file: closing it frees hundreds of megabytes, which takes a while.
                     if download.file >= 0:
                         await uninterrupted(asyncio.to_thread(os.close, download.file))
 
@@ -110,9 +116,9 @@ class Downloads:
                 blob = download.blob
                 await uninterrupted(asyncio.to_thread(download.open, self._directory))
                 download.begun.set()
-                await repository.fetch(blob.digest, blob.size, download.file, download.report)
+                await repository.fetch(blob.digest, blob.size, download.file, download.report, download.retry)
         except BaseException as error:
-            # Who comes now begins again, with credentials of its own.
+            # A later pull starts over, with its own credentials.
             self._forget(download)
             if isinstance(error, OSError):
                 raise ServerError(f"receiving a blob into {self._directory}: {error.strerror}") from error
@@ -127,8 +133,11 @@ class _Download:
         self.begun = asyncio.Event()
         """It has its file."""
         self.received = 0
+        self.retries = 0
+        self.retry_after = 0.0
+        """Seconds before the last of them."""
         self.restarted = False
-        """What was read of it before may not be what it is now."""
+        """The download began again: bytes that were read before may differ now."""
         self.task: asyncio.Task[None]
         self._followers: set[Incoming] = set()
 
@@ -143,9 +152,13 @@ class _Download:
         for follower in [*self._followers]:
             follower.arrived()
 
+    def retry(self, seconds: float) -> None:
+        self.retries += 1
+        self.retry_after = seconds
+
     @property
     def whole(self) -> bool:
-        """All of it is in the file, and verified."""
+        """True when the file is complete and verified."""
         return self.task.done() and not self.failed
 
     @property
@@ -154,7 +167,7 @@ class _Download:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[Incoming]:
-        """The blob while it comes; it must have begun."""
+        """The blob while it is received; the download must have begun."""
         follower = Incoming(self.file, self.blob.size, lambda: self.received, self.task)
         self._followers.add(follower)
         self.task.add_done_callback(lambda _: follower.stop() if self.failed else None)
@@ -164,26 +177,11 @@ class _Download:
             self._followers.discard(follower)
 
 
-async def _ended(task: asyncio.Future[Any]) -> None:
-    """Cancel, and wait even when cancelled: the task's threads use a file that is about to be closed."""
-    task.cancel()
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    if not task.cancelled():
-        task.exception()  # seen
-    if cancelled:
-        raise asyncio.CancelledError
-
-
-# --- what a name leads to -------------------------------------------------------------------------------------------
+# --- from a name to a manifest --------------------------------------------------------------------
 
 
 def parsed(fetched: Fetched) -> tuple[Manifest, str]:
-    """A manifest or index, and its media type. Raises InvalidParameter for what is neither."""
+    """A manifest or index, and its media type. Raises InvalidParameter for other documents."""
     kind = fetched.media_type
     if kind in _SCHEMA_1:
         raise InvalidParameter(_schema_1_text())
@@ -206,7 +204,7 @@ def parsed(fetched: Fetched) -> tuple[Manifest, str]:
 
 def _schema_1_text() -> str:
     return (
-        "manifests of schema 1 are not read any more: suggest the author of the image to upgrade it to the OCI format or "
+        "manifest schema 1 is not supported: ask the author of the image to publish it in the OCI format or "
         "Docker Image manifest v2, schema 2"
     )
 
@@ -216,7 +214,7 @@ def _own_words(error: EngineError) -> str:
 
 
 def _checked(manifest: Manifest, digest: str) -> Manifest:
-    """An image's manifest whose descriptors can be worked with. Raises InvalidParameter."""
+    """A validated image manifest. Raises InvalidParameter."""
     config = manifest.config
     if config is None:
         raise InvalidParameter(f"invalid manifest {digest}: no config")
@@ -238,7 +236,9 @@ def _checked(manifest: Manifest, digest: str) -> Manifest:
 
 
 async def resolve(repository: Repository, name: Reference) -> Resolved:
-    """Follow a tag or digest to this host's manifest. Raises NotFound, InvalidParameter, ServerError."""
+    """Follow a tag or digest to this host's manifest. Raises NotFound, InvalidParameter,
+    ServerError.
+    """
     fetched = await repository.manifest(name.digest or name.tag)
     manifest, kind = parsed(fetched)
     digest = fetched.digest
@@ -260,7 +260,7 @@ def _for_this_host(index: Manifest, name: Reference) -> Descriptor:
     raise NotFound(f"no matching manifest for linux/{ARCHITECTURE} in the manifest list entries of {name.familiar}")
 
 
-# --- bringing it ----------------------------------------------------------------------------------------------------
+# --- bringing it ----------------------------------------------------------------------------------
 
 
 async def bring(
@@ -270,10 +270,11 @@ async def bring(
     resolved: Resolved,
     pulled: Callable[[Reference, bool], None],
 ) -> AsyncGenerator[Progress, None]:
-    """Have the image of a resolved name, and what Docker's clients draw meanwhile.
+    """Make the image of a resolved name, and yield the progress that Docker's clients draw.
 
-    `pulled` is called in the turn in which the name begins to mean the image: afterwards somebody else may remove it. It is told
-    whether that is new.
+    `pulled(name, new)` is called in the same turn of the loop in which the name begins to mean the
+    image; later, another client may have removed it. `new` is False when nothing changed.
+
     Raises EngineError; nothing is left behind then.
     """
     name, manifest = resolved.name, resolved.manifest
@@ -328,56 +329,34 @@ class _Bringing:
         self._repository = repository
         self._blobs = blobs
         self._diff_ids = config.rootfs.diff_ids
-        self._reports: asyncio.Queue[Progress | None] = asyncio.Queue()
+        self._reports = Reports()
         self._complete: set[str] = set()
         """Blobs whose download was reported to its end: clients draw the extraction after it."""
 
     async def run(self, claim: Callable[[str], None]) -> AsyncGenerator[Progress, None]:
-        """Raises the first error, when nothing is at work any more."""
-        tasks: list[asyncio.Task[bool]] = []
+        """Raises the first error after all work has ended."""
         chains = chain_ids(self._diff_ids)
         for chain_id in chains:
             claim(chain_id)
-        for at, (blob, diff_id, chain_id) in enumerate(zip(self._blobs, self._diff_ids, chains, strict=True)):
-            below = tasks[-1] if tasks else None
-            parent = chains[at - 1] if at else ""
-            tasks.append(asyncio.create_task(self._layer(blob, diff_id, chain_id, parent, below)))
-        ending = asyncio.create_task(self._end(tasks))
-        try:
-            while (progress := await self._reports.get()) is not None:
-                yield progress
-            await ending
-        finally:
-            ending.cancel()
-            for task in tasks:
-                task.cancel()
-            await _all_ended([*tasks, ending])
 
-    async def _end(self, tasks: list[asyncio.Task[bool]]) -> None:
-        try:
-            if tasks:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-                # Of those that failed in one instant the lowest tells why: the others miss what is below them.
-                for task in tasks:
-                    if task in done and (task.cancelled() or task.exception() is not None):
-                        task.result()
-        finally:
-            self._reports.put_nowait(None)
+        def begin(group: asyncio.TaskGroup) -> None:
+            below: asyncio.Task[bool] | None = None
+            parent = ""
+            for blob, diff_id, chain_id in zip(self._blobs, self._diff_ids, chains, strict=True):
+                below = group.create_task(self._layer(blob, diff_id, chain_id, parent, below))
+                parent = chain_id
+
+        async with contextlib.aclosing(self._reports.run(begin)) as steps:
+            async for progress in steps:
+                yield progress
 
     def _say(self, blob: Descriptor, status: str, current: int = 0, total: int = 0) -> None:
-        self._reports.put_nowait(
-            Progress(
-                status=status,
-                progress_detail=ProgressDetail(current, total),
-                progress=bar(current, total) if total else "",
-                id=blob.digest[7:19],
-            )
-        )
+        self._reports.say(blob.digest, status, current, total)
 
     async def _layer(
         self, blob: Descriptor, diff_id: str, chain_id: str, parent: str, below: asyncio.Task[bool] | None
     ) -> bool:
-        """Have one layer; whether it was not there before."""
+        """Make one layer. Returns True when it did not exist before."""
         if self._store.snapshots.layer(chain_id) is not None:
             self._say(blob, "Already exists")
             return False
@@ -392,10 +371,10 @@ class _Bringing:
                 except EngineError:
                     if ours or not download.failed:
                         raise
-                    # Somebody else's registry or credentials failed: ours may do.
+                    # Another pull's registry or credentials failed. Ours may work.
                     continue
                 finally:
-                    await _ended(making)
+                    await cancelled(making)
             if made:
                 self._say(blob, "Extracting", blob.size, blob.size)
             self._say(blob, "Pull complete")
@@ -410,65 +389,56 @@ class _Bringing:
         below: asyncio.Task[bool] | None,
         download: _Download,
     ) -> bool:
-        """Lay out the layer, while it comes if a thread is free for that; whether it was done here."""
-        told = -1
+        """Extract the layer, during the download if a place is free.
+
+        Returns True when it was extracted here.
+        """
+        reported = -1
 
         def report(current: int) -> None:
-            nonlocal told
-            if told != current < blob.size and blob.digest in self._complete:
-                told = current
+            nonlocal reported
+            if reported != current < blob.size and blob.digest in self._complete:
+                reported = current
                 self._say(blob, "Extracting", current, blob.size)
 
         layers = self._store.layers
         await download.begun.wait()
-        if layers.may_follow and not download.whole:
-            with download.followed() as incoming:
-                task = asyncio.ensure_future(layers.ensure(chain_id, diff_id, parent, incoming, below, report))
-                try:
-                    return await asyncio.shield(task)
-                except InvalidParameter:
-                    if not download.restarted:
-                        raise
-                finally:
-                    incoming.stop()
-                    await _ended(task)
+        with layers.following() as free:
+            if free and not download.whole:
+                with download.followed() as incoming:
+                    try:
+                        return await layers.ensure(chain_id, diff_id, parent, incoming, below, report)
+                    except InvalidParameter:
+                        if not download.restarted:
+                            raise
         await asyncio.wait([download.task])
         download.task.result()
         span = Span(download.file, 0, blob.size)
         return await layers.ensure(chain_id, diff_id, parent, span, below, report)
 
     async def _received(self, blob: Descriptor, download: _Download, making: asyncio.Task[bool]) -> None:
-        """Wait until the blob is there, or `making` has failed before. Raises what the download raised."""
-        told = 0
+        """Report the download until the blob is there or `making` has failed. Raises the download's
+        error.
+        """
+        reported = retries = 0
         waiting = False
         while not download.task.done() and not (making.done() and making.exception()):
             await asyncio.wait([download.task], timeout=_POLL)
             if not download.begun.is_set() and not waiting:
                 waiting = True
                 self._say(blob, "Waiting")
-            if download.received != told:
-                told = download.received
-                self._say(blob, "Downloading", told, blob.size)
+            if download.retries != retries:
+                retries = download.retries
+                self._say(blob, retrying_text(download.retry_after))
+            if download.received != reported:
+                reported = download.received
+                self._say(blob, "Downloading", reported, blob.size)
         if download.failed:
             download.task.result()
         if download.whole:
             self._say(blob, "Verifying Checksum")
             self._say(blob, "Download complete")
             self._complete.add(blob.digest)
-
-
-async def _all_ended(tasks: Sequence[asyncio.Task[bool] | asyncio.Task[None]]) -> None:
-    cancelled = False
-    while any(not task.done() for task in tasks):
-        try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError:
-            cancelled = True
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # seen
-    if cancelled:
-        raise asyncio.CancelledError
 
 
 __all__ = ["Downloads", "Resolved", "bring", "resolve"]

@@ -1,8 +1,10 @@
-"""Images to registries: layers that are there are skipped, those that a neighbour has are mounted, the rest is packed while it is sent.
+"""Pushes images to registries. Layers that the registry has are skipped, those of another
+repository are mounted, and the rest is packed while it is sent.
 
-A layer's archive is made again from its files (`layers.stream`) and checked against its diff_id on the way; it is packed with gzip in threads and
-nothing of it is kept. A manifest that was pulled goes out as it came, as long as the registry has the blobs it names.
-Owns: the threads that pack. Not here: requests (registry.py), records (store.py).
+A layer's archive is regenerated from its files (`tarsplit.stream`) and checked against its diff_id;
+it is packed with gzip in threads and not kept. A pulled manifest is sent unchanged, provided that
+the registry has the blobs it names. Owns: the threads that pack. Not here: requests (registry/),
+records (store.py).
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ import hashlib
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isal import isal_zlib
 
 from engine.errors import NotFound, ServerError
-from engine.images import layers, reference
+from engine.images import reference, tarsplit
+from engine.images.progress import Reports, retrying_text
 from engine.images.reference import Reference
-from engine.images.store import ImageRecord, ImageStore, bar
-from engine.system.threads import batch_threads, uninterrupted
+from engine.images.store import ImageRecord, ImageStore
+from engine.system.threads import LongWork, uninterrupted
 from engine.wire.images import Descriptor, Progress, ProgressDetail, PushResult
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 PARALLEL = 5
 """Uploads of one push at a time."""
 LEVEL = 2
-"""Of igzip: two percent larger than its best, half as long."""
+"""Level of igzip: two percent larger than its best level, in half the time."""
 
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -51,13 +53,16 @@ class Source(NamedTuple):
     chain_id: str
     size: int
     known: tuple[Descriptor, ...]
-    """What registries are known to have it as."""
+    """Blobs under which registries have this layer."""
     neighbours: tuple[str, ...]
     """Paths of repositories of the same registry that may have it."""
 
 
 def chosen(store: ImageStore, name: Reference) -> list[tuple[Reference, ImageRecord]]:
-    """The images that a push of `name` is about: of its tag, or of every tag of the repository. Raises NotFound."""
+    """The images to push for `name`: that of its tag, or those of all tags of the repository.
+
+    Raises NotFound.
+    """
     found = []
     for record in store:
         for tag in record.tags:
@@ -76,22 +81,24 @@ def _unknown(name: Reference) -> NotFound:
 class Pushing:
     """One push."""
 
-    def __init__(self, store: ImageStore, repository: Repository, packing: ThreadPoolExecutor) -> None:
+    def __init__(self, store: ImageStore, repository: Repository, packing: LongWork) -> None:
         self._store = store
         self._repository = repository
         self._packing = packing
-        self._reports: asyncio.Queue[Progress | None] = asyncio.Queue()
+        self._reports = Reports()
         self._slots = asyncio.Semaphore(PARALLEL)
         self._there: dict[tuple[str, bool], Descriptor] = {}
         """Layers, by diff_id and kind of manifest, that this push has seen in the registry."""
 
     async def run(self, images: Sequence[tuple[Reference, ImageRecord]]) -> AsyncGenerator[Progress, None]:
-        """Send every image, and what Docker's clients draw meanwhile. Raises EngineError of the first that fails."""
+        """Send every image, and yield the progress that Docker's clients draw. Raises the first
+        EngineError.
+        """
         yield Progress(status=f"The push refers to repository [{images[0][0].repository}]")
         for name, record in images:
             async with self._store.claimed() as claim:
                 for chain_id in record.chain_ids:
-                    claim(chain_id)  # nobody deletes it while it is read
+                    claim(chain_id)  # it must not be deleted while it is read
                 config = await self._configuration(name, record)
                 async with contextlib.aclosing(self._layers(record)) as steps:
                     async for progress in steps:
@@ -104,28 +111,17 @@ class Pushing:
         sources = {source.diff_id: source for source in self._sources(record)}
         for source in reversed(sources.values()):
             self._say(source, "Preparing")
-        tasks = [asyncio.create_task(self._layer(source, oci=record.oci)) for source in sources.values()]
-        ending = asyncio.create_task(self._end(tasks))
-        try:
-            while (progress := await self._reports.get()) is not None:
-                yield progress
-            await ending
-        finally:
-            for task in (*tasks, ending):
-                task.cancel()
-            await uninterrupted(asyncio.wait([*tasks, ending]))
 
-    async def _end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        try:
-            if tasks:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
-        finally:
-            self._reports.put_nowait(None)
+        def begin(group: asyncio.TaskGroup) -> None:
+            for source in sources.values():
+                group.create_task(self._layer(source, oci=record.oci))
+
+        async with contextlib.aclosing(self._reports.run(begin)) as steps:
+            async for progress in steps:
+                yield progress
 
     def _sources(self, record: ImageRecord) -> list[Source]:
-        """The layers of an image, with what other images of the engine tell about them."""
+        """The layers of an image, with blobs and repositories as recorded for other images."""
         known: dict[str, dict[str, Descriptor]] = {diff_id: {} for diff_id in record.config.rootfs.diff_ids}
         neighbours: dict[str, dict[str, None]] = {diff_id: {} for diff_id in known}
         for other in (record, *(other for other in self._store if other.id != record.id)):
@@ -147,16 +143,9 @@ class Pushing:
         return sources
 
     def _say(self, source: Source, status: str, current: int = 0, total: int = 0) -> None:
-        self._reports.put_nowait(
-            Progress(
-                status=status,
-                progress_detail=ProgressDetail(current, total),
-                progress=bar(min(current, total), total) if total else "",
-                id=source.diff_id[7:19],
-            )
-        )
+        self._reports.say(source.diff_id, status, current, total)
 
-    # --- one layer --------------------------------------------------------------------------------------------------
+    # --- one layer --------------------------------------------------------------------------------
 
     async def _layer(self, source: Source, *, oci: bool) -> None:
         if (source.diff_id, oci) in self._there:
@@ -168,8 +157,11 @@ class Pushing:
             self._there[source.diff_id, oci] = await self._have(source, oci=oci)
 
     async def _have(self, source: Source, *, oci: bool) -> Descriptor:
+        def retrying(seconds: float) -> None:
+            self._say(source, retrying_text(seconds))
+
         for blob in source.known:
-            if await self._repository.has_blob(blob.digest):
+            if await self._repository.has_blob(blob.digest, retrying):
                 self._say(source, "Layer already exists")
                 return _of_kind(blob, oci=oci)
         for blob in source.known:
@@ -178,32 +170,32 @@ class Pushing:
                     self._say(source, f"Mounted from {path}")
                     return _of_kind(blob, oci=oci)
         sent = await self._repository.upload(
-            lambda: _Packed(self._store, source, self._packing, self._reporter(source))
+            lambda: _Packed(self._store, source, self._packing, self._reporter(source)), retrying
         )
         self._say(source, "Pushed")
         return Descriptor(media_type=OCI_GZIP if oci else DOCKER_GZIP, digest=sent.digest, size=sent.size)
 
     def _reporter(self, source: Source) -> Callable[[int], None]:
-        told = -_REPORT_EVERY
+        reported = -_REPORT_EVERY
 
         def report(current: int) -> None:
-            nonlocal told
-            if current - told >= _REPORT_EVERY:
-                told = current
+            nonlocal reported
+            if current - reported >= _REPORT_EVERY:
+                reported = current
                 self._say(source, "Pushing", current, max(source.size, 1))
 
         return report
 
-    # --- the manifest -----------------------------------------------------------------------------------------------
+    # --- the manifest -----------------------------------------------------------------------------
 
     async def _configuration(self, name: Reference, record: ImageRecord) -> bytes:
         try:
             return await asyncio.to_thread(self._store.configuration, record)
-        except NotFound:  # deleted since the push was asked for
+        except NotFound:  # deleted since the push began
             raise _unknown(name) from None
 
     async def _manifest(self, name: Reference, record: ImageRecord, raw_config: bytes) -> tuple[str, int]:
-        """Digest and size of what the tag leads to now."""
+        """Put the manifest. Returns its digest and size."""
         if not await self._repository.has_blob(record.id):
             await self._repository.upload(lambda: _Document(raw_config))
         blobs = [self._there[diff_id, record.oci] for diff_id in record.config.rootfs.diff_ids]
@@ -229,13 +221,15 @@ class Pushing:
 
 
 def _of_kind(blob: Descriptor, *, oci: bool) -> Descriptor:
-    """A blob as manifests of the other kind call it: the bytes are the same."""
+    """A blob in the terms of the other kind of manifest: the bytes are the same."""
     other = {DOCKER_GZIP: OCI_GZIP} if oci else {OCI_GZIP: DOCKER_GZIP}
     return Descriptor(media_type=other.get(blob.media_type, blob.media_type), digest=blob.digest, size=blob.size)
 
 
 def _manifest(record: ImageRecord, config_size: int, blobs: Sequence[Descriptor]) -> bytes:
-    """As Docker writes it, to the space: one image has one digest, whoever pushes it."""
+    """Formatted exactly as Docker does, so that an image has the same digest whichever engine
+    pushes it.
+    """
 
     def described(media_type: str, size: int, digest: str) -> dict[str, Any]:
         if record.oci:
@@ -252,7 +246,7 @@ def _manifest(record: ImageRecord, config_size: int, blobs: Sequence[Descriptor]
 
 
 class _Document:
-    """A few bytes on their way to a registry."""
+    """A small blob to upload."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -264,11 +258,9 @@ class _Document:
 
 
 class _Packed:
-    """A layer's archive on its way to a registry; `digest` and `size` are of what was sent, when all of it was."""
+    """A layer's archive to upload; `digest` and `size` are valid when all of it was sent."""
 
-    def __init__(
-        self, store: ImageStore, source: Source, threads: ThreadPoolExecutor, report: Callable[[int], None]
-    ) -> None:
+    def __init__(self, store: ImageStore, source: Source, threads: LongWork, report: Callable[[int], None]) -> None:
         self._diff = store.snapshots.layer_path(source.chain_id)
         self._source = source
         self._threads = threads
@@ -282,24 +274,21 @@ class _Packed:
         return f"sha256:{self._packed.hexdigest()}"
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Raises ServerError when the layer's files are not what they were."""
-        loop = asyncio.get_running_loop()
+        """The packed layer in pieces. Raises ServerError when the layer's files have changed."""
         packer = isal_zlib.compressobj(LEVEL, isal_zlib.DEFLATED, 31)
         done = 0
         with contextlib.ExitStack() as stack:
-            # Files are opened and closed in threads, and the stack is left when no thread reads any more.
-            stream = await uninterrupted(
-                loop.run_in_executor(self._threads, stack.enter_context, layers.stream(self._diff))
-            )
+            # Files are opened and closed in threads, and the stack closes after the last read.
+            stream = await uninterrupted(self._threads.run(stack.enter_context, tarsplit.stream(self._diff)))
             buffers = [memoryview(bytearray(_CHUNK)) for _ in range(2)]
-            reading = loop.run_in_executor(self._threads, layers.read, stream, buffers[0])
+            reading = self._threads.run(tarsplit.read, stream, buffers[0])
             try:
                 while got := await uninterrupted(reading):
                     piece = buffers[0][:got]
                     buffers.reverse()
-                    reading = loop.run_in_executor(self._threads, layers.read, stream, buffers[0])
-                    hashing = loop.run_in_executor(self._threads, self._plain.update, piece)
-                    packing = loop.run_in_executor(self._threads, self._pack, packer, piece)
+                    reading = self._threads.run(tarsplit.read, stream, buffers[0])
+                    hashing = self._threads.run(self._plain.update, piece)
+                    packing = self._threads.run(self._pack, packer, piece)
                     await uninterrupted(asyncio.gather(hashing, packing))
                     done += got
                     self._report(done)
@@ -307,7 +296,7 @@ class _Packed:
                         yield data
                 if f"sha256:{self._plain.hexdigest()}" != self._source.diff_id:
                     raise ServerError(f"layer {self._source.diff_id} has other content than it was made of")
-                yield await uninterrupted(loop.run_in_executor(self._threads, self._finish, packer))
+                yield await uninterrupted(self._threads.run(self._finish, packer))
             finally:
                 await uninterrupted(asyncio.wait([reading]))
 
@@ -323,8 +312,8 @@ class _Packed:
         return data
 
 
-def packing_threads() -> ThreadPoolExecutor:
-    return batch_threads(2 + min(8, os.cpu_count() or 1), "pack")
+def packing_threads() -> LongWork:
+    return LongWork(2 + min(8, os.cpu_count() or 1), "pack")
 
 
 __all__ = ["Pushing", "chosen", "packing_threads"]

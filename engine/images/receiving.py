@@ -1,11 +1,15 @@
-"""An archive of images while it comes: its layers are laid out at once, what else it holds is kept in a file for `archive.Archive` to read.
+"""Reception of an image archive: layers are extracted while it arrives, everything else is kept in
+a file for `archive.Archive`.
 
-Which members are layers only the manifest says, which most programs write last. So what looks like a layer is taken for one: the file has a
-hole in its place. The layer is then there before its image is known, and goes again if none wants it. A layer as long as one that is here
-already is probably that one: it is kept in the file, and not laid out in vain.
+Only the manifest says which members are layers, and most programs write it last. So a member that
+looks like a layer is extracted at once, and the file has a hole in its place. If no image wants it,
+it is removed. A member of the same size as an existing layer is probably that layer: it is kept in
+the file and not extracted for nothing.
 
-Owns: what was laid out, until a layer was made of it; the file. Not here: what an archive says (archive.py), extraction (layers.py).
-Raises: InvalidParameter for what is no archive, when all of it has come: a client that is still sending would not read the answer.
+Owns: extracted layers until an image takes them over, and the file. Not here: the archive's
+documents (archive.py), extraction (layers.py).
+Raises: InvalidParameter for a bad archive, after the whole body was read: a client that is still
+        sending would not read the reply.
 """
 
 from __future__ import annotations
@@ -19,25 +23,26 @@ from typing import Any, NamedTuple, Protocol
 
 from engine._fast.tar import ArchiveError, Reader
 from engine.errors import EngineError, InvalidParameter, ServerError
-from engine.images import layers
-from engine.images.feed import Feed
-from engine.images.layers import MAGIC, Inflated, Laid, Span, compression_of, laid_out
+from engine.images import layers, tarsplit
+from engine.images.layers import Extracted, extract, extract_and_hash
+from engine.images.spans import Span
+from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.system import files
+from engine.system.feed import Feed
 from engine.system.threads import in_own_thread, uninterrupted
 
-MAX_LAID = 1000
-"""Members that are laid out at once; what comes after them is kept in the file."""
+MAX_EARLY = 1000
+"""Members that are extracted while they arrive. Later ones are kept in the file."""
 
 _BLOCK = 512
 _USTAR = slice(257, 262)
-_ZEROS = bytes(1 << 20)
 
 
 class Received(NamedTuple):
-    """An archive that has come."""
+    """A received archive."""
 
     span: Span
-    laid: dict[int, Laid]
+    early: dict[int, Extracted]
     """By the offset of the member's content, which is a hole in the file."""
 
 
@@ -45,9 +50,10 @@ class Received(NamedTuple):
 async def received(
     body: AsyncIterator[bytes], directory: Path, making: layers.Layers, present: Iterable[Path]
 ) -> AsyncIterator[Received]:
-    """The archive in `body`, compressed or not, for as long as the context lasts. `present`: directories of the layers that are here.
+    """Receive the archive in `body`, compressed or not; it exists within the context. `present`:
+    directories of the existing layers.
 
-    Raises InvalidParameter, and ServerError when the disk does not take it.
+    Raises InvalidParameter, and ServerError when the disk is full.
     """
     feed = Feed(making.processors)
     receiving = _Receiving(feed, making, present)
@@ -64,18 +70,18 @@ async def received(
             raise ServerError(f"receiving an archive into {directory}: {error.strerror}") from error
         finally:
             feeding.cancel()
-            if not walking.done():  # for who has left: the thread then gets no more
+            if not walking.done():  # the client left: the thread gets no more data
                 feed.cut()
             both: list[asyncio.Future[Any]] = [feeding, walking]
             await uninterrupted(asyncio.wait(both))
             for each in both:
                 if not each.cancelled():
-                    each.exception()  # who has left does not hear of it, and asyncio need not say so
+                    each.exception()  # not awaited after a cancellation; retrieved for asyncio
             feed.close()
-        yield Received(Span(receiving.spool, 0, size), receiving.laid)
+        yield Received(Span(receiving.spool, 0, size), receiving.early)
     finally:
-        await uninterrupted(making.forget(receiving.laid.values()))
-        # It has no name: what it takes is freed by this, which may take a while.
+        await uninterrupted(making.forget(receiving.early.values()))
+        # An unlinked file: closing it frees its blocks, which may take a while.
         await uninterrupted(asyncio.to_thread(os.close, receiving.spool))
 
 
@@ -84,7 +90,9 @@ class _Source(Protocol):
 
 
 class _Tee:
-    """The stream on its way to the reader of members; what is no layer's goes into the file."""
+    """Passes the stream to the reader of members, and writes everything but early layers to the
+    file.
+    """
 
     def __init__(self, source: _Source, spool: int) -> None:
         self._source = source
@@ -92,7 +100,7 @@ class _Tee:
         self.at = 0
         """Bytes of the stream that were read."""
         self.kept_from = 0
-        """What comes before this offset is not for the file."""
+        """Bytes before this offset are not written to the file."""
 
     def read(self, size: int) -> bytes:
         data = self._source.read(size)
@@ -104,8 +112,8 @@ class _Tee:
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         skipped = max(self.kept_from - at, 0)
-        # Zeros become holes: what a few megabytes can be inflated to without end takes no space.
-        if skipped < len(data) and data != _ZEROS[: len(data)]:
+        # Zeros become holes, so a decompression bomb of zeros takes no space.
+        if skipped < len(data) and (data[0] or data.strip(b"\0")):
             kept = memoryview(data)[skipped:]
             while kept:
                 kept = kept[os.pwrite(self._spool, kept, at + len(data) - len(kept)) :]
@@ -113,7 +121,7 @@ class _Tee:
 
 
 class _Member:
-    """The content of the member that a reader stands at, once through; hashed as it is, if that is asked for."""
+    """The content of a reader's current member, readable once; optionally hashed as received."""
 
     def __init__(self, reader: Reader, tee: _Tee, size: int, digest: layers.Hashing | None = None) -> None:
         self._reader = reader
@@ -150,13 +158,13 @@ class _Receiving:
         self._present = present
         self._sizes: set[int] | None = None
         self.spool = -1
-        self.laid: dict[int, Laid] = {}
+        self.early: dict[int, Extracted] = {}
 
     def run(self) -> int:
         """The size of the file, when all has come."""
         with self._making.processors:
             try:
-                kind = compression_of(self._feed.head())
+                kind = compression_of(self._feed.head(MAGIC))
                 source: _Source = Inflated(self._feed, kind) if kind else self._feed
                 size = self._walk(_Tee(source, self.spool))
                 while source.read(1 << 18):
@@ -176,12 +184,12 @@ class _Receiving:
             kind, offset, size = member
             if kind == "0" and size > 0 and (packed := self._layer(reader.peek(_BLOCK), size)) is not None:
                 tee.kept_from = offset + size
-                self._lay_out(reader, tee, offset, size, packed)
+                self._extract_early(reader, tee, offset, size, packed)
         return tee.at
 
     def _layer(self, head: bytes, size: int) -> str | None:
-        """How a member is packed, if it is to be laid out at once."""
-        if len(self.laid) == MAX_LAID:
+        """The compression of a member that is to be extracted at once."""
+        if len(self.early) == MAX_EARLY:
             return None
         packed = compression_of(head[:MAGIC])
         if packed:
@@ -193,25 +201,25 @@ class _Receiving:
             self._sizes = set()
             for diff in self._present:
                 with contextlib.suppress(ServerError):  # deleted meanwhile
-                    self._sizes.add(layers.stream_size(diff))
+                    self._sizes.add(tarsplit.stream_size(diff))
         return self._sizes
 
-    def _lay_out(self, reader: Reader, tee: _Tee, offset: int, size: int, packed: str) -> None:
-        laid = self.laid[offset] = Laid(size)
-        laid.draft = asyncio.run_coroutine_threadsafe(self._making.draft(), self._loop).result()
-        laid.content = laid.draft.path
+    def _extract_early(self, reader: Reader, tee: _Tee, offset: int, size: int, packed: str) -> None:
+        early = self.early[offset] = Extracted(size)
+        early.ingest = asyncio.run_coroutine_threadsafe(self._making.ingest(), self._loop).result()
+        early.content = early.ingest.path
         try:
             if packed:
-                laid.result = layers.lay_out(laid.draft, Inflated(_Member(reader, tee, size), packed))
+                early.result = extract_and_hash(early.ingest, Inflated(_Member(reader, tee, size), packed))
                 return
-            digest = self._making.hashing()
+            digest = layers.Hashing()
             try:
-                extracted = laid_out(laid.draft, _Member(reader, tee, size, digest))
+                extracted = extract(early.ingest, _Member(reader, tee, size, digest))
             finally:
                 diff_id = digest.finish()
-            laid.result = extracted._replace(diff_id=diff_id)
+            early.result = extracted._replace(diff_id=diff_id)
         except EngineError as error:
-            laid.result = error
+            early.result = error
 
 
 __all__ = ["Received", "received"]

@@ -1,8 +1,9 @@
 """Names of images: Docker's grammar, its short forms, and back.
 
-A reference is a repository in a registry and a tag, a digest, or both. Inside the engine it is whole (`docker.io/library/busybox:latest`), to
-people it is familiar (`busybox:latest`). Grammar and messages: github.com/distribution/reference, `reference.go` and `normalize.go`.
-Pure. Not here: which image a reference leads to (store.py).
+A reference is a repository in a registry and a tag, a digest, or both. The engine uses the
+canonical form (`docker.io/library/busybox:latest`), people see the familiar one (`busybox:latest`).
+Grammar and messages: github.com/distribution/reference, `reference.go` and `normalize.go`. Pure.
+Not here: which image a reference leads to (store.py).
 """
 
 from __future__ import annotations
@@ -41,17 +42,20 @@ class Reference(NamedTuple):
 
     @property
     def repository(self) -> str:
-        """The whole name without tag and digest."""
+        """The canonical name without tag and digest."""
         return f"{self.domain}/{self.path}"
 
     @property
     def familiar_repository(self) -> str:
-        """`repository` as people write it."""
+        """`repository` in its familiar form."""
         if self.domain != DEFAULT_DOMAIN:
             return self.repository
-        below = self.path.removeprefix("library/")
-        # A name such as `localhost/x` or `a.b/x` would be read back as a registry's.
-        return below if "/" not in below or split(below)[0] == DEFAULT_DOMAIN else self.repository
+        first, _, rest = self.path.partition("/")
+        # 64 hexadecimal digits alone would be taken for an image's id.
+        if first == "library" and "/" not in rest and not _IDENTIFIER.fullmatch(rest):
+            return rest
+        # A name such as `localhost/x`, `a.b/x` or `docker.io/x` would be parsed as a registry's.
+        return self.path if split(self.path) == (DEFAULT_DOMAIN, self.path) else self.repository
 
     def _with(self, repository: str) -> str:
         return repository + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
@@ -82,7 +86,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def parse(text: str) -> Reference:
-    """What `text` means, short forms made whole. Raises InvalidParameter with Docker's words."""
+    """Parses `text`, with short forms expanded. Raises InvalidParameter with Docker's words."""
     if _IDENTIFIER.fullmatch(text):
         raise InvalidParameter(f"invalid repository name ({text}), cannot specify 64-byte hexadecimal strings")
     domain, rest = split(text)
@@ -102,7 +106,10 @@ def parse(text: str) -> Reference:
 
 
 def with_tag(repository: str, tag: str) -> Reference:
-    """The reference that a tag operation makes; an empty `tag` is what `repository` says, or the default. Raises InvalidParameter."""
+    """The reference for a tag operation.
+
+    An empty `tag` means that of `repository`, or the default. Raises InvalidParameter.
+    """
     found = parse(repository)
     if found.familiar_repository == "sha256":
         raise InvalidParameter("refusing to create an ambiguous tag using digest algorithm as name")
@@ -116,7 +123,7 @@ def with_tag(repository: str, tag: str) -> Reference:
 
 
 def read(canonical: str) -> Reference:
-    """Back from `canonical`, as the engine's records have it."""
+    """Parses the result of `canonical`, as stored in the engine's records."""
     match = _WHOLE.fullmatch(canonical)
     if match is None or not match[1]:
         raise InvalidParameter(f"{MALFORMED}: {canonical}")

@@ -1,10 +1,16 @@
-"""Images as one archive that everybody reads: an OCI image layout that is a Docker archive too, and holds the API document's layout by links.
+"""Saves images as one archive in three layouts: an OCI image layout that is also a Docker archive,
+with links for the legacy layout.
 
-- `oci-layout`, `index.json`, `blobs/sha256/…`: OCI image layout 1.0, as skopeo, podman and Docker since 25 read it.
-- `manifest.json`, `repositories`: for `docker load` of any age, and for skopeo's and podman's docker-archive.
-- ID/VERSION, ID/json, ID/layer.tar for each layer (API document, "Image tarball format"); layer.tar is a link to the blob.
+- `oci-layout`, `index.json`, `blobs/sha256/…`: OCI image layout 1.0, as skopeo, podman and Docker
+  since 25 read it.
+- `manifest.json`, `repositories`: for `docker load` of any age, and for docker-archive of skopeo
+  and podman.
+- ID/VERSION, ID/json, ID/layer.tar for each layer (Docker Engine API, "Image tarball format");
+  layer.tar is a link to the blob.
 
-Layers go out as the streams that their diff_ids stand for, made again from their files a megabyte at a time; each is there once.
+Layers are written as the tar streams of their diff_ids, regenerated from their files a megabyte at
+a time. Each occurs once.
+
 Not here: loading (archive.py).
 """
 
@@ -20,27 +26,29 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from engine import times
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
-from engine.images import layers, reference
+from engine.images import reference, tarsplit
 from engine.images.archive import NAME_ANNOTATION, REF_NAME_ANNOTATION
 from engine.images.reference import Reference
 from engine.images.store import ImageRecord, ImageStore
 from engine.system.threads import uninterrupted
-from engine.wire import times
 
 _CHUNK = 1 << 20
 
 
 class Saved(NamedTuple):
-    """An image that goes into an archive, with the names it gets there."""
+    """An image to save, with its names in the archive."""
 
     record: ImageRecord
     names: tuple[Reference, ...]
 
 
 def _chosen(store: ImageStore, names: Sequence[str]) -> list[Saved]:
-    """What to save: an id without a name, `name:tag` with that one, a repository with all its tags. Raises NotFound."""
+    """The images to save: an id without a name, `name:tag` with that name, a repository with all
+    its tags. Raises NotFound.
+    """
     if not names:
         raise InvalidParameter("missing parameter: names")
     found: dict[str, Saved] = {}
@@ -69,7 +77,9 @@ def _meant(store: ImageStore, name: str) -> list[tuple[ImageRecord, list[Referen
 
 
 async def save(store: ImageStore, events: EventLog, names: Sequence[str]) -> Saving:
-    """The archive of what `names` mean. Raises NotFound before it begins, ServerError in it when a layer's files are not what they were."""
+    """The archive of the named images. Raises NotFound at once, and ServerError later when a
+    layer's files have changed.
+    """
     images = _chosen(store, names)
     try:
         configurations = [await asyncio.to_thread(store.configuration, image.record) for image in images]
@@ -79,11 +89,11 @@ async def save(store: ImageStore, events: EventLog, names: Sequence[str]) -> Sav
         raise NotFound(f"No such image: {', '.join(names)}"[:300]) from None
     return Saving(
         store, events, images, configurations
-    )  # which claims the layers: between that and the look there was no wait
+    )  # which claims the layers: there was no await since the look-up
 
 
 class Saving:
-    """An archive on its way out, in chunks. Its layers are kept for it until `aclose`."""
+    """An archive being sent, in chunks. Its layers are kept until `aclose`."""
 
     def __init__(
         self, store: ImageStore, events: EventLog, images: Sequence[Saved], configurations: Sequence[bytes]
@@ -125,7 +135,7 @@ async def _stream(
 
 
 class _Archive:
-    """One archive in the making: what is in it already."""
+    """One archive being written: the members it has so far."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
@@ -135,7 +145,7 @@ class _Archive:
         self._tops: dict[str, str] = {}
 
     def head(self, name: str, data: bytes, *, size: int = -1, link: str = "") -> bytes:
-        """A member, whole unless `size` says that its content follows."""
+        """A member, complete unless `size` announces that its content follows."""
         info = tarfile.TarInfo(name.rstrip("/"))
         info.mode, info.mtime = 0o644, 0
         info.size = len(data) if size < 0 else size
@@ -148,21 +158,21 @@ class _Archive:
         return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
     async def layer(self, diff_id: str, chain_id: str) -> AsyncGenerator[bytes, None]:
-        """A layer's blob, unless it is there."""
+        """Write a layer's blob, unless it is in the archive already."""
         name = f"blobs/sha256/{diff_id[7:]}"
         if name in self._there:
             return
         diff = self._store.snapshots.layer_path(chain_id)
-        self._sizes[diff_id] = size = await asyncio.to_thread(layers.stream_size, diff)
+        self._sizes[diff_id] = size = await asyncio.to_thread(tarsplit.stream_size, diff)
         yield self.head(name, b"", size=size)
         with contextlib.ExitStack() as stack:
-            source = await uninterrupted(asyncio.to_thread(stack.enter_context, layers.stream(diff)))
+            source = await uninterrupted(asyncio.to_thread(stack.enter_context, tarsplit.stream(diff)))
             left = size
 
             def piece() -> bytes:
                 nonlocal left
                 data = bytearray(min(left, _CHUNK))
-                got = layers.read(source, memoryview(data))
+                got = tarsplit.read(source, memoryview(data))
                 left -= got
                 return bytes(data) if got == len(data) else bytes(data[:got])
 
@@ -204,7 +214,7 @@ class _Archive:
         parent = ""
         last = len(record.chain_ids) - 1
         for at, (diff_id, chain_id) in enumerate(zip(record.config.rootfs.diff_ids, record.chain_ids, strict=True)):
-            # The topmost one carries the configuration, so it is the image's own.
+            # The topmost layer carries the configuration, so its directory is the image's own.
             document: dict[str, Any] = {"created": times.rfc3339(record.created), "os": "linux"}
             if at == last:
                 document = msgspec.json.decode(raw)
@@ -223,7 +233,7 @@ class _Archive:
         self._tops[record.id] = parent
 
     def end(self, images: Sequence[Saved]) -> bytes:
-        """The documents that lead to all the others, and the end mark."""
+        """The index documents, and the end mark."""
         entries, items = [], []
         repositories: dict[str, dict[str, str]] = {}
         for image in images:
@@ -235,13 +245,14 @@ class _Archive:
                     repositories.setdefault(name.familiar_repository, {})[name.tag] = self._tops[image.record.id]
             if not image.names:
                 entries.append(described)
-            items.append(
-                {
-                    "Config": f"blobs/sha256/{image.record.id[7:]}",
-                    "RepoTags": [name.familiar for name in image.names] or None,
-                    "Layers": [f"blobs/sha256/{diff_id[7:]}" for diff_id in image.record.config.rootfs.diff_ids],
-                }
-            )
+            item = {
+                "Config": f"blobs/sha256/{image.record.id[7:]}",
+                "RepoTags": [name.familiar for name in image.names] or None,
+                "Layers": [f"blobs/sha256/{diff_id[7:]}" for diff_id in image.record.config.rootfs.diff_ids],
+            }
+            if any(other.record.id == image.record.parent for other in images):
+                item["Parent"] = image.record.parent
+            items.append(item)
         index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": entries}
         return b"".join(
             (

@@ -1,12 +1,14 @@
 """The images of an engine: their records and tags, and every verb on them.
 
-Owns: the records of kind `image` (tags are part of them), the blobs of configurations, and the claims on layers that follow from both.
-Readers use immutable records in memory; a change is committed first and seen then. Not here: the wire (`api/images.py`), archives and
-extraction (archive.py, layers.py), what a container does with an image.
+Owns: the records of kind `image` (tags are part of them), the blobs of configurations, and the
+claims on layers that follow from both. Readers use immutable records in memory; a change becomes
+visible after it was committed. Not here: the wire (`api/images.py`), archives and extraction
+(archive.py, layers.py), what a container does with an image.
 
-Load keeps nothing until all of it is sound: layers become durable one by one but are claimed by the load alone, and images, their tags and
-the tags' former owners change in one transaction at the end. A crash before it leaves layers that nobody names: the sweep at start takes them.
-The write-back of the files is not awaited: see `pending` in storage/overlay.py.
+Load keeps nothing until all of it is verified: layers become durable one by one but are claimed by
+the load alone, and images, their tags and the tags' former owners change in one transaction at the
+end. A crash before it leaves layers without an image; the sweep at start removes them. The
+write-back of the files is not awaited: see `pending` in storage/overlay.py.
 """
 
 from __future__ import annotations
@@ -16,24 +18,29 @@ import contextlib
 import fnmatch
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from engine import times
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
 from engine.events import EventLog
 from engine.images import archive, reference
 from engine.images.archive import ArchivedImage
-from engine.images.layers import Layers
+from engine.images.idle import Idle
+from engine.images.layers import Layers, chain_ids
+from engine.images.load import Claims, Load
 from engine.images.receiving import received
 from engine.images.reference import Reference
 from engine.storage.content import Content
-from engine.storage.overlay import OverlaySnapshots
+from engine.storage.overlay import DRIVER_NAME
 from engine.storage.records import Change, Records
+from engine.storage.snapshots import Snapshots
+from engine.system.observers import Observers
+from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
-from engine.wire import times
 from engine.wire.containers import Config
 from engine.wire.images import (
     Deletion,
@@ -46,13 +53,9 @@ from engine.wire.images import (
     InspectRootFS,
     Manifest,
     Progress,
-    ProgressDetail,
 )
 
 FILTERS = ("before", "dangling", "label", "reference", "since")
-
-_REPORT_EVERY = 1 << 19
-"""Bytes of a layer between two progress objects at least."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +69,10 @@ class ImageUser(NamedTuple):
 
 
 class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Everything that is kept of one image. `tags` and `digests` are canonical references (`docker.io/library/busybox:latest`)."""
+    """The record of one image.
+
+    `tags` and `digests` are canonical references (`docker.io/library/busybox:latest`).
+    """
 
     id: str
     config: ImageConfig
@@ -80,17 +86,20 @@ class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     pending: str = ""
     """As in `storage.snapshots.Layer`."""
     blobs: tuple[Descriptor, ...] = ()
-    """One per layer, when it was pulled or pushed: what registries know them as."""
+    """One per layer, when it was pulled or pushed: its blobs in registries."""
     oci: bool = False
-    """It came with an OCI manifest, and goes with one."""
+    """It arrived with an OCI manifest, and is pushed with one."""
     manifest: str = ""
     """Digest of the manifest that it was pulled with; a blob of the content store."""
     parent: str = ""
-    """The image that it was made from, which stays as long as this one does. Not known of what came from elsewhere."""
+    """The image that it was made from, which is kept as long as this one.
+
+    Unknown for pulled images.
+    """
 
     @property
     def familiar_tags(self) -> list[str]:
-        """As people write them, sorted."""
+        """In the familiar form, sorted."""
         return sorted(reference.read(tag).familiar for tag in self.tags)
 
     @property
@@ -109,7 +118,7 @@ class ImageStore:
         self,
         records: Records,
         content: Content,
-        snapshots: OverlaySnapshots,
+        snapshots: Snapshots,
         events: EventLog,
         *,
         users: Callable[[str], Sequence[ImageUser]],
@@ -121,17 +130,25 @@ class ImageStore:
         self._events = events
         self._users = users
         self._layers = Layers(snapshots)
+        self.idle = Idle()
+        self.idle.when_idle(self._layers.release)
         self._images: dict[str, ImageRecord] = {}
+        self.changed: Observers[[Collection[str]]] = Observers("images changed")
+        """Called with the ids of images that are new, deleted or renamed."""
         self._by_name: dict[str, str] = {}
         """Canonical tag or digest reference → id."""
+        self._children: dict[str, set[str]] = {}
+        """Image → the images made from it, if any."""
         self._changing = asyncio.Lock()
-        """Held from the decision about records until they are committed and seen."""
+        """Held from a decision about records until they are committed and visible."""
         self._loading: dict[str, int] = {}
-        """chain_ids that loads under way claim, with their number."""
+        """chain_ids claimed by running loads, with the number of claims."""
         self._settling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Load the records; drop images whose layers or configuration a crash has cost, and blobs that no image names."""
+        """Load the records; drop images that lost layers or configuration in a crash, and blobs
+        that no image names.
+        """
         changes: list[Change] = []
         blobs = self._content.digests()
         for image_id, record in self._table.load().items():
@@ -159,11 +176,13 @@ class ImageStore:
         return ""
 
     async def close(self) -> None:
-        """Wait for what goes on in the background."""
+        """Wait for background work."""
+        self.idle.close()
+        self._layers.release()
         if self._settling is not None:
             await asyncio.wait([self._settling])
 
-    # --- reading ----------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._images)
@@ -176,22 +195,25 @@ class ImageStore:
         return {chain_id for record in self._images.values() for chain_id in record.chain_ids} | self._loading.keys()
 
     def get(self, name: str) -> ImageRecord:
-        """By reference (latest when it has no tag), id, or a prefix of an id that only one image has.
+        """By reference (latest when it has no tag), id, or a prefix of an id that only one image
+        has.
 
-        Raises NotFound, with Docker's words about the form when that is what is wrong.
+        Raises NotFound as Docker does, with the complete name (`busybox:latest`) or with the fault
+        of its form.
         """
         found = self._images.get(name) or self._images.get(f"sha256:{name}")
         if found is not None:
             return found
-        malformed = ""
+        missing = name
         try:
-            canonical = reference.parse(name).tagged().canonical
+            wanted = reference.parse(name).tagged()
         except InvalidParameter as error:
-            malformed = f": {error.message}"
+            missing = f"{name}: {error.message}"
         else:
-            image_id = self._by_name.get(canonical)
+            image_id = self._by_name.get(wanted.canonical)
             if image_id is not None:
                 return self._images[image_id]
+            missing = wanted.familiar
         prefix = name.removeprefix("sha256:")
         if prefix and set(prefix) <= set("0123456789abcdef"):
             matches = [image_id for image_id in self._images if image_id.startswith(prefix, 7)]
@@ -199,33 +221,34 @@ class ImageStore:
                 raise NotFound(f"No such image: {name}: {len(matches)} images have an id that begins so")
             if matches:
                 return self._images[matches[0]]
-            malformed = ""
-        raise NotFound(f"No such image: {name}{malformed}")
+            if len(prefix) == 64:
+                missing = name
+        raise NotFound(f"No such image: {missing}")
 
     def summaries(
         self,
         *,
         intermediate: bool = False,
-        digests: bool = False,
         name: str = "",
         filters: Mapping[str, Sequence[str]] | None = None,
     ) -> list[ImageSummary]:
-        """The list, newest first. `intermediate`: also what has no name and is there for the images made from it.
+        """The list, newest first. `intermediate`: also nameless images that others were made from.
 
-        `name`: only images with that repository, or repository and tag, `*` and `?` within a part. Raises NotFound for an image named by
-        `before` or `since` that is not there.
+        `name`: only images with that repository, or repository and tag, with `*` and `?` within a
+        part. Raises NotFound for an unknown image in the filters `before` and `since`.
         """
         filters = filters or {}
         bounds = [(self.get(other).created, True) for other in filters.get("before", ())]
         bounds += [(self.get(other).created, False) for other in filters.get("since", ())]
         dangling = filters.get("dangling")
-        parents = {record.parent for record in self._images.values()}
         found = []
         for record in sorted(self._images.values(), key=lambda record: (-record.created, record.id)):
             if any(record.created >= at if before else record.created <= at for at, before in bounds):
                 continue
             nameless = not record.tags and not record.digests
-            if record.id in parents and ((nameless and not intermediate) or (dangling and not bool(record.tags))):
+            if record.id in self._children and (
+                (nameless and not intermediate) or (dangling and not bool(record.tags))
+            ):
                 continue
             if dangling and bool(record.tags) == (dangling[0] in ("1", "true", "True")):
                 continue
@@ -237,17 +260,17 @@ class ImageStore:
                 names = [tag for tag in names if all(_matches(reference.read(tag), pattern) for pattern in patterns)]
                 if not names:
                     continue
-            found.append(self._summary(record, names, digests))
+            found.append(self._summary(record, names))
         return found
 
-    def _summary(self, record: ImageRecord, names: Iterable[str], digests: bool) -> ImageSummary:
+    def _summary(self, record: ImageRecord, names: Iterable[str]) -> ImageSummary:
         tags = sorted(reference.read(name).familiar for name in names)
         nameless = not tags and not record.digests
         return ImageSummary(
             id=record.id,
             parent_id=record.parent,
             repo_tags=["<none>:<none>"] if nameless else tags,
-            repo_digests=(["<none>@<none>"] if nameless else record.familiar_digests) if digests else msgspec.UNSET,
+            repo_digests=["<none>@<none>"] if nameless else record.familiar_digests,
             created=times.unix_seconds(record.created),
             size=record.size,
             virtual_size=record.size,
@@ -276,13 +299,13 @@ class ImageStore:
             size=record.size,
             virtual_size=record.size,
             graph_driver=GraphDriver(
-                name="overlay2", data=self._snapshots.layer_data(record.chain_ids[-1]) if record.chain_ids else {}
+                name=DRIVER_NAME, data=self._snapshots.layer_data(record.chain_ids[-1]) if record.chain_ids else {}
             ),
             root_fs=InspectRootFS(type="layers", layers=list(config.rootfs.diff_ids)),
         )
 
     def history(self, name: str) -> list[HistoryItem]:
-        """The steps that made an image, newest first, those without a layer too. Raises as `get`."""
+        """The steps that made an image, newest first, also those without a layer. As `get`."""
         record = self.get(name)
         sizes = [layer.size for chain_id in record.chain_ids if (layer := self._snapshots.layer(chain_id))]
         items: list[HistoryItem] = []
@@ -298,24 +321,24 @@ class ImageStore:
                     comment=step.comment,
                 )
             )
-        for size in sizes:  # more layers than the history tells of
+        for size in sizes:  # layers that the history does not list
             created = times.unix_seconds(record.created)
             items.append(HistoryItem(id="<missing>", created=created, created_by="", tags=None, size=size, comment=""))
         items.reverse()
         maker: ImageRecord | None = record
-        for at, item in enumerate(items):  # as many steps as there are images: each was made by one
+        for at, item in enumerate(items):  # as many steps as there are images: each image has one
             if maker is None:
                 break
             items[at] = msgspec.structs.replace(item, id=maker.id, tags=maker.familiar_tags or None)
             maker = self._images.get(maker.parent)
         return items
 
-    # --- tags -------------------------------------------------------------------------------------------------------
+    # --- tags -------------------------------------------------------------------------------------
 
     async def tag(self, name: str, repository: str, tag: str = "") -> None:
-        """Give the image `name` another name, which is taken from whoever had it.
+        """Give the image `name` another name. An image that had that name loses it.
 
-        Raises NotFound, and InvalidParameter for what is no name.
+        Raises NotFound, and InvalidParameter for a malformed name.
         """
         wanted = reference.with_tag(repository, tag)
         async with self._changing:
@@ -326,7 +349,10 @@ class ImageStore:
     def _renamed(
         self, changed: dict[str, ImageRecord], names: Mapping[str, Sequence[Reference]]
     ) -> dict[str, ImageRecord]:
-        """`changed`, with the names added and taken from their former owners. The later of two claims on one name wins."""
+        """`changed`, with names added and taken from their former owners.
+
+        The later of two claims on one name wins.
+        """
         changed = dict(changed)
         for image_id, wanted in names.items():
             for name in wanted:
@@ -344,8 +370,22 @@ class ImageStore:
                     changed[image_id] = msgspec.structs.replace(record, tags=(*record.tags, canonical))
         return changed
 
+    def descendants(self, image_id: str) -> set[str]:
+        """The image and those that were made from it, directly or not."""
+        children: dict[str, list[str]] = {}
+        for record in self._images.values():
+            if record.parent:
+                children.setdefault(record.parent, []).append(record.id)
+        found, waiting = set[str](), [image_id]
+        while waiting:
+            each = waiting.pop()
+            if each not in found:
+                found.add(each)
+                waiting += children.get(each, ())
+        return found
+
     async def _commit(self, changed: Mapping[str, ImageRecord | None]) -> None:
-        """Write the records (None: remove it), then let readers see them."""
+        """Write the records (None: remove it), then publish them to readers."""
         await self._records.commit(
             *(
                 self._table.delete(image_id) if record is None else self._table.put(image_id, record)
@@ -358,15 +398,22 @@ class ImageStore:
                 for name in (*old.tags, *old.digests):
                     if self._by_name.get(name) == image_id:
                         del self._by_name[name]
+                if old.parent:
+                    self._children[old.parent].discard(image_id)
+                    if not self._children[old.parent]:
+                        del self._children[old.parent]
             if record is None:
                 del self._images[image_id]
             else:
                 self._put(record)
+        self.changed(changed.keys())
 
     def _put(self, record: ImageRecord) -> None:
         if record.id not in self._images and record.chain_ids:
             self._snapshots.retain(record.chain_ids[-1])
         self._images[record.id] = record
+        if record.parent:
+            self._children.setdefault(record.parent, set()).add(record.id)
         for name in (*record.tags, *record.digests):
             self._by_name[name] = record.id
 
@@ -374,14 +421,18 @@ class ImageStore:
         record = self._images.get(image_id)
         self._events.publish("image", action, image_id, {**(record.labels if record else {}), "name": name})
 
-    # --- delete -----------------------------------------------------------------------------------------------------
+    # --- delete -----------------------------------------------------------------------------------
 
     async def delete(self, name: str, force: bool = False, prune: bool = True) -> list[Deletion]:
-        """Take a name from an image, or the image from the engine when that was its last name or it is named by id.
+        """Take a name from an image, or the image from the engine when that was its last name or it
+        is named by id.
 
-        `prune`: images that it was made from go too, up to the first that has a name, a container or another image made from it.
-        Raises NotFound, and Conflict as Docker does.
+        `prune`: images that it was made from go too, up to the first that has a name, a container
+        or another image made from it. Raises InvalidParameter for a blank name, NotFound, and
+        Conflict as Docker does.
         """
+        if not name.strip():
+            raise InvalidParameter("image name cannot be blank")
         async with self._changing:
             record = self.get(name)
             done: list[Deletion] = []
@@ -396,7 +447,8 @@ class ImageStore:
             try:
                 self._check_unused(record, force=force, references=not _single_repository(record))
             except Conflict:
-                # A name was asked to go and has gone. That the image stays for its containers is no failure of that.
+                # A name was requested to be removed, and was. It is no failure that the image stays
+                # for its containers.
                 if not by_id:
                     return done
                 raise
@@ -416,18 +468,15 @@ class ImageStore:
         return done
 
     def _orphans(self, record: ImageRecord) -> Iterator[ImageRecord]:
-        """Images that nobody needs any more once this one is gone, the nearest first."""
+        """Nameless ancestors that are unused once this image is gone, the nearest first."""
         while (parent := self._images.get(record.parent)) is not None:
-            if parent.tags or parent.digests or self._users(parent.id) or self._children(parent) > 1:
+            if parent.tags or parent.digests or self._users(parent.id) or len(self._children[parent.id]) > 1:
                 return
             yield parent
             record = parent
 
-    def _children(self, record: ImageRecord) -> int:
-        return sum(each.parent == record.id for each in self._images.values())
-
     async def _untag(self, record: ImageRecord, name: str, force: bool, done: list[Deletion]) -> ImageRecord:
-        """Take one name from an image, with the digests of a repository of which no tag is left."""
+        """Remove one name from an image, and the digests of a repository without remaining tags."""
         wanted = reference.parse(name).tagged()
         users = self._users(record.id)
         if not force and users and _single_repository(record):
@@ -448,8 +497,11 @@ class ImageStore:
         return remaining
 
     def _check_unused(self, record: ImageRecord, *, force: bool, references: bool) -> None:
-        """Raises Conflict for what forbids to delete the image; `force` overrules all but running containers and images made from it."""
-        if self._children(record):
+        """Raises Conflict when the image cannot be deleted.
+
+        `force` overrides everything but running containers and child images.
+        """
+        if record.id in self._children:
             raise Conflict(
                 f"conflict: unable to delete {record.id[7:19]} (cannot be forced) - image has dependent child images"
             )
@@ -472,38 +524,46 @@ class ImageStore:
                 f"image is being used by stopped container {user.id[:12]}"
             )
 
-    # --- load -------------------------------------------------------------------------------------------------------
+    # --- load -------------------------------------------------------------------------------------
 
     async def load(self, body: AsyncIterator[bytes], quiet: bool = False) -> AsyncGenerator[Progress, None]:
-        """Take in every image of an archive, or none. Yields what Docker's clients draw; with `quiet` the confirmations alone.
+        """Load every image of an archive, or none. Yields the progress that Docker's clients draw;
+        with `quiet` only the confirmations.
 
-        Raises InvalidParameter for a bad archive, ServerError when the disk does not take it. Nothing is left behind then.
+        Raises InvalidParameter for a bad archive, ServerError when the disk does not take it.
+        Nothing is left behind then.
         """
-        async with received(body, self._content.temporary, self._layers, self._snapshots.layer_paths()) as (span, laid):
-            found = await archive.images(await self._layers.work(archive.Archive, span, laid), self._layers)
-            load = _Load(self._snapshots, self._layers, found, self._loading)
-            try:
-                async with contextlib.aclosing(load.run()) as steps:
-                    async for progress in steps:
-                        if not quiet:
-                            yield progress
-                confirmations = await uninterrupted(self._keep(found))
-            finally:
-                await uninterrupted(load.release())
+        with self.idle.work():
+            async with received(body, self._content.temporary, self._layers, self._snapshots.layer_paths()) as (
+                span,
+                early,
+            ):
+                found = await archive.images(await self._layers.work(archive.Archive, span, early), self._layers)
+                load = Load(self._layers, found, self.claims())
+                try:
+                    async with contextlib.aclosing(load.run()) as steps:
+                        async for progress in steps:
+                            if not quiet:
+                                yield progress
+                    confirmations = await uninterrupted(self._keep(found))
+                finally:
+                    await uninterrupted(load.release())
         self._settle_soon()
         for confirmation in confirmations:
             yield confirmation
 
     async def _keep(self, found: Sequence[ArchivedImage]) -> list[Progress]:
-        """Make records of images whose layers are all there."""
+        """Create the records of images whose layers all exist."""
         async with self._changing:
             changed: dict[str, ImageRecord] = {}
             names: dict[str, list[Reference]] = {}
             said: list[Progress] = []
             for image in found:
                 image_id = await asyncio.to_thread(self._content.ingest, image.raw)
-                record = self._images.get(image_id) or self._record(image_id, image.config)
-                changed[image_id] = changed.get(image_id, record)
+                record = changed.get(image_id) or self._images.get(image_id) or self._record(image_id, image.config)
+                if image.parent:
+                    record = msgspec.structs.replace(record, parent=image.parent)
+                changed[image_id] = record
                 names.setdefault(image_id, []).extend(image.names)
                 for name in image.names:
                     former = self._by_name.get(name.canonical, image_id)
@@ -524,24 +584,27 @@ class ImageStore:
                 self._publish(image.id, "tag", name.familiar)
         return said
 
-    # --- for those that bring images from elsewhere (pull, import, commit) --------------------------------------------
+    # --- for those that bring images from elsewhere (pull, import, commit) ------------------------
 
     @property
     def layers(self) -> Layers:
         return self._layers
 
     @property
-    def snapshots(self) -> OverlaySnapshots:
+    def snapshots(self) -> Snapshots:
         return self._snapshots
 
     @property
     def temporary(self) -> Path:
-        """Where a body may be received."""
+        """A directory for receiving a body."""
         return self._content.temporary
 
     @contextlib.asynccontextmanager
     async def claimed(self) -> AsyncIterator[Callable[[str], None]]:
-        """A function that claims a layer, which need not be there yet; those that no image took over go when the context ends."""
+        """A function that claims a layer, which need not exist yet.
+
+        At the end of the context, claimed layers without an image are removed.
+        """
         claims = self.claims()
         try:
             yield claims.claim
@@ -549,11 +612,11 @@ class ImageStore:
             await uninterrupted(claims.release())
 
     def claims(self) -> Claims:
-        """As `claimed`, for what does not end where it begins."""
-        return Claims(self._snapshots, self._loading)
+        """As `claimed`, for operations that do not end with a block."""
+        return Claims(self._snapshots, self._loading, self.idle)
 
     def configuration(self, record: ImageRecord) -> bytes:
-        """The document that gave the image its id. Blocking."""
+        """The document whose digest is the image's id. Blocking."""
         return self._content.read(record.id)
 
     async def adopt(
@@ -568,7 +631,9 @@ class ImageStore:
         manifest: bytes = b"",
         parent: str = "",
     ) -> bool:
-        """Make an image of a configuration whose layers are all there and claimed, or name the one there is. False when nothing changed."""
+        """Make an image of a configuration whose layers all exist and are claimed, or name the
+        existing one. False when nothing changed.
+        """
         image_id = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         async with self._changing:
             await asyncio.to_thread(self._content.ingest, raw)
@@ -611,12 +676,15 @@ class ImageStore:
             await asyncio.to_thread(self._content.delete, digest)
 
     def manifest(self, record: ImageRecord) -> tuple[bytes, Manifest]:
-        """What the image was pulled with. Blocking."""
+        """The manifest that the image was pulled with. Blocking."""
         raw = self._content.read(record.manifest)
         return raw, archive.decode(raw, Manifest, record.manifest)
 
     async def pushed(self, image_id: str, digest: Reference, blobs: Sequence[Descriptor]) -> None:
-        """Keep what a registry knows an image as. Nothing when it was deleted meanwhile."""
+        """Record the digest and blobs of the image in a registry.
+
+        Does nothing when the image was deleted meanwhile.
+        """
         async with self._changing:
             record = self._images.get(image_id)
             if record is None:
@@ -627,7 +695,7 @@ class ImageStore:
                 rest = tuple(name for name in former.digests if name != digest.canonical)
                 changed[former.id] = msgspec.structs.replace(former, digests=rest)
             digests = tuple(dict.fromkeys((*record.digests, digest.canonical)))
-            # What it was pulled with stays: a registry that has those blobs gets that manifest again.
+            # The pulled manifest stays: a registry that has those blobs gets it again.
             kept = record.blobs if record.manifest else tuple(blobs)
             changed[image_id] = msgspec.structs.replace(record, digests=digests, blobs=kept)
             await uninterrupted(self._commit(changed))
@@ -645,7 +713,7 @@ class ImageStore:
         )
 
     def _settle_soon(self) -> None:
-        """Write back what was loaded, in the background; one at a time."""
+        """Write loaded layers back to the disk, in the background, one run at a time."""
         before = self._settling
 
         async def settle() -> None:
@@ -667,125 +735,7 @@ class ImageStore:
             except (EngineError, OSError) as error:
                 _log.warning("writing back images: %s", error)
 
-        self._settling = asyncio.get_running_loop().create_task(settle())
-
-
-class _Load:
-    """The layers of one archive on their way in: claimed by it until `release`."""
-
-    def __init__(
-        self, snapshots: OverlaySnapshots, layers: Layers, found: Sequence[ArchivedImage], loading: dict[str, int]
-    ) -> None:
-        self._snapshots = snapshots
-        self._layers = layers
-        self._found = found
-        self._claims = Claims(snapshots, loading)
-        self._reports: asyncio.Queue[Progress | None] = asyncio.Queue()
-
-    async def run(self) -> AsyncGenerator[Progress, None]:
-        """Have every layer. Raises the error of the lowest that failed, when none is at work any more."""
-        tasks: dict[str, asyncio.Task[bool]] = {}
-        for image in self._found:
-            below: asyncio.Task[bool] | None = None
-            parent = ""
-            diff_ids = image.config.rootfs.diff_ids
-            for diff_id, chain_id, span in zip(diff_ids, chain_ids(diff_ids), image.layers, strict=True):
-                if chain_id not in tasks:
-                    self._claims.claim(chain_id)
-                    report = self._reporter(diff_id, span.size)
-                    work = self._layers.ensure(chain_id, diff_id, parent, span, below, report)
-                    tasks[chain_id] = asyncio.create_task(self._reported(work, report, span.size))
-                below, parent = tasks[chain_id], chain_id
-        ended = asyncio.gather(*tasks.values(), return_exceptions=True)
-        ended.add_done_callback(lambda _: self._reports.put_nowait(None))
-        try:
-            while (progress := await self._reports.get()) is not None:
-                yield progress
-        finally:
-            # The client left: what has not begun is not begun, what runs in a thread reads our file and is waited for.
-            for task in tasks.values():
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks.values())
-        for result in ended.result():
-            if isinstance(result, BaseException):
-                raise result
-
-    async def _reported(self, work: Coroutine[object, object, bool], report: Callable[[int], None], size: int) -> bool:
-        made = await work
-        if made:
-            report(size)
-        return made
-
-    def _reporter(self, diff_id: str, total: int) -> Callable[[int], None]:
-        told = -_REPORT_EVERY
-
-        def report(current: int) -> None:
-            nonlocal told
-            current = min(current, total)
-            if current - told >= _REPORT_EVERY or (current == total and told != total):
-                told = current
-                self._reports.put_nowait(
-                    Progress(
-                        status="Loading layer",
-                        progress_detail=ProgressDetail(current, total),
-                        progress=bar(current, total),
-                        id=diff_id[7:19],
-                    )
-                )
-
-        return report
-
-    async def release(self) -> None:
-        await self._claims.release()
-
-
-class Claims:
-    """The layers that one operation needs until its images are recorded."""
-
-    def __init__(self, snapshots: OverlaySnapshots, loading: dict[str, int]) -> None:
-        self._snapshots = snapshots
-        self._loading = loading
-        self._claimed: list[str] = []
-
-    def claim(self, chain_id: str) -> None:
-        self._snapshots.retain(chain_id)
-        self._claimed.append(chain_id)
-        self._loading[chain_id] = self._loading.get(chain_id, 0) + 1
-
-    async def release(self) -> None:
-        """Let go of the layers; those that no image took over are removed, topmost first."""
-        while self._claimed:
-            chain_id = self._claimed.pop()
-            self._loading[chain_id] -= 1
-            if not self._loading[chain_id]:
-                del self._loading[chain_id]
-            await self._snapshots.release(chain_id)
-
-
-def chain_ids(diff_ids: Sequence[str]) -> tuple[str, ...]:
-    """The id of each layer together with those below it (OCI image specification, "Layer ChainID")."""
-    found: list[str] = []
-    for diff_id in diff_ids:
-        both = f"{found[-1]} {diff_id}".encode() if found else b""
-        found.append(f"sha256:{hashlib.sha256(both).hexdigest()}" if found else diff_id)
-    return tuple(found)
-
-
-def bar(current: int, total: int) -> str:
-    """The line that a client draws, as Docker's jsonmessage makes it for a wide terminal."""
-    done = min(50, current * 50 // total) if total else 50
-    return f"[{'=' * done}>{' ' * (50 - done)}] {_human(current):>8}/{_human(total)}"
-
-
-def _human(size: int) -> str:
-    """Decimal units with four significant digits (docker/go-units, HumanSize)."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if value < 1000 or unit == "PB":
-            return f"{value:.4g}{unit}"
-        value /= 1000
-    raise AssertionError(size)
+        self._settling = spawn(settle(), "writing back images")
 
 
 def _renamed_text(name: Reference, former: str) -> str:
@@ -796,7 +746,7 @@ def _nanoseconds(text: str) -> int:
     try:
         return times.parse_rfc3339(text) if text else 0
     except (ValueError, OverflowError):
-        return 0  # a stranger's document: no reason to refuse the image
+        return 0  # a document from outside: no reason to reject the image
 
 
 def _labelled(labels: Mapping[str, str], wanted: Iterable[str]) -> bool:
@@ -808,7 +758,9 @@ def _labelled(labels: Mapping[str, str], wanted: Iterable[str]) -> bool:
 
 
 def _matches(name: Reference, pattern: str) -> bool:
-    """Whether a name is what a client asked for: repository or repository:tag, familiar or whole, with wildcards in each part."""
+    """True when a name matches a client's pattern: repository or repository:tag, familiar or
+    canonical, with wildcards in each part.
+    """
     candidates = (name.familiar_repository, name.familiar, name.repository, name.canonical)
     parts = pattern.split("/")
     return any(
@@ -829,4 +781,4 @@ def _single_repository(record: ImageRecord) -> bool:
     return repositories == {first}
 
 
-__all__ = ["FILTERS", "ImageRecord", "ImageStore", "ImageUser", "bar", "chain_ids"]
+__all__ = ["FILTERS", "ImageRecord", "ImageStore", "ImageUser"]

@@ -1,11 +1,13 @@
-"""DNS messages, as far as a forwarding resolver reads and writes them: the question of a query, and answers of its own.
+"""DNS messages as a forwarding resolver needs them: the question of a query, and the engine's own
+answers.
 
-Written by hand because it is the resolver's inner loop, and little: dnslib, the tests' witness, takes some 16 times as long for a question
-and its answer (bench/micro/test_names.py). Messages that are passed on stay the bytes they came as: no record of others is decoded, no
-compression pointer followed.
-A name is held as it stands in a message, lower case, without the root's zero octet: `\\x03web\\x05mynet`.
+Written by hand because it is the resolver's inner loop: dnslib takes some 16 times as long for a
+question and its answer (bench/micro/test_names.py). Forwarded messages stay bytes: records of other
+servers are not decoded, no compression pointer followed. A name is held as in a message, in lower
+case, without the root's zero octet: `\\x03web\\x05mynet`.
 
-Rules: RFC 1035 (messages, 4.1), RFC 6891 (EDNS), RFC 4343 (case), RFC 3596 (AAAA, ip6.arpa). Pure. Raises: Malformed.
+Rules: RFC 1035 (messages, 4.1), RFC 6891 (EDNS), RFC 4343 (case), RFC 3596 (AAAA, ip6.arpa). Pure.
+Tested against dnslib. Raises: Malformed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ NO_ERROR, FORMAT_ERROR, SERVER_FAILURE, NAME_ERROR, NOT_IMPLEMENTED, REFUSED = r
 BAD_VERSION = 16
 
 SMALLEST, LARGEST = 512, 4096
-"""Bounds of what the asking side may say it takes in one datagram."""
+"""Bounds for the size of datagram that a client says it accepts."""
 
 _QR, _OPCODE, _AA, _TC, _RD, _RA, _CD = 0x8000, 0x7800, 0x0400, 0x0200, 0x0100, 0x0080, 0x0010
 _DO = 0x8000
@@ -36,7 +38,7 @@ _IN_ADDR, _IP6 = b"\x07in-addr\x04arpa", b"\x03ip6\x04arpa"
 
 
 class Malformed(Exception):
-    """A query that can't be understood; `reply` is what to tell who sent it, None to stay silent."""
+    """A query that cannot be parsed. `reply` is the answer to send; None for none."""
 
     def __init__(self, reply: bytes | None) -> None:
         super().__init__()
@@ -44,7 +46,10 @@ class Malformed(Exception):
 
 
 class Query(NamedTuple):
-    """One question. `section` is the question's bytes as they came; `edns` None without OPT, else its flags."""
+    """One question.
+
+    `section` is the question's bytes as they came. `edns` is the flags of OPT, None without it.
+    """
 
     id: int
     flags: int
@@ -54,11 +59,11 @@ class Query(NamedTuple):
     section: bytes
     edns: int | None
     size: int
-    """Octets of an answer that the asking side takes in a datagram."""
+    """Size of an answer in octets that the client accepts in a datagram."""
 
 
 def parse(message: bytes) -> Query:
-    """The query in a datagram or frame. Raises Malformed."""
+    """Parse a datagram or frame. Raises Malformed."""
     if len(message) < _QUESTION_AT:
         raise Malformed(None)
     number, flags, questions, *others = _HEADER.unpack_from(message)
@@ -90,7 +95,10 @@ def parse(message: bytes) -> Query:
 
 
 def _options(message: bytes, position: int, answers: int, authorities: int, additional: int) -> tuple[int | None, int]:
-    """EDNS flags and size from the OPT record. Raises IndexError, ValueError or struct.error for records that are not there."""
+    """EDNS flags and size from the OPT record.
+
+    Raises IndexError, ValueError or struct.error for missing records.
+    """
     found: tuple[int | None, int] = (None, SMALLEST)
     for _ in range(answers + authorities + additional):
         root = message[position] == 0
@@ -115,7 +123,9 @@ def _options(message: bytes, position: int, answers: int, authorities: int, addi
 def answer(
     query: Query, records: Sequence[bytes], *, limit: int = 0, rcode: int = NO_ERROR, authoritative: bool = True
 ) -> bytes:
-    """The reply with these records; `limit` octets at most (0: no limit), cut off with TC set when they don't fit."""
+    """A reply with these records of at most `limit` octets (0 for any), cut off with TC set
+    beyond.
+    """
     options = b""
     if query.edns is not None:
         extended = (rcode >> 4) << 24 | query.edns & _DO
@@ -152,7 +162,7 @@ def pointer_record(name: bytes, ttl: int) -> bytes:
     return _NAME_OF_QUESTION + _RECORD.pack(PTR, IN, ttl, len(name) + 1) + name + b"\0"
 
 
-# --- passing on ------------------------------------------------------------------------------------------------------
+# --- passing on -----------------------------------------------------------------------------------
 
 
 def with_id(message: bytes, number: int) -> bytes:
@@ -161,7 +171,10 @@ def with_id(message: bytes, number: int) -> bytes:
 
 
 def answers(reply: bytes, number: int, query: Query) -> bool:
-    """Whether this is a reply under that id to that very question. Servers may change the case of letters."""
+    """True if this is a reply under that id to that very question.
+
+    Servers may change the case of letters.
+    """
     if len(reply) < _QUESTION_AT:
         return False
     found, flags, questions, _, _, _ = _HEADER.unpack_from(reply)
@@ -181,11 +194,14 @@ def rcode(reply: bytes) -> int:
     return reply[3] & 15
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def encoded(text: str) -> bytes | None:
-    """`web.mynet` as held here; None for what no message can carry (an empty label, one above 63 octets, 254 in all)."""
+    """`web.mynet` in the form held here; None for a name that a message cannot carry.
+
+    Such a name has an empty label, a label above 63 octets, or more than 254 octets in all.
+    """
     labels = text.rstrip(".").lower().encode().split(b".")
     if not all(0 < len(label) <= 63 for label in labels):
         return None
@@ -194,7 +210,7 @@ def encoded(text: str) -> bytes | None:
 
 
 def address_of(name: bytes) -> bytes | None:
-    """The packed address that a name below in-addr.arpa or ip6.arpa means, else None."""
+    """The packed address of a name below in-addr.arpa or ip6.arpa; None for other names."""
     if name.endswith(_IN_ADDR):
         labels = _labels(name[: -len(_IN_ADDR)])
         if len(labels) != 4 or not all(label.isdigit() and int(label) < 256 for label in labels):

@@ -1,21 +1,30 @@
-"""The rules of all bridges in one own nftables table: what is let out and in, what stays apart, which ports lead to whom.
+"""The rules of all bridges, in one nftables table: filtering, NAT, published ports.
 
-A handful of rules over maps and sets: a network more, a port more is an element more, and one transaction changes what belongs together. No other
-table is touched; what another table drops stays dropped. What somebody takes out of this one is put back (`mend`).
+A handful of rules over maps and sets. A network or a port adds elements, and one transaction makes
+changes that belong together. No other table is touched, and packets that another table drops stay
+dropped. Elements and rules that other programs remove are put back (`mend`).
 
-- A packet for an address of this host whose protocol, address and port are in a map is rewritten, wherever it comes from but from an internal
-  network; its source stays, but where the answer would not come back by here: from the host's loopback, and within one bridge.
-- Into a bridge go answers, neighbours unless icc is off, and what was rewritten. Nothing leaves or enters an internal one.
-- 127.0.0.0/8 comes and goes by lo alone: routing would drop such packets too, but only after they had been rewritten, and not on a bridge that
-  has route_localnet.
-- By IPv6 a container without such an address is reached by TCP: a connection that nothing has led to a container is given to one socket at ::1
-  (`relay`), which so has the address and port that it was made for as its own (TPROXY: the packets stay as they are, and a host's own rules for
-  what comes in see them so). Whoever serves the socket goes on to the same port of `RELAYED`, an address of 127.0.0.0/8, and from there it is led
-  as any other. The same way goes all that is for ::1, from where the kernel routes nothing to a bridge. Datagrams do not go it: who sends them by
-  IPv4 is heard.
+- A packet to an address of this host is rewritten if its protocol, address and port are in a map,
+  whatever its source except internal networks. Its source address stays, unless the answer would
+  not come back through this host: from the host's loopback, and within one bridge.
+- A bridge accepts answers, neighbours unless icc is off, and rewritten packets. Nothing leaves or
+  enters an internal one.
+- 127.0.0.0/8 is allowed on lo alone. Routing would drop such packets too, but only after they had
+  been rewritten, and not on a bridge that has route_localnet.
+- Router advertisements and redirects from bridges that the engine made do not reach the host, which
+  would take addresses and routes from them (CVE-2020-13401). `host.py` has the links ignore them,
+  too.
+- By IPv6, TCP reaches containers without an IPv6 address through a relay. A connection that no map
+  has led to a container is given to one socket at ::1 by TPROXY. The packets stay as they are, so
+  the socket sees the original address and port, and the host's own input rules apply. The process
+  that accepts there connects to the same port of `RELAYED`, an address of 127.0.0.0/8, and is led
+  on by the IPv4 maps. Everything for ::1 goes this way, as the kernel routes nothing from there to
+  a bridge. Datagrams do not.
 
-Everything blocks on the kernel and is called in threads. Not here: which ports are given to whom (`ports.py`). Owns: the table, route_localnet of the
-bridges. Raises: NetfilterError; nothing has changed then.
+Everything blocks on the kernel and is called in threads. Owns: the table, and route_localnet of the
+bridges. Locks: `_lock` for every change; a netlink socket's own lock is taken under it, no other.
+Not here: which ports a container gets (`ports.py`). Raises: NetfilterError; nothing has changed
+then.
 """
 
 from __future__ import annotations
@@ -30,21 +39,25 @@ from typing import NamedTuple
 from engine.networks.ports import ANY, AT_LOOPBACK, PROTOCOLS, Published, Relayed
 from engine.system import netfilter
 from engine.system.netfilter import NetfilterError
-from engine.system.netlink import NetlinkError
-from engine.system.nfnetlink import Element, Nfnetlink
+from engine.system.netlink.codec import NetlinkError
+from engine.system.netlink.conntrack import ConntrackSocket
+from engine.system.netlink.nft import Element, NftSocket
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-_OF_NETWORKS = ("bridges", "internal", "inside", "masqueraded", "hairpin4", "hairpin6")
+_OF_NETWORKS = ("bridges", "made", "internal", "inside", "masqueraded", "hairpin4", "hairpin6")
 _OF_PORTS = ("address4", "any4", "address6", "any6", "relayed_anywhere", "relayed_at_loopback")
 
 RELAYED = IPv4Address("127.58.58.49")
-"""Stands for ::1 among the addresses that IPv4 connections are made to; nobody else's, so that a port of ::1 alone can be had at it."""
+"""IPv4 alias for ::1, used only by the relay, so a port published on ::1 alone gets its own map
+key.
+"""
 
-# Sets and chains that are there already stay as they are, with their elements; rules are laid anew.
+# Existing sets keep their elements; the rules are replaced.
 _RULES = """
 add table inet {table}
 add set inet {table} bridges {{ type ifname; }}
+add set inet {table} made {{ type ifname; }}
 add set inet {table} internal {{ type ifname; }}
 add set inet {table} inside {{ type ifname . ifname; }}
 add set inet {table} masqueraded {{ type ifname; }}
@@ -62,6 +75,7 @@ table inet {table} {{
         type filter hook prerouting priority raw; policy accept;
         ip daddr 127.0.0.0/8 iifname != "lo" drop
         ip saddr 127.0.0.0/8 iifname != "lo" drop
+        icmpv6 type {{ nd-router-advert, nd-redirect }} iifname @made drop
     }}
     chain published {{
         dnat ip to meta l4proto . ip daddr . th dport map @address4
@@ -102,8 +116,9 @@ table inet {table} {{
 }}
 """
 
-# What the maps have led elsewhere is not local any more by then. What this host sends to a link-local address of its own comes by lo, where neither
-# fib knows the address nor TPROXY the connection that is being made.
+# Packets that the maps have rewritten are no longer local here. Packets of this host to one of its
+# own link-local addresses arrive on lo, where fib does not know the address, and TPROXY does not
+# know the new connection.
 _RELAY = """
     chain relay {{
         iifname @internal return
@@ -127,17 +142,19 @@ NamedElement = tuple[str, Element]
 
 
 class BridgeRules(NamedTuple):
-    """What holds for the traffic of one bridge network."""
+    """The rules for the traffic of one bridge network."""
 
     bridge: str
     subnets: tuple[IPv4Network | IPv6Network, ...]
     internal: bool = False
     icc: bool = True
     masquerade: bool = True
+    adopted: bool = False
+    """True if the engine did not make the bridge."""
 
 
 class _Endpoint(NamedTuple):
-    """Where the ports of one container lead to."""
+    """The addresses that the ports of one container lead to."""
 
     addresses: tuple[IPv4Address | None, IPv6Address | None]
     ports: tuple[Published, ...]
@@ -145,12 +162,16 @@ class _Endpoint(NamedTuple):
 
 
 class Filter:
-    """The table of one engine. Its socket stays in the namespace of the thread that calls `open`."""
+    """The table of one engine.
+
+    Its socket stays in the namespace of the thread that calls `open`.
+    """
 
     def __init__(self, table: str) -> None:
         self._table = table
         self._lock = threading.Lock()
-        self._kernel: Nfnetlink | None = None
+        self._kernel: NftSocket | None = None
+        self._connections: ConntrackSocket | None = None
         self._layout: tuple[bytes, ...] = ()
         self._settled = False
         self._relay = 0
@@ -160,33 +181,40 @@ class Filter:
 
     @property
     def port(self) -> int:
-        """Who changes elements of the table, as notices say it (`nfnetlink.Generations`)."""
+        """The netlink port of the socket that changes elements: the author in notices
+        (`nft.Generations`).
+        """
         return self._kernel.port if self._kernel is not None else 0
 
     def open(self, rules: Iterable[BridgeRules], relay: int = 0) -> None:
-        """Lay the rules anew, with these networks. Ports of a former daemon's containers stay open until `settle`.
+        """Install the rules, with these networks. Ports of a former daemon's containers stay open
+        until `settle`.
 
-        `relay`: the port at ::1 of the socket (`ports.relay_socket`) that is given connections which somebody passes on to `RELAYED`; 0: none is.
+        `relay` is the port of the socket at ::1 (`ports.relay_socket`) that gets connections for
+        `RELAYED`; 0 for none.
         """
         with self._lock:
             self._relay = relay
             self._networks = {each.bridge: each for each in rules}
             if self._kernel is None:
-                self._kernel = Nfnetlink()
+                self._kernel = NftSocket()
+                self._connections = ConntrackSocket()
             for each in self._networks.values():
                 _route_localnet(each)
-            self._lay()
-            self._match(_OF_NETWORKS)
+            self._install()
+            self._reconcile(_OF_NETWORKS)
 
     def settle(self) -> None:
-        """Every container that runs has published its ports: whatever else is in the maps goes."""
+        """All running containers have published their ports: remove the elements that are left
+        over.
+        """
         with self._lock:
             self._settled = True
             if self._kernel is not None:
-                self._match(_OF_PORTS)
+                self._reconcile(_OF_PORTS)
 
     def add_network(self, rules: BridgeRules) -> None:
-        """Let the traffic of a bridge be as its rules say."""
+        """Install the rules for the traffic of a bridge."""
         with self._lock:
             self._networks[rules.bridge] = rules
             try:
@@ -197,14 +225,14 @@ class Filter:
             _route_localnet(rules)
 
     def returned(self, bridge: str) -> None:
-        """A bridge was gone and is back: give it again what goes with a link."""
+        """A bridge was deleted and made again: repeat the settings of its link."""
         with self._lock:
             rules = self._networks.get(bridge)
             if rules is not None:
                 _route_localnet(rules)
 
     def remove_network(self, bridge: str) -> None:
-        """One that is not there is fine."""
+        """Remove a bridge's rules. Unknown bridges are fine."""
         with self._lock:
             rules = self._networks.pop(bridge, None)
             if rules is not None:
@@ -218,7 +246,10 @@ class Filter:
         ports: Iterable[Published],
         relayed: Relayed = _NONE_RELAYED,
     ) -> None:
-        """Lead these ports of the host to a container's addresses; those of them that are `relayed` also by IPv6, though it may have none."""
+        """Lead these ports of the host to a container's addresses.
+
+        Ports that are `relayed` are reached by IPv6 too, even if the container has no IPv6 address.
+        """
         endpoint = _Endpoint(addresses, tuple(ports), relayed)
         if not endpoint.ports:
             return
@@ -232,7 +263,7 @@ class Filter:
             self._outdate(endpoint)
 
     def unpublish(self, endpoint_id: str) -> None:
-        """One without ports is fine."""
+        """Close an endpoint's ports. One without ports is fine."""
         with self._lock:
             endpoint = self._published.pop(endpoint_id, None)
             if endpoint is None or self._kernel is None:
@@ -241,86 +272,106 @@ class Filter:
             self._outdate(endpoint)
 
     def forget_outdated(self) -> None:
-        """Forget UDP connections of ports that have been published or taken back since: their clients would go on to where it led before."""
+        """Forget UDP connections of ports that were published or closed since the last call.
+        Otherwise their packets would still go to the former container.
+        """
         with self._lock:
-            kernel, outdated, self._outdated = self._kernel, self._outdated, {}
+            connections, outdated, self._outdated = self._connections, self._outdated, {}
         for version, (ports, addresses) in outdated.items():
             try:
-                if kernel is not None:
-                    kernel.forget_udp(version, ports, addresses)
+                if connections is not None:
+                    connections.forget_udp(version, ports, addresses)
             except OSError as error:
-                logger.warning("UDP connections that were there before stay: %s", error)
+                _log.warning("cannot remove outdated UDP connections: %s", error)
 
     @property
     def has_outdated(self) -> bool:
-        """Whether `forget_outdated` has something to do; it walks the whole table of connections, once for all ports."""
+        """True if `forget_outdated` has work.
+
+        It walks the whole connection table, once for all ports.
+        """
         return bool(self._outdated)
 
     def mend(self, elements: bool = True) -> bool:
-        """Put back whatever somebody has taken out of the table; whether anything was missing.
+        """Put back what other programs removed from the table. Returns True if anything was
+        missing.
 
-        Without `elements` they are compared only when rules are missing: reading them takes 5 us each.
+        Without `elements` they are compared only when rules are missing, as reading them takes 5 us
+        each.
         """
         with self._lock:
             if self._kernel is None:
                 return False
             missing = self._kernel.layout(self._table) != self._layout
             if missing:
-                self._lay()
-            return ((elements or missing) and self._match((*_OF_NETWORKS, *_OF_PORTS))) or missing
+                self._install()
+            return ((elements or missing) and self._reconcile((*_OF_NETWORKS, *_OF_PORTS))) or missing
 
     def close(self, remove: bool) -> None:
-        """With `remove` the table goes; else it stays for the containers that run on."""
+        """Close the sockets.
+
+        With `remove` delete the table; otherwise it stays for running containers.
+        """
         with self._lock:
             if self._kernel is None:
                 return
             self._kernel.close()
             self._kernel = None
+            if self._connections is not None:
+                self._connections.close()
+                self._connections = None
             if remove:
                 for rules in self._networks.values():
                     _route_localnet(rules, "0")
+                self._networks.clear()
                 netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}")
 
-    # --- with the lock held --------------------------------------------------------------------------------------------
+    # --- with the lock held -----------------------------------------------------------------------
 
-    def _lay(self) -> None:
+    def _install(self) -> None:
         assert self._kernel is not None
         relay = _RELAY.format(port=self._relay) if self._relay else ""
         text = _RULES.format(table=self._table, relay=relay)
         try:
             netfilter.run(text)
         except NetfilterError:
-            # Sets of another version of this engine, perhaps: then all of it goes, and is there again in the same transaction.
+            # Perhaps the sets are those of another version of this engine. Then replace the whole
+            # table in one transaction.
             try:
                 netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}\n{text}")
             except NetfilterError as error:
                 if not self._relay:
                     raise
-                # A kernel without TPROXY, perhaps.
+                # Perhaps a kernel without TPROXY.
                 self._relay = 0
-                self._lay()
-                logger.warning("by IPv6 only containers that have it will be reached, at ::1 none: %s", error)
+                self._install()
+                _log.warning("by IPv6 only containers that have it will be reached, at ::1 none: %s", error)
                 return
         self._layout = self._kernel.layout(self._table)
 
     def _change(self, remove: list[NamedElement] | tuple[()], add: list[NamedElement] | tuple[()]) -> None:
-        """In one transaction. Where the table is not as it was left, everything is compared and put right instead."""
+        """Change elements in one transaction. If the table is not as it was left, reconcile all of
+        it instead.
+        """
         if self._kernel is None:
             raise NetfilterError("libnftables.so.1 is not installed")
         try:
             self._kernel.change(self._table, remove, add, f"table {self._table}")
             return
         except NetlinkError as error:
-            logger.warning("%s: putting the table in order", error)
+            _log.warning("%s: reconciling the table", error)
         try:
             if self._kernel.layout(self._table) != self._layout:
-                self._lay()
-            self._match((*_OF_NETWORKS, *_OF_PORTS))
+                self._install()
+            self._reconcile((*_OF_NETWORKS, *_OF_PORTS))
         except NetlinkError as error:
             raise NetfilterError(str(error)) from error
 
-    def _match(self, names: Iterable[str]) -> bool:
-        """Make these sets hold what they should; whether they did not. Before `settle` ports that nobody has claimed stay."""
+    def _reconcile(self, names: Iterable[str]) -> bool:
+        """Reconcile these sets with the expected elements. Returns True if anything was corrected.
+
+        Until `settle`, unclaimed ports are kept.
+        """
         assert self._kernel is not None
         expected: dict[str, dict[bytes, Element]] = {name: {} for name in names}
         for name, element in self._elements():
@@ -358,12 +409,14 @@ class Filter:
                     addresses.add(address.packed)
 
 
-# --- elements, as the kernel has them ----------------------------------------------------------------------------------
+# --- elements, as the kernel has them -------------------------------------------------------------
 
 
 def _of_network(rules: BridgeRules) -> Iterator[NamedElement]:
     name = _interface(rules.bridge)
     yield "bridges", Element(name)
+    if not rules.adopted:
+        yield "made", Element(name)
     if rules.icc:
         yield "inside", Element(name + name)
     if rules.internal:
@@ -399,7 +452,7 @@ def _of_endpoint(endpoint: _Endpoint) -> Iterator[NamedElement]:
 
 
 def _led(name: str, key: bytes, ports: Published, address: IPv4Address | IPv6Address | None) -> Iterator[NamedElement]:
-    """Ports of the host that lead to a container's address; it may have none of that IP version."""
+    """Elements that lead ports of the host to a container's address; none without an address."""
     if address is None:
         return
     for offset in range(ports.count):
@@ -416,9 +469,10 @@ def _port(number: int) -> bytes:
 
 
 def _route_localnet(rules: BridgeRules, switch: str = "1") -> None:
-    """The answer to a rewritten packet from 127.0.0.1 comes in by the bridge for 127.0.0.1: routing shall take it.
+    """Let routing accept answers to rewritten packets: they come from the bridge for 127.0.0.1.
 
-    "0" is for a bridge that stays when the rules go, which keep others' 127.0.0.0/8 away from it.
+    "0" is for a bridge that stays when its rules are removed, as they keep foreign 127.0.0.0/8
+    packets away from it.
     """
     if not rules.internal:
         try:
@@ -426,4 +480,4 @@ def _route_localnet(rules: BridgeRules, switch: str = "1") -> None:
         except FileNotFoundError:
             pass  # the bridge has gone
         except OSError as error:
-            logger.warning("bridge %s: no published port on 127.0.0.1: %s", rules.bridge, error)
+            _log.warning("bridge %s: no published port on 127.0.0.1: %s", rules.bridge, error)

@@ -1,7 +1,9 @@
-"""Subnets and addresses, IPv4 and IPv6: which subnet for a network, which address next. Pure; what is in use is derived, never stored.
+"""Subnets and addresses, IPv4 and IPv6: chooses a network's subnet and an endpoint's address.
 
-Not here: links and routes (`bridge.py`), what a create body may ask for (`network.py`). Raises: ServerError when nothing is free,
-InvalidParameter for an address that is outside, Forbidden for one that is in use, each in Docker's words.
+Pure; addresses in use are derived from endpoints, never stored. Pools are used on the event loop
+alone. Not here: links and routes (`bridge.py`), the rules of a create body (`network.py`). Raises:
+ServerError when nothing is free, InvalidParameter for an address outside the subnet, Forbidden for
+one in use, each in Docker's words.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ DEFAULT_POOLS = (
     *(IPv4Network(f"172.{second}.0.0/16") for second in range(17, 32)),
     *IPv4Network("192.168.0.0/16").subnets(new_prefix=20),
 )
-"""Docker's local pools, in its order, each of them whole: for the default bridge."""
+"""Docker's local pools, in its order. The default bridge gets a whole one."""
 
 NETWORK_POOLS = (*(IPv4Network(f"172.{second}.0.0/16") for second in range(18, 32)), IPv4Network("192.168.0.0/16"))
 NETWORK_PREFIX = 24
-"""What users' networks get by default: a /24 of these, so that thousands fit where Docker's pools are used up by thirty."""
+"""User-defined networks get a /24 of these by default, so that thousands fit.
+
+Docker's pools suffice for thirty.
+"""
 
 
 def span(subnet: Subnet) -> tuple[int, int]:
@@ -37,9 +42,9 @@ def span(subnet: Subnet) -> tuple[int, int]:
 def free_subnet(
     taken: Iterable[tuple[int, int]], pools: Iterable[IPv4Network] = DEFAULT_POOLS, prefix: int = 0
 ) -> IPv4Network | None:
-    """The first subnet of the pools (of `prefix` bits; 0: a whole pool) that overlaps no span of `taken`; None when there is none.
+    """The first subnet of the pools that overlaps no span of `taken`; None when there is none.
 
-    A default route in `taken` counts as nothing.
+    It has `prefix` bits, or is a whole pool when that is 0. A default route in `taken` is ignored.
     """
     occupied = sorted(each for each in taken if each != _EVERYWHERE)
     starts: list[int] = []
@@ -62,13 +67,15 @@ def free_subnet(
 
 
 def unique_local_subnet(engine_id: str, network_id: str) -> IPv6Network:
-    """A /64 that nobody else has: RFC 4193, its 40 bits from the engine, the subnet's 16 from the network."""
+    """A unique local /64 (RFC 4193): 40 bits from the engine's id, the subnet's 16 from the
+    network's.
+    """
     prefix = hashlib.sha256(engine_id.encode()).digest()[:5] + hashlib.sha256(network_id.encode()).digest()[:2]
     return IPv6Network((b"\xfd" + prefix + bytes(8), 64))
 
 
 def mac_address(address: IPv4Address) -> str:
-    """Docker's: 02:42 and the address, so that a reused address keeps its MAC in everybody's ARP tables."""
+    """Docker's scheme: 02:42 and the address, so a reused address keeps its MAC in ARP tables."""
     return (b"\x02\x42" + address.packed).hex(":")
 
 
@@ -81,12 +88,18 @@ def hosts(subnet: Subnet) -> tuple[int, int]:
 
 
 class AddressPool:
-    """Hands out the hosts of a subnet. A freed address comes again only after all others: late packets of the old owner find nobody."""
+    """Hands out the host addresses of a subnet.
+
+    A freed address is used again only after all others, so that late packets for its former owner
+    reach no other container.
+    """
 
     def __init__(
-        self, name: str, subnet: Subnet, reserved: Iterable[Address] = (), given_from: Subnet | None = None
+        self, name: str, subnet: Subnet, excluded: Iterable[Address] = (), given_from: Subnet | None = None
     ) -> None:
-        """`name` is the network's, for errors; `reserved` are addresses that are never given, such as the gateway's; what is given comes from
+        """`name` is the network's, for errors.
+
+        `excluded` are addresses that are never given, such as the gateway's. Addresses come from
         `given_from`, a part of the subnet.
         """
         self.name = name
@@ -96,18 +109,21 @@ class AddressPool:
         if given_from is not None:
             self._low = max(self._low, int(given_from.network_address))
             self._high = min(self._high, int(given_from.broadcast_address))
-        self._reserved = frozenset(int(address) for address in reserved)
+        self._excluded = frozenset(int(address) for address in excluded)
         self._used: set[int] = set()
-        self._spared: dict[int, int] = {}
+        self._reserved: dict[int, int] = {}
         self._next = self._low
 
     def __len__(self) -> int:
-        """How many are in use."""
+        """The number of addresses in use."""
         return len(self._used)
 
     def take(self) -> Address:
-        """The next free address, one that is spared only when there is no other. Raises ServerError in Docker's words when there is none."""
-        number = self._free(self._spared) or self._free(())
+        """The next free address.
+
+        A reserved one is used only when no other is left. Raises ServerError when all are in use.
+        """
+        number = self._free(self._reserved) or self._free(())
         if number is None:
             raise ServerError(
                 f"no available IPv{self.subnet.version} addresses on this network's address pools: "
@@ -117,47 +133,52 @@ class AddressPool:
         self._next = number + 1
         return self._address(number)
 
-    def _free(self, spared: Iterable[int]) -> int | None:
+    def _free(self, reserved: Iterable[int]) -> int | None:
         number = self._next
-        # Among so many numbers in a row one is free, if any is.
-        blocked = len(self._used) + len(self._reserved) + len(self._spared)
+        # At least one of so many consecutive numbers is free, unless all are in use.
+        blocked = len(self._used) + len(self._excluded) + len(self._reserved)
         for _ in range(min(self._high - self._low, blocked) + 1):
             if not self._low <= number <= self._high:
                 number = self._low
-            if number not in self._used and number not in self._reserved and number not in spared:
+            if number not in self._used and number not in self._excluded and number not in reserved:
                 return number
             number += 1
         return None
 
     def check(self, address: Address) -> None:
-        """Raises InvalidParameter when the address can never be had here: outside the subnet, or reserved."""
+        """Raises InvalidParameter for an address outside of the subnet."""
         if address.version != self.subnet.version or not self._first <= int(address) <= self._last:
             raise InvalidParameter(
                 f"Requested address is out of range: {address} is not a host address in the subnet {self.subnet} of network {self.name}"
             )
 
     def claim(self, address: Address) -> None:
-        """Take this very address. Raises as `check`, and Forbidden when it is reserved or in use."""
+        """Take this address. Raises as `check`, and Forbidden when it is excluded or in use."""
         self.check(address)
         number = int(address)
-        if number in self._reserved or number in self._used:
+        if number in self._excluded or number in self._used:
             raise Forbidden(f"Address already in use: {address} on network {self.name}")
         self._used.add(number)
 
     def give(self, address: Address) -> None:
-        """Back to the pool; one that is not in use is fine."""
+        """Give an address back. One that is not in use is fine."""
         self._used.discard(int(address))
 
-    def spare(self, address: Address) -> None:
-        """A container that does not run counts on this address: others get it only by asking for it, or last. As often as `spare_no_more`."""
-        self._spared[int(address)] = self._spared.get(int(address), 0) + 1
+    def reserve(self, address: Address) -> None:
+        """Keep an address for a stopped container. Others get it only by explicit request, or when
+        no other is free.
 
-    def spare_no_more(self, address: Address) -> None:
+        Reservations are counted.
+        """
+        self._reserved[int(address)] = self._reserved.get(int(address), 0) + 1
+
+    def unreserve(self, address: Address) -> None:
+        """Undo one `reserve`."""
         number = int(address)
-        if self._spared.get(number, 0) > 1:
-            self._spared[number] -= 1
+        if self._reserved.get(number, 0) > 1:
+            self._reserved[number] -= 1
         else:
-            self._spared.pop(number, None)
+            self._reserved.pop(number, None)
 
     def _address(self, number: int) -> Address:
         return IPv4Address(number) if self.subnet.version == 4 else IPv6Address(number)

@@ -1,28 +1,112 @@
-"""Endpoints of macvlan networks: links of their own MAC over a link of the host, seen by the LAN as hosts of their own.
+"""The macvlan driver: links with MAC addresses of their own over a link of the host, seen by the
+LAN as hosts of their own.
 
-Rules: Docker's macvlan driver (options `parent`, `macvlan_mode`). A link lives and dies with its namespace; what the host keeps is a parent that
-the engine made (`open_parent`), as long as the network.
-Everything blocks on the kernel and is called in threads. Raises: InvalidParameter for a parent that is not there, ServerError for what this kernel
-lacks; OSError.
+Rules: Docker's macvlan driver (options `parent`, `macvlan_mode`). An endpoint's link exists as long
+       as its namespace. A parent that the engine made exists as long as the network.
+
+Owns nothing. Threads: any but the event loop's. Raises: InvalidParameter for a parent that does not
+exist, ServerError for features that this kernel lacks; OSError.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import secrets
+from collections.abc import Sequence
+
+import msgspec
 
 from engine.errors import InvalidParameter, ServerError
-from engine.networks import sandboxes
+from engine.networks import host, sandboxes
+from engine.networks.driver import Gateways
+from engine.networks.endpoints import Network
 from engine.networks.network import Options
 from engine.networks.sandboxes import Interface
-from engine.system import netlink
-from engine.system.netlink import Netlink
+from engine.system import links
+from engine.system.netlink import rtnl
+from engine.system.netlink.codec import NetlinkError
+from engine.system.netlink.rtnl import RouteSocket
+from engine.wire.containers import EndpointSettings
+
+_log = logging.getLogger(__name__)
 
 
-def open_parent(links: Netlink, network: str, options: Options, alias: str) -> bool:
-    """See that the parent is there; whether it is the engine's own: a dummy, or the VLAN `eth0.10` of a link `eth0`, made where it is missing.
+class MacvlanDriver:
+    """One engine's macvlan networks."""
 
-    Raises InvalidParameter for one that cannot be made; OSError. Nothing is left then.
+    routes = False
+
+    def __init__(self, kernel: RouteSocket, alias: str) -> None:
+        """`alias` marks parents that the engine made."""
+        self._kernel = kernel
+        self._alias = alias
+
+    def links(self, found: Network) -> Sequence[str]:
+        return (found.options.parent,) if found.record.parent_made else ()
+
+    def make(self, made: Network) -> None:
+        parent_made = open_parent(self._kernel, made.record.name, made.options, self._alias)
+        made.record = msgspec.structs.replace(made.record, parent_made=parent_made)
+
+    def restore(self, found: Network) -> None:
+        if found.record.parent_made:
+            open_parent(self._kernel, found.record.name, found.options, self._alias)
+
+    def unmake(self, found: Network) -> None:
+        if found.record.parent_made:
+            try:
+                remove_parent(self._kernel, found.options.parent, self._alias)
+            except OSError as error:
+                _log.warning("network %s: %s", found.record.name, error)
+
+    def slow_to_unmake(self, found: Network) -> bool:
+        return False
+
+    def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
+        namespace = sandboxes.empty()
+        try:
+            endpoint_id = self.plug(found, namespace, sandboxes.INSIDE, interface)
+            if gateways:
+                sandboxes.route(namespace, gateways)
+        except BaseException:
+            sandboxes.close(namespace)
+            raise
+        return namespace, endpoint_id
+
+    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
+        network, options = found.record.name, found.options
+        parent = self._kernel.link(options.parent)
+        if parent is None:
+            raise ServerError(f"network {network}: parent link {options.parent} does not exist on this host")
+        request = rtnl.create_macvlan(
+            name, parent=parent.ifindex, namespace=namespace, mode=options.mode, mac=interface.mac, mtu=interface.mtu
+        )
+        failure = self._kernel.outcomes([request])[0]
+        if failure is not None:
+            if failure.errno == errno.EOPNOTSUPP:
+                raise ServerError(f"network {network}: this kernel has no macvlan") from failure
+            raise failure
+        try:
+            sandboxes.finish(namespace, name, interface)
+        except BaseException:
+            sandboxes.remove_by_mac(namespace, interface.mac)
+            raise
+        return secrets.token_hex(32)
+
+    def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
+        if namespace >= 0:
+            sandboxes.remove_by_mac(namespace, settings.mac_address)
+
+    def released(self, endpoint_id: str) -> None:
+        """The kernel removes a macvlan with its namespace."""
+
+
+def open_parent(kernel: RouteSocket, network: str, options: Options, alias: str) -> bool:
+    """Make sure that the parent exists. Returns True if the engine made it, now or before.
+
+    It makes a dummy, or the VLAN `eth0.10` of a link `eth0`. Raises InvalidParameter for any other
+    missing parent; OSError. A failure leaves nothing behind.
     """
     name = options.parent
     where = f"network {network}: parent link {name[:100]!r}"
@@ -30,57 +114,40 @@ def open_parent(links: Netlink, network: str, options: Options, alias: str) -> b
         raise InvalidParameter(f"{where} does not exist on this host: a link's name has at most 15 bytes")
     if name == "lo":
         raise InvalidParameter(f"{where}: loopback interface is not a valid macvlan parent link")
-    found = links.link(name)
+    found = kernel.link(name)
     if found is not None:
         return found.alias == alias
-    if options.dummy:
-        request = netlink.create_dummy(name)
-    else:
+    kind, attributes = "dummy", {}
+    if not options.dummy:
         base, dot, number = name.rpartition(".")
-        under = links.link(base) if dot else None
+        under = kernel.link(base) if dot else None
         if under is None:
             raise InvalidParameter(f"{where} does not exist on this host")
         if not (number.isascii() and number.isdigit() and 1 <= int(number) <= 4094):
             raise InvalidParameter(f"{where} does not exist on this host, and its vlan id must be between 1-4094")
-        request = netlink.create_vlan(name, parent=under.ifindex, number=int(number))
-    failure = links.outcomes([request])[0]
-    if failure is not None:
-        if failure.errno == errno.EOPNOTSUPP:
-            raise ServerError(f"{where}: this kernel has no links of the kind {request.what.split()[0]}") from failure
-        raise failure
+        kind, attributes = "vlan", {"link": under.ifindex, "vlan_id": int(number)}
     try:
-        links.apply(netlink.change_link(name, alias=alias), netlink.change_link(name, up=True))
+        links.create(name, kind, **attributes)
+    except NetlinkError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            raise ServerError(f"{where}: this kernel has no links of the kind {kind}") from error
+        raise
+    try:
+        host.ignore_router_advertisements(name)
+        kernel.apply(rtnl.change_link(name, alias=alias), rtnl.change_link(name, up=True))
     except BaseException:
-        links.outcomes([netlink.delete_link(name)])
+        kernel.outcomes([rtnl.delete_link(name)])
         raise
     return True
 
 
-def remove_parent(links: Netlink, name: str, alias: str) -> None:
-    """Remove a parent that the engine made. One that is not there is fine; one that is another's by now stays."""
-    found = links.link(name)
+def remove_parent(kernel: RouteSocket, name: str, alias: str) -> None:
+    """Remove a parent that the engine made.
+
+    A missing one is fine; another program's link of that name stays.
+    """
+    found = kernel.link(name)
     if found is not None and found.alias == alias:
-        failure = links.outcomes([netlink.delete_link(name)])[0]
+        failure = kernel.outcomes([rtnl.delete_link(name)])[0]
         if failure is not None and failure.errno != errno.ENODEV:
             raise failure
-
-
-def plug(links: Netlink, namespace: int, network: str, options: Options, name: str, interface: Interface) -> str:
-    """A link over the parent, as `name` in the namespace; returns the new endpoint's id. On failure nothing is left."""
-    parent = links.link(options.parent)
-    if parent is None:
-        raise ServerError(f"network {network}: parent link {options.parent} does not exist on this host")
-    request = netlink.create_macvlan(
-        name, parent=parent.ifindex, namespace=namespace, mode=options.mode, mac=interface.mac, mtu=interface.mtu
-    )
-    failure = links.outcomes([request])[0]
-    if failure is not None:
-        if failure.errno == errno.EOPNOTSUPP:
-            raise ServerError(f"network {network}: this kernel has no macvlan") from failure
-        raise failure
-    try:
-        sandboxes.finish(namespace, name, interface)
-    except BaseException:
-        sandboxes.remove_by_mac(namespace, interface.mac)
-        raise
-    return secrets.token_hex(32)

@@ -1,11 +1,13 @@
-"""Who is called what on which network: the table that the resolver answers from.
+"""Names of containers and addresses on each network: the table that the resolver answers from.
 
-A container sees the names of the networks it has an endpoint on, and no others; of equal names it sees those of the network that it joined first.
-A name may be said with its network, `web.mynet`. Links are names that only the container with the link sees. Rules: Docker's for user-defined
-networks; the default bridge has no names and so no endpoint here.
+A container sees the names of the networks that it has an endpoint on, and no others. Of equal names
+it sees those of the network that it joined first. A name may carry its network: `web.mynet`. Links
+are names that only the container with the link sees. Rules: Docker's for user-defined networks. The
+default bridge has no names, so it has no endpoints here.
 
-Derived: filled from the endpoints of running containers, never stored. Pure, O(own names) for every change, one lookup a network for a query.
-Names are held as `dns.py` describes. Not here: sockets and messages (`resolver.py`).
+Derived from the endpoints of running containers, never stored. Pure, used on the event loop alone.
+A change costs O(own names), a query one lookup per network. Names are held as `dns.py` describes.
+Not here: sockets and messages (`resolver.py`).
 """
 
 from __future__ import annotations
@@ -61,9 +63,10 @@ class NameTable:
         addresses: Iterable[IPv4Address | IPv6Address],
         links: Mapping[str, str] | None = None,
     ) -> None:
-        """An endpoint of a running container. The first name is what its addresses are called; one that DNS can't carry is nobody's.
+        """Add or replace the endpoint of a running container; a replaced one keeps its place.
 
-        `links`: alias to a name on the same network. An endpoint that is there already takes on all of this, in its old place.
+        The first name is used for reverse lookups. Names that DNS cannot encode are skipped.
+        `links` maps an alias to a name on the same network.
         """
         place = self._place(endpoint_id)
         self.remove(endpoint_id)
@@ -93,7 +96,7 @@ class NameTable:
         return None if endpoint is None else self._containers[endpoint.container_id].index(endpoint)
 
     def remove(self, endpoint_id: str) -> None:
-        """Forget an endpoint. One that is not there is fine."""
+        """Forget an endpoint. An unknown one is fine."""
         endpoint = self._endpoints.pop(endpoint_id, None)
         if endpoint is None:
             return
@@ -115,7 +118,11 @@ class NameTable:
             del self._containers[endpoint.container_id]
 
     def find(self, container_id: str, name: bytes) -> Sequence[bytes] | None:
-        """Packed addresses of what this container calls so, IPv4 and IPv6, another first each time; None when it knows no such name."""
+        """Packed IPv4 and IPv6 addresses of a name as this container sees it; None when it sees no
+        such name.
+
+        Several endpoints of that name are rotated.
+        """
         own = self._containers.get(container_id)
         if own is None:
             return None
@@ -140,7 +147,9 @@ class NameTable:
         return [address for each in called[first:] + called[:first] for address in each.addresses]
 
     def reverse(self, container_id: str, address: bytes) -> bytes | None:
-        """`container.network` of the endpoint that has this address on a network of this container; None when there is none."""
+        """`container.network` of the endpoint that has this address on a network of this container;
+        None when there is none.
+        """
         for endpoint in self._containers.get(container_id, ()):
             owner = endpoint.network.addresses.get(address)
             if owner is not None and owner.names:

@@ -1,7 +1,8 @@
-"""The networks of the engine as records: the three predefined ones, with ids that stay, and those of users; what a create body may say.
+"""Networks as records, predefined and user-defined, and the rules of a create body.
 
-Rules: the specification's "Network" and the table "Networks", the codes of its chapter "Errors"; Docker's words where it is silent.
-Owns: the rows of kind `network`. Pure but for the store; not here: what a driver does (`bridge.py`, `macvlan.py`), addresses (`ipam.py`).
+Rules: Docker Engine API 1.24, "Networks", with Docker's error words. Owns: the rows of kind
+`network`. Pure but for the store. Not here: the drivers (`bridge.py`, `macvlan.py`), addresses
+(`ipam.py`).
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ PREDEFINED = ((BRIDGE, "bridge"), (HOST, "host"), (NONE, "null"))
 PREDEFINED_NAMES = frozenset(name for name, _ in PREDEFINED)
 
 DEFAULT_MODES = ("", "default", BRIDGE)
-"""What NetworkMode says for the default bridge."""
+"""Values of NetworkMode that mean the default bridge."""
 
 FILTERS = frozenset(("dangling", "driver", "id", "label", "name", "scope", "type"))
-"""The specification's of the list, and `dangling` and `scope`, which Docker added later."""
+"""Filters of the list in API 1.24, and `dangling` and `scope`, which Docker added later."""
 
 BRIDGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
-_NAME = re.compile(r"\w(?:[\w. -]*\w)?", re.ASCII)
 _LONGEST_NAME = 255
+"""Bytes, the same limit as for a file's name."""
+_LEAST_MTU_OF_IPV6 = 1280
+"""RFC 8200, 5."""
 _OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE = ("0", "f", "F", "false", "FALSE", "False")
@@ -42,7 +45,9 @@ _MACVLAN_MODES = ("bridge", "private", "vepa", "passthru")
 
 
 class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One network. `created` in ns since the epoch. The default bridge's subnet is not here: it is its link's."""
+    """One network. `created` is in ns since the epoch. The default bridge's subnet is that of its
+    link.
+    """
 
     id: str
     name: str
@@ -54,13 +59,16 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     labels: dict[str, str] = {}
     enable_ipv6: bool = False
     ipam: IPAM = IPAM()
-    """As asked for, with subnet and gateway filled in where they were not given."""
+    """As given, with subnets and gateways filled in."""
     chosen_by_user: tuple[int, ...] = ()
-    """IP versions whose subnet the user gave: static addresses may be asked for there."""
+    """IP versions whose subnet the user gave: static addresses are allowed there."""
     lent: tuple[str, ...] = ()
-    """Addresses that a bridge which was there has from the engine, `10.0.0.1/24`: taken back with the network."""
+    """Addresses such as `10.0.0.1/24` that the engine added to an adopted bridge, removed with the
+    network.
+    """
     parent_made: bool = False
-    """The parent of a macvlan network is the engine's: made and removed with it."""
+    """True if the engine made the parent of this macvlan network, and removes it with the network.
+    """
 
     @property
     def predefined(self) -> bool:
@@ -68,7 +76,7 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a network's options mean to its driver."""
+    """A network's options as its driver understands them."""
 
     bridge: str = ""
     """Name of the link; empty: `br-` and the network's id."""
@@ -77,14 +85,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host_binding: str = ""
     mtu: int = 0
     parent: str = ""
-    """Of a macvlan network; never empty there."""
+    """The parent of a macvlan network; never empty there."""
     dummy: bool = False
-    """The parent leads nowhere."""
+    """True if the parent is a dummy link, which leads nowhere."""
     mode: str = "bridge"
 
 
 def options(record: NetworkRecord) -> Options:
-    """Raises InvalidParameter naming network, option and value; options of others are nobody's business."""
+    """The driver's options. Unknown ones are ignored, as in Docker.
+
+    Raises InvalidParameter naming network, option and value.
+    """
     given: dict[str, str] = {}
     for key, value in record.options.items():
         for prefix in _OPTION_PREFIXES:
@@ -121,7 +132,7 @@ def options(record: NetworkRecord) -> Options:
 
 
 def _boolean(text: str | None, default: bool, what: str) -> bool:
-    """As Go's ParseBool."""
+    """Parses as Go's ParseBool."""
     if text is None or text == "":
         return default
     if text not in (*_TRUE, *_FALSE):
@@ -129,16 +140,23 @@ def _boolean(text: str | None, default: bool, what: str) -> bool:
     return text in _TRUE
 
 
-# --- a create body ---------------------------------------------------------------------------------------------------
+# --- a create body --------------------------------------------------------------------------------
 
 
 def checked(body: NetworkCreate) -> NetworkRecord:
-    """The record of a new network, its free subnets still to be chosen. Raises InvalidParameter, Forbidden (predefined), NotFound (driver)."""
+    """The record of a new network; free subnets are chosen later.
+
+    Raises InvalidParameter, Forbidden (predefined), NotFound (driver).
+    """
     name = body.name
-    if not name or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+    # Docker takes any name that is not blank. Names are written to logs, and are a part of paths
+    # and of URLs.
+    if not name.strip() or "/" in name or name in (".", "..") or not name.isprintable():
         raise InvalidParameter(
-            f"invalid network name {name[:100]!r}: letters, digits, '_', '-', '.' and inner blanks are allowed"
+            f"invalid network name {name[:100]!r}: it must not be blank, '.' or '..', nor have slashes or control characters"
         )
+    if len(name.encode()) > _LONGEST_NAME:
+        raise InvalidParameter(f"invalid network name {name[:100]!r}: it is longer than {_LONGEST_NAME} bytes")
     if name in (*PREDEFINED_NAMES, "default"):
         raise Forbidden(f"operation is not permitted on predefined {name} network")
     driver = body.driver or "bridge"
@@ -149,7 +167,9 @@ def checked(body: NetworkCreate) -> NetworkRecord:
     if body.ipam.driver not in ("", "default"):
         raise NotFound(f'network {name}: IPAM driver "{body.ipam.driver[:100]}": plugin not found')
     pools = [_checked_pool(name, config) for config in body.ipam.config]
-    versions = [ip_network(pool.subnet).version for pool in pools if pool.subnet]
+    # IPv4 first: clients read Config[0].
+    given = sorted((pool for pool in pools if pool.subnet), key=lambda pool: ip_network(pool.subnet).version)
+    versions = [ip_network(pool.subnet).version for pool in given]
     if len(set(versions)) != len(versions) or (len(pools) != len(versions) and 4 in versions):
         raise Forbidden(f"network {name}: {driver} driver doesn't support multiple subnets of one IP version")
     record = NetworkRecord(
@@ -161,16 +181,20 @@ def checked(body: NetworkCreate) -> NetworkRecord:
         enable_ipv6=body.enable_ipv6,
         options=body.options,
         labels=body.labels,
-        ipam=IPAM(driver="default", options=body.ipam.options, config=[pool for pool in pools if pool.subnet]),
+        ipam=IPAM(driver="default", options=body.ipam.options, config=given),
         chosen_by_user=tuple(sorted(versions)),
     )
-    options(record)  # refuses what they may not be
+    meant = options(record)  # raises for values that are not valid
+    if record.enable_ipv6 and 0 < meant.mtu < _LEAST_MTU_OF_IPV6:
+        raise InvalidParameter(
+            f"network {name}: mtu {meant.mtu} is less than {_LEAST_MTU_OF_IPV6}, the least that IPv6 works with"
+        )
     return record
 
 
 def _checked_pool(name: str, config: IPAMConfig) -> IPAMConfig:
     where = f"network {name}"
-    auxiliary = config.auxiliary_addresses | config.aux_address
+    auxiliary = excluded(config)
     if not config.subnet:
         if config.ip_range or config.gateway or auxiliary:
             raise InvalidParameter(
@@ -199,13 +223,18 @@ def _checked_pool(name: str, config: IPAMConfig) -> IPAMConfig:
         subnet=str(subnet),
         ip_range=ip_range,
         gateway=gateway,
-        auxiliary_addresses=auxiliary,
-        aux_address=auxiliary,
+        auxiliary_addresses=config.auxiliary_addresses,
+        aux_address=config.aux_address,
     )
 
 
+def excluded(config: IPAMConfig) -> dict[str, str]:
+    """Reserved addresses of a pool, by device name, under either of the field's names."""
+    return config.auxiliary_addresses | config.aux_address
+
+
 def _network(text: str, what: str) -> Subnet:
-    """Host bits are masked away, as Docker does."""
+    """Host bits are cleared, as Docker does."""
     try:
         if "/" not in text:
             raise ValueError("it has no prefix length")
@@ -219,7 +248,7 @@ def _within(part: Subnet, whole: Subnet) -> bool:
 
 
 def _host(text: str, subnet: Subnet, what: str) -> Address:
-    # The CLI shows gateways of automatic pools with a prefix length; what it shows, it may send.
+    # The CLI shows gateways of automatic pools with a prefix length and may send them back.
     address = parsed_address(text.partition("/")[0], what)
     first, last = hosts(subnet)
     if address not in subnet or not first <= int(address) <= last:
@@ -236,18 +265,18 @@ def pools(record: NetworkRecord) -> Iterator[tuple[Subnet, Address, IPAMConfig]]
 
 
 def with_pool(record: NetworkRecord, subnet: IPv4Network | IPv6Network) -> NetworkRecord:
-    """The record with a subnet that the engine has chosen."""
+    """The record with a subnet chosen by the engine."""
     config = [*record.ipam.config, IPAMConfig(subnet=str(subnet))]
     return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config))
 
 
 def with_gateways(record: NetworkRecord) -> NetworkRecord:
-    """The record with a gateway in each pool: where none was given, the first host that is not spoken for."""
+    """The record with a gateway in each pool, by default the first host that is not excluded."""
     config = []
     for pool in record.ipam.config:
         if not pool.gateway:
             subnet = ip_network(pool.subnet)
-            taken = {int(parsed_address(text, "auxiliary address")) for text in pool.auxiliary_addresses.values()}
+            taken = {int(parsed_address(text, "auxiliary address")) for text in excluded(pool).values()}
             first, last = hosts(subnet)
             gateway = next(
                 (number for number in range(first, min(last, first + len(taken)) + 1) if number not in taken), None
@@ -260,11 +289,11 @@ def with_gateways(record: NetworkRecord) -> NetworkRecord:
     return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config))
 
 
-# --- what a container may ask of a network ---------------------------------------------------------------------------
+# --- a container's settings -----------------------------------------------------------------------
 
 
 def wanted_addresses(record: NetworkRecord, settings: EndpointSettings) -> dict[int, Address]:
-    """Static addresses by IP version. Raises InvalidParameter in Docker's words where the network takes none."""
+    """Static addresses by IP version. Raises InvalidParameter where the network allows none."""
     asked = settings.ipam_config
     found: dict[int, Address] = {}
     if asked is not None:
@@ -293,7 +322,7 @@ def wanted_addresses(record: NetworkRecord, settings: EndpointSettings) -> dict[
 
 
 def link_local_addresses(record: NetworkRecord, settings: EndpointSettings) -> list[Address]:
-    """What LinkLocalIPs asks for, besides the network's own. Raises InvalidParameter."""
+    """The addresses of LinkLocalIPs. Raises InvalidParameter."""
     found = []
     for text in settings.ipam_config.link_local_ips if settings.ipam_config is not None else ():
         address = parsed_address(text, f"network {record.name}: LinkLocalIPs")
@@ -303,11 +332,15 @@ def link_local_addresses(record: NetworkRecord, settings: EndpointSettings) -> l
     return found
 
 
-# --- the list --------------------------------------------------------------------------------------------------------
+# --- the list -------------------------------------------------------------------------------------
 
 
 def matches(record: NetworkRecord, filters: Mapping[str, Sequence[str]], in_use: bool) -> bool:
-    """Whether the list shows it: each filter by one of its values, labels by all. Raises InvalidParameter for a bad value."""
+    """True if a list with these filters shows the network. It must match any value of each filter,
+    but all labels.
+
+    Raises InvalidParameter for a bad value.
+    """
     for name, values in filters.items():
         if name == "name":
             found = any(_part_of_name(value, record.name) for value in values)
@@ -336,7 +369,7 @@ def matches(record: NetworkRecord, filters: Mapping[str, Sequence[str]], in_use:
 
 
 def _part_of_name(wanted: str, name: str) -> bool:
-    # Clients anchor with ^ and $; anything between is taken literally, never as a regular expression.
+    # Clients anchor with ^ and $. The rest is taken literally, not as a regular expression.
     literal = wanted.removeprefix("^").removesuffix("$")
     at = name.find(literal)
     if wanted.startswith("^") and at != 0:
@@ -364,7 +397,7 @@ class NetworkStore:
         """By name; a name may be given twice (CheckDuplicate)."""
 
     async def open(self) -> None:
-        """Load the records; make the predefined ones that are not there."""
+        """Load the records; make the predefined networks that are missing."""
         loaded = self._table.load()
         names = {record.name for record in loaded.values()}
         made = [
@@ -398,17 +431,17 @@ class NetworkStore:
             raise Conflict(f"network with name {name} already exists")
 
     def warning(self, name: str) -> str:
-        """What Docker says to one who takes a name again and did not ask for that to be refused; else empty."""
+        """Docker's warning for a name that is taken already; empty otherwise."""
         ids = self._ids.get(name)
         return f"Network with name {name} (id : {ids[0]}) already exists" if ids else ""
 
     async def add(self, record: NetworkRecord) -> None:
-        """Durable and known."""
+        """Add a record; it is durable on return."""
         await self._records.commit(self._table.put(record.id, record))
         self._keep(record)
 
     async def remove(self, record: NetworkRecord) -> None:
-        """Unknown at once, and durably so when it returns; on failure it is known again."""
+        """Remove a record: at once for lookups, durably on return. A failure restores it."""
         self._drop(record)
         try:
             await self._records.commit(self._table.delete(record.id))
@@ -417,7 +450,10 @@ class NetworkStore:
             raise
 
     def get(self, text: str) -> NetworkRecord:
-        """By full id, name or unique id prefix. Raises NotFound in Docker's words, InvalidParameter when more than one is meant."""
+        """By full id, name or unique id prefix.
+
+        Raises NotFound in Docker's words, InvalidParameter when more than one matches.
+        """
         if text in self._all:
             return self._all[text]
         ids = self._ids.get(text)

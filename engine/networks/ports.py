@@ -1,11 +1,14 @@
-"""Published ports: what PortBindings, PublishAllPorts and ExposedPorts ask for, and which ports of the host are given for it.
+"""Published ports: parses a container's configuration, and assigns ports of the host.
 
-Rules: specification, HostConfig; where it is silent Docker's (`HostPort` empty or 0: the next free one of the kernel's ephemeral range; a
-range for one port: the first that is free; `HostIp` empty: every address of the host). Neighbouring ports are one `Published`, so that a range
-of 200 costs what one port costs.
+Rules: Docker Engine API, HostConfig (PortBindings, PublishAllPorts). An empty HostPort or 0 is the
+next free port of the kernel's ephemeral range; a range for one port is its first free one; an empty
+HostIp is every address of the host. Neighbouring ports are one `Published`, so a range of 200 costs
+as much as one port.
 
-Not here: rules of the kernel (`filter.py`), who holds the ports of the host against other programs (`Listeners` below does, and owns their
-sockets). Raises: InvalidParameter for bad input, PortTaken in Docker's words.
+Owns: `Listeners` owns the sockets that hold ports against other programs. Threads: `Ports` is used
+on the event loop alone; `Listeners` in any thread, one at a time for one owner. Locks:
+`Listeners._lock` guards its count, for an instant. Not here: rules of the kernel (`filter.py`).
+Raises: InvalidParameter for bad input, PortTaken in Docker's words.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socke
 ANY = ("0.0.0.0", "::")
 """Every address of the host, of either IP version."""
 AT_LOOPBACK = ("0.0.0.0", "::", "::1")
-"""What is published on one of these is meant to be found at `localhost`, which is ::1 to most programs."""
+"""A port published on one of these is expected at `localhost`, which is ::1 to most programs."""
 
 EPHEMERAL = (49153, 65535)
-"""Where this kernel does not say; Docker's, IANA's."""
+"""Docker's and IANA's range, used if the kernel does not say its own."""
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _LOOPBACK6 = ip_address("::1")
@@ -48,11 +51,15 @@ _PORT = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/(tcp|udp|sctp))?", re.IGN
 
 
 class PortTaken(Exception):
-    """A port of the host that can't be had; the words are Docker's."""
+    """A port of the host that is not available, in Docker's words."""
 
 
 class Published(msgspec.Struct, frozen=True, gc=False, array_like=True, order=True):
-    """`count` ports of the host from `host_port` on, for as many of the container from `port` on. `host_ip` is never empty."""
+    """`count` ports of the host from `host_port` on, led to as many of the container from `port`
+    on.
+
+    `host_ip` is never empty.
+    """
 
     protocol: str
     host_ip: str
@@ -62,7 +69,7 @@ class Published(msgspec.Struct, frozen=True, gc=False, array_like=True, order=Tr
 
     @property
     def version(self) -> int:
-        """Of IP."""
+        """IP version."""
         return 6 if ":" in self.host_ip else 4
 
     @property
@@ -71,9 +78,10 @@ class Published(msgspec.Struct, frozen=True, gc=False, array_like=True, order=Tr
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """A port of a container: the host ports that will do (`first` 0: any ephemeral one), on these addresses.
+    """A port of a container, and the range of host ports that it may get on these addresses.
 
-    `count` neighbours from `port` on, where each has but one that will do: those from `first` on.
+    `first` 0 means any ephemeral port. `count` is more than 1 for neighbours from `port` on that
+    each have exactly one possible host port, from `first` on.
     """
 
     port: int
@@ -84,12 +92,15 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     count: int = 1
 
 
-# --- what bodies say -------------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
 @functools.lru_cache(2048)
 def parse(text: str, field: str) -> tuple[int, int, str]:
-    """`80`, `80/tcp`, `8000-8010/udp`: first, last, protocol. Raises InvalidParameter that names the field."""
+    """Read `80`, `80/tcp` or `8000-8010/udp`; returns first, last, protocol.
+
+    Raises InvalidParameter that names the field.
+    """
     found = _PORT.fullmatch(text)
     if found is not None:
         first = int(found[1])
@@ -101,7 +112,9 @@ def parse(text: str, field: str) -> tuple[int, int, str]:
 
 @functools.lru_cache(2048)
 def parse_host_port(text: str) -> tuple[int, int]:
-    """HostPort: empty, `8080` or `8000-8010`; (0, 0) for any. Raises InvalidParameter."""
+    """Read HostPort: empty, `8080` or `8000-8010`. Returns (0, 0) for any port. Raises
+    InvalidParameter.
+    """
     if not text:
         return 0, 0
     found = _PORT.fullmatch(text)
@@ -114,7 +127,7 @@ def parse_host_port(text: str) -> tuple[int, int]:
 
 
 def check(exposed: Iterable[str], bindings: Mapping[str, Sequence[PortBinding] | None]) -> None:
-    """Raises InvalidParameter for what `wanted` could not read."""
+    """Raises InvalidParameter for settings that `wanted` could not read."""
     for text in exposed:
         parse(text, "ExposedPorts")
     for _ in _bindings(bindings):
@@ -129,9 +142,10 @@ def wanted(
     default_ip: str = "",
     ipv6: bool = False,
 ) -> list[Wanted]:
-    """What a container asks for, neighbours together; explicit ports first, so that no ephemeral one takes them.
+    """The requested ports of a container, neighbours merged.
 
-    `default_ip` stands in for an empty HostIp; `ipv6`: the container has such an address.
+    Explicit ports come first, so that no ephemeral one takes them. `default_ip` replaces an empty
+    HostIp; `ipv6`: the container has an IPv6 address.
     """
     anywhere = (default_ip,) if default_ip else ANY if ipv6 else ANY[:1]
     asked = [
@@ -154,7 +168,7 @@ def wanted(
 
 
 def _line(numbered: tuple[int, Wanted]) -> object:
-    """The same for neighbours that ask for neighbours, in a sorted list with its numbers."""
+    """Merge neighbours with neighbouring host ports, in a sorted list of their numbers."""
     number, each = numbered
     if each.first and each.first == each.last:
         return each.protocol, each.host_ips, each.port - number, each.first - number
@@ -167,7 +181,10 @@ def _run(neighbours: list[Wanted]) -> Wanted:
 
 
 def _bindings(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[tuple[int, str, str, int, int]]:
-    """(port, protocol, host_ip, first, last) of each; ranges of the same length go together one by one."""
+    """(port, protocol, host_ip, first, last) of each.
+
+    Ranges of equal length are paired one by one.
+    """
     for text, several in bindings.items():
         first, last, protocol = parse(text, "PortBindings")
         for binding in several or ():
@@ -193,7 +210,7 @@ def _bindings(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[
                 )
 
 
-# --- what is given ---------------------------------------------------------------------------------------------------
+# --- assignment -----------------------------------------------------------------------------------
 
 
 class _Taken:
@@ -223,7 +240,7 @@ class _Taken:
 
 
 class Ports:
-    """Ports of the host that the engine's containers have; derived from them, nothing of it is stored."""
+    """Ports of the host that the engine's containers have. Derived from them, never stored."""
 
     def __init__(self, ephemeral: tuple[int, int] | None = None) -> None:
         self._ephemeral = ephemeral or _ephemeral()
@@ -232,15 +249,15 @@ class Ports:
         self._of: dict[str, tuple[Published, ...]] = {}
 
     def __len__(self) -> int:
-        """Owners that have any."""
+        """The ports of each owner that has any."""
         return len(self._of)
 
     def allocate(
         self, owner: str, asked: Sequence[Wanted], without: Iterable[tuple[str, int]] = ()
     ) -> tuple[Published, ...]:
-        """Ports for what is asked, all or none. `without`: (protocol, port) that other programs have, for where there is a choice.
+        """Choose ports, all or none.
 
-        Raises PortTaken.
+        `without` are (protocol, port) of other programs, avoided if possible. Raises PortTaken.
         """
         refused = frozenset(without)
         given: list[Published] = []
@@ -265,7 +282,9 @@ class Ports:
         return merged
 
     def claim(self, owner: str, ports: Iterable[Published]) -> None:
-        """Of a container that ran on while no daemon was there. What another one has too is left to that one."""
+        """Restore the ports of a container that ran on without a daemon, except ports that another
+        container has.
+        """
         kept = []
         for each in ports:
             if not self._conflict(each.protocol, each.host_ip, each.host_port, each.host_port + each.count - 1):
@@ -275,14 +294,14 @@ class Ports:
             self._of[owner] = tuple(kept)
 
     def give(self, owner: str) -> tuple[Published, ...]:
-        """Back; what the owner had. One without any is fine."""
+        """Give an owner's ports back; returns them. An owner without any is fine."""
         ports = self._of.pop(owner, ())
         for each in ports:
             self._give(each)
         return ports
 
     def of(self, owner: str) -> tuple[Published, ...]:
-        """What the owner has."""
+        """The owner's ports."""
         return self._of.get(owner, ())
 
     def _choose(self, each: Wanted, refused: frozenset[tuple[str, int]]) -> int:
@@ -332,7 +351,7 @@ class Ports:
 
 
 def joined(ports: Iterable[Published]) -> tuple[Published, ...]:
-    """The same ports with neighbours put together."""
+    """The same ports, neighbours merged."""
     merged: list[Published] = []
     for each in sorted(ports):
         last = merged[-1] if merged else None
@@ -371,11 +390,11 @@ def _ephemeral() -> tuple[int, int]:
     return (low, high) if 0 < low < high <= 65535 else EPHEMERAL
 
 
-# --- as clients see them ---------------------------------------------------------------------------------------------
+# --- as clients see them --------------------------------------------------------------------------
 
 
 def listed(exposed: Iterable[str], ports: Sequence[Published]) -> list[Port]:
-    """`Ports` of the container list: what is exposed, and where it is published."""
+    """`Ports` of the container list: exposed and published ports."""
     found = [
         Port(ip=each.host_ip, private_port=each.port, public_port=each.host_port, type=each.protocol)
         for each in single(ports)
@@ -408,28 +427,29 @@ def _exposed(exposed: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield number, protocol
 
 
-# --- against the host's own programs ---------------------------------------------------------------------------------
+# --- against the host's own programs --------------------------------------------------------------
 
 
 class Relayed(NamedTuple):
-    """TCP ports that are an owner's by IPv6, whether its container has such an address or not."""
+    """TCP ports that the owner serves by IPv6, whether its container has an IPv6 address or not."""
 
     anywhere: frozenset[int] = frozenset()
-    """At every such address of the host."""
+    """On every IPv6 address of the host."""
     at_loopback: frozenset[int] = frozenset()
-    """At ::1 alone."""
+    """On ::1 alone."""
 
 
 class Listeners:
-    """Holds published ports as a listening program would, so that no program, engine or kernel of this host gives them to somebody else.
+    """Holds published ports as a listening program would, so that no other program gets them.
 
-    A socket is bound to each and never read: packets for it are rewritten before they could come so far. 4 KB of kernel memory a port, as long as
-    fewer than a quarter of the descriptors that the process may have are held; ports beyond that are tried and let go. They go with the daemon, and
-    are taken again when it is back; a port that somebody else has by then stays published all the same.
+    A socket is bound to each port and never read, as packets for it are rewritten before they reach
+    it. Each takes 4 KB of kernel memory. At most a quarter of the process's descriptors is used for
+    this; ports beyond that are tried and released. The sockets are closed with the daemon, and the
+    next daemon opens them again. A port that another program has taken by then stays published all
+    the same.
 
-    A TCP port of every IPv4 address is held at the IPv6 ones too, by the same socket, where no program has it there.
-
-    Blocks for some microseconds a port. Threads: any, but one at a time for one owner.
+    A TCP port of every IPv4 address is held on the IPv6 ones too, by the same socket, unless a
+    program has it there. Blocks for some microseconds a port.
     """
 
     def __init__(self, most: int) -> None:
@@ -439,7 +459,10 @@ class Listeners:
         self._lock = threading.Lock()
 
     def hold(self, owner: str, ports: Sequence[Published]) -> Relayed:
-        """Which are the owner's by IPv6. Raises PortTaken, with nothing held, when a program of this host has one of them."""
+        """Hold an owner's ports; returns those that it serves by IPv6.
+
+        Raises PortTaken, with nothing held, when a program of this host has one of them.
+        """
         anywhere: set[int] = set()
         at_loopback: set[int] = set()
         for each in ports:
@@ -467,7 +490,9 @@ class Listeners:
         return Relayed(frozenset(anywhere), frozenset(at_loopback))
 
     def _hold_for_both(self, ports: Published, held: list[int]) -> list[int]:
-        """TCP ports of every IPv4 address, and of every IPv6 one where no program has them there; which the latter are."""
+        """Hold TCP ports of every IPv4 address, and on every IPv6 one if free there; returns the
+        latter.
+        """
         for_both: list[int] = []
         begin, end = ports.host_port, ports.host_port + ports.count
         while begin < end:
@@ -491,7 +516,7 @@ class Listeners:
             self._keep(made, held)
             begin += len(made)
             if failure in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.ESOCKTNOSUPPORT):
-                return  # this kernel knows no such sockets, and so nobody else has any
+                return  # this kernel has no such sockets, so no program holds the port
             if failure:
                 where = shown(ports.host_ip, begin)
                 words = f"listen {ports.protocol}{ports.version} {where}: bind: {os.strerror(failure).lower()}"
@@ -507,7 +532,7 @@ class Listeners:
         sockets.close_all(made[room:])
 
     def release(self, owner: str) -> None:
-        """Idempotent."""
+        """Release an owner's ports. Idempotent."""
         self._let_go(self._held.pop(owner, []))
 
     def _let_go(self, held: list[int]) -> None:
@@ -521,7 +546,7 @@ class Listeners:
 
 
 class PortInUse(PortTaken):
-    """By a program of this host; `at` is (protocol, port)."""
+    """The port is taken by a program of this host; `at` is (protocol, port)."""
 
     def __init__(self, words: str, at: tuple[str, int]) -> None:
         super().__init__(words)
@@ -529,9 +554,10 @@ class PortInUse(PortTaken):
 
 
 def relay_socket() -> socket.socket | None:
-    """Listens at ::1, at a port that the kernel chooses, for what the rules give to it, whichever address and port that is for (TPROXY).
+    """A socket that listens on ::1, on a port of the kernel's choice, for connections that rules
+    give it.
 
-    None where this kernel has no IPv6.
+    TPROXY keeps their original address and port. None if this kernel has no IPv6.
     """
     try:
         made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -539,7 +565,8 @@ def relay_socket() -> socket.socket | None:
         return None
     try:
         made.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
-        # Its connections are at published ports; they shall be none's hindrance to hold those anew.
+        # The ports of its connections are published ones, which must not prevent holding those
+        # again.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(("::1", 0))
         made.listen(socket.SOMAXCONN)

@@ -1,10 +1,13 @@
-"""Published ports of the containers that run: chosen, held against other programs, led to their containers, and kept so.
+"""Published ports of running containers: chosen, held, led to their containers, and repaired.
 
-Ports of a container lead to one endpoint, that of the network it reaches the world by (Docker's gateway endpoint). What is chosen here is the
-container's record to keep: after a restart of the daemon `restore` and `settle` take it up again, and traffic has never stopped.
+A container's ports lead to one endpoint, that of its default route (Docker's gateway endpoint). The
+choice is kept in the container's record. After a restart of the daemon `restore` and `settle`
+restore it while traffic continues.
 
-Owns: the choice (`ports.Ports`), the sockets (`ports.Listeners`), the watch over the table. Not here: rules and elements (`filter.py`). Raises:
-ServerError in Docker's words; nothing is published then.
+Owns: the choice (`ports.Ports`), the sockets (`ports.Listeners`), the watch over the table. Runs on
+the event loop; blocking work goes through `in_thread`. A cancelled `publish` closes the ports that
+it opened. Not here: rules and elements (`filter.py`). Raises: ServerError in Docker's words;
+nothing is published then.
 """
 
 from __future__ import annotations
@@ -23,21 +26,25 @@ from engine.networks import ports as choice
 from engine.networks.filter import Filter
 from engine.networks.ports import Listeners, PortInUse, Ports, PortTaken, Published, Relayed
 from engine.system.netfilter import NetfilterError
-from engine.system.nfnetlink import Generations
+from engine.system.netlink.nft import Generations
+from engine.system.tasks import spawn
 from engine.wire.containers import PortBinding
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 BURST = 0.1
-"""Seconds that other people's changes of the rule set may go on before the own table is looked at."""
+"""Seconds to wait after another program's change of the rule set, as more of them usually follow.
+"""
 COMPARED = 10.0
-"""Seconds between two readings of all elements, while others change the rule set all the time; missing rules are seen at once."""
+"""Seconds between two readings of all elements while others keep changing the rule set. Missing
+rules are seen at once.
+"""
 
 _BRIDGE_CALLS_NETFILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
 class Request(NamedTuple):
-    """What a container's configuration says of ports."""
+    """The part of a container's configuration about ports."""
 
     exposed: Sequence[str] = ()
     bindings: Mapping[str, Sequence[PortBinding] | None] = {}
@@ -50,7 +57,7 @@ class Target(NamedTuple):
     endpoint_id: str
     addresses: tuple[IPv4Address | None, IPv6Address | None]
     host_binding: str
-    """The address of the host that stands for an empty HostIp; empty: every one."""
+    """The host address that replaces an empty HostIp; empty for every address."""
 
 
 class Publishing:
@@ -62,7 +69,10 @@ class Publishing:
         in_thread: Callable[..., Awaitable[Any]],
         reflect: Callable[[str], None],
     ) -> None:
-        """`in_thread` runs what blocks. `reflect`, called there, lets the host end of an endpoint give frames back to where they came from."""
+        """`in_thread` runs a function that blocks and waits for it even if its caller is cancelled.
+
+        `reflect` lets the bridge send frames back through the port that they came from.
+        """
         self._filter = table
         self._in_thread = in_thread
         self._reflect = reflect
@@ -75,10 +85,13 @@ class Publishing:
         self._noticed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
-    # --- a container's ports -------------------------------------------------------------------------------------------
+    # --- a container's ports ----------------------------------------------------------------------
 
     async def publish(self, owner: str, name: str, target: Target, request: Request) -> tuple[Published, ...]:
-        """Ports for what is asked, open when this returns. Raises ServerError; `name` is the container's, for its words."""
+        """Choose and open ports; they are open on return.
+
+        Raises ServerError naming the container.
+        """
         asked = choice.wanted(
             request.exposed,
             request.bindings,
@@ -104,7 +117,8 @@ class Publishing:
         except PortTaken:
             if not self._withdrawing:
                 raise
-            # Perhaps by one that has ended: its client knows that before its ports are closed.
+            # The port may belong to a container that has ended: its client may know that before its
+            # ports are closed.
             await asyncio.wait(self._withdrawing)
             given = self._ports.allocate(owner, asked, refused)
         while True:
@@ -117,7 +131,7 @@ class Publishing:
                 self._forget(owner)
                 if error.at in refused:
                     raise
-                refused.add(error.at)  # another one may do
+                refused.add(error.at)  # another port may be free
                 given = self._ports.allocate(owner, asked, refused)
             except asyncio.CancelledError:
                 with contextlib.suppress(Exception):
@@ -131,7 +145,7 @@ class Publishing:
         return given
 
     async def withdraw(self, owner: str) -> None:
-        """Take back what a container had. One that has nothing is fine."""
+        """Close a container's ports. One without any is fine."""
         target = self._targets.pop(owner, None)
         if target is None:
             return
@@ -140,22 +154,22 @@ class Publishing:
         try:
             await self._in_thread(self._close, owner, target)
         except NetfilterError as error:
-            logger.warning("container %s: its ports stay open: %s", owner, error)
+            _log.warning("container %s: cannot close its ports: %s", owner, error)
         finally:
-            # Who waits for it is woken in a later turn, when the ports are given back.
+            # Tasks that wait for it wake in a later turn, when the ports are given back.
             self._withdrawing.discard(ended)
             ended.set_result(None)
         self._ports.give(owner)
         self._forget_connections()
 
     def restore(self, owner: str, target: Target, given: Sequence[Published]) -> None:
-        """Know again the ports of a container that ran on; `settle` opens them, should they not be open."""
+        """Restore the ports of a container that ran on. `settle` opens the missing ones."""
         if given:
             self._ports.claim(owner, given)
             self._targets[owner] = target
 
     async def settle(self) -> None:
-        """Every container that runs is known again: open what is missing, close what belongs to nobody."""
+        """All running containers are restored: open missing ports, close all others."""
         restored = [(owner, target, self._ports.of(owner)) for owner, target in self._targets.items()]
         await self._in_thread(self._settle, restored)
         for owner, target, _ in restored:
@@ -163,20 +177,21 @@ class Publishing:
                 await self._in_thread(self._close, owner, target)
 
     def of(self, owner: str) -> tuple[Published, ...]:
-        """What a container has."""
+        """A container's published ports."""
         return self._ports.of(owner)
 
     def _forget(self, owner: str) -> None:
         self._ports.give(owner)
         self._targets.pop(owner, None)
 
-    # --- in threads ------------------------------------------------------------------------------------------------------
+    # --- in threads -------------------------------------------------------------------------------
 
     def _open(self, owner: str, target: Target, given: Sequence[Published]) -> None:
         relayed = self._listeners.hold(owner, given)
         try:
             if bridges_call_netfilter():
-                # Else a container could not reach its own ports: a rewritten frame goes back by the port that it came from.
+                # Without this a container could not reach its own ports: the frame returns to the
+                # port that it came from.
                 self._reflect(target.endpoint_id)
             self._filter.publish(target.endpoint_id, target.addresses, given, relayed)
         except BaseException:
@@ -193,22 +208,25 @@ class Publishing:
             try:
                 relayed = self._listeners.hold(owner, given)
             except (PortTaken, OSError) as error:
-                logger.warning("container %s keeps its ports: %s", owner, error)
+                _log.warning("container %s: cannot hold its ports, which stay published: %s", owner, error)
             try:
                 self._filter.publish(target.endpoint_id, target.addresses, given, relayed)
             except NetfilterError as error:
-                logger.error("container %s: its ports: %s", owner, error)
+                _log.error("container %s: its ports: %s", owner, error)
         try:
             self._filter.settle()
         except NetfilterError as error:
-            logger.error("published ports: %s", error)
+            _log.error("published ports: %s", error)
 
-    # --- connections that were there before --------------------------------------------------------------------------
+    # --- outdated connections
+    # -------------------------------------------------------------------------
 
     def _forget_connections(self) -> None:
-        """Once for all ports that come and go at a time, behind the answer to the client: it takes milliseconds."""
+        """Forget outdated connections after the reply to the client: it takes milliseconds, once
+        for many ports.
+        """
         if self._filter.has_outdated and self._forgetting is None:
-            self._forgetting = asyncio.ensure_future(self._forget_outdated())
+            self._forgetting = spawn(self._forget_outdated(), "forgetting outdated UDP connections")
 
     async def _forget_outdated(self) -> None:
         try:
@@ -217,17 +235,17 @@ class Publishing:
         finally:
             self._forgetting = None
 
-    # --- the watch ---------------------------------------------------------------------------------------------------
+    # --- the watch --------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """From now on put back what others take out of the table."""
+        """Start restoring rules and elements that other programs remove from the table."""
         try:
             self._notices = Generations()
         except OSError as error:
-            logger.warning("rules that somebody removes will not be noticed: %s", error)
+            _log.warning("rules that other programs remove will not be noticed: %s", error)
             return
         asyncio.get_running_loop().add_reader(self._notices.fileno(), self._changed)
-        self._watching = asyncio.ensure_future(self._watch())
+        self._watching = spawn(self._watch(), "watching the nftables table")
 
     def _changed(self) -> None:
         assert self._notices is not None
@@ -249,15 +267,15 @@ class Publishing:
             due = loop.time() - compared >= COMPARED
             try:
                 if await self._in_thread(self._filter.mend, due):
-                    logger.warning("somebody has changed the engine's nftables table: it is as it was again")
+                    _log.warning("another program changed the engine's nftables table; it was restored")
             except (NetfilterError, OSError) as error:
-                logger.error("the engine's nftables table is not whole: %s", error)
+                _log.error("the engine's nftables table is incomplete: %s", error)
             pending = not due
             if due:
                 compared = loop.time()
 
     async def close(self) -> None:
-        """End the watch, let go of the sockets; what is open stays open."""
+        """End the watch and close the sockets. Rules stay as they are."""
         if self._watching is not None:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -271,7 +289,9 @@ class Publishing:
 
 
 def _check_ipv4_alone(asked: Sequence[choice.Wanted]) -> None:
-    """Raises PortTaken for an IPv6 address of the host that leads nowhere: the container has none. `::` and `::1` are relayed."""
+    """Raises PortTaken for an IPv6 address of the host if the container has none. `::` and `::1`
+    are relayed.
+    """
     for each in asked:
         for host_ip in each.host_ips:
             if ":" in host_ip and host_ip not in choice.AT_LOOPBACK:
@@ -281,7 +301,9 @@ def _check_ipv4_alone(asked: Sequence[choice.Wanted]) -> None:
 
 
 def bridges_call_netfilter() -> bool:
-    """Whether frames that a bridge passes on go through netfilter as if they were routed: where Docker or Kubernetes runs, they do."""
+    """True if frames that a bridge forwards pass through netfilter, as they do where Docker or
+    Kubernetes runs.
+    """
     try:
         return _BRIDGE_CALLS_NETFILTER.read_text().strip() == "1"
     except OSError:

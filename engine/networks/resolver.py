@@ -1,19 +1,23 @@
-"""The resolver of containers on user-defined networks: answers on 127.0.0.11, port 53, inside each one's network namespace.
+"""The resolver on 127.0.0.11 port 53 inside the namespaces of containers on user-defined networks.
 
-What `NameTable` knows is answered at once; the rest goes to the container's own servers, asked from its namespace so that it reaches
-through them what it could reach itself, or to the host's, asked from the host's namespace, where theirs may be on loopback. For a container
-on internal networks alone the host's are never asked. Nothing is cached.
+Names that `NameTable` knows are answered at once. Other queries are forwarded: to the container's
+own servers, from inside its namespace, so that routing is the container's; or to the host's
+servers, from the host's namespace, because they may be on its loopback. For a container on internal
+networks alone the host's servers are never asked. Nothing is cached.
 
-The sockets have ports that the kernel chose; stateless rules in the container's namespace, between loopback and itself, show them as port 53,
-so that 0.0.0.0:53 stays free for a server of the container's own. No connection tracking is involved.
+The sockets have ports that the kernel chose. Stateless rules in the container's namespace, between
+loopback and itself, translate port 53 to them, so 0.0.0.0:53 stays free for a server of the
+container's own. No connection tracking is involved.
 
-Each query that is passed on has a socket (a random port) connected to the server and a random id, and takes only the answer to its own
-question (RFC 5452). A server that stays silent is given company after `PATIENCE`; silent ones are asked last for `GRUDGE`. Waiting queries are
-bounded for each container and for all, beyond which SERVFAIL is the answer.
+Each forwarded query has a socket on a random port, connected to the server, and a random id; only
+the answer to its own question is accepted (RFC 5452). After `PATIENCE` a second server is asked
+too. Silent servers are asked last for `GRUDGE`. Waiting queries are bounded for each container and
+for all; SERVFAIL answers those beyond.
 
-Owns: two sockets and the rules of each container's namespace (which live with it), the sockets of waiting queries, one thread, which enters
-namespaces. Everything else runs on the event loop and never waits. Rules: RFC 1035, 4.2 (UDP, TCP), RFC 7766. Not here: which names there
-are (`names.py`), messages (`dns.py`). Raises: ServerError when a namespace can't be served.
+Owns: two sockets and the rules of each container's namespace (which live with it), the sockets of
+waiting queries, and one thread, which enters namespaces. Everything else runs on the event loop and
+never waits; no locks. Rules: RFC 1035, 4.2 (UDP, TCP), RFC 7766. Not here: names (`names.py`),
+messages (`dns.py`). Raises: ServerError when a namespace cannot be served.
 """
 
 from __future__ import annotations
@@ -40,22 +44,27 @@ from engine.networks.dns import Query
 from engine.networks.names import NameTable
 from engine.system import namespaces, netfilter
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 ADDRESS = "127.0.0.11"
-"""Docker's: what a container's resolv.conf names."""
+"""Docker's address, which a container's resolv.conf names."""
 
 TTL = 5
-"""Seconds that an answer of the engine holds. Docker says 600, which has caches send clients to containers that are long gone."""
+"""Seconds that an answer of the engine may be cached.
+
+Docker says 600, which lets caches send clients to containers that are long gone.
+"""
 
 PATIENCE = 1.5
-"""Seconds for a server before another one is asked as well, or the same again."""
+"""Seconds until a second server is asked, or the only one again."""
 TIME_LIMIT = 4.5
-"""Seconds for a query in all: libc gives up, or asks again, after 5."""
+"""Seconds until a query fails. libc gives up, or asks again, after 5."""
 GRUDGE = 10.0
 """Seconds for which a server that did not answer in time is asked last."""
 WAITING, WAITING_IN_A_CROWD = 256, 16
-"""Most waiting queries of one container; the second holds while all together wait for more than `CROWD`."""
+"""Most waiting queries of one container. The second number holds while all containers together wait
+for more than `CROWD`.
+"""
 CROWD = 4096
 
 CONNECTIONS = 32
@@ -67,7 +76,7 @@ REST = 1.0
 """Seconds before connections are accepted again when descriptors ran out."""
 
 BATCH = 16
-"""Datagrams of one container that are answered before others have their turn."""
+"""Datagrams of one container that are answered before other containers get a turn."""
 
 _LONGEST = 65535
 _LENGTHS = {dns.A: 4, dns.AAAA: 16}
@@ -88,7 +97,11 @@ table {table} {{
     }}
 }}
 """
-"""Interface 1 is every namespace's loopback. To make these takes 0.3 ms, to delete any, or to fail, up to 20: the kernel waits for readers."""
+"""Interface 1 is every namespace's loopback.
+
+Making these rules takes 0.3 ms. Deleting any, or failing, takes up to 20 ms, as the kernel waits
+for an RCU grace period.
+"""
 _PORT_OF_RULE = re.compile(r"(udp|tcp) dport 53 \1 dport set (\d+)")
 
 
@@ -100,14 +113,14 @@ class Server(NamedTuple):
 
 
 class _Client:
-    """A container that is served."""
+    """A container whose namespace is served."""
 
     __slots__ = ("connections", "container_id", "forward", "servers", "tcp", "udp", "waiting")
 
     def __init__(self, container_id: str, servers: tuple[Server, ...], forward: bool) -> None:
         self.container_id = container_id
         self.servers = servers
-        """Its own ones; empty: the host's."""
+        """The container's own servers; empty for the host's."""
         self.forward = forward
         self.udp: socket.socket | None = None
         self.tcp: socket.socket | None = None
@@ -135,11 +148,13 @@ class Resolver:
         forward: bool = True,
         again: bool = False,
     ) -> None:
-        """Serve the network namespace of this descriptor, which may be closed afterwards. Its loopback must be up.
+        """Serve the network namespace of this descriptor, which may be closed afterwards. Its
+        loopback must be up.
 
-        `servers`: addresses to ask from inside in place of the host's; `forward`: whether the host's may be asked at all,
-        which a container without a way out is not given. One that is served already takes on these. `again`: an earlier daemon may have
-        served it. Raises ServerError.
+        `servers` are addresses to ask from inside in place of the host's. `forward`: the host's
+        servers may be asked, which is False for a container without a route out. For a container
+        that is already served both are updated. `again`: an earlier daemon may have served it.
+        Raises ServerError.
         """
         client = self._clients.get(container_id)
         chosen = tuple(map(Server, servers))
@@ -176,7 +191,10 @@ class Resolver:
         loop.add_reader(tcp.fileno(), self._connection, client, tcp)
 
     def forward(self, container_id: str, allowed: bool) -> None:
-        """Whether the host's servers may be asked for this container, from now on. One that is not served is fine."""
+        """Enable or disable forwarding this container's queries to the host's servers.
+
+        A container that is not served is fine.
+        """
         client = self._clients.get(container_id)
         if client is not None:
             client.forward = allowed
@@ -185,7 +203,7 @@ class Resolver:
         return container_id in self._clients
 
     def close_for(self, container_id: str) -> None:
-        """Let go of the container's namespace. One that is not served is fine."""
+        """Stop serving a container. One that is not served is fine."""
         client = self._clients.pop(container_id, None)
         if client is None:
             return
@@ -201,21 +219,21 @@ class Resolver:
             connection.close()
 
     async def close(self) -> None:
-        """Let go of all of them."""
+        """Stop serving all containers."""
         tasks = [task for client in self._clients.values() for task in client.waiting.values()]
         for container_id in tuple(self._clients):
             self.close_for(container_id)
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self._thread.shutdown)
 
-    # --- questions ---------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     def _datagrams(self, client: _Client, udp: socket.socket) -> None:
         for _ in range(BATCH):
             try:
                 message, address = udp.recvfrom(dns.LARGEST)
             except OSError:
-                return  # nothing more, or an error that a client's own ICMP brought
+                return  # no more datagrams, or an error caused by a client's own ICMP
             try:
                 query = dns.parse(message)
             except dns.Malformed as error:
@@ -225,7 +243,7 @@ class Resolver:
                 if reply is None:
                     key = (address, message)
                     if key in client.waiting:
-                        continue  # asked again while it waits
+                        continue  # the same query again while it waits
                     reply = self._pass_on(
                         client, query, message, key, functools.partial(_send, client, address), stream=False
                     )
@@ -249,7 +267,9 @@ class Resolver:
         task.add_done_callback(connection.accepted)
 
     def _rest(self, client: _Client, tcp: socket.socket) -> None:
-        """No descriptor is free: what waits to be accepted would wake the loop without end."""
+        """Stop accepting for a while: without a free descriptor, waiting connections would wake the
+        loop again and again.
+        """
         loop = asyncio.get_running_loop()
         loop.remove_reader(tcp.fileno())
 
@@ -260,7 +280,7 @@ class Resolver:
         loop.call_later(REST, again)
 
     def stream_query(self, connection: _Connection, client: _Client, message: bytes) -> bytes | None:
-        """The reply to a query of a connection, or None when it comes later or never."""
+        """The reply to a query of a connection; None when it comes later or never."""
         try:
             query = dns.parse(message)
         except dns.Malformed as error:
@@ -271,7 +291,7 @@ class Resolver:
         return reply
 
     def _known(self, client: _Client, query: Query, limit: int) -> bytes | None:
-        """The engine's own answer, or None when others are to be asked."""
+        """The engine's own answer; None when the query must be forwarded."""
         kind = query.type
         if query.class_ not in (dns.IN, dns.ANY):
             return None
@@ -282,12 +302,14 @@ class Resolver:
         addresses = self.names.find(client.container_id, query.name)
         if addresses is None:
             return None
-        # A name without a record of this type is an empty answer, not an unknown name (RFC 2308, 2.2).
+        # A name without a record of this type is an empty answer, not an unknown name (RFC 2308,
+        # 2.2).
         length = _LENGTHS.get(kind, 0)
         records = [dns.address_record(each, TTL) for each in addresses if len(each) == length or kind == dns.ANY]
         return dns.answer(query, records, limit=limit)
 
-    # --- passing on --------------------------------------------------------------------------------------------------
+    # --- forwarding
+    # -----------------------------------------------------------------------------------
 
     def _pass_on(
         self,
@@ -299,9 +321,13 @@ class Resolver:
         *,
         stream: bool,
     ) -> bytes | None:
-        """Have others asked; `deliver` gets their answer. Returns the reply when it is known already."""
+        """Forward a query; `deliver` gets the answer.
+
+        Returns the reply when it is known already.
+        """
         if not client.forward and not client.servers:
-            # A name of one label can only be a container's, and there is none; of others nothing is known here.
+            # A name of one label can only be a container's, and there is none. Nothing is known
+            # here about other names.
             single = len(query.name) == query.name[0] + 1 if query.name else False
             return dns.answer(query, (), rcode=dns.NAME_ERROR if single else dns.SERVER_FAILURE, authoritative=single)
         servers = client.servers or tuple(self._host_servers())
@@ -318,7 +344,7 @@ class Resolver:
         self._waiting -= 1
         client.waiting.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("container %s: a query was lost", client.container_id, exc_info=error)
+            _log.error("container %s: a query was lost", client.container_id, exc_info=error)
 
     async def _asked(
         self,
@@ -333,15 +359,15 @@ class Resolver:
         ask = self._by_stream if stream else self._by_datagram
         try:
             reply = await ask(client, query, message, self._in_order(servers))
-        except OSError as error:  # out of descriptors, say
-            logger.warning("container %s: query not passed on: %s", client.container_id, error)
+        except OSError as error:  # out of descriptors, for example
+            _log.warning("container %s: cannot forward a query: %s", client.container_id, error)
             reply = None
         if reply is None:
             reply = dns.answer(query, (), rcode=dns.SERVER_FAILURE, authoritative=False)
         deliver(dns.with_id(reply, query.id))
 
     def _in_order(self, servers: Sequence[Server]) -> list[Server]:
-        """As configured, those that were silent lately behind the others."""
+        """The servers in their configured order, recently silent ones last."""
         if not self._silent:
             return list(servers)
         now = time.monotonic()
@@ -363,12 +389,12 @@ class Resolver:
 
         def readable(server: Server, asking: socket.socket) -> None:
             if news.done():
-                return  # one at a time: this one is still there the next time round
+                return  # one at a time: this one is still there on the next pass
             try:
                 reply = asking.recv(_LONGEST)
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:  # ICMP: nobody there
+            except OSError:  # ICMP: port unreachable
                 reply = None
             if reply is None or dns.answers(reply, number, query):
                 news.set_result((server, reply))
@@ -385,7 +411,8 @@ class Resolver:
                         failed.add(server)
                 if failed.issuperset(servers):
                     return refusal
-                # This server's turn lasts until it has answered or failed; others that fail meanwhile don't end it.
+                # This server's turn lasts until it has answered or failed; failures of other
+                # servers do not end it.
                 turn_ends = min(end, loop.time() + PATIENCE)
                 while server not in failed:
                     with contextlib.suppress(TimeoutError):
@@ -447,12 +474,17 @@ class Resolver:
             asking.close()
 
     async def _socket(self, client: _Client, server: Server, kind: socket.SocketKind) -> socket.socket:
-        """A socket where the server is to be asked from; one for datagrams is connected to it. Raises OSError."""
+        """A socket in the namespace from which the server is asked; one for datagrams is connected
+        to it.
+
+        Raises OSError.
+        """
         if not client.servers:
             return _asking(server, kind)
         if client.udp is None:
             raise OSError("the container has ended")
-        # Of its own: the container's may be closed, and its number be another's, before the thread comes to it.
+        # A duplicate, as the container's descriptor may be closed, and its number reused, before
+        # the thread runs.
         namespace = namespaces.of_socket(client.udp.fileno())
         making = asyncio.get_running_loop().run_in_executor(self._thread, _asking_inside, namespace, server, kind)
         try:
@@ -463,7 +495,9 @@ class Resolver:
 
 
 class _Connection(asyncio.Protocol):
-    """A container's TCP connection: queries come, each with its length before it, and go as they are answered (RFC 7766, 6.2.1)."""
+    """A container's TCP connection: length-prefixed queries, answered in any order (RFC 7766,
+    6.2.1).
+    """
 
     def __init__(self, resolver: Resolver, client: _Client) -> None:
         self._resolver = resolver
@@ -474,12 +508,13 @@ class _Connection(asyncio.Protocol):
         self._idle: asyncio.TimerHandle | None = None
 
     def accepted(self, task: asyncio.Task[object]) -> None:
-        """The end of setting it up, which may have failed."""
+        """The connection attempt is over, successful or not."""
         if task.cancelled() or task.exception() is not None:
             self._client.connections.discard(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = self._transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing
+        # uvloop's transport has no base class
+        transport = self._transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(_SEND_BUFFER)
         if self not in self._client.connections or self._client.tcp is None:
             transport.abort()
@@ -501,7 +536,7 @@ class _Connection(asyncio.Protocol):
         self._answer()
 
     def pause_writing(self) -> None:
-        """It asks without taking the answers: no more questions until it does."""
+        """The client sends queries without reading answers: read no more until it does."""
         self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -537,15 +572,15 @@ class _Connection(asyncio.Protocol):
 
 def _send(client: _Client, address: tuple[str, int], reply: bytes) -> None:
     if client.udp is not None:
-        with contextlib.suppress(OSError):  # its buffer is full, or nobody listens any more: a datagram may be lost
+        with contextlib.suppress(OSError):  # its buffer is full, or it was closed
             client.udp.sendto(reply, address)
 
 
-# --- in the thread ---------------------------------------------------------------------------------------------------
+# --- in the thread --------------------------------------------------------------------------------
 
 
 def _listen(namespace: int, again: bool) -> tuple[socket.socket, socket.socket]:
-    """The two sockets inside, shown as port 53; on a host without nftables they are on that port."""
+    """The two sockets inside, translated to port 53; without nftables they are bound to it."""
     with namespaces.inside_network(namespace):
         if not again:
             with contextlib.suppress(netfilter.NetfilterError):
@@ -556,7 +591,7 @@ def _listen(namespace: int, again: bool) -> tuple[socket.socket, socket.socket]:
             netfilter.run(f"add table {_TABLE}\ndelete table {_TABLE}")
             return _shown()
         except netfilter.NetfilterError as error:
-            logger.warning("no server of a container's own can have 0.0.0.0:53 beside %s: %s", ADDRESS, error)
+            _log.warning("containers cannot bind 0.0.0.0:53 themselves beside %s: %s", ADDRESS, error)
             return _bound(53, 53)
 
 
@@ -573,7 +608,9 @@ def _shown() -> tuple[socket.socket, socket.socket]:
 
 
 def _former() -> tuple[socket.socket, socket.socket] | None:
-    """Sockets in the place of an earlier daemon's, where its rules are still there and its ports nobody else's."""
+    """Sockets on the ports of an earlier daemon, if its rules are still there and its ports are
+    free.
+    """
     with contextlib.suppress(netfilter.NetfilterError, KeyError, OSError):
         found = _PORT_OF_RULE.findall(netfilter.run(f"list table {_TABLE}"))
         ports = {protocol: int(port) for protocol, port in found}
@@ -585,7 +622,7 @@ def _bound(udp_port: int, tcp_port: int) -> tuple[socket.socket, socket.socket]:
     with contextlib.ExitStack() as undo:
         udp = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
         tcp = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-        # So that the next daemon can have this port while connections of this one linger there.
+        # So that the next daemon can bind this port while connections of this daemon linger there.
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         udp.bind((ADDRESS, udp_port))
         tcp.bind((ADDRESS, tcp_port))
@@ -623,11 +660,11 @@ def _close_unwanted(making: asyncio.Future[socket.socket]) -> None:
         making.result().close()
 
 
-# --- the host's servers ----------------------------------------------------------------------------------------------
+# --- the host's servers ---------------------------------------------------------------------------
 
 
 class HostServers:
-    """Those of the host's resolv.conf, which is looked at again every few seconds."""
+    """The host's servers, from its resolv.conf, which is checked again every few seconds."""
 
     def __init__(self, path: Path = Path("/etc/resolv.conf")) -> None:
         self._path = path
@@ -636,7 +673,9 @@ class HostServers:
         self._stamp = (0, 0)
 
     def read(self) -> tuple[Server, ...]:
-        """A stat, and a read when it has changed: a few microseconds."""
+        """Returns the servers. Costs a stat(2) every few seconds, and a read when the file has
+        changed.
+        """
         now = time.monotonic()
         if now - self._looked >= _RELOAD:
             self._looked = now
@@ -649,7 +688,7 @@ class HostServers:
 
 
 def _nameservers(text: str) -> Iterator[Server]:
-    """resolv.conf(5): the first three that are addresses."""
+    """The first three servers that are addresses (resolv.conf(5))."""
     found = 0
     for line in text.splitlines():
         keyword, *words = line.split(maxsplit=2) or [""]

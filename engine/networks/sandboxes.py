@@ -1,12 +1,17 @@
-"""Sandboxes: network namespaces with a veth pair into a bridge, a few of them kept ready; links into namespaces that are in use.
+"""Sandboxes: network namespaces with a veth pair into a bridge, some kept ready; links into
+namespaces in use.
 
-Making one takes the kernel 1.5 ms when it is idle and many times that while it tears others down, all under one lock of its own. So a thread keeps a
-stock ahead of the demand: 8 at rest, up to 64 when the stock ran empty, back to 8 after quiet seconds. A ready one has its loopback up and
-its host end on the default bridge; address and route come when it is used (`Sandbox.configure`, 0.2 ms). The one stock serves users' networks
-too: a host end changes its bridge in one message, and a network costs no thread and no namespace of its own.
+Creating a namespace takes the kernel 1.5 ms when it is idle, and many times that while it tears
+others down, all under a single kernel lock. So a thread keeps a stock of ready ones: 8 at rest, up
+to 64 after the stock ran empty, 8 again after some quiet seconds. A ready sandbox has its loopback
+up and its host end on the default bridge. Address and route come when it is used
+(`ReadySandbox.configure`, 0.2 ms). The one stock serves user-defined networks too: a host end
+changes its bridge in one message.
 
-Owns: the descriptors of ready sandboxes and the thread; the caller enters namespaces in threads, never in the event loop's. A namespace whose
-last descriptor and process are gone is removed by the kernel with both ends of its veth. Raises: OSError from the kernel; BridgeFull.
+Owns: the descriptors of ready sandboxes and the thread. The kernel removes a namespace with both
+ends of its veth when its last descriptor and process are gone. Threads: any but the event loop's,
+as they enter namespaces. Locks: `Stock._changed`, a condition; nothing else is locked under it.
+Raises: OSError from the kernel; BridgeFull.
 """
 
 from __future__ import annotations
@@ -22,32 +27,37 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
-from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import EngineError
-from engine.system import namespaces, netlink, sysctls
-from engine.system.netlink import Link, Netlink, NetlinkError
+from engine.networks import host
+from engine.system import namespaces, sysctls
+from engine.system.netlink import rtnl
+from engine.system.netlink.codec import NetlinkError
+from engine.system.netlink.rtnl import Link, RouteSocket
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 STOCK, MOST = 8, 64
 QUIET = 10.0
 """Seconds without demand after which the stock is halved."""
 REST = 0.05
-"""Seconds after the last demand before the stock is filled up again, unless it is half empty: filling competes for the kernel's lock."""
+"""Seconds after the last demand before the stock is filled again, unless it is half empty. Filling
+competes with starts for the kernel's lock.
+"""
 LINGER = 5.0
-"""Seconds after which the host end of a released sandbox is deleted if the kernel has not done so: somebody holds the namespace."""
+"""Seconds after which the engine deletes the host end of a released sandbox itself.
+
+The kernel does not while a process holds the namespace.
+"""
 
 INSIDE = "eth0"
 PORTS = 1023
 """Ports of one bridge (BR_MAX_PORTS of the kernel, without the one that it does not use)."""
 
-_HAS_IPV6 = Path("/proc/sys/net/ipv6").exists()
-
 SETTINGS = {"ipv4/ip_unprivileged_port_start": "0", "ipv4/ping_group_range": "0 2147483647"}
-"""Docker's, below /proc/sys/net: inside its own network a container needs no privilege for low ports and ping."""
-_SETTINGS = SETTINGS | ({"ipv6/conf/all/disable_ipv6": "1"} if _HAS_IPV6 else {})
+"""Docker's settings, below /proc/sys/net: a container needs no privilege for low ports and ping."""
+_SETTINGS = SETTINGS | ({"ipv6/conf/all/disable_ipv6": "1"} if host.HAS_IPV6 else {})
 
 
 class BridgeFull(OSError):
@@ -55,7 +65,7 @@ class BridgeFull(OSError):
 
 
 class Interface(NamedTuple):
-    """What the inner end of an endpoint is given."""
+    """MAC, addresses and MTU of the inner end of an endpoint."""
 
     mac: str
     addresses: tuple[IPv4Interface | IPv6Interface, ...]
@@ -63,25 +73,26 @@ class Interface(NamedTuple):
     """0: the kernel's 1500."""
 
 
-class Sandbox:
-    """One namespace with a veth pair into a bridge, from the stock to a container. `endpoint_id` (64 hex) names the pair; the host end's name is
-    derived from that.
+class ReadySandbox:
+    """A namespace with a veth pair into a bridge, on its way from the stock to a container.
+
+    `endpoint_id` (64 hex digits) names the pair, and the host end's name is derived from it.
     """
 
     __slots__ = ("_inside", "bridge", "descriptor", "endpoint_id", "index")
 
-    def __init__(self, descriptor: int, inside: Netlink, endpoint_id: str, bridge: int) -> None:
+    def __init__(self, descriptor: int, inside: RouteSocket, endpoint_id: str, bridge: int) -> None:
         self.descriptor = descriptor
         self.endpoint_id = endpoint_id
         self.bridge = bridge
-        """Index of the one it was made on."""
+        """ifindex of the bridge that it was made on."""
         self.index = 0
-        self._inside: Netlink | None = inside
+        self._inside: RouteSocket | None = inside
 
     def prepare(self) -> None:
-        """Both links up; find the inner end."""
+        """Bring both links up; find the index of the inner end."""
         assert self._inside is not None
-        self._inside.apply(netlink.change_link("lo", up=True), netlink.change_link(INSIDE, up=True))
+        self._inside.apply(rtnl.change_link("lo", up=True), rtnl.change_link(INSIDE, up=True))
         link = self._inside.link(INSIDE)
         if link is None:
             raise NetlinkError(errno.ENODEV, f"{INSIDE} is not in its namespace")
@@ -93,22 +104,22 @@ class Sandbox:
         if any(address.version == 6 for address in interface.addresses):
             _switch_ipv6_on(self.descriptor, INSIDE)
         self._inside.apply(
-            netlink.change_link(INSIDE, mac=interface.mac, mtu=interface.mtu),
-            *(netlink.add_address(self.index, address) for address in interface.addresses),
-            *(netlink.add_default_route(gateway, self.index) for gateway in gateways),
+            rtnl.change_link(INSIDE, mac=interface.mac, mtu=interface.mtu),
+            *(rtnl.add_address(self.index, address) for address in interface.addresses),
+            *(rtnl.add_default_route(gateway, self.index) for gateway in gateways),
         )
         # The socket would keep the namespace alive.
         self._inside.close()
         self._inside = None
 
     def detach(self) -> int:
-        """The descriptor of its namespace, which is the caller's from now on."""
+        """Returns the descriptor of its namespace, which the caller then owns."""
         descriptor, self.descriptor = self.descriptor, -1
         self.close()
         return descriptor
 
     def close(self) -> None:
-        """Let go of the namespace. Idempotent."""
+        """Release the namespace. Idempotent."""
         if self._inside is not None:
             self._inside.close()
             self._inside = None
@@ -118,24 +129,30 @@ class Sandbox:
 
 
 def _switch_ipv6_on(namespace: int, name: str) -> None:
-    """IPv6 for one link of a namespace, and its loopback: everywhere else in it IPv6 is off, as in Docker."""
-    if not _HAS_IPV6:
+    """Enable IPv6 on one link of a namespace, and on its loopback.
+
+    On other links it is off, as in Docker.
+    """
+    if not host.HAS_IPV6:
         raise NetlinkError(errno.EAFNOSUPPORT, "this kernel has no IPv6")
     with namespaces.inside_network(namespace):
         sysctls.write({f"ipv6/conf/{each}/disable_ipv6": "0" for each in ("lo", name)})
 
 
 def empty() -> int:
-    """A fresh namespace with its loopback up and nothing else: its descriptor, the caller's."""
+    """A new namespace with its loopback up and nothing else. Returns its descriptor, owned by the
+    caller.
+    """
     with namespaces.new_network() as descriptor:
         sysctls.write(_SETTINGS)
-        with Netlink() as inside:
-            inside.apply(netlink.change_link("lo", up=True))
+        with RouteSocket() as inside:
+            inside.apply(rtnl.change_link("lo", up=True))
     return descriptor
 
 
-def plug(links: Netlink, namespace: int, bridge: Link, name: str, interface: Interface) -> str:
-    """A veth pair from the bridge into a namespace in use, as `name` there; returns the new endpoint's id.
+def plug(links: RouteSocket, namespace: int, bridge: Link, name: str, interface: Interface) -> str:
+    """A veth pair from the bridge into a namespace in use, as `name` there. Returns the endpoint
+    id.
 
     Raises OSError, BridgeFull; nothing is left then.
     """
@@ -145,34 +162,34 @@ def plug(links: Netlink, namespace: int, bridge: Link, name: str, interface: Int
     try:
         finish(namespace, name, interface)
     except BaseException:
-        links.outcomes([netlink.delete_link(end)])
+        links.outcomes([rtnl.delete_link(end)])
         raise
     return endpoint_id
 
 
-def unplug(links: Netlink, endpoint_id: str) -> None:
-    """Delete the veth pair of an endpoint; one that is not there is fine."""
-    failure = links.outcomes([netlink.delete_link(host_end(endpoint_id))])[0]
+def unplug(links: RouteSocket, endpoint_id: str) -> None:
+    """Delete the veth pair of an endpoint. A missing one is fine."""
+    failure = links.outcomes([rtnl.delete_link(host_end(endpoint_id))])[0]
     if failure is not None and failure.errno != errno.ENODEV:
         raise failure
 
 
-def _join(links: Netlink, end: str, inner: str, namespace: int, bridge: Link, mtu: int = 0) -> None:
-    """A veth pair whose end here is in the bridge."""
-    created, enslaved = links.outcomes(
-        (
-            netlink.create_veth(end, inner, namespace, mtu=mtu),
-            netlink.change_link(end, master=bridge.ifindex, up=True, without_ipv6_address=_HAS_IPV6),
-        )
-    )
-    if created is not None:
-        raise created
-    if enslaved is not None:
-        links.outcomes([netlink.delete_link(end)])
-        raise _full(bridge.name, enslaved)
+def _join(links: RouteSocket, end: str, inner: str, namespace: int, bridge: Link, mtu: int = 0) -> None:
+    """Make a veth pair and put its host end into the bridge."""
+    links.apply(rtnl.create_veth(end, inner, namespace, mtu=mtu))
+    failure: OSError | None
+    try:
+        host.ignore_router_advertisements(end)
+        enslave = rtnl.change_link(end, master=bridge.ifindex, up=True, without_ipv6_address=host.has_ipv6(mtu))
+        failure = links.outcomes((enslave,))[0]
+    except OSError as error:
+        failure = error
+    if failure is not None:
+        links.outcomes([rtnl.delete_link(end)])
+        raise _full(bridge.name, failure)
 
 
-def _full(bridge: str, error: NetlinkError) -> NetlinkError | BridgeFull:
+def _full(bridge: str, error: OSError) -> OSError:
     if error.errno != errno.EXFULL:
         return error
     full = BridgeFull(errno.EXFULL, f"all {PORTS} ports of bridge {bridge} are in use")
@@ -181,21 +198,21 @@ def _full(bridge: str, error: NetlinkError) -> NetlinkError | BridgeFull:
 
 
 def finish(namespace: int, name: str, interface: Interface) -> None:
-    """MAC and addresses of a link that has just come into a namespace."""
+    """Configure a link that has just come into a namespace, and bring it up."""
     with _inside(namespace) as inside:
         link = inside.link(name)
         if link is None:
             raise NetlinkError(errno.ENODEV, f"{name} is not in its namespace")
-        inside.apply(netlink.change_link(name, up=True, mac=interface.mac, mtu=interface.mtu))
+        inside.apply(rtnl.change_link(name, up=True, mac=interface.mac, mtu=interface.mtu))
         if any(address.version == 6 for address in interface.addresses):
             _switch_ipv6_on(namespace, name)
-        inside.apply(*(netlink.add_address(link.ifindex, address) for address in interface.addresses))
+        inside.apply(*(rtnl.add_address(link.ifindex, address) for address in interface.addresses))
 
 
 def route(namespace: int, gateways: Iterable[IPv4Address | IPv6Address]) -> None:
-    """Default routes of a namespace by these gateways, in the place of those it has."""
+    """Set the default routes of a namespace to these gateways, replacing those it has."""
     with _inside(namespace) as inside:
-        inside.apply(*(netlink.add_default_route(gateway, replace=True) for gateway in gateways))
+        inside.apply(*(rtnl.add_default_route(gateway, replace=True) for gateway in gateways))
 
 
 def free_name(namespace: int) -> str:
@@ -206,19 +223,25 @@ def free_name(namespace: int) -> str:
 
 
 def remove_by_mac(namespace: int, mac: str) -> None:
-    """Delete the link of this MAC in a namespace; none is fine."""
+    """Delete the link of this MAC in a namespace, if there is one."""
     with _inside(namespace) as inside:
         for link in inside.links():
             if link.address == mac:
-                inside.outcomes([netlink.delete_link(link.name)])
+                inside.outcomes([rtnl.delete_link(link.name)])
 
 
 @contextlib.contextmanager
-def _inside(namespace: int) -> Iterator[Netlink]:
+def _inside(namespace: int) -> Iterator[RouteSocket]:
     with namespaces.inside_network(namespace):
-        inside = Netlink()
+        inside = RouteSocket()
     with inside:
         yield inside
+
+
+def close(namespace: int) -> None:
+    """Close a namespace's descriptor; -1 is fine."""
+    if namespace >= 0:
+        os.close(namespace)
 
 
 def host_end(endpoint_id: str) -> str:
@@ -227,13 +250,18 @@ def host_end(endpoint_id: str) -> str:
 
 
 class Stock:
-    """Ready sandboxes, on the default bridge. `take` from any thread but the event loop's: it may wait for the kernel."""
+    """Ready sandboxes, on the default bridge.
 
-    def __init__(self, links: Netlink, bridge: Callable[[], Link]) -> None:
-        """`bridge`, called in any thread, is the default one as it is now; it raises OSError or EngineError when there is none."""
+    `take` may be called from any thread but the event loop's, as it may wait for the kernel.
+    """
+
+    def __init__(self, links: RouteSocket, bridge: Callable[[], Link]) -> None:
+        """`bridge` returns the default bridge as it is now. It is called in any thread and may
+        raise OSError or EngineError.
+        """
         self._links = links
         self._bridge = bridge
-        self._ready: deque[Sandbox] = deque()
+        self._ready: deque[ReadySandbox] = deque()
         self._lingering: deque[tuple[float, str]] = deque()
         self._wanted = STOCK
         self._demand = 0.0
@@ -243,8 +271,11 @@ class Stock:
         self._thread = threading.Thread(target=self._keep, name="sandboxes", daemon=True)
         self._thread.start()
 
-    def take(self, bridge: Link, mtu: int = 0) -> Sandbox:
-        """A ready sandbox on that bridge, or one made now when the stock is empty. Raises OSError; BridgeFull when the bridge has no port left."""
+    def take(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
+        """A ready sandbox on that bridge; one is made when the stock is empty.
+
+        Raises OSError; BridgeFull when the bridge has no port left.
+        """
         with self._changed:
             self._demand = time.monotonic()
             sandbox = self._ready.popleft() if self._ready else None
@@ -254,22 +285,21 @@ class Stock:
         if sandbox is None:
             return self._make(bridge, mtu)
         if bridge.ifindex != sandbox.bridge:
-            change = netlink.change_link(host_end(sandbox.endpoint_id), master=bridge.ifindex, mtu=mtu)
+            change = rtnl.change_link(host_end(sandbox.endpoint_id), master=bridge.ifindex, mtu=mtu)
             failure = self._links.outcomes([change])[0]
             if failure is not None:
                 sandbox.close()
                 raise _full(bridge.name, failure)
         return sandbox
 
-    def released(self, endpoint_ids: Iterable[str]) -> None:
-        """Delete the host ends of these later, should they still be there."""
+    def released(self, endpoint_id: str) -> None:
+        """Delete the host end of an endpoint after `LINGER`, if it still exists."""
         with self._changed:
-            due = time.monotonic() + LINGER
-            self._lingering.extend((due, host_end(each)) for each in endpoint_ids)
+            self._lingering.append((time.monotonic() + LINGER, host_end(endpoint_id)))
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread, let go of the stock, delete what lingers."""
+        """End the thread, release the stock, delete the remaining host ends."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -279,11 +309,11 @@ class Stock:
         self._delete([name for _, name in self._lingering])
         self._lingering.clear()
 
-    # --- the thread --------------------------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         while True:
-            surplus: list[Sandbox] = []
+            surplus: list[ReadySandbox] = []
             due: list[str] = []
             with self._changed:
                 if self._closed:
@@ -307,14 +337,14 @@ class Stock:
                 self._add()
 
     def _due_to_fill(self, now: float) -> float:
-        """When the next sandbox is to be made; infinity while the stock is full."""
+        """When to make the next sandbox; infinity while the stock is full."""
         if len(self._ready) >= self._wanted:
             return math.inf
         rested = now if len(self._ready) < self._wanted // 2 else self._demand + REST
         return max(rested, self._pause_until)
 
     def _sleep(self, now: float) -> float | None:
-        """Seconds until something falls due; None while only a demand can change anything."""
+        """Seconds until the thread has work; None while only `take` and `released` cause some."""
         due = self._due_to_fill(now)
         if self._lingering:
             due = min(due, self._lingering[0][0])
@@ -326,9 +356,10 @@ class Stock:
         try:
             sandbox = self._make(self._bridge())
         except (OSError, EngineError) as error:
-            # A full bridge stays full until containers end; anything else is told, to be met again by the container that needs one.
+            # BridgeFull persists until containers exit, so it is not logged. Log anything else; the
+            # next start will hit it again.
             if not isinstance(error, BridgeFull):
-                logger.warning("ready sandboxes: %s", error)
+                _log.warning("ready sandboxes: %s", error)
             with self._changed:
                 self._pause_until = time.monotonic() + 1.0
             return
@@ -338,12 +369,12 @@ class Stock:
                 return
         sandbox.close()
 
-    def _make(self, bridge: Link, mtu: int = 0) -> Sandbox:
+    def _make(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
         endpoint_id = secrets.token_hex(32)
         with namespaces.new_network() as descriptor:
-            inside = Netlink()
+            inside = RouteSocket()
             sysctls.write(_SETTINGS)
-        sandbox = Sandbox(descriptor, inside, endpoint_id, bridge.ifindex)
+        sandbox = ReadySandbox(descriptor, inside, endpoint_id, bridge.ifindex)
         try:
             _join(self._links, host_end(endpoint_id), INSIDE, descriptor, bridge, mtu)
             sandbox.prepare()
@@ -355,6 +386,6 @@ class Stock:
     def _delete(self, names: list[str]) -> None:
         if not names:
             return
-        for name, outcome in zip(names, self._links.outcomes(netlink.delete_link(name) for name in names), strict=True):
+        for name, outcome in zip(names, self._links.outcomes(rtnl.delete_link(name) for name in names), strict=True):
             if outcome is not None and outcome.errno != errno.ENODEV:
-                logger.warning("link %s: %s", name, outcome)
+                _log.warning("link %s: %s", name, outcome)

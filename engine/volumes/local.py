@@ -1,14 +1,17 @@
-"""The local driver: volumes that are directories of this host, and file systems that it mounts for them (options `type`, `device`, `o`).
+"""The local driver: volumes that are directories of this host, and file systems that it mounts for
+them (options `type`, `device`, `o`).
 
 ```
 ROOT/volumes/<name>/_data    what containers see; with options the place where the file system is mounted
 ROOT/volumes/.volume-<name>  one that is being made or taken away: at the next start the record decides which
 ```
-A container may have the directory above a `_data` bound, and put a link in its place: whatever is opened or mounted here goes through
-openat2(2) without links, below the descriptor of ROOT/volumes, and the runtime is given a mount made from such a descriptor.
+A container may have the directory above a `_data` bound, and put a link in its place. So everything
+here is opened through openat2(2) without links, below the descriptor of ROOT/volumes, and the
+runtime gets a mount made from such a descriptor.
 
-Owns: those directories, the mounts on them, the threads that do this work (a mount of nfs may hang for minutes, and must not take the
-threads of others with it), and who uses which mount. What is mounted the kernel knows: no count of this module has to survive a crash.
+Owns: those directories, the mounts on them, the users of each mount, and the threads that do this
+      work: an NFS mount may hang for minutes, and must not block the threads of others. The kernel
+      knows the mounts, so no count of this module has to survive a crash.
 Rules: Docker's local driver (its option names and messages), mount(8) for the words in `o`.
 """
 
@@ -29,18 +32,18 @@ from typing import TypeVar
 
 import msgspec
 
-from engine._fast import copy, layer
+from engine._fast import copy, tree
 from engine.errors import EngineError, InvalidParameter, ServerError
-from engine.system import files, mounts, trees
+from engine.system import detached_mounts, files, mounts
 
 NAME = "local"
 HIDDEN = ".volume-"
 LONGEST_NAME = 255 - len(HIDDEN)
-"""Bytes: NAME_MAX less the prefix of one that is being made."""
+"""Bytes: NAME_MAX less the prefix of a volume that is being made."""
 THREADS = 4
-"""For what takes a moment: directories, and the mounts for a start."""
+"""For short work: directories, and the mounts for a start."""
 SLOW_THREADS = 32
-"""For what may take as long as a disk or a server far away: file systems, copies, removals."""
+"""For work that waits for a disk or a distant server: file systems, copies, removals."""
 
 _PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
@@ -50,11 +53,11 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-# --- what a volume may be called, and its options: pure ----------------------------------------------------------------
+# --- names and options: pure ----------------------------------------------------------------------
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidParameter in Docker's words: the name becomes that of a directory."""
+    """Raises InvalidParameter in Docker's words. The name becomes a directory's name."""
     if len(name) == 1:
         raise InvalidParameter(
             f"create {name}: volume name is too short, names should be at least two alphanumeric characters"
@@ -69,7 +72,7 @@ def check_name(name: str) -> None:
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a volume's file system is mounted: mount(2)'s arguments, and mount(8)'s words as they were given."""
+    """How a volume's file system is mounted: mount(2)'s arguments, and mount(8)'s words."""
 
     type: str
     device: str
@@ -105,7 +108,7 @@ _FLAGS: dict[str, tuple[int, int]] = {
     "bind": (mounts.MS_BIND, 0),
     "rbind": (mounts.MS_BIND | mounts.MS_REC, 0),
 }
-"""Word of `o` → flags that it sets, and that it takes away."""
+"""Word of `o` → flags that it sets, and flags that it clears."""
 _PROPAGATIONS = {
     "private": mounts.MS_PRIVATE,
     "rprivate": mounts.MS_PRIVATE | mounts.MS_REC,
@@ -121,7 +124,10 @@ _NETWORK_TYPES = {"nfs", "nfs4", "cifs"}
 
 
 def parse_options(name: str, given: Mapping[str, str]) -> Options | None:
-    """DriverOpts of the volume `name`; None for a plain directory. Raises InvalidParameter naming the option."""
+    """DriverOpts of the volume `name`; None for a plain directory.
+
+    Raises InvalidParameter naming the option.
+    """
     for key, value in given.items():
         if key not in _OPTIONS:
             raise InvalidParameter(f'create {name}: invalid option key: "{key[:100]}"')
@@ -168,24 +174,29 @@ def resolved(data: str) -> str:
     return ",".join(words)
 
 
-# --- the driver --------------------------------------------------------------------------------------------------------
+# --- the driver -----------------------------------------------------------------------------------
 
 
 class LocalDriver:
-    """Volumes below one directory. Calls about one volume must not overlap: the store holds its lock."""
+    """Volumes below one directory.
+
+    Calls about one volume must not overlap: the store holds its lock.
+    """
 
     name = NAME
     scope = "local"
 
     def __init__(self, directory: Path, run: Path) -> None:
-        """`run`: where mounts for the runtime appear, one directory per container, for the time of its start."""
+        """`run`: where mounts for the runtime appear, one directory per container, for the time
+        of its start.
+        """
         self.directory = directory
         self._run = run
         self._threads = ThreadPoolExecutor(THREADS, "volumes")
         self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, "volumes-slow")
         self._top = -1
         self._users: dict[str, set[str]] = {}
-        """Volume with options → who has it mounted."""
+        """Volume with options → its users."""
         self._leaving: dict[str, asyncio.Future[None]] = {}
 
     async def _in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
@@ -194,10 +205,12 @@ class LocalDriver:
     async def _in_slow_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._slow_threads, work, *arguments)
 
-    # --- start and end of the engine ------------------------------------------------------------------------------------
+    # --- start and end of the engine --------------------------------------------------------------
 
     async def open(self, recorded: Iterable[str]) -> None:
-        """Finish what a crash cut short: directories are made or taken away as the records say."""
+        """Finish work that a crash interrupted: directories are created or removed to match the
+        records.
+        """
         await self._in_thread(self._open, set(recorded))
 
     def _open(self, recorded: set[str]) -> None:
@@ -210,26 +223,29 @@ class LocalDriver:
             if name in recorded and name not in names:
                 os.rename(hidden, name, src_dir_fd=self._top, dst_dir_fd=self._top)
             else:
-                _log.info("removing %s: no volume has it", self.directory / hidden)
+                _log.info("removing %s: no volume uses it", self.directory / hidden)
                 self._discard(name)
         for name in recorded:
             if not os.path.isdir(self.directory / name):
-                _log.warning("volume %s: its directory is gone: it begins empty", name)
+                _log.warning("volume %s: its directory is missing, starting with an empty one", name)
                 self._make_below(name)
         self._clear_run()
 
     def _clear_run(self) -> None:
-        """Mounts for starts that a crash cut short."""
+        """Mounts for starts that a crash interrupted."""
         for entry in reversed(mounts.mounts(self._run)):
             mounts.unmount(entry.target)
         files.remove_tree(self._run)
 
     def resume(self, name: str, user: str) -> None:
-        """A container that outlived the last daemon has it mounted."""
+        """Register a container that outlived the last daemon as a user of its mount."""
         self._users.setdefault(name, set()).add(user)
 
     async def sweep(self, with_options: set[str]) -> None:
-        """Unmount of those volumes what nobody who runs has; after every `resume`. What an operator mounted on others stays."""
+        """Unmount volumes that no running container uses.
+
+        Call it after every `resume`. Mounts made by the operator are left alone.
+        """
         await self._in_thread(self._sweep, with_options - self._users.keys())
 
     def _sweep(self, names: set[str]) -> None:
@@ -240,7 +256,7 @@ class LocalDriver:
             self._unmount(name)
 
     async def close(self) -> None:
-        """Waits for what was left behind callers."""
+        """Waits for background work."""
         await asyncio.gather(*self._leaving.values(), return_exceptions=True)
         if self._top >= 0:
             os.close(self._top)
@@ -248,7 +264,8 @@ class LocalDriver:
         for threads in (self._threads, self._slow_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    # --- making and taking away -----------------------------------------------------------------------------------------
+    # --- creation and removal
+    # -------------------------------------------------------------------------
 
     def check(self, name: str, options: Mapping[str, str]) -> None:
         check_name(name)
@@ -258,7 +275,7 @@ class LocalDriver:
         return f"{self.directory}/{name}/_data"
 
     async def create(self, name: str, options: Mapping[str, str]) -> None:
-        """Its directory, not under its name yet. Raises ServerError."""
+        """Create its directory under a temporary name. Raises ServerError."""
         self.check(name, options)
         await self._in_thread(self._create, name)
 
@@ -275,11 +292,13 @@ class LocalDriver:
             os.chmod(path, 0o755, dir_fd=self._top)
 
     async def keep(self, name: str) -> None:
-        """Under its name, now that its record is there."""
+        """Give it its final name, now that its record exists."""
         await self._in_thread(self._rename, HIDDEN + name, name)
 
     async def hide(self, name: str) -> None:
-        """Not under its name any more, now that its record is to go; `restore` undoes it, `discard` ends it."""
+        """Move it to a temporary name before its record is deleted; `restore` undoes it, `discard`
+        completes it.
+        """
         await self._in_slow_thread(self._hide, name)
 
     def _hide(self, name: str) -> None:
@@ -288,7 +307,7 @@ class LocalDriver:
             self._discard(name)
             self._rename(name, HIDDEN + name)
         except FileNotFoundError:
-            _log.warning("volume %s: its directory is gone", name)
+            _log.warning("volume %s: its directory is missing", name)
         except OSError as error:
             raise ServerError(f"remove {name}: {error.strerror or error}") from error
 
@@ -296,7 +315,10 @@ class LocalDriver:
         await self._in_thread(self._rename, HIDDEN + name, name)
 
     async def discard(self, name: str) -> None:
-        """Remove what `create` made or `hide` hid. What resists is logged: the next start tries again."""
+        """Remove a directory of `create` or `hide`.
+
+        A failure is logged: the next start tries again.
+        """
         try:
             await self._in_slow_thread(self._discard, name)
         except OSError as error:
@@ -308,13 +330,17 @@ class LocalDriver:
         os.rename(old, new, src_dir_fd=self._top, dst_dir_fd=self._top)
 
     def _discard(self, name: str) -> None:
-        # A mount in the tree is not entered: rmdir(2) of a mount point is EBUSY, and `remove_tree` asks that first.
-        layer.remove_tree(self._top, os.fsencode(HIDDEN + name))
+        # Mounts in the tree are not entered: rmdir(2) of a mount point is EBUSY, and `remove_tree`
+        # tries that first.
+        tree.remove_tree(self._top, os.fsencode(HIDDEN + name))
 
-    # --- use -------------------------------------------------------------------------------------------------------------
+    # --- use --------------------------------------------------------------------------------------
 
     async def mount(self, name: str, options: Mapping[str, str], user: str) -> str:
-        """Have its file system mounted, when it has options; the path where containers find it. Raises ServerError."""
+        """Mount its file system, when it has options.
+
+        Returns the path for containers. Raises ServerError.
+        """
         if parsed := parse_options(name, options):
             if not self._users.get(name):
                 await self._in_slow_thread(self._mount, name, parsed)
@@ -322,7 +348,7 @@ class LocalDriver:
         return self.mountpoint(name)
 
     async def unmount(self, name: str, user: str) -> None:
-        """That user has it no longer; the last one's leaving unmounts it."""
+        """Remove a user; the last one unmounts it."""
         users = self._users.get(name)
         if users is not None:
             users.discard(user)
@@ -352,8 +378,10 @@ class LocalDriver:
                 ) from error
 
     def _adjust(self, name: str, options: Options) -> None:
-        """What mount(2) takes only in calls of their own: propagation, and the flags of a bind."""
-        with self._data(name) as top:  # another descriptor than before: of what is mounted
+        """Settings that mount(2) only takes in calls of their own: propagation, and the flags of a
+        bind.
+        """
+        with self._data(name) as top:  # another descriptor than before: that of the new mount
             where = f"/proc/self/fd/{top}"
             if options.propagation:
                 mounts.mount("", where, flags=options.propagation)
@@ -368,7 +396,8 @@ class LocalDriver:
             os.close(above)
 
     def _unmount(self, name: str) -> None:
-        # By what the kernel says, not by path: a container that has the directory above bound may have renamed `_data`.
+        # Asked of the kernel, not by path: a container that has the directory above bound may have
+        # renamed `_data`.
         for entry in reversed(mounts.mounts(self.directory / name)):
             try:
                 mounts.unmount(entry.target)
@@ -391,9 +420,10 @@ class LocalDriver:
             raise ServerError(f"volume {name}: {self.mountpoint(name)} is not its directory: {reason}") from error
 
     async def place(self, container_id: str, names: Mapping[str, str]) -> dict[str, str]:
-        """Attach the content of volumes where the runtime finds it and nobody else can change what is found, until `leave_places`.
+        """Attach the content of volumes at places for the runtime that no container can change,
+        until `leave_places`.
 
-        `names` by destination, as the paths that are the answer.
+        `names` by destination, like the returned paths.
         """
         if leaving := self._leaving.get(container_id):
             await leaving
@@ -407,20 +437,22 @@ class LocalDriver:
             target = f"{directory}/{index}"
             os.mkdir(target, 0o700)
             with self._data(name) as descriptor:
-                tree = trees.clone(descriptor, recursive=True)
+                tree = detached_mounts.clone(descriptor, recursive=True)
             try:
-                trees.attach(tree, target)
+                detached_mounts.attach(tree, target)
             finally:
                 os.close(tree)
             found[destination] = target
         return found
 
     async def open_content(self, name: str) -> int:
-        """A descriptor of its content, what is mounted there on top. The caller closes it."""
+        """A descriptor of its content, including a mount on it. The caller closes it."""
         return await self._in_thread(self._open_data, name)
 
     def leave_places(self, container_id: str) -> None:
-        """Take those mounts away, behind the caller: each waits for an RCU grace period, milliseconds that no start has to."""
+        """Unmount those places in the background: each unmount waits for an RCU grace period,
+        milliseconds that a start need not wait.
+        """
         leaving = asyncio.ensure_future(self._in_thread(self._leave_places, container_id))
         self._leaving[container_id] = leaving
         leaving.add_done_callback(lambda _: self._leaving.pop(container_id, None))
@@ -430,7 +462,7 @@ class LocalDriver:
         try:
             for target in directory.iterdir():
                 with contextlib.suppress(ServerError):
-                    trees.detach(str(target))
+                    detached_mounts.detach(str(target))
                 target.rmdir()
             directory.rmdir()
         except FileNotFoundError:
@@ -439,19 +471,21 @@ class LocalDriver:
             _log.warning("%s: %s", directory, error)
 
     async def is_empty(self, name: str) -> bool:
-        """Whether its directory has no entry; a mount on it counts as it is now."""
+        """True if its directory has no entry; a mount on it counts as it is now."""
         return await self._in_thread(self._is_empty, name)
 
     def _is_empty(self, name: str) -> bool:
         with self._data(name) as place:
             return not os.listdir(f"/proc/self/fd/{place}")
 
-    # --- the image's content ---------------------------------------------------------------------------------------------
+    # --- the image's content ----------------------------------------------------------------------
 
     async def populate(self, name: str, source: int, *, staged: bool) -> None:
-        """Give an empty volume what the directory `source` (a descriptor) holds, and its looks; one that is not empty stays as it is.
+        """Copy the content, mode and owner of the directory `source` (a descriptor) into an empty
+        volume; others stay as they are.
 
-        `staged`: it is not under its name yet, and has no mount. Raises ServerError; nothing of the copy is left then.
+        `staged`: the volume still has its temporary name and no mount. Raises ServerError; then the
+        copy has been removed.
         """
         await self._in_slow_thread(self._populate, name, source, staged)
 
@@ -465,7 +499,7 @@ class LocalDriver:
 
 
 def populate(name: str, source: int, target: int) -> None:
-    """As `LocalDriver.populate`, into any directory: what a plugin mounted, for one."""
+    """As `LocalDriver.populate`, into any directory, such as a plugin's mount."""
     if os.listdir(target):
         return
     try:
@@ -473,7 +507,7 @@ def populate(name: str, source: int, target: int) -> None:
     except OSError as error:
         for entry in os.listdir(source):
             with contextlib.suppress(OSError):
-                layer.remove_tree(target, os.fsencode(entry))
+                tree.remove_tree(target, os.fsencode(entry))
         raise ServerError(
             f"error while copying the image's content into volume {name}: {error.filename}: {(error.strerror or '').lower()}"
         ) from error

@@ -1,11 +1,13 @@
-"""Named volumes, whatever driver has them: their records, who uses them, and the volumes of one container from its create to its removal.
+"""Named volumes of all drivers: their records, their users, and the volumes of one container from
+its create to its removal.
 
-A volume lives as long as its record. What a container brings into being comes with the container's own record in one transaction, and
-what `v=1` takes away goes with it in one; where a crash leaves directories that say otherwise, local.py makes them follow the records.
+A volume exists as long as its record. New volumes are recorded in the same transaction as their
+container, and volumes that `v=1` removes are deleted in the same transaction too. After a crash
+local.py makes the directories follow the records.
 
-Owns: records of kind `volume`, one lock per volume. Not here: what a driver does (local.py, plugin.py), which mounts a container asks for
-(containers/create.py). Events are Docker's: create, mount, unmount, destroy.
-Raises: InvalidParameter, NotFound, Conflict, ServerError with Docker's messages.
+Owns: records of kind `volume`, one lock per volume. Not here: the drivers (local.py, plugin.py),
+the mounts that a container requests (containers/create.py). Events are Docker's: create, mount,
+unmount, destroy. Raises: InvalidParameter, NotFound, Conflict, ServerError with Docker's messages.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import stat
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -29,11 +32,12 @@ import msgspec
 from engine.config import Config
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
+from engine.plugins.protocol import Plugins
 from engine.storage.records import Change, Records
 from engine.system import files, mounts
 from engine.volumes import local
 from engine.volumes.local import LocalDriver
-from engine.volumes.plugin import PluginDriver, Plugins
+from engine.volumes.plugin import PluginDriver, PluginDrivers
 from engine.wire.containers import MountPoint
 from engine.wire.volumes import PluginVolume, Volume, VolumeCreate
 
@@ -44,7 +48,7 @@ _ANONYMOUS = re.compile(r"[0-9a-f]{64}")
 
 
 class VolumeRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What is kept of one volume; its key is the name."""
+    """The record of one volume; its key is the name."""
 
     name: str
     driver: str = local.NAME
@@ -52,13 +56,13 @@ class VolumeRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     labels: dict[str, str] = {}
     created: int = 0
     anonymous: bool = False
-    """A container's own: its removal with v=1 takes it along."""
+    """An anonymous volume: its container's removal with v=1 deletes it."""
     path: str = ""
-    """Where a plugin last said that it is."""
+    """The path that a plugin last reported."""
 
 
 class Driver(Protocol):
-    """What the store asks of a driver. `user` is one mount of one container, by whatever name."""
+    """The interface of a driver. `user` identifies one mount of one container."""
 
     name: str
     scope: str
@@ -68,26 +72,29 @@ class Driver(Protocol):
 
     async def create(self, name: str, options: Mapping[str, str]) -> None: ...
     async def keep(self, name: str) -> None:
-        """Its record is there."""
+        """Its record has been written."""
 
     async def undo_create(self, name: str) -> None:
-        """Its record will not come."""
+        """Its record will not be written."""
 
     async def hide(self, name: str) -> None:
-        """Its record is about to go."""
+        """Its record is about to be deleted."""
 
     async def restore(self, name: str) -> None:
         """Its record stays after all."""
 
     async def discard(self, name: str) -> None:
-        """Its record is gone."""
+        """Its record has been deleted."""
 
     async def mount(self, name: str, options: Mapping[str, str], user: str) -> str: ...
     async def unmount(self, name: str, user: str) -> None: ...
 
 
 class Claim:
-    """The volumes of a container that is being created. `mounts` are complete, `changes` belong into its record's transaction."""
+    """The volumes of a container that is being created.
+
+    `mounts` are complete; `changes` belong in its record's transaction.
+    """
 
     def __init__(self, store: VolumeStore, container_id: str) -> None:
         self._store = store
@@ -97,9 +104,10 @@ class Claim:
         self.made: dict[str, VolumeRecord] = {}
 
     async def populate(self, destinations: Collection[str], image: Callable[[], Awaitable[int]]) -> None:
-        """Copy what the image has at these of the mounts into their volumes, where they are empty.
+        """Copy the image's content at these mounts into their volumes, where they are empty.
 
-        `image` opens the image's content, when it is needed. Raises InvalidParameter where the image has a file in the place.
+        `image` opens the image's content, when it is needed. Raises InvalidParameter where the
+        image has a file at the destination.
         """
         wanted = [
             each
@@ -122,7 +130,7 @@ class Claim:
 
 
 def _open_source(root: int, destination: str) -> int | None:
-    """A descriptor of the image's directory there; None when it has nothing."""
+    """A descriptor of the image's directory there; None when there is none."""
     try:
         return files.open_in_root(root, destination, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -151,15 +159,15 @@ class VolumeStore:
         self._table = records.table("volume", VolumeRecord)
         self._events = events
         self._local = LocalDriver(config.root / "volumes", config.run / "volumes")
-        self._plugins = Plugins(
-            (*config.plugin_sockets, config.run / "plugins"), config.plugin_specs, config.plugin_timeout
+        self._plugins = PluginDrivers(
+            Plugins((*config.plugin_sockets, config.run / "plugins"), config.plugin_specs, config.plugin_timeout)
         )
         self._volumes: dict[str, VolumeRecord] = {}
         self._users: dict[str, dict[str, None]] = {}
-        """Volume → ids of the containers that have it, running or not."""
+        """Volume → ids of the containers that use it, running or not."""
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    # --- start and end of the engine ------------------------------------------------------------------------------------
+    # --- start and end of the engine --------------------------------------------------------------
 
     async def open(self, containers: Mapping[str, Sequence[MountPoint]]) -> None:
         """Load the records; `containers` has the mounts of every container, by id."""
@@ -176,13 +184,13 @@ class VolumeStore:
                             created=time.time_ns(),
                             anonymous=bool(_ANONYMOUS.fullmatch(point.name)),
                         )
-        if missing:  # of an engine that kept no records of volumes
+        if missing:  # of an engine that kept no volume records
             await self._records.commit(*(self._table.put(name, record) for name, record in missing.items()))
             self._volumes |= missing
         await self._local.open(name for name, record in self._volumes.items() if record.driver == local.NAME)
 
     def resume(self, container_id: str, points: Sequence[MountPoint]) -> None:
-        """That container outlived the last daemon, and has its volumes mounted."""
+        """Register the volumes of a container that outlived the last daemon as mounted."""
         for point in points:
             record = self._volumes.get(point.name) if isinstance(point.name, str) else None
             if record is not None and record.driver == local.NAME and record.options:
@@ -200,12 +208,15 @@ class VolumeStore:
         """Names of the drivers that have been used."""
         return [local.NAME, *self._plugins.active()]
 
-    # --- the API -----------------------------------------------------------------------------------------------------------
+    # --- the API ----------------------------------------------------------------------------------
 
     async def select(
         self, filters: Mapping[str, Sequence[str]], dangling: bool | None
     ) -> tuple[list[Volume], list[str]]:
-        """Volumes by name, and what could not be asked. Within a name of a filter any value may match; labels: all."""
+        """Volumes by name, and warnings about drivers that failed.
+
+        Values of one filter name are alternatives, except labels, which must all match.
+        """
         found, warnings = await self._from_plugins()
         for name, record in self._volumes.items():
             listed = found.get(name)
@@ -229,7 +240,7 @@ class VolumeStore:
         )
 
     async def _from_plugins(self) -> tuple[dict[str, Volume], list[str]]:
-        """What plugins list, and the reasons of those that don't answer."""
+        """The volumes that plugins list, and an error for each plugin that does not answer."""
         names = await self._plugins.names()
         answers = await asyncio.gather(*(self._listed(name) for name in names), return_exceptions=True)
         found: dict[str, Volume] = {}
@@ -267,7 +278,9 @@ class VolumeStore:
         )
 
     async def _of_plugin(self, name: str) -> tuple[PluginDriver, PluginVolume] | None:
-        """A volume that was made elsewhere: the first plugin that knows it."""
+        """Finds a volume that was created outside the engine: asks each plugin, the first that
+        knows it wins.
+        """
         for each in await self._plugins.names():
             with contextlib.suppress(EngineError):
                 driver = await self._plugins.get(each)
@@ -275,7 +288,10 @@ class VolumeStore:
         return None
 
     async def create(self, body: VolumeCreate) -> Volume:
-        """A new volume, or the one that has the name already. Raises Conflict when that has another driver."""
+        """A new volume, or the existing one of that name.
+
+        Raises Conflict when that has another driver.
+        """
         name = body.name or secrets.token_hex(32)
         async with self._lock(name):
             record = await self._existing(name, body.driver)
@@ -291,7 +307,10 @@ class VolumeStore:
             return await self.get(name) if record.driver != local.NAME else self._view(record)
 
     async def _existing(self, name: str, driver: str) -> VolumeRecord | None:
-        """The volume of that name, if it has that driver; one that only a plugin knows gets its record."""
+        """The volume of that name, if it has that driver.
+
+        One that only a plugin knows gets a record.
+        """
         record = self._volumes.get(name)
         if record is None and driver != local.NAME and (found := await self._of_plugin(name)):
             plugin, volume = found
@@ -306,7 +325,7 @@ class VolumeStore:
         return record
 
     async def remove(self, name: str) -> None:
-        """Raises NotFound, Conflict while containers have it, ServerError when the driver fails."""
+        """Raises NotFound, Conflict while containers use it, ServerError when the driver fails."""
         async with self._lock(name):
             record = self._volumes.get(name)
             if record is None and (found := await self._of_plugin(name)):
@@ -328,28 +347,37 @@ class VolumeStore:
         if users := self._users.get(name):
             raise Conflict(f"unable to remove volume: remove {name}: volume is in use - [{', '.join(users)}]")
 
-    # --- the volumes of a container -----------------------------------------------------------------------------------------
+    # --- the volumes of a container ---------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def claim(
-        self, container_id: str, points: Sequence[MountPoint], named: Collection[str]
+        self,
+        container_id: str,
+        points: Sequence[MountPoint],
+        named: Collection[str],
+        wanted: Mapping[str, VolumeCreate] = MappingProxyType({}),
     ) -> AsyncIterator[Claim]:
-        """Have every volume that the mounts of a new container name, made where it is missing, with the container as its user.
+        """Create the missing volumes of a new container's mounts, and add the container as a user
+        of all of them.
 
-        `named`: those that the client named itself; the others are the container's own.
-        Within, the container's record and `changes` are committed; whatever is raised there takes all of it back.
+        `named`: those that the client named itself; the others are anonymous. `wanted`: driver
+        options and labels for new volumes, by name. The caller commits the container's record and
+        `changes` within the context; an exception there undoes everything.
         """
         claim = Claim(self, container_id)
         names = sorted({point.name for point in points if isinstance(point.name, str)})
         async with contextlib.AsyncExitStack() as locks:
             for name in names:
                 await locks.enter_async_context(self._lock(name))
+            added = [name for name in names if container_id not in self._users.get(name, {})]
             try:
-                claim.mounts = tuple([await self._claimed(claim, container_id, point, named) for point in points])
+                claim.mounts = tuple(
+                    [await self._claimed(claim, container_id, point, named, wanted) for point in points]
+                )
                 claim.changes = tuple(self._table.put(name, record) for name, record in claim.made.items())
                 yield claim
             except BaseException:
-                self._release(container_id, names)
+                self.release(container_id, added)
                 for record in reversed(claim.made.values()):
                     await self._undo(record)
                 raise
@@ -357,7 +385,14 @@ class VolumeStore:
                 await self._keep(record)
                 self._events.publish("volume", "create", record.name, {"driver": record.driver})
 
-    async def _claimed(self, claim: Claim, container_id: str, point: MountPoint, named: Collection[str]) -> MountPoint:
+    async def _claimed(
+        self,
+        claim: Claim,
+        container_id: str,
+        point: MountPoint,
+        named: Collection[str],
+        wanted: Mapping[str, VolumeCreate],
+    ) -> MountPoint:
         if not isinstance(point.name, str):
             return point
         name, driver = point.name, point.driver if isinstance(point.driver, str) else ""
@@ -365,16 +400,19 @@ class VolumeStore:
         if record is None:
             anonymous = name not in named and bool(_ANONYMOUS.fullmatch(name))
             try:
-                record = await self._make(name, driver or local.NAME, {}, {}, anonymous=anonymous)
+                asked = wanted.get(name, VolumeCreate())
+                record = await self._make(
+                    name, driver or local.NAME, asked.driver_opts, asked.labels, anonymous=anonymous
+                )
             except NotFound as error:
-                # Not 404: of a create that means to clients that the image is missing, and they would pull it.
+                # Not 404: clients take a 404 of a create for a missing image, and would pull it.
                 raise InvalidParameter(error.message) from error
             claim.made[name] = record
         self._use(name, container_id)
         return msgspec.structs.replace(point, driver=record.driver, source=self._mountpoint(record))
 
     async def may_be_empty(self, point: MountPoint, claim: Claim) -> bool:
-        """Whether it is worth while to look into the image for this mount."""
+        """True if the image may have content for this mount."""
         if not isinstance(point.name, str):
             return False
         record = self._volumes.get(point.name)
@@ -406,9 +444,10 @@ class VolumeStore:
     async def mount(
         self, container_id: str, points: Sequence[MountPoint], borrowed: contextlib.AsyncExitStack
     ) -> Mounted:
-        """Have the sources of its mounts in place for a start. On failure nothing stays mounted.
+        """Mount the sources of its mounts for a start. On failure nothing stays mounted.
 
-        What only the runtime needs for its start is given back when `borrowed` closes; the rest by `unmount`.
+        Resources that only the runtime needs for its start are released when `borrowed` closes, the
+        rest by `unmount`.
         """
         changed: list[MountPoint] = []
         sources: dict[str, str] = {}
@@ -457,7 +496,10 @@ class VolumeStore:
         return record, await self._driver(record.driver, f"mount {name}")
 
     async def unmount(self, container_id: str, points: Sequence[MountPoint]) -> None:
-        """Its mounts are gone. What fails is logged: the container has ended whatever a driver says."""
+        """Unmount its volumes.
+
+        A failure is logged: the container has ended, whatever a driver reports.
+        """
         for point in points:
             record = self._volumes.get(point.name) if isinstance(point.name, str) else None
             if record is None:
@@ -474,7 +516,9 @@ class VolumeStore:
     async def opened(
         self, container_id: str, points: Sequence[MountPoint]
     ) -> AsyncIterator[list[tuple[MountPoint, int]]]:
-        """Descriptors of the sources of its mounts, whether it runs or not, with what is mounted there on top. They are closed with the context."""
+        """Descriptors of the sources of its mounts, whether it runs or not, including mounts on
+        them. They are closed with the context.
+        """
         user = f"{container_id}/{secrets.token_hex(8)}"
         found: list[tuple[MountPoint, int]] = []
         async with contextlib.AsyncExitStack() as stack:
@@ -504,9 +548,11 @@ class VolumeStore:
     async def leave(
         self, container_id: str, points: Sequence[MountPoint], named: Collection[str], *, anonymous: bool
     ) -> AsyncIterator[tuple[Change, ...]]:
-        """A container's removal: within, its record is deleted together with the changes.
+        """A container's removal: the caller deletes its record together with the changes, within
+        the context.
 
-        `anonymous`: volumes that were made for a container go along, unless another container has them or this one `named` them itself.
+        `anonymous`: also remove its anonymous volumes, unless another container uses them or this
+        one `named` them itself.
         """
         names = sorted({point.name for point in points if isinstance(point.name, str)})
         async with contextlib.AsyncExitStack() as locks:
@@ -523,7 +569,7 @@ class VolumeStore:
                         driver = await self._driver(record.driver, f"remove {name}")
                         await driver.hide(name)
                     except EngineError as error:
-                        _log.warning("container %s: its volume stays: %s", container_id, error.message)
+                        _log.warning("container %s: cannot remove its volume: %s", container_id, error.message)
                     else:
                         hidden.append((record, driver))
                 yield tuple(self._table.delete(record.name) for record, _ in hidden)
@@ -534,11 +580,12 @@ class VolumeStore:
                     except EngineError as error:
                         _log.error("volume %s: %s", record.name, error.message)
                 raise
-            self._release(container_id, names)
+            self.release(container_id, names)
             for record, driver in hidden:
                 await self._forget(record, driver)
 
-    # --- parts of the above ------------------------------------------------------------------------------------------------
+    # --- helpers
+    # ------------------------------------------------------------------------------------------------------------
 
     def _lock(self, name: str) -> asyncio.Lock:
         lock = self._locks.get(name)
@@ -549,7 +596,8 @@ class VolumeStore:
     def _use(self, name: str, container_id: str) -> None:
         self._users.setdefault(name, {})[container_id] = None
 
-    def _release(self, container_id: str, names: Iterable[str]) -> None:
+    def release(self, container_id: str, names: Iterable[str]) -> None:
+        """Remove the container as a user of these volumes."""
         for name in names:
             users = self._users.get(name, {})
             users.pop(container_id, None)
@@ -572,7 +620,8 @@ class VolumeStore:
         await maker.create(name, options)
         path = ""
         if isinstance(maker, PluginDriver):
-            with contextlib.suppress(EngineError):  # many plugins know it only while it is mounted
+            # many plugins report it only while it is mounted
+            with contextlib.suppress(EngineError):
                 path = await maker.path(name)
         return VolumeRecord(
             name=name,
@@ -610,14 +659,19 @@ class VolumeStore:
 
 
 class Mounted(msgspec.Struct, frozen=True):
-    """A container's mounts as inspect shows them now, and where the runtime finds them when it is not at their Source."""
+    """A container's mounts as inspect shows them now, and their paths for the runtime where these
+    differ from Source.
+    """
 
     points: tuple[MountPoint, ...]
     sources: dict[str, str]
 
 
 def _user(container_id: str, point: MountPoint) -> str:
-    """One mount of one container. Derived, so that a daemon that comes later gives a plugin the same ID back."""
+    """The ID of one mount of one container.
+
+    Derived, so that a later daemon passes the same ID to a plugin.
+    """
     return hashlib.sha256(f"{container_id}:{point.destination}".encode(errors="surrogateescape")).hexdigest()
 
 
@@ -647,7 +701,7 @@ def _populate_path(name: str, source: int, path: str) -> None:
         os.close(target)
 
 
-# --- binds -----------------------------------------------------------------------------------------------------------------
+# --- binds ----------------------------------------------------------------------------------------
 
 
 def _ensure_sources(points: Iterable[MountPoint]) -> None:
@@ -661,7 +715,7 @@ def _close_all(opened: Iterable[tuple[MountPoint, int]]) -> None:
 
 
 def _open_path(path: str) -> int:
-    """Made as a directory where it is missing, as a start would."""
+    """Create it as a directory if it is missing, as a start would."""
     try:
         with contextlib.suppress(FileExistsError):
             os.makedirs(path, exist_ok=True)
@@ -671,11 +725,13 @@ def _open_path(path: str) -> int:
 
 
 def _ensure_source(point: MountPoint) -> None:
-    """A bind's host path, made as a directory where it is missing, as Docker does; its mount passes on what the bind asks for."""
+    """A bind's host path, created as a directory if it is missing, as Docker does; its mount gets
+    the propagation that the bind requires.
+    """
     try:
         os.makedirs(point.source, exist_ok=True)
     except FileExistsError:
-        pass  # a file, a socket: what is there is bound
+        pass  # a file, a socket: it is bound as it is
     except OSError as error:
         raise ServerError(
             f"error while creating mount source path '{point.source}': {(error.strerror or '').lower()}"

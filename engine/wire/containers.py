@@ -1,7 +1,9 @@
-"""Containers on the wire, as API 1.24 documents them (specification, "Resources and their fields").
+"""Containers on the wire, as the newest API version documents them (Docker Engine API,
+"Container").
 
-Structs name the fields and their defaults and do nothing. Where clients send a string or a list, the type says so; what the engine keeps
-and sends back is always the list (`containers/create.py`). Older versions differ by rows of `api/versions.py`.
+Structs name the fields and their defaults and do nothing. Where clients send a string or a list,
+the type says so. The engine keeps and sends the list (`containers/body.py`). Older versions differ
+by rows of `api/versions/`.
 """
 
 from __future__ import annotations
@@ -100,6 +102,45 @@ class Ulimit(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=Fals
     soft: int = 0
 
 
+class BindOptions(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
+    propagation: str = ""
+    non_recursive: bool = False
+    create_mountpoint: bool = False
+    read_only_non_recursive: bool = False
+    read_only_force_recursive: bool = False
+
+
+class VolumeDriver(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
+    name: str = ""
+    options: dict[str, str] | None = None
+
+
+class VolumeOptions(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
+    no_copy: bool = False
+    labels: dict[str, str] | None = None
+    subpath: str = ""
+    driver_config: VolumeDriver | None = None
+
+
+class TmpfsOptions(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
+    size_bytes: int = 0
+    mode: int = 0
+    options: list[list[str]] | None = None
+
+
+class Mount(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
+    """One entry of HostConfig.Mounts, of API 1.25 and newer."""
+
+    type: str = ""
+    source: str = ""
+    target: str = ""
+    read_only: bool = False
+    consistency: str = ""
+    bind_options: BindOptions | None = None
+    volume_options: VolumeOptions | None = None
+    tmpfs_options: TmpfsOptions | None = None
+
+
 class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     """How this host runs the container. Sizes in bytes, CPU times in microseconds."""
 
@@ -158,11 +199,17 @@ class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=
     oom_kill_disable: bool = False
     pids_limit: int = 0
     ulimits: list[Ulimit] | None = None
+    # Of API 1.25 and newer. Clients send them at older versions too, so they are obeyed; shown
+    # where they were given.
+    nano_cpus: int | msgspec.UnsetType = msgspec.UNSET
+    mounts: list[Mount] | msgspec.UnsetType | None = msgspec.UNSET
+    init: bool | msgspec.UnsetType | None = msgspec.UNSET
+    auto_remove: bool | msgspec.UnsetType = msgspec.UNSET
     cpu_count: int = 0
     cpu_percent: int = 0
     io_maximum_iops: int = msgspec.field(default=0, name="IOMaximumIOps")
     io_maximum_bandwidth: int = msgspec.field(default=0, name="IOMaximumBandwidth")
-    lxc_conf: list[object] | msgspec.UnsetType = msgspec.UNSET
+    lxc_conf: list[object] | dict[str, object] | None = msgspec.field(default_factory=list)
 
 
 class EndpointIPAMConfig(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
@@ -196,6 +243,8 @@ class CreateBody(Config, rename="pascal", kw_only=True, frozen=True):
     """POST /containers/create."""
 
     host_config: HostConfig = msgspec.field(default_factory=HostConfig)
+    volume_driver: str = ""
+    """Where clients below 1.21 have it; HostConfig's own counts first."""
     networking_config: NetworkingConfig = msgspec.field(default_factory=NetworkingConfig)
 
 
@@ -229,7 +278,9 @@ class Waited(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class PathStat(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """The header of the archive calls (specification, archive rule 4): what a path in a container stands for."""
+    """The header of the archive calls (ContainerArchiveInfo): what a path in a container stands
+    for.
+    """
 
     name: str
     size: int
@@ -253,8 +304,10 @@ class CopyConfig(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class MountPoint(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
-    """A volume or bind as inspect and list show it."""
+    """A volume, bind or tmpfs as inspect and list show it."""
 
+    type: str = ""
+    """`volume`, `bind` or `tmpfs`; empty in records of earlier versions of this engine."""
     name: str | msgspec.UnsetType = msgspec.UNSET
     source: str = ""
     destination: str = ""
@@ -334,7 +387,9 @@ class ContainerState(msgspec.Struct, rename="pascal", kw_only=True, frozen=True)
 
 
 class NetworkSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """`NetworkSettings` of inspect: the default bridge's endpoint at the top, every endpoint in `Networks`."""
+    """`NetworkSettings` of inspect: the default bridge's endpoint at the top, every endpoint in
+    `Networks`.
+    """
 
     bridge: str = ""
     sandbox_id: str = msgspec.field(default="", name="SandboxID")

@@ -13,7 +13,9 @@ class Actor(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of GET /events. `status`, `id` and `from` are sent for containers and images alone, as Docker does."""
+    """One line of GET /events. `status`, `id` and `from` are sent for containers and images alone,
+    as Docker does.
+    """
 
     status: str | msgspec.UnsetType = msgspec.UNSET
     id: str | msgspec.UnsetType = msgspec.UNSET

@@ -1,4 +1,6 @@
-"""Exec instances on the wire (specification, "Exec")."""
+"""Exec instances on the wire, as the newest API version documents them (Docker Engine API,
+"Exec").
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class ExecStart(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
 
 
 class ProcessConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """Lower-case keys, as the specification notes."""
+    """Its keys are in lower case (ExecInspect)."""
 
     tty: bool
     entrypoint: str

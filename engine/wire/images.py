@@ -1,6 +1,8 @@
-"""Images on the wire: the API's objects as version 1.24 documents them, and the documents that archives and registries hold.
+"""Images on the wire: the API's objects as version 1.24 documents them, and the documents that
+archives and registries hold.
 
-Structs name the fields and their defaults and do nothing. Older versions differ by rows of `api/versions.py`.
+Structs name the fields and their defaults and do nothing. Older versions differ by rows of
+`api/versions/`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import msgspec
 
 from engine.wire.containers import Config
 
-# --- documents: OCI image specification, Docker image specification 1.2, Docker manifest schema 2 -------------------
+# --- documents: OCI image specification, Docker image specification 1.2, Docker manifest schema 2 -
 
 
 class RootFS(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +66,9 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An image: its configuration and its layers, lowest first. With `manifests` instead it is an index."""
+    """An image: its configuration and its layers, lowest first. With `manifests` instead it is an
+    index.
+    """
 
     schema_version: int = 0
     media_type: str = ""
@@ -80,10 +84,14 @@ class ArchiveItem(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     config: str
     repo_tags: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
+    parent: str = ""
+    """Id of the image of the archive that it was made from."""
 
 
 class LegacyLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """What this engine reads of a layer's `json` in the layout of the API document ("Image tarball format")."""
+    """What this engine reads of a layer's `json` in the layout of the API document ("Image tarball
+    format").
+    """
 
     id: str = ""
     parent: str = ""
@@ -94,7 +102,7 @@ class LegacyLayer(msgspec.Struct, frozen=True, kw_only=True):
     container_config: Config | None = None
 
 
-# --- API ------------------------------------------------------------------------------------------------------------
+# --- API ------------------------------------------------------------------------------------------
 
 
 class ImageSummary(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -103,7 +111,7 @@ class ImageSummary(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     id: str
     parent_id: str = ""
     repo_tags: list[str]
-    repo_digests: list[str] | msgspec.UnsetType = msgspec.UNSET
+    repo_digests: list[str]
     created: int
     size: int
     virtual_size: int
@@ -121,7 +129,10 @@ class InspectRootFS(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class ImageInspect(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """GET /images/{name}/json. `engine_version` and `docker_version` are one thing under two names."""
+    """GET /images/{name}/json.
+
+    `engine_version` and `docker_version` are one thing under two names.
+    """
 
     id: str
     repo_tags: list[str]
@@ -144,7 +155,9 @@ class ImageInspect(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class HistoryItem(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """GET /images/{name}/history, newest first. `created` in Unix seconds; `id` is `<missing>` where the step's image is not here."""
+    """GET /images/{name}/history, newest first. `created` in Unix seconds; `id` is `<missing>`
+    where the step's image is not here.
+    """
 
     id: str
     created: int

@@ -1,7 +1,8 @@
-"""Networks on the wire, as API 1.24 documents them (specification, "Network" and the table "Networks").
+"""Networks on the wire, as the newest API version documents them (Docker Engine API, "Network").
 
-Structs name the fields and their defaults and do nothing. `AuxAddress` is the specification's word, `AuxiliaryAddresses` what Docker's
-clients send and read: both are accepted and both are sent.
+Structs name the fields and their defaults and do nothing. A pool's reserved addresses have two
+names, `AuxAddress` and `AuxiliaryAddresses`: both are accepted, and the answer has the one that was
+given (`docs/COMPATIBILITY.md`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from engine.wire.containers import EndpointSettings
 
 
 class IPAMConfig(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True):
-    """One pool: a subnet, what of it is given out, its gateway, and addresses (by name) that are never given."""
+    """One pool: a subnet, what of it is given out, its gateway, and addresses (by name) that are
+    never given.
+    """
 
     subnet: str = ""
     ip_range: str = msgspec.field(default="", name="IPRange")
     gateway: str = ""
     auxiliary_addresses: dict[str, str] = msgspec.field(default_factory=dict)
+    """Kept under the name that the create body used.
+
+    `AuxAddress` is the name in the documentation of API 1.24.
+    """
     aux_address: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class IPAM(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     driver: str = "default"
-    options: dict[str, str] = msgspec.field(default_factory=dict)
+    options: dict[str, str] | None = None
     config: list[IPAMConfig] = msgspec.field(default_factory=list)
 
 

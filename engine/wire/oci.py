@@ -1,7 +1,9 @@
-"""The OCI runtime specification's `config.json`, as much of it as the engine writes (runtime-spec v1.0.2, config.md and config-linux.md).
+"""The OCI runtime specification's `config.json`, as much of it as the engine writes (runtime-spec
+v1.0.2, config.md and config-linux.md).
 
-Structs name the fields in the specification's order; what equals its default is left out of the JSON. `Seccomp` is a `msgspec.Raw`: the profile
-is encoded once per set of capabilities (`runtime/seccomp.py`), not once per container.
+Structs name the fields in the specification's order; what equals its default is left out of the
+JSON. `Seccomp` is a `msgspec.Raw`: the profile is encoded once per set of capabilities
+(`runtime/seccomp.py`), not once per container.
 
 Not here: what a container gets (`containers/spec.py`), the image specification.
 """
@@ -43,7 +45,9 @@ class Rlimit(Object, kw_only=True, frozen=True):
 
 
 class Capabilities(Object, kw_only=True, frozen=True):
-    """Names with the prefix CAP_. Inheritable and ambient stay empty: with them a non-root process would keep capabilities over execve(2)."""
+    """Names with the prefix CAP_. Inheritable and ambient stay empty: with them a non-root process
+    would keep capabilities over execve(2).
+    """
 
     bounding: tuple[str, ...] = ()
     effective: tuple[str, ...] = ()
@@ -91,7 +95,9 @@ class Device(Object, kw_only=True, frozen=True):
 
 
 class DeviceRule(Object, kw_only=True, frozen=True):
-    """`allow` has no default here: the runtimes read an absent one as false, and a reader should see it."""
+    """`allow` has no default here: the runtimes read an absent one as false, and a reader should
+    see it.
+    """
 
     allow: bool
     type: str = ""

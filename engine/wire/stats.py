@@ -1,18 +1,19 @@
-"""Statistics and process lists on the wire, as API 1.24 documents them (specification, "Stats object" and `top`).
+"""Statistics and process lists on the wire, as the newest API version documents them
+(ContainerStats, ContainerTop).
 
-Structs name the fields and their defaults; the functions at the end are the differences of older versions, for rows of `api/versions.py`.
-What 1.24 does not have is not here either (`preread`, `online_cpus`, `num_procs` are newer).
+Structs name the fields and their defaults and do nothing. Older versions differ by rows of
+`api/versions/`.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
 
 class CpuUsage(msgspec.Struct, frozen=True):
-    """Nanoseconds. `percpu_usage` has one element for each processor online: clients multiply by its length."""
+    """Nanoseconds. `percpu_usage` has one element for each processor online: clients multiply by
+    its length.
+    """
 
     total_usage: int = 0
     percpu_usage: list[int] = msgspec.field(default_factory=list)
@@ -29,7 +30,9 @@ class ThrottlingData(msgspec.Struct, frozen=True):
 
 
 class CpuStats(msgspec.Struct, frozen=True):
-    """`system_cpu_usage`: what all processors of the host have counted since boot, idle or not, in nanoseconds."""
+    """`system_cpu_usage`: what all processors of the host have counted since boot, idle or not, in
+    nanoseconds.
+    """
 
     cpu_usage: CpuUsage = CpuUsage()
     system_cpu_usage: int = 0
@@ -100,28 +103,3 @@ class ProcessList(msgspec.Struct, frozen=True, rename="pascal"):
 
     titles: list[str]
     processes: list[list[str]]
-
-
-# --- older versions: converters of `Stats`, in place ----------------------------------------------------------------------------------------
-
-
-def without_pids(stats: dict[str, Any]) -> None:
-    """Before 1.24."""
-    stats.pop("pids_stats", None)
-
-
-def networks_to_network(stats: dict[str, Any]) -> None:
-    """Before 1.21: the sum of all interfaces."""
-    interfaces = stats.pop("networks", {}).values()
-    names = NetworkStats.__struct_fields__
-    stats["network"] = {name: sum(interface[name] for interface in interfaces) for name in names}
-
-
-def without_previous_cpu(stats: dict[str, Any]) -> None:
-    """Before 1.19."""
-    stats.pop("precpu_stats", None)
-
-
-def empty_throttling_data(stats: dict[str, Any]) -> None:
-    """Before 1.19."""
-    stats["cpu_stats"]["throttling_data"] = {}

@@ -1,10 +1,13 @@
-"""Volumes on the wire, as API 1.24 documents them (specification, "Volume" and the endpoints of "Volumes"), and the messages of volume
-plugins, as Docker's documentation of its plugin API has them. Structs name the fields and do nothing.
+"""Volumes on the wire, as the newest API version documents them (Docker Engine API, "Volume").
+
+Structs name the fields and do nothing.
 """
 
 from __future__ import annotations
 
 import msgspec
+
+from engine.wire.plugins import PluginAnswer
 
 
 class Volume(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
@@ -32,7 +35,7 @@ class VolumeCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-# --- the protocol of volume plugins ----------------------------------------------------------------------------------
+# --- the protocol of volume plugins ---------------------------------------------------------------
 
 
 class PluginVolume(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
@@ -45,11 +48,9 @@ class PluginCapabilities(msgspec.Struct, rename="pascal", frozen=True):
     scope: str = ""
 
 
-class PluginAnswer(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """Every answer of a plugin: each call fills some of it. `err` is empty when it went well."""
+class VolumeAnswer(PluginAnswer, rename="pascal", kw_only=True, frozen=True):
+    """Every answer of a volume plugin; each call fills some of the fields."""
 
-    err: str | None = None
-    implements: list[str] | None = None
     mountpoint: str | None = None
     volume: PluginVolume | None = None
     volumes: list[PluginVolume] | None = None

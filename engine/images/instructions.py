@@ -1,8 +1,9 @@
-"""The `changes` of an import or a commit: Dockerfile instructions that only change an image's configuration.
+"""The `changes` of an import or a commit: Dockerfile instructions that only change an image's
+configuration.
 
-CMD, ENTRYPOINT, ENV, EXPOSE, HEALTHCHECK, LABEL, ONBUILD, SHELL, STOPSIGNAL, USER, VOLUME, WORKDIR, as the Dockerfile reference has them.
-ENV, EXPOSE, LABEL, STOPSIGNAL, USER, VOLUME and WORKDIR see the variables of the lines before theirs ("Environment replacement").
-Pure. Not here: building.
+CMD, ENTRYPOINT, ENV, EXPOSE, HEALTHCHECK, LABEL, ONBUILD, SHELL, STOPSIGNAL, USER, VOLUME, WORKDIR,
+as the Dockerfile reference has them. ENV, EXPOSE, LABEL, STOPSIGNAL, USER, VOLUME and WORKDIR see
+the variables of earlier lines ("Environment replacement"). Pure. Not here: building.
 Raises: InvalidParameter that names the instruction.
 """
 
@@ -24,14 +25,17 @@ _PORT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?", re.IGNORECAS
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#!?$-]")
 _MAX_LINES = 1000
 _MAX_VALUE = 128 * 1024
-"""Characters: no program can be given a longer one (execve(2), MAX_ARG_STRLEN)."""
+"""Characters: programs cannot be given longer values (execve(2), MAX_ARG_STRLEN)."""
 
 
 Variables = Mapping[str, str]
 
 
 def apply(config: Config, changes: Sequence[str], environment: Sequence[str] = ()) -> Config:
-    """`config` after every instruction, in order. `environment`: variables that are seen beneath those of `config`."""
+    """`config` after every instruction, in order.
+
+    `environment`: variables below those of `config`.
+    """
     lines = [line.strip() for text in changes for line in text.replace("\\\n", "").splitlines()]
     if len(lines) > _MAX_LINES:
         raise InvalidParameter(f"changes: more than {_MAX_LINES} instructions")
@@ -51,7 +55,7 @@ def apply(config: Config, changes: Sequence[str], environment: Sequence[str] = (
     return config
 
 
-# --- words (Dockerfile reference, "Environment replacement" and "Escape") -------------------------------------------
+# --- words (Dockerfile reference, "Environment replacement" and "Escape") -------------------------
 
 
 def _words(text: str) -> list[str]:
@@ -78,7 +82,7 @@ def _words(text: str) -> list[str]:
 
 
 def _expanded(text: str, variables: Variables) -> str:
-    """What a word means: quotes and backslashes taken off, variables replaced by their values."""
+    """The value of a word: quotes and backslashes removed, variables replaced by their values."""
     try:
         value, _ = _until("", text, 0, variables)
     except RecursionError:
@@ -87,7 +91,9 @@ def _expanded(text: str, variables: Variables) -> str:
 
 
 def _until(end: str, text: str, at: int, variables: Variables) -> tuple[str, int]:
-    """The meaning of `text` from `at` to the unquoted `end`, or to its end when that is empty, and the place behind."""
+    """The meaning of `text` from `at` to the unquoted `end`, or to its end when that is empty, and
+    the place behind.
+    """
     out: list[str] = []
     quote = ""
     begun = at
@@ -103,7 +109,7 @@ def _until(end: str, text: str, at: int, variables: Variables) -> tuple[str, int
             quote = ""
         elif char == "\\":
             following = text[at : at + 1]
-            # Within double quotes it is a character of its own before all but these.
+            # Within double quotes a backslash is literal unless one of these follows.
             out.append(char + following if quote and following not in ('"', "$", "\\") else following)
             at += 1
         elif char == "$":
@@ -126,13 +132,13 @@ def _until(end: str, text: str, at: int, variables: Variables) -> tuple[str, int
 
 
 def _bounded(value: str) -> str:
-    if len(value) > _MAX_VALUE:  # `ENV A=$A$A`, a few dozen times
+    if len(value) > _MAX_VALUE:  # `ENV A=$A$A`, a few dozen times, would exhaust memory
         raise InvalidParameter(f"changes: a value of more than {_MAX_VALUE} characters")
     return value
 
 
 def _variable(text: str, at: int, variables: Variables) -> tuple[str, int]:
-    """The value of what follows a `$`, and the place behind it."""
+    """The value of the expression after a `$`, and the position behind it."""
     if text[at : at + 1] != "{":
         name = _NAME.match(text, at)
         return ("$", at) if name is None else (variables.get(name[0], ""), name.end())
@@ -151,11 +157,11 @@ def _variable(text: str, at: int, variables: Variables) -> tuple[str, int]:
     return (value or word if operator == ":-" else word if operator == ":+" and value else value), at
 
 
-# --- the instructions -----------------------------------------------------------------------------------------------
+# --- the instructions -----------------------------------------------------------------------------
 
 
 def _array(text: str) -> list[str] | None:
-    """A JSON array of strings; None for what is none, which then is a shell's line."""
+    """A JSON array of strings. None for anything else: that is a shell's command line."""
     if not text.startswith("["):
         return None
     try:
@@ -209,7 +215,7 @@ def _env(config: Config, text: str, variables: Variables) -> dict[str, Any]:
     order = [line.partition("=")[0] for line in config.env or ()]
     if not set(order) & set(pairs):
         return {"env": [*found, *(f"{key}={value}" for key, value in pairs.items())]}
-    # What was there keeps its place.
+    # Existing entries keep their place.
     changed = [
         f"{key}={pairs.pop(key)}" if key in pairs else line for key, line in zip(order, config.env or (), strict=True)
     ]
@@ -298,7 +304,7 @@ def _count(value: str) -> int:
 
 
 def _duration(name: str, value: str) -> int:
-    """Go's, in nanoseconds."""
+    """A duration in Go's format, in nanoseconds."""
     if not re.fullmatch(rf"(?:{_DURATION.pattern})+", value):
         raise InvalidParameter(f"invalid duration of --{name}: {value!r}")
     total = sum(int(float(number) * _UNITS[unit]) for number, unit in _DURATION.findall(value))

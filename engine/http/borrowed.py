@@ -1,11 +1,15 @@
-"""The rest of a request's body, read from the client's socket by the thread that works on it, past the event loop.
+"""The rest of a request's body, read from the client's socket by a worker thread, past the event
+loop.
 
-A large body that goes through the loop is copied twice more, and the loop and the thread wake each other for every piece of it. So who reads in a
-thread of its own borrows the socket (`messages.Body.lend`), and gives it back at the body's end or when it wants no more.
+A large body that goes through the loop is copied twice more, and loop and thread wake each other
+for every piece. So a thread that consumes a body borrows the socket (`messages.Body.borrow`). It
+gives it back at the body's end, or when it wants no more.
 
-Owns: a duplicate of the socket, until `close`. The framing state (`reader`) is the thread's meanwhile, the loop's before and after.
-Threads: one reads. `cut` comes from the loop at any time; `close` when nobody reads any more.
-Not here: what of the connection this is (`protocol.py`).
+Owns:    a duplicate of the socket, until `close`. The framing state (`reader`) belongs to the
+         thread meanwhile, to the loop before and after.
+Threads: one thread reads. `cut` comes from the loop at any time, `give_back` when the thread no
+longer reads.
+Not here: what the connection does meanwhile (`protocol.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine.errors import InvalidParameter
 from engine.http.framing import BodyReader, ChunkedReader, LengthReader
@@ -23,16 +27,33 @@ from engine.http.framing import BodyReader, ChunkedReader, LengthReader
 _RAW = 256 * 1024
 """Bytes of a chunked body that are received at a time."""
 
+_LEFT = "the client left in the middle of its request"
 
-class Remainder:
-    """Bytes of a body, to be read in a thread. Raises what `messages.Body` does when the client stalls, leaves or breaks the coding's rules."""
 
-    def __init__(self, descriptor: int, reader: BodyReader, early: Iterable[bytes], seconds: float) -> None:
-        """`descriptor`: does not block; it is closed by this. `early`: what came before. `seconds`: how long to wait for a byte."""
+class BorrowedBody:
+    """Bytes of a body, to be read in a thread.
+
+    Raises InvalidParameter as `messages.Body` does, when the client stalls, leaves or breaks the
+    coding's rules.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        reader: BodyReader,
+        early: Iterable[bytes],
+        seconds: float,
+        returned: Callable[[BorrowedBody], None],
+    ) -> None:
+        """`descriptor` is non-blocking, and closed by this object. `early`: bytes that came before.
+        `seconds`: how long to wait for a byte. `returned` is called by `give_back`, and calls
+        `close`.
+        """
         self.processors: threading.Semaphore | None = None
-        """The reading thread has one of these, and lends it while it waits."""
-        self.error: InvalidParameter | None = None
-        """Why it ended before its end."""
+        """The reading thread holds one of these, and releases it while it waits."""
+        self.failure = ""
+        """Why it ended before its end; empty when it did not."""
+        self._returned: Callable[[BorrowedBody], None] | None = returned
         self._socket = socket.socket(fileno=descriptor)
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
@@ -41,11 +62,13 @@ class Remainder:
         self._seconds = seconds
         self._cut = False
         self._raw = bytearray(0 if isinstance(reader, LengthReader) else _RAW)
-        """What was received of a chunked body: payload that was not taken from `_at` to `_stop`, then what was not looked at up to `_end`."""
+        """Received bytes of a chunked body: `_at` to `_stop` is payload that was not taken, up to
+        `_end` not looked at.
+        """
         self._at = self._stop = self._end = 0
 
     def readinto(self, buffer: memoryview) -> int:
-        """As much as there is, up to the whole buffer; 0 at the body's end."""
+        """Read as much as there is, up to the whole buffer. Returns 0 at the body's end."""
         if self._early:
             chunk = self._early.popleft()
             size = min(len(chunk), len(buffer))
@@ -53,21 +76,21 @@ class Remainder:
             if size < len(chunk):
                 self._early.appendleft(chunk[size:])
             return size
-        if self.error is not None:
-            raise self.error
+        if self.failure:
+            raise InvalidParameter(self.failure)
         piece = self._plain if isinstance(self._reader, LengthReader) else self._chunked
         filled = 0
         try:
             while filled < len(buffer) and (got := piece(buffer[filled:], wait=not filled)):
                 filled += got
         except InvalidParameter as error:
-            self.error = error
+            self.failure = error.message
             if not filled:
                 raise
         return filled
 
     def read(self, size: int) -> bytes:
-        """Some bytes, `size` at most; none at the end."""
+        """Some bytes, at most `size`. None at the end."""
         if self._early:
             chunk = self._early.popleft()
             if size < len(chunk):
@@ -79,15 +102,28 @@ class Remainder:
         return bytes(buffer[:got]) if got < size else bytes(buffer)
 
     def cut(self) -> None:
-        """The client's socket is no longer good for anything: who waits for it is told."""
+        """Loop: the connection is lost. A thread that waits for bytes gets InvalidParameter."""
         self._cut = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
+    def give_back(self) -> None:
+        """Loop: the thread has ended, at the body's end or before. The connection reads on. May be
+        called again.
+        """
+        returned, self._returned = self._returned, None
+        if returned is not None:
+            returned(self)
+
     def close(self) -> bytes:
-        """Give the socket back; what was received and not looked at."""
+        """Connection: close the socket. Returns the bytes that were received and do not belong to
+        the body.
+        """
         self._socket.close()
-        return bytes(self._raw[self._stop : self._end])
+        unread = bytes(self._raw[self._stop : self._end])
+        self._early.clear()
+        self._raw = bytearray()
+        return unread
 
     def _plain(self, buffer: memoryview, *, wait: bool) -> int:
         assert isinstance(self._reader, LengthReader)
@@ -112,7 +148,10 @@ class Remainder:
         return size
 
     def _receive(self, buffer: memoryview, *, wait: bool) -> int:
-        """Some bytes, as soon as there are some; 0 when there are none and it is not to wait."""
+        """Some bytes, as soon as there are some.
+
+        Returns 0 when there are none and `wait` is False.
+        """
         while not self._cut:
             try:
                 got = self._socket.recv_into(buffer)
@@ -123,16 +162,16 @@ class Remainder:
                     raise InvalidParameter(f"no byte of the request's body came for {self._seconds:g} s") from None
                 continue
             except OSError as error:
-                raise InvalidParameter("the client left in the middle of its request") from error
+                raise InvalidParameter(_LEFT) from error
             if not got:
                 break
             return got
         if self._cut:
-            raise InvalidParameter("the client left in the middle of its request")
+            raise InvalidParameter(_LEFT)
         raise InvalidParameter("the connection was shut down in the middle of a request's body")
 
     def _ready(self) -> bool:
-        """Wait for bytes, or for the end of them."""
+        """Wait for bytes or their end. Returns False when neither came in time."""
         if self.processors is None:
             return bool(self._poll.poll(self._seconds * 1000))
         self.processors.release()
@@ -140,6 +179,3 @@ class Remainder:
             return bool(self._poll.poll(self._seconds * 1000))
         finally:
             self.processors.acquire()
-
-
-__all__ = ["Remainder"]

@@ -1,8 +1,11 @@
-"""Images that are made here: of a tar archive of a root file system (import), or of an image and what was changed on it (commit).
+"""Images made here: from a tar archive of a root file system (import), or from an image and a
+container's changes (commit).
 
-Both come down to one more layer: its archive is in a file without a name, its digest becomes the diff_id, and it is laid out like any other.
-Not here: reading a container's changes (diff.py), what commit does to the container (containers/commit.py), `changes` (changes.py).
-Raises: InvalidParameter for a damaged archive, ServerError when the disk does not take it; nothing is left behind then.
+Both add one layer: its archive is in an unnamed file, its digest becomes the diff_id, and it is
+extracted like any other. Not here: reading a container's changes (containers/commit.py over
+_fast/pack.pyx), the `changes` parameter (instructions.py).
+Raises: InvalidParameter for a damaged archive, ServerError when the disk does not take it; nothing
+is left behind then.
 """
 
 from __future__ import annotations
@@ -13,19 +16,19 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from engine import __version__
+from engine import __version__, times
 from engine.events import EventLog
-from engine.images import archive, changes
+from engine.images import archive, instructions
 from engine.images.archive import ARCHITECTURE
-from engine.images.layers import Span
+from engine.images.layers import chain_ids
 from engine.images.reference import Reference
-from engine.images.store import ImageStore, chain_ids
-from engine.wire import times
+from engine.images.spans import Span
+from engine.images.store import ImageStore
 from engine.wire.containers import Config
 from engine.wire.images import History, ImageConfig, RootFS
 
 EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
-"""Digest of a tar archive without entries: no layer is made of one."""
+"""Digest of a tar archive without entries, for which no layer is made."""
 
 
 async def add(
@@ -37,7 +40,10 @@ async def add(
     tag: Reference | None,
     parent: str = "",
 ) -> str:
-    """Make the image of the layers `below`, lowest first by diff_id, and of one more; its id. `parent`: that of the image it is made from."""
+    """Make an image of the layers `below`, lowest first by diff_id, and one more; returns its id.
+
+    `parent`: the image that it is based on.
+    """
     empty = diff_id == EMPTY_LAYER
     diff_ids = (*below, *(() if empty else (diff_id,)))
     config = msgspec.structs.replace(config, rootfs=RootFS(diff_ids=diff_ids))
@@ -53,13 +59,13 @@ async def add(
 
 
 def _encoded(config: ImageConfig) -> bytes:
-    """The document; its `rootfs` is there also when it is that of an image without layers."""
+    """The document. It has `rootfs` even if the image has no layers."""
     return msgspec.json.encode({**msgspec.to_builtins(config), "rootfs": msgspec.to_builtins(config.rootfs)})
 
 
-def check(instructions: Sequence[str]) -> None:
-    """Raises InvalidParameter for instructions that `bring` would refuse."""
-    changes.apply(Config(), instructions)
+def check(changes: Sequence[str]) -> None:
+    """Raises InvalidParameter for instructions that `bring` would reject."""
+    instructions.apply(Config(), changes)
 
 
 async def bring(
@@ -68,11 +74,14 @@ async def bring(
     body: AsyncIterator[bytes],
     source: str,
     tag: Reference | None,
-    instructions: Sequence[str],
+    changes: Sequence[str],
     message: str,
 ) -> str:
-    """Import the archive of a root file system, compressed or not; the id. `source`: where it comes from, in words."""
-    config = changes.apply(Config(), instructions)
+    """Import the archive of a root file system, compressed or not; returns the id.
+
+    `source` describes its origin.
+    """
+    config = instructions.apply(Config(), changes)
     created = times.rfc3339(time.time_ns())
     comment = message or f"Imported from {source}"
     async with archive.received(body, store.temporary, store.layers) as span:

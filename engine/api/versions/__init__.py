@@ -1,0 +1,167 @@
+"""API versions: which ones are served, and every difference between them.
+
+The domain and `wire/` know only the newest version. Each older version differs by the rows of
+`v1_*.py`, one file per version in which something changed, newest first. A version's shapes are
+composed on first use and kept: one `Shape` per struct and set of rows, shared by all versions that
+show the struct alike.
+
+Not here: handlers. Nothing else compares version numbers: handlers ask `Version.has` for a flag,
+routes have windows. To add a version: its file, its name in `_NEWEST_FIRST`, and `NEWEST`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.api.versions import v1_19, v1_20, v1_21, v1_22, v1_23, v1_24
+from engine.api.versions.change import Change, Flag, Source, Upgrade, ignoring, release, without
+from engine.api.versions.shapes import Shape
+from engine.errors import InvalidParameter
+
+MINIMUM = "1.18"
+NEWEST = "1.24"
+
+_NEWEST_FIRST = (v1_24, v1_23, v1_22, v1_21, v1_20, v1_19)
+
+CHANGES: tuple[Change, ...] = tuple(change for module in _NEWEST_FIRST for change in module.CHANGES)
+"""Newest first."""
+
+
+class Table:
+    """The rows of all versions, indexed by what they change; and the shapes composed of them so
+    far.
+    """
+
+    __slots__ = ("_downgrades", "_flags", "_shapes", "_upgrades")
+
+    def __init__(self, changes: Iterable[Change]) -> None:
+        self._downgrades: dict[type, list[Change]] = {}
+        self._upgrades: dict[type, list[Change]] = {}
+        self._flags: dict[Flag, tuple[int, int]] = {}
+        self._shapes: dict[tuple[type, int], Shape] = {}
+        for change in sorted(changes, key=lambda change: change.since, reverse=True):
+            if change.flag is not None:
+                self._flags[change.flag] = change.since
+            if change.of is not None and change.downgrade is not None:
+                self._downgrades.setdefault(change.of, []).append(change)
+            if change.of is not None and change.upgrade is not None:
+                self._upgrades.setdefault(change.of, []).append(change)
+
+    def lacking(self, at: tuple[int, int]) -> frozenset[Flag]:
+        """Flags of changes newer than `at`."""
+        return frozenset(flag for flag, since in self._flags.items() if since > at)
+
+    def shape(self, of: type, at: tuple[int, int]) -> Shape:
+        """Where several newer rows describe one field, the oldest of them counts: it is the nearest
+        to `at`.
+        """
+        newer = [change for change in self._downgrades.get(of, ()) if change.since > at]
+        key = (of, len(newer))
+        shape = self._shapes.get(key)
+        if shape is None:
+            fields: dict[str, Source] = {}
+            for change in newer:
+                fields |= change.downgrade or {}
+            shape = self._shapes[key] = Shape(of, fields)
+        return shape
+
+    def upgrade(self, of: type, at: tuple[int, int]) -> Upgrade | None:
+        """All upgrades that a request of `at` needs as one function, oldest first. None when it
+        needs none.
+        """
+        steps = [change.upgrade for change in self._upgrades.get(of, ()) if change.since > at and change.upgrade]
+        if not steps:
+            return None
+        steps.reverse()
+
+        def upgrade(request: dict[str, Any]) -> None:
+            for step in steps:
+                step(request)
+
+        return upgrade
+
+
+class Version:
+    """One API version."""
+
+    __slots__ = ("_lacks", "_shapes", "_table", "_upgrades", "name", "release")
+
+    def __init__(self, name: str, table: Table) -> None:
+        self.name = name
+        self.release = release(name)
+        self._table = table
+        self._lacks = table.lacking(self.release)
+        self._shapes: dict[type, Shape] = {}
+        self._upgrades: dict[type, Upgrade | None] = {}
+
+    def has(self, flag: Flag) -> bool:
+        return flag not in self._lacks
+
+    def shape(self, of: type) -> Shape:
+        """How this version shows a struct. Versions that show it alike return the same object."""
+        shape = self._shapes.get(of)
+        if shape is None:
+            shape = self._shapes[of] = self._table.shape(of, self.release)
+        return shape
+
+    def upgrade(self, of: type) -> Upgrade | None:
+        """What makes a request body of this version one of the newest. None when it is that
+        already.
+        """
+        try:
+            return self._upgrades[of]
+        except KeyError:
+            self._upgrades[of] = upgrade = self._table.upgrade(of, self.release)
+            return upgrade
+
+    def __repr__(self) -> str:
+        return f"Version({self.name})"
+
+
+_TABLE = Table(CHANGES)
+_major, _minor = release(NEWEST)
+VERSIONS = {f"{_major}.{n}": Version(f"{_major}.{n}", _TABLE) for n in range(release(MINIMUM)[1], _minor + 1)}
+LATEST = VERSIONS[NEWEST]
+
+
+def spoken(text: str) -> Version:
+    """The version that a path prefix names. Raises InvalidParameter, in Docker's words, when it is
+    not served.
+    """
+    version = VERSIONS.get(text)
+    if version is not None:
+        return version
+    try:
+        asked = release(text)
+    except ValueError:
+        raise InvalidParameter(f"invalid API version: {text}") from None
+    if asked < release(MINIMUM):
+        raise InvalidParameter(
+            f"client version {text} is too old. Minimum supported API version is {MINIMUM}, "
+            "please upgrade your client to a newer version"
+        )
+    if asked > release(NEWEST):
+        raise InvalidParameter(
+            f"client is newer than server (client API version: {text}, server API version: {NEWEST})"
+        )
+    return VERSIONS[f"{asked[0]}.{asked[1]}"]
+
+
+__all__ = [
+    "CHANGES",
+    "LATEST",
+    "MINIMUM",
+    "NEWEST",
+    "VERSIONS",
+    "Change",
+    "Flag",
+    "Shape",
+    "Table",
+    "Upgrade",
+    "Version",
+    "ignoring",
+    "release",
+    "spoken",
+    "without",
+]

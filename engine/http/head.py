@@ -1,0 +1,230 @@
+"""Request heads: bytes to a method, a target, header fields and the framing of the body.
+
+The end of a head is found here, and httptools is given exactly the bytes of one head. What follows
+stays with the connection: only when the request is answered is it known whether that is another
+request or a hijacked stream.
+
+Pure: bytes in, heads out. Not here: when to read (`protocol.py`), bodies (`framing.py`). Rules: RFC
+9112, 2 to 6.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httptools
+
+from engine.errors import InvalidParameter
+from engine.http.framing import BodyReader, ChunkedReader, LengthReader
+from engine.http.messages import Headers, Query, percent_decode
+
+_ABSOLUTE = re.compile(rb"(?i:https?)://[^/?#]*")
+_NO_QUERY = Query()
+_LOOKED_AT = frozenset(
+    (
+        b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"expect",
+        b"upgrade",
+        b"host",
+        b"authorization",
+        b"proxy-authorization",
+        b"cookie",
+        b"x-registry-auth",
+        b"x-registry-config",
+    )
+)
+
+
+class Head:
+    """One complete head."""
+
+    __slots__ = (
+        "expects",
+        "headers",
+        "http10",
+        "keep",
+        "method",
+        "path",
+        "query",
+        "reader",
+        "repeatable",
+        "target",
+        "upgrade",
+    )
+
+    method: str
+    target: bytes
+    path: str
+    query: Query
+    headers: Headers
+    http10: bool
+    keep: bool
+    """The client can take another answer on this connection."""
+    expects: bool
+    """It waits for `100 Continue` before it sends the body."""
+    upgrade: bool
+    """It has the header Upgrade."""
+    reader: BodyReader | None
+    """Reads the body; None when there is none."""
+    repeatable: bool
+    """The head is the whole request, needs no special treatment, and has no credentials: it may be
+    remembered.
+    """
+
+
+class HeadReader:
+    """Reads one head after another. After InvalidParameter it is of no more use."""
+
+    __slots__ = ("_complete", "_fields", "_limit", "_parser", "_tail", "_url", "size")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._tail = b""
+        self._url = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._complete = False
+        self.size = 0
+        """Bytes of the current head that have come; 0 between heads."""
+
+    def close(self) -> None:
+        """Break the reference cycle with the parser."""
+        self._parser = None
+
+    # --- httptools --------------------------------------------------------------------------------
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._complete = True
+
+    # ----------------------------------------------------------------------------------------------
+
+    def read(self, data: bytes, start: int) -> tuple[int, Head | None]:
+        """Read from `start` on: the position up to which it has read, and the head once it is
+        complete.
+        """
+        if not self.size:
+            # RFC 9112, 2.2: empty lines before a request
+            while start < len(data) and data[start] in b"\r\n":
+                start += 1
+            if start == len(data):
+                return start, None
+        end = _end_of_head(self._tail, data, start)
+        whole = end >= 0
+        if not whole:
+            end = len(data)
+        piece = data if end - start == len(data) else data[start:end]
+        self.size += len(piece)
+        if self.size > self._limit:
+            raise InvalidParameter(f"the request's head is larger than {self._limit} bytes")
+        reusable = True
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            reusable = False
+        except httptools.HttpParserError as error:
+            raise InvalidParameter(f"malformed request: {error}") from None
+        if not whole:
+            self._tail = (self._tail + piece)[-2:]
+            return end, None
+        if not self._complete:
+            raise InvalidParameter("malformed request: the head has no end")
+        head = self._head()
+        if head.reader is not None or not reusable:
+            # The parser has seen a head and now expects what it will not get.
+            self._parser = httptools.HttpRequestParser(self)
+            head.repeatable = False
+        return end, head
+
+    def _head(self) -> Head:
+        head = Head()
+        head.method, http = self._parser.get_method().decode("ascii"), self._parser.get_http_version()
+        if http not in ("1.1", "1.0"):
+            raise InvalidParameter(f"malformed request: HTTP version {http} is not spoken here")
+        url, fields = self._url, self._fields
+        self._url, self._fields, self._complete, self.size, self._tail = b"", [], False, 0, b""
+        head.http10 = http10 = http == "1.0"
+        head.keep = not http10
+        head.expects = head.upgrade = False
+        head.repeatable = not http10
+        reader: BodyReader | None = None
+        hosts = 0
+        for name, value in fields:
+            key = name.lower()
+            if key not in _LOOKED_AT:
+                continue
+            text = value.strip().lower()
+            if key == b"host":
+                hosts += 1
+            elif key == b"connection":
+                options = [option.strip() for option in text.split(b",")]
+                if b"close" in options:
+                    head.keep = head.repeatable = False
+                elif http10 and b"keep-alive" in options:
+                    head.keep = True
+            elif key == b"expect":
+                head.expects = text == b"100-continue" and not http10
+                head.repeatable = False
+            elif key == b"upgrade":
+                head.upgrade = True
+                head.repeatable = False
+            elif key == b"transfer-encoding":
+                _check_once(reader)
+                if text != b"chunked" or http10:
+                    raise InvalidParameter(f"transfer coding {text.decode('latin-1')!r} is not spoken here, chunked is")
+                reader = ChunkedReader()
+            elif key == b"content-length":
+                _check_once(reader)
+                if not text.isdigit() or len(text) > 18:
+                    raise InvalidParameter(f"malformed request: Content-Length {text.decode('latin-1')!r}")
+                reader = LengthReader(int(text))
+            else:
+                head.repeatable = False  # credentials
+        if hosts != 1 and not http10:
+            raise InvalidParameter(f"malformed request: {hosts} header fields Host, where HTTP/1.1 has one")
+        head.reader = reader if reader is not None and not reader.done else None
+        head.target = target = _target(url)
+        path, _, query = target.partition(b"?")
+        head.path = percent_decode(path, "the path")
+        head.query = Query(query) if query else _NO_QUERY
+        head.headers = Headers(fields)
+        return head
+
+
+def _check_once(reader: BodyReader | None) -> None:
+    if reader is not None:
+        raise InvalidParameter("malformed request: its body's length is given twice")
+
+
+def _end_of_head(tail: bytes, data: bytes, start: int) -> int:
+    """Position after the empty line that ends a head, or -1. `tail`: up to two bytes that came
+    before `data[start]`.
+    """
+    if tail:
+        found = (tail + data[start : start + 2]).find(b"\n\r\n")
+        if found >= 0:
+            return start + found + 3 - len(tail)
+    found = data.find(b"\n\r\n", start)
+    return found + 3 if found >= 0 else -1
+
+
+def _target(url: bytes) -> bytes:
+    """Path and query of a request target (RFC 9112, 3.2) in origin-form or absolute-form.
+
+    Other forms give a path that no route has.
+    """
+    if not url.startswith(b"/"):
+        absolute = _ABSOLUTE.match(url)
+        if absolute is not None:
+            url = url[absolute.end() :]
+            if not url.startswith(b"/"):
+                url = b"/" + url
+    return url.partition(b"#")[0]

@@ -1,0 +1,8 @@
+"""The client's side of the distribution specification. Importing it loads aiohttp: 15 MB, so
+`images/remote.py` does it on first use.
+"""
+
+from engine.images.registry.repository import Fetched, Repository
+from engine.images.registry.session import Failure, Registries
+
+__all__ = ["Failure", "Fetched", "Registries", "Repository"]

@@ -1,0 +1,325 @@
+"""One repository of a registry: manifests, tags and blobs, in both directions (OCI distribution
+specification).
+
+Reads try the mirrors first, each with its own login; writes go to the registry itself.
+
+Not here: requests (session.py), a blob's way into a file (download.py), use of the content
+(pull.py, push.py).
+Raises: Failure, NotFound, ServerError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+from yarl import URL
+
+from engine.errors import NotFound, ServerError
+from engine.images.credentials import NOBODY, Credentials, next_page
+from engine.images.reference import DEFAULT_DOMAIN
+from engine.images.registry.download import BlobFile, download
+from engine.images.registry.session import (
+    MAX_ANSWER,
+    Failure,
+    Registries,
+    Retrying,
+    Site,
+    decode,
+    failure_of,
+    not_told,
+    read,
+)
+
+T = TypeVar("T")
+
+MAX_MANIFEST = 4 << 20
+"""Bytes of a manifest, as registries limit them too (distribution specification, "Pushing
+Manifests").
+"""
+MAX_TAGS = 10_000
+
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+ACCEPT = ", ".join((DOCKER_MANIFEST, OCI_MANIFEST, DOCKER_LIST, OCI_INDEX, "*/*;q=0.1"))
+
+
+class Outgoing(Protocol):
+    """A blob to upload; `digest` is valid when `chunks` has ended."""
+
+    @property
+    def digest(self) -> str: ...
+    def chunks(self) -> AsyncGenerator[bytes, None]: ...
+
+
+S = TypeVar("S", bound=Outgoing)
+
+
+class Fetched(NamedTuple):
+    """A manifest as stored in the registry."""
+
+    raw: bytes
+    media_type: str
+    """Content-Type without its parameters."""
+    digest: str
+
+
+class _Page(msgspec.Struct):
+    tags: list[str] | None = None
+
+
+class Repository:
+    """One repository, seen with one client's credentials."""
+
+    def __init__(
+        self, registries: Registries, domain: str, path: str, credentials: Credentials = NOBODY, actions: str = "pull"
+    ) -> None:
+        self._registries = registries
+        self.domain = domain
+        self.path = path
+        scopes = [f"repository:{path}:{actions}"]
+        origins = registries.origins(domain, mirrors=actions == "pull")
+        # A mirror is a third party: it never gets the registry's credentials.
+        self._sites = [Site(registries, origin, NOBODY, scopes) for origin in origins[:-1]]
+        self._sites.append(Site(registries, origins[-1], credentials, scopes))
+        self._at = 0
+
+    @property
+    def host(self) -> str:
+        """The registry's host, the key for limits per registry."""
+        return str(self._site.base.host)
+
+    @property
+    def _site(self) -> Site:
+        return self._sites[self._at]
+
+    async def _anywhere(self, attempt: Callable[[Site], Awaitable[T]]) -> T:
+        """Ask the mirror that answered last, then those after it.
+
+        Raises ServerError of the last.
+        """
+        while True:
+            site = self._site
+            try:
+                return await attempt(site)
+            except ServerError:
+                if site is self._sites[-1]:
+                    raise
+                if site is self._site:
+                    self._at += 1
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def manifest(self, name: str) -> Fetched:
+        """By tag or digest; verified if by digest.
+
+        Raises NotFound when it is missing or not allowed, otherwise ServerError.
+        """
+        try:
+            return await self._anywhere(lambda site: site.persist(lambda: self._manifest(site, name)))
+        except Failure as error:
+            if not error.refuses:
+                raise
+            raise self._no_access(error, name) from None
+
+    def _familiar(self) -> str:
+        if self.domain != DEFAULT_DOMAIN:
+            return f"{self.domain}/{self.path}"
+        return self.path.removeprefix("library/")
+
+    def _no_access(self, error: Failure, name: str) -> NotFound:
+        familiar = self._familiar()
+        if error.status == 404 and error.code != "NAME_UNKNOWN":
+            separator = "@" if name.startswith("sha256:") else ":"
+            return NotFound(f"manifest for {familiar}{separator}{name} not found: {error.message}")
+        return NotFound(
+            f"pull access denied for {familiar}, repository does not exist or may require 'docker login': {error.message}"
+        )
+
+    async def _manifest(self, site: Site, name: str) -> Fetched:
+        total = self._registries.stall * 4  # a slow drip of bytes must not go on forever
+        async with site.exchange(
+            "GET", await site.url(self.path, "manifests", name), {"Accept": ACCEPT}, total=total
+        ) as answer:
+            if answer.status != 200:
+                raise await failure_of(answer)
+            media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            if media_type.startswith("text/"):
+                raise Failure(f"unsupported manifest media type and no default available: {media_type}", 500)
+            raw = await read(answer, MAX_MANIFEST)
+        digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+        if name.startswith("sha256:") and digest != name:
+            raise Failure(f"manifest verification failed for digest {name}", 500)
+        return Fetched(raw, media_type, digest)
+
+    async def tags(self) -> list[str]:
+        """Every tag. Raises NotFound as `manifest` does."""
+        try:
+            return await self._anywhere(lambda site: site.persist(lambda: self._tags(site)))
+        except Failure as error:
+            if not error.refuses:
+                raise
+            raise self._no_access(Failure(error.message, 403), "") from None
+
+    async def _tags(self, site: Site) -> list[str]:
+        found: dict[str, None] = {}
+        url = (await site.url(self.path, "tags", "list")) % {"n": "1000"}
+        seen: set[URL] = set()
+        while url not in seen:
+            seen.add(url)
+            async with site.exchange("GET", url, total=self._registries.stall * 4) as answer:
+                if answer.status != 200:
+                    raise await failure_of(answer)
+                page = decode(await read(answer, MAX_ANSWER), _Page, f"tags of {self._familiar()}")
+                link = next_page(answer.headers.getall("Link", []))
+            found.update(dict.fromkeys(page.tags or ()))
+            if len(found) > MAX_TAGS or len(seen) > MAX_TAGS:
+                raise ServerError(f"{self._familiar()} has more than {MAX_TAGS} tags")
+            if not link:
+                break
+            url = site.target(url, link)
+        return list(found)
+
+    async def blob(self, digest: str, limit: int) -> bytes:
+        """A small blob, verified. Raises ServerError."""
+        return await self._anywhere(lambda site: site.persist(lambda: self._blob(site, digest, limit)))
+
+    async def _blob(self, site: Site, digest: str, limit: int) -> bytes:
+        async with site.exchange(
+            "GET", await site.url(self.path, "blobs", digest), total=self._registries.stall * 4
+        ) as answer:
+            if answer.status != 200:
+                raise await failure_of(answer)
+            raw = await read(answer, limit)
+        if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
+            raise Failure(f"filesystem layer verification failed for digest {digest}", 500)
+        return raw
+
+    async def fetch(
+        self,
+        digest: str,
+        size: int,
+        target: int,
+        report: Callable[[int], None],
+        retrying: Retrying = not_told,
+    ) -> None:
+        """Receive a blob of `size` bytes into an empty file, and verify it. Raises ServerError.
+
+        `report` is called with the number of bytes in the file, in any thread. Bytes received
+        before a connection broke are kept.
+        """
+        file = BlobFile(target, size, report)
+        await self._anywhere(lambda site: download(site, self.path, digest, file, retrying))
+        if await file.digest() != digest:
+            raise ServerError(f"filesystem layer verification failed for digest {digest}")
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    async def has_blob(self, digest: str, retrying: Retrying = not_told) -> bool:
+        """Raises Failure."""
+        return await self._site.persist(lambda: self._has_blob(digest), retrying)
+
+    async def _has_blob(self, digest: str) -> bool:
+        site = self._site
+        async with site.exchange(
+            "HEAD", await site.url(self.path, "blobs", digest), total=self._registries.stall
+        ) as answer:
+            if answer.status == 200:
+                return True
+            if answer.status == 404:
+                return False
+            raise await failure_of(answer)
+
+    async def mount(self, digest: str, source: str) -> bool:
+        """Mount a blob of another repository of the registry.
+
+        False when the registry wants an upload instead.
+        """
+        site = self._site
+        url = (await site.url(self.path, "blobs", "uploads/")) % {"mount": digest, "from": source}
+        scopes = (f"repository:{source}:pull",)
+        try:
+            async with site.exchange("POST", url, scopes=scopes, total=self._registries.stall) as answer:
+                if answer.status == 202 and "Location" in answer.headers:
+                    await self._cancel_upload(site, site.target(url, answer.headers["Location"]))
+                return answer.status == 201
+        except Failure:
+            return False  # an upload reports the error, if there is one
+
+    async def _cancel_upload(self, site: Site, url: URL) -> None:
+        with contextlib.suppress(Failure):
+            async with site.exchange("DELETE", url, total=self._registries.stall):
+                pass
+
+    async def upload(self, source: Callable[[], S], retrying: Retrying = not_told) -> S:
+        """Upload a blob; returns its description.
+
+        `source` is called for each try. Raises ServerError.
+        """
+
+        async def attempt() -> S:
+            sent = source()
+            async with contextlib.aclosing(sent.chunks()) as chunks:
+                await self._upload(chunks, lambda: sent.digest)
+            return sent
+
+        return await self._site.persist(attempt, retrying)
+
+    async def _upload(self, chunks: AsyncIterator[bytes], digest: Callable[[], str]) -> None:
+        site = self._site
+        stall = self._registries.stall
+        url = await site.url(self.path, "blobs", "uploads/")
+        async with site.exchange("POST", url, total=stall) as answer:
+            if answer.status != 202 or "Location" not in answer.headers:
+                raise await failure_of(answer)
+            url = site.target(url, answer.headers["Location"])
+        done = False
+        try:
+            try:
+                async with asyncio.timeout(stall) as limit:
+                    body = _watched(chunks, limit, stall)
+                    kind = {"Content-Type": "application/octet-stream"}
+                    async with site.exchange("PATCH", url, kind, body=body) as answer:
+                        if answer.status != 202:
+                            raise await failure_of(answer)
+                        url = site.target(url, answer.headers.get("Location", str(url)))
+            except TimeoutError:
+                raise Failure(f'Patch "{url.with_query(None)}": stalled for {stall:g} s', transient=True) from None
+            # The registry may take a while to store a large blob.
+            async with site.exchange("PUT", url.update_query({"digest": digest()}), total=max(stall, 300)) as answer:
+                if answer.status not in (201, 204):
+                    raise await failure_of(answer)
+            done = True
+        finally:
+            if not done:
+                await asyncio.shield(self._cancel_upload(site, url))
+
+    async def put_manifest(self, name: str, raw: bytes, media_type: str) -> None:
+        """Raises Failure."""
+        await self._site.persist(lambda: self._put_manifest(name, raw, media_type))
+
+    async def _put_manifest(self, name: str, raw: bytes, media_type: str) -> None:
+        site = self._site
+        url = await site.url(self.path, "manifests", name)
+        total = self._registries.stall * 4
+        async with site.exchange("PUT", url, {"Content-Type": media_type}, body=raw, total=total) as answer:
+            if answer.status not in (200, 201, 202):
+                raise await failure_of(answer)
+
+
+async def _watched(chunks: AsyncIterator[bytes], limit: asyncio.Timeout, stall: float) -> AsyncIterator[bytes]:
+    """The chunks; each one postpones the time limit."""
+    loop = asyncio.get_running_loop()
+    async for chunk in chunks:
+        limit.reschedule(loop.time() + stall)
+        yield chunk
+    limit.reschedule(loop.time() + stall)
+
+
+__all__ = ["MAX_MANIFEST", "Fetched", "Outgoing", "Repository"]

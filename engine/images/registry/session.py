@@ -1,0 +1,707 @@
+"""The client of registries: transport, TLS, logins and tokens, redirects, retries; searches.
+
+- HTTPS with the host's certificates and those in `registry_certificates`/HOST:PORT, as Docker has
+  them. Plain HTTP and unverified certificates only for loopback and `insecure_registries`. That
+  holds for every redirect and token server too.
+- Credentials go to the registry's own origin and to the token server it names, never along with a
+  redirect to another origin.
+- Documents read into memory are bounded.
+- A status of 429 or 5xx, a broken connection and a stalled one are tried again with growing pauses.
+  Anything else is final.
+
+Owns:   the pool of connections.
+Not here: requests to a repository (repository.py), writing blobs to files (download.py).
+Raises: ServerError, NotFound, InvalidParameter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+import random
+import re
+import ssl
+import time
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from engine import __version__
+from engine.config import Config
+from engine.errors import InvalidParameter, ServerError
+from engine.images.credentials import NOBODY, Challenge, Credentials, challenges
+from engine.images.reference import DEFAULT_DOMAIN
+from engine.wire.images import SearchResult
+
+T = TypeVar("T")
+
+
+HUB = "registry-1.docker.io"
+"""The host of `docker.io`."""
+HUB_INDEX = "index.docker.io"
+
+MAX_ANSWER = 1 << 20
+"""Bytes of other documents: tokens, pages of tags, errors."""
+
+DELAYS = (0.2, 0.8, 2.0)
+"""Seconds before each retry, of which up to half is random."""
+LONGEST_DELAY = 20.0
+"""Longest accepted Retry-After in seconds."""
+_REDIRECTIONS = 8
+_SHOWN = 500
+"""Characters of a reply that an error quotes."""
+_MESSAGES = {
+    "DENIED": "requested access to the resource is denied",
+    "TOOMANYREQUESTS": "too many requests",
+    "UNAUTHORIZED": "authentication required",
+}
+"""By code, when a reply has no message."""
+_CHUNK = 1 << 20
+_TOKEN_LIFE = 60
+"""Default lifetime of a token in seconds (distribution specification, "Token Response")."""
+
+
+class Failure(ServerError):
+    """An error of a registry, or of the connection to it. `status` is 0 without an answer; `code`
+    is one of the distribution specification.
+    """
+
+    def __init__(self, message: str, status: int = 0, code: str = "", *, transient: bool = False, delay: float = 0):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.transient = transient
+        self.delay = delay
+
+    @property
+    def refuses(self) -> bool:
+        """Missing or not allowed: registries do not distinguish the two."""
+        return self.status in (401, 403, 404)
+
+
+Retrying = Callable[[float], None]
+"""Called with the seconds before the next try."""
+
+
+def not_told(seconds: float) -> None:
+    """Retries are not reported."""
+
+
+class _Token(msgspec.Struct):
+    token: str = ""
+    access_token: str = ""
+    refresh_token: str = ""
+    expires_in: float = _TOKEN_LIFE
+
+
+class _Search(msgspec.Struct):
+    results: list[SearchResult] = []
+
+
+class Registries:
+    """All registries, by the operator's rules. One per engine, on one loop."""
+
+    def __init__(self, config: Config) -> None:
+        self.stall = float(config.registry_timeout)
+        """Seconds without a byte after which a connection is given up."""
+        self.delays = DELAYS
+        self._insecure = config.insecure_registries
+        self._mirrors = config.registry_mirrors
+        self._certificates = config.registry_certificates
+        self._verified: ssl.SSLContext | None = None
+        self._unverified: ssl.SSLContext | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The pool of connections, made when it is first used or after a `rest`."""
+        if self._session is None:
+            self._session = self._new_session()
+        return self._session
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": f"engined/{__version__} (linux)", "Accept-Encoding": "identity"},
+            read_bufsize=_CHUNK,
+            max_field_size=32 << 10,
+            max_line_size=32 << 10,
+            trust_env=False,  # would also send credentials from ~/.netrc
+        )
+
+    async def rest(self) -> None:
+        """Close connections and drop the host's certificates, which take more than a megabyte. The
+        next request opens new ones.
+        """
+        session, self._session = self._session, None
+        self._verified = self._unverified = None
+        if session is not None:
+            await session.close()
+
+    def may_be_plain(self, url: URL) -> bool:
+        """True when plain HTTP, or an unverified certificate, is allowed."""
+        name, port = (url.host or "").lower(), url.port
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            address = None
+        if name == "localhost" or (address is not None and address.is_loopback):
+            return True
+        for rule in self._insecure:
+            if rule.lower() in (name, f"{name}:{port}", f"[{name}]:{port}"):
+                return True
+            if address is not None and "/" in rule:
+                with contextlib.suppress(ValueError):
+                    if address in ipaddress.ip_network(rule, strict=False):
+                        return True
+        return url.scheme == "http" and any(url.origin() == URL(mirror).origin() for mirror in self._mirrors)
+
+    async def tls(self, url: URL) -> ssl.SSLContext:
+        """The TLS context for a server. Raises ServerError for certificate files that cannot be
+        used.
+        """
+        name = f"{url.host}:{url.port}" if url.explicit_port else str(url.host)
+        directory = self._certificates / name
+        own = await asyncio.to_thread(_own_context, directory)
+        if own is not None:
+            return own
+        if self.may_be_plain(url):
+            if self._unverified is None:
+                self._unverified = await asyncio.to_thread(_unverified_context)
+            return self._unverified
+        if self._verified is None:
+            self._verified = await asyncio.to_thread(ssl.create_default_context)
+        return self._verified
+
+    def origins(self, domain: str, *, mirrors: bool) -> list[tuple[URL, ...]]:
+        """Base URLs of a domain's repositories, best first.
+
+        Each is a choice of URLs of which the first that answers is used.
+        """
+        found: list[tuple[URL, ...]] = []
+        if domain == DEFAULT_DOMAIN:
+            if mirrors:
+                found += [(URL(mirror),) for mirror in self._mirrors]
+            return [*found, (URL(f"https://{HUB}"),)]
+        try:
+            secure = URL(f"https://{domain}")
+            if not secure.host:
+                raise ValueError("no host")
+        except ValueError as error:
+            raise InvalidParameter(f"invalid registry {domain}: {error}") from None
+        if self.may_be_plain(secure):
+            # Built by hand rather than with `with_scheme`, which would keep the default port.
+            return [(secure, URL(f"http://{domain}"))]
+        return [(secure,)]
+
+    async def log_in(self, credentials: Credentials) -> str:
+        """Log in to the registry that the credentials name.
+
+        Returns the identity token that it issues, or "". Raises ServerError.
+        """
+        name = re.sub(r"^https?://", "", credentials.serveraddress).partition("/")[0]
+        domain = DEFAULT_DOMAIN if name in ("", HUB_INDEX, HUB, DEFAULT_DOMAIN) else name
+        origin = self.origins(domain, mirrors=False)[0]
+        site = Site(self, origin, credentials, [])
+        return await site.log_in()
+
+    async def body(self, address: str) -> AsyncGenerator[bytes, None]:
+        """The body at a URL that the client named. Plain HTTP is allowed, and redirects are
+        followed. Raises ServerError.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(self.stall, 15.0), sock_read=self.stall)
+        try:
+            url = URL(address)
+            async with self.session.get(url, timeout=timeout, max_redirects=_REDIRECTIONS, proxy=_proxy(url)) as answer:
+                if answer.status != 200:
+                    raise ServerError(f'Get "{url.with_query(None)}": {answer.status} {answer.reason or ""}'.rstrip())
+                async for chunk in answer.content.iter_any():
+                    yield chunk
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _unreachable(
+                "GET", URL(address) if not isinstance(error, ValueError) else URL(), error, self.stall
+            ) from error
+
+    async def search(self, domain: str, term: str, limit: int, credentials: Credentials) -> list[SearchResult]:
+        """Search by the index API that only Docker Hub and a few others offer.
+
+        Raises ServerError when it is missing.
+        """
+        origin = (URL(f"https://{HUB_INDEX}"),) if domain == DEFAULT_DOMAIN else self.origins(domain, mirrors=False)[0]
+        failure: ServerError | None = None
+        for base in origin:
+            site = Site(self, (base,), NOBODY, [])
+            headers = {"Authorization": credentials.basic} if credentials.username else {}
+            try:
+                async with site.answer("GET", base / "v1" / "search" % {"q": term, "n": str(limit)}, headers) as answer:
+                    if answer.status == 200:
+                        return decode(await read(answer, MAX_ANSWER), _Search, "search results").results
+                    failure = await failure_of(answer)
+                    if answer.status in (404, 405, 501):
+                        raise ServerError(f"registry {domain} does not offer a search")
+            except Failure as error:
+                failure = error
+        raise failure or ServerError(f"registry {domain} does not offer a search")
+
+
+def _own_context(directory: Path) -> ssl.SSLContext | None:
+    """The operator's certificates for one registry: `*.crt` are trusted, `X.cert` with `X.key`
+    identify the client.
+    """
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return None
+    vouching = [name for name in names if name.endswith(".crt")]
+    shown = [name for name in names if name.endswith(".cert")]
+    if not vouching and not shown:
+        return None
+    context = ssl.create_default_context()
+    try:
+        for name in vouching:
+            context.load_verify_locations(directory / name)
+        for name in shown:
+            context.load_cert_chain(directory / name, directory / f"{name.removesuffix('.cert')}.key")
+    except (OSError, ssl.SSLError) as error:
+        raise ServerError(f"certificates in {directory}: {error}") from error
+    return context
+
+
+def _unverified_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Site:
+    """One registry, with the login and tokens of one client."""
+
+    def __init__(
+        self, registries: Registries, origin: tuple[URL, ...], credentials: Credentials, scopes: list[str]
+    ) -> None:
+        self._registries = registries
+        self._origin = origin
+        self.base = origin[0]
+        self._credentials = credentials
+        self.scopes = scopes
+        self._challenge: Challenge | None = None
+        self._tokens: dict[tuple[str, ...], tuple[str, float]] = {}
+        self._tls: dict[URL, ssl.SSLContext] = {}
+        self._connected = False
+        self._connecting = asyncio.Lock()
+
+    # --- standing ---------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Find the scheme and the authentication method of the registry. Raises Failure."""
+        async with self._connecting:
+            if self._connected:
+                return
+            for base in self._origin:
+                self.base = base
+                try:
+                    # No retry without a reply: usually the address is wrong.
+                    await persist(self._ping, self._registries.delays, unreachable=False)
+                except Failure as error:
+                    # No HTTPS there: try the other scheme, if allowed.
+                    if error.status or base is self._origin[-1]:
+                        raise
+                    continue
+                self._connected = True
+                return
+
+    async def _ping(self) -> None:
+        async with self.answer("GET", self.base / "v2/") as answer:
+            if answer.status == 401:
+                self._challenge = _choose(challenges(answer.headers.getall("WWW-Authenticate", [])))
+            elif answer.status != 200:
+                failure = await failure_of(answer)
+                if answer.status == 404:
+                    raise Failure(f"{self.base}/v2/: not a registry of API version 2", 500)
+                raise failure
+
+    async def log_in(self) -> str:
+        """See `Registries.log_in`."""
+        await self.connect()
+        if self._challenge is None:
+            return ""
+        refresh = ""
+        if self._challenge.scheme == "bearer":
+            try:
+                refresh = await self.persist(lambda: self._new_token((), offline=True))
+            except Failure as failure:
+                raise self._refused(failure) from None
+        async with self.exchange("GET", self.base / "v2/") as answer:
+            if answer.status != 200:
+                raise self._refused(await failure_of(answer))
+        return refresh
+
+    def _refused(self, failure: Failure) -> Failure:
+        """Docker's words for a failed login, which scripts match."""
+        basic = self._challenge is not None and self._challenge.scheme == "basic"
+        if failure.status == 401 and (basic or not failure.code):
+            text = f"login attempt to {self.base}/v2/ failed with status: 401 Unauthorized"
+        else:
+            text = f'Get "{self.base}/v2/": {failure.message}'
+        return Failure(text, failure.status, failure.code)
+
+    async def _authorization(self, scopes: tuple[str, ...]) -> str:
+        """The Authorization header, or ""."""
+        if self._challenge is None:
+            return ""
+        if self._challenge.scheme == "basic":
+            return self._credentials.basic if self._credentials.username else ""
+        if self._credentials.registrytoken:
+            return f"Bearer {self._credentials.registrytoken}"
+        token, until = self._tokens.get(scopes, ("", 0.0))
+        if time.monotonic() >= until:
+            await self._new_token(scopes)
+            token, _ = self._tokens[scopes]
+        return f"Bearer {token}"
+
+    async def _new_token(self, scopes: tuple[str, ...], *, offline: bool = False) -> str:
+        """Ask the token server that the challenge names (distribution specification, "Token
+        Authentication"); the refresh token, or "".
+        """
+        assert self._challenge is not None
+        realm = self._challenge.parameters.get("realm", "")
+        try:
+            url = URL(realm)
+        except ValueError:
+            url = URL()
+        if url.scheme not in ("http", "https") or not url.host:
+            raise Failure(f"{self.base}: the registry names no token server: {realm[:200]!r}")
+        identity = self._credentials.identitytoken or (
+            self._credentials.password if self._credentials.username == "<token>" else ""
+        )
+        service = self._challenge.parameters.get("service", "")
+        headers: dict[str, str] = {}
+        if identity:
+            form = {
+                "grant_type": "refresh_token",
+                "refresh_token": identity,
+                "client_id": "engined",
+                "service": service,
+            }
+            if scopes:
+                form["scope"] = " ".join(scopes)
+            asked = self.answer("POST", url, body=aiohttp.FormData(form))
+        else:
+            query = [*url.query.items(), ("service", service), *(("scope", scope) for scope in scopes)]
+            if self._credentials.username:
+                headers["Authorization"] = self._credentials.basic
+                query.append(("account", self._credentials.username))
+            if offline:
+                query += [("offline_token", "true"), ("client_id", "engined")]
+            asked = self.answer("GET", url.with_query([pair for pair in query if pair[1]]), headers)
+        async with asked as answer:
+            if answer.status != 200:
+                failure = await failure_of(answer)
+                if answer.status == 401 and not failure.code:
+                    raise Failure("unauthorized: authentication required", 401)
+                raise failure
+            found = decode(await read(answer, MAX_ANSWER), _Token, f"token of {url.host}")
+        token = found.token or found.access_token
+        if not token or not token.isascii() or not token.isprintable():
+            raise Failure("authorization server did not include a token in the response")
+        # Renewed a little early, so that it is still valid when the request arrives.
+        self._tokens[scopes] = (token, time.monotonic() + max(5.0, min(found.expires_in, 86400) * 0.9 - 5))
+        return found.refresh_token
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        url: URL,
+        headers: dict[str, str] | None = None,
+        *,
+        body: Any = None,
+        scopes: tuple[str, ...] = (),
+        total: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An authorized request.
+
+        A 401 renews the authorization once, unless there is a body that cannot be sent again.
+        """
+        wanted = (*self.scopes, *scopes)
+        await self.connect()
+        for attempt in (1, 2):
+            sent = dict(headers or {})
+            authorization = await self._authorization(wanted)
+            if authorization:
+                sent["Authorization"] = authorization
+            async with self.answer(method, url, sent, body=body, total=total) as answer:
+                if answer.status == 401 and attempt == 1 and not isinstance(body, AsyncIterator):
+                    offered = _choose(challenges(answer.headers.getall("WWW-Authenticate", [])))
+                    if offered is not None and not (authorization and offered.scheme == "basic"):
+                        self._challenge = offered
+                        self._tokens.pop(wanted, None)
+                        continue
+                yield answer
+                return
+
+    @contextlib.asynccontextmanager
+    async def answer(
+        self,
+        method: str,
+        url: URL,
+        headers: dict[str, str] | None = None,
+        *,
+        body: Any = None,
+        total: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response after all redirects.
+
+        Raises Failure when there is none; the caller checks the status.
+        """
+        sent = dict(headers or {})
+        stall = self._registries.stall
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(stall, 15.0), sock_read=stall)
+        at = url
+        try:
+            for _ in range(_REDIRECTIONS):
+                if at.scheme != "https" and not self._registries.may_be_plain(at):
+                    raise Failure(f"{at.host}: plain HTTP is allowed only for loopback and insecure registries", 500)
+                answer = await self._registries.session.request(
+                    method,
+                    at,
+                    headers=sent,
+                    data=body,
+                    allow_redirects=False,
+                    timeout=timeout,
+                    ssl=await self._context(at),
+                    proxy=_proxy(at),
+                )
+                async with answer:
+                    location = answer.headers.get("Location", "")
+                    if answer.status not in (301, 302, 303, 307, 308) or not location or method not in ("GET", "HEAD"):
+                        yield answer
+                        return
+                    target = self.target(at, location)
+                if target.origin() != at.origin():
+                    sent.pop("Authorization", None)
+                at = target
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError and SSLError are OSErrors
+            raise _unreachable(method, at, error, stall) from error
+        raise Failure(f"{url.host}: more than {_REDIRECTIONS} redirections", 500)
+
+    def target(self, at: URL, location: str) -> URL:
+        """The target of a Location header. Raises Failure."""
+        try:
+            target = URL(location, encoded=True)
+            target = target if target.absolute else at.join(target)
+            if target.scheme not in ("http", "https") or not target.host:
+                raise ValueError(location)
+        except ValueError:
+            raise Failure(f"{at.host} redirects to an invalid address", 500) from None
+        if (
+            (target.scheme, at.scheme) == ("http", "https")
+            and target.host == at.host
+            and target.explicit_port in (None, at.port)
+        ):
+            # The registry is behind a TLS proxy that does not announce itself.
+            return (
+                target.with_scheme("https")
+                if target.explicit_port is None
+                else target.with_scheme("https").with_port(at.port)
+            )
+        return target
+
+    async def _context(self, url: URL) -> ssl.SSLContext | bool:
+        if url.scheme != "https":
+            return True
+        origin = url.origin()
+        if origin not in self._tls:
+            self._tls[origin] = await self._registries.tls(url)
+        return self._tls[origin]
+
+    @property
+    def delays(self) -> tuple[float, ...]:
+        """See `DELAYS`."""
+        return self._registries.delays
+
+    async def url(self, path: str, *parts: str) -> URL:
+        """A URL in the repository `path`. Raises Failure."""
+        await self.connect()  # finds out what the URL begins with
+        # Slash by slash: none of the parts holds anything that needs escaping (reference.py).
+        return URL(f"{str(self.base).rstrip('/')}/v2/{path}/{'/'.join(parts)}")
+
+    async def persist(self, attempt: Callable[[], Awaitable[T]], retrying: Retrying = not_told) -> T:
+        """Retry transient failures."""
+        return await persist(attempt, self._registries.delays, retrying)
+
+
+async def persist(
+    attempt: Callable[[], Awaitable[T]],
+    delays: tuple[float, ...],
+    retrying: Retrying = not_told,
+    *,
+    unreachable: bool = True,
+) -> T:
+    """Retry transient failures; with `unreachable` also those without an answer."""
+    for delay in delays:
+        try:
+            return await attempt()
+        except Failure as error:
+            if not error.transient or error.delay > LONGEST_DELAY or not (error.status or unreachable):
+                raise
+            await pause(error, delay, retrying)
+    return await attempt()
+
+
+async def pause(error: Failure, delay: float, retrying: Retrying) -> None:
+    """Wait before the next try: `delay` less a random part of up to half, or as long as the
+    registry requests.
+    """
+    seconds = max(error.delay, delay * random.uniform(0.5, 1))
+    retrying(seconds)
+    await asyncio.sleep(seconds)
+
+
+def _choose(offered: list[Challenge]) -> Challenge | None:
+    for scheme in ("bearer", "basic"):
+        for challenge in offered:
+            if challenge.scheme == scheme and (scheme == "basic" or challenge.parameters.get("realm")):
+                return challenge
+    return None
+
+
+def _proxy(url: URL) -> str | None:
+    """As http_proxy, https_proxy and no_proxy say; never for this host itself, as Go has it."""
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(url.scheme)
+    host = url.host or ""
+    if not proxy or host == "localhost" or urllib.request.proxy_bypass(host):
+        return None
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return None
+    return proxy
+
+
+def _unreachable(method: str, url: URL, error: BaseException, stall: float) -> Failure:
+    """Without the query, which may be a signature."""
+    where = f'{method.capitalize()} "{url.with_query(None)}"'
+    if isinstance(error, TimeoutError):
+        return Failure(f"{where}: no answer within {stall:g} s", transient=True)
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return Failure(f"{where}: dial tcp: lookup {url.host}: no such host")
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return Failure(f"{where}: x509: {error.certificate_error}")
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Failure(f"{where}: TLS: {error.os_error}")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        reason = os.strerror(number).lower() if number else str(error.os_error) or "closed"
+        return Failure(f"{where}: dial tcp {url.host}:{url.port}: connect: {reason}")
+    # Disconnected, reset, cut short, or not HTTP: a retry may succeed.
+    return Failure(f"{where}: {str(error) or type(error).__name__}", transient=True)
+
+
+async def read(answer: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body. Raises Failure when it has more than `limit` bytes."""
+    parts: list[bytes] = []
+    size = answer.content_length or 0
+    if size <= limit:
+        size = 0
+        async for part in answer.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                break
+    if size > limit:
+        raise Failure(f"{answer.url.host} answers with more than {limit} bytes where a document is expected", 500)
+    return b"".join(parts)
+
+
+async def failure_of(answer: aiohttp.ClientResponse) -> Failure:
+    """The error for a status other than success, in Docker's words (distribution specification,
+    "Error Codes").
+    """
+    status = answer.status
+    try:
+        body = await read(answer, MAX_ANSWER)
+    except (Failure, aiohttp.ClientError, OSError):
+        body = b""
+    code, text = _error(body)
+    if not text and status == 401:
+        # Docker CLIs and scripts know both texts: the first when a login was refused, the second
+        # when there was none.
+        given = "Authorization" in answer.request_info.headers or body
+        text = "unauthorized: authentication required" if given else "no basic auth credentials"
+    elif not text and status == 403 and not body:
+        text = "denied: requested access to the resource is denied"
+    elif not text and status == 429:
+        text = "toomanyrequests: the registry asks for fewer requests"
+    elif not text and 400 <= status < 500 and body:
+        shown = json.dumps(body[:_SHOWN].decode(errors="replace"))
+        text = f"error parsing HTTP {status} response body: no error details found: {shown}"
+    elif not text:
+        text = f"received unexpected HTTP status: {status} {answer.reason or ''}".rstrip()
+    delay = 0.0
+    with contextlib.suppress(ValueError):
+        delay = float(answer.headers.get("Retry-After", "0"))
+    transient = status in (408, 425, 429) or (status >= 500 and status not in (501, 505))
+    return Failure(text, status, code, transient=transient, delay=max(0.0, delay))
+
+
+def _error(body: bytes) -> tuple[str, str]:
+    """Code and text of the first error in a body, both empty if there is none.
+
+    Keys are case-insensitive, as in Go.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return "", ""
+    errors = _folded(document).get("errors")
+    if not isinstance(errors, list) or not errors:
+        return "", ""
+    first = _folded(errors[0])
+    code, message = first.get("code"), first.get("message")
+    if not isinstance(code, str) or not code:
+        code = "UNKNOWN"
+    if not isinstance(message, str) or not message:
+        message = _MESSAGES.get(code, "unknown error")
+    known = code.lower() if code in _MESSAGES else code.lower().replace("_", " ")
+    return code, f"{known}: {message}"[:_SHOWN]
+
+
+def _folded(document: object) -> dict[str, object]:
+    return {str(key).lower(): value for key, value in document.items()} if isinstance(document, dict) else {}
+
+
+def decode(raw: bytes, of: type[T], what: str) -> T:
+    """A JSON document of a registry. Raises ServerError that names it."""
+    try:
+        return msgspec.json.decode(raw, type=of, strict=False)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ServerError(f"{what}: invalid document: {error}") from None
+
+
+__all__ = [
+    "LONGEST_DELAY",
+    "MAX_ANSWER",
+    "Failure",
+    "Registries",
+    "Retrying",
+    "Site",
+    "decode",
+    "failure_of",
+    "not_told",
+    "pause",
+    "read",
+]

@@ -1,0 +1,262 @@
+"""The current networks and sandboxes, and the settings of an endpoint: addresses, gateways, the
+target of published ports.
+
+A sandbox is the network namespace of a container that runs, with an endpoint on each of its
+networks. Everything here is derived from records and pools and is never stored.
+
+Pure: no kernel, no events. Runs on the event loop alone, so the pools need no lock. Not here: links
+      (`driver.py`), the table of sandboxes (`networks.py`). Raises: the errors of `network.py` and
+      `ipam.py`; addresses are given back first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface, ip_network
+
+import msgspec
+
+from engine.networks import network
+from engine.networks.filter import BridgeRules
+from engine.networks.ipam import Address, AddressPool, mac_address
+from engine.networks.network import NetworkRecord, Options
+from engine.networks.ports import Published
+from engine.networks.publishing import Request, Target
+from engine.networks.sandboxes import Interface
+from engine.system.netlink.rtnl import Link
+from engine.wire.containers import EndpointSettings
+
+Assigned = Mapping[int, Address]
+"""Addresses of an endpoint by IP version, chosen outside of the engine's own pools."""
+
+_NOT_ASSIGNED: Assigned = {}
+
+
+class Sandbox:
+    """The network namespace of a container that runs, with its endpoints."""
+
+    __slots__ = ("container_id", "endpoints", "lock", "name", "namespace", "opening", "request", "servers", "target")
+
+    def __init__(self, container_id: str, name: str, servers: Sequence[str]) -> None:
+        self.container_id = container_id
+        self.name = name
+        self.servers = servers
+        """The container's own name servers; empty for the host's."""
+        self.namespace = -1
+        """Descriptor, owned by the sandbox; -1 when the engine made none (NetworkMode host and
+        none).
+        """
+        self.endpoints: dict[str, EndpointSettings] = {}
+        """By network id, in the order of joining."""
+        self.request = Request()
+        """The ports that the container publishes."""
+        self.target: Target | None = None
+        """The endpoint that they lead to at present."""
+        self.opening: asyncio.Future[tuple[Published, ...]] | None = None
+        """During a start: the ports, once they are open."""
+        self.lock = asyncio.Lock()
+        """Held while endpoints are added or removed."""
+
+
+class Network:
+    """A network as it is now."""
+
+    __slots__ = ("adopted", "gateways", "generation", "link", "options", "pools", "record", "routes", "sandboxes")
+
+    def __init__(self, record: NetworkRecord, options: Options, *, routes: bool) -> None:
+        self.record = record
+        self.options = options
+        self.routes = routes
+        """The host is its router, so published ports lead to its endpoints."""
+        self.link: Link | None = None
+        """Its bridge, if its driver makes one."""
+        self.adopted = False
+        """The bridge was there before the network and belongs to the host's owner."""
+        self.pools: dict[int, AddressPool] = {}
+        """By IP version. Empty for networks without links (host, none)."""
+        self.gateways: dict[int, IPv4Interface | IPv6Interface] = {}
+        """By IP version, with the subnet's prefix."""
+        self.sandboxes: dict[str, Sandbox] = {}
+        """By container id; endpoints that are being made count."""
+        self.generation = 0
+        """Grows with every visible change."""
+
+    @property
+    def bridge(self) -> str:
+        """Name of its link."""
+        return self.options.bridge or f"br-{self.record.id[:12]}"
+
+    @property
+    def closed(self) -> bool:
+        """True if it has no route out."""
+        return self.record.internal or self.options.dummy
+
+    @property
+    def rules(self) -> BridgeRules:
+        return BridgeRules(
+            bridge=self.bridge,
+            subnets=tuple(pool.subnet for pool in self.pools.values()),
+            internal=self.record.internal,
+            icc=self.options.icc,
+            masquerade=self.options.masquerade,
+            adopted=self.adopted,
+        )
+
+    @property
+    def lent(self) -> list[IPv4Interface | IPv6Interface]:
+        """The engine's addresses on a bridge that it did not make, to be removed later."""
+        return [ip_interface(text) for text in self.record.lent]
+
+    def fill(self) -> None:
+        """Derive pools and gateways from the record."""
+        self.pools.clear()
+        self.gateways.clear()
+        for subnet, gateway, config in network.pools(self.record):
+            excluded = [gateway, *(ip_address(text) for text in network.excluded(config).values())]
+            given_from = ip_network(config.ip_range) if config.ip_range else None
+            self.pools[subnet.version] = AddressPool(self.record.name, subnet, excluded, given_from)
+            self.gateways[subnet.version] = with_prefix(gateway, subnet.prefixlen)
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+def allocate(
+    found: Network,
+    wanted: EndpointSettings,
+    container_id: str,
+    mac: str = "",
+    assigned: Assigned = _NOT_ASSIGNED,
+) -> EndpointSettings:
+    """Take an endpoint's addresses from the pools; returns its settings, the endpoint id still
+    missing.
+
+    `assigned` are addresses that the network's own allocator has chosen, such as that of a cluster.
+    They may lie outside the pools; one inside is claimed there, so that it is not given to another
+    endpoint.
+    """
+    record = found.record
+    static = {**network.wanted_addresses(record, wanted), **assigned}
+    network.link_local_addresses(record, wanted)
+    taken: dict[int, Address] = {}
+    try:
+        for version, pool in found.pools.items():
+            if version not in static:
+                taken[version] = pool.take()
+                continue
+            if version not in assigned or static[version] in pool.subnet:
+                pool.claim(static[version])
+            taken[version] = static[version]
+    except BaseException:
+        for version, address in taken.items():
+            found.pools[version].give(address)
+        raise
+    settings = intent(wanted, record, container_id)
+    if not taken:
+        return settings
+    gateways = {} if found.closed else found.gateways
+    first = taken[4]
+    assert isinstance(first, IPv4Address)
+    return msgspec.structs.replace(
+        settings,
+        gateway=str(gateways[4].ip) if 4 in gateways else "",
+        ip_address=str(first),
+        ip_prefix_len=found.pools[4].subnet.prefixlen,
+        ipv6_gateway=str(gateways[6].ip) if 6 in gateways else "",
+        global_ipv6_address=str(taken.get(6, "")),
+        global_ipv6_prefix_len=found.pools[6].subnet.prefixlen if 6 in taken else 0,
+        mac_address=mac.lower().replace("-", ":") or mac_address(first),
+    )
+
+
+def release(found: Network, settings: EndpointSettings) -> None:
+    """Give an endpoint's addresses back to the pools."""
+    for address in addresses(settings):
+        if address.version in found.pools:
+            found.pools[address.version].give(address)
+
+
+def addresses(settings: EndpointSettings) -> list[Address]:
+    """The endpoint's addresses, without link-local ones."""
+    return [ip_address(text) for text in (settings.ip_address, settings.global_ipv6_address) if text]
+
+
+def interface(found: Network, settings: EndpointSettings) -> Interface:
+    """MAC, addresses and MTU of the endpoint's link inside the sandbox."""
+    inner = [with_prefix(ip_address(settings.ip_address), settings.ip_prefix_len)]
+    if settings.global_ipv6_address:
+        inner.append(with_prefix(ip_address(settings.global_ipv6_address), settings.global_ipv6_prefix_len))
+    for address in network.link_local_addresses(found.record, settings):
+        inner.append(with_prefix(address, 16 if address.version == 4 else 64))
+    return Interface(settings.mac_address, tuple(inner), found.options.mtu)
+
+
+def with_prefix(address: Address, prefix: int) -> IPv4Interface | IPv6Interface:
+    """The address as an interface of a subnet with that prefix length."""
+    return IPv4Interface((address, prefix)) if isinstance(address, IPv4Address) else IPv6Interface((address, prefix))
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def intent(wanted: EndpointSettings, record: NetworkRecord, container_id: str) -> EndpointSettings:
+    """The configured part of an endpoint.
+
+    On user-defined networks the short container id is an alias.
+    """
+    aliases = wanted.aliases
+    if not record.predefined and container_id[:12] not in (aliases or ()):
+        aliases = [*(aliases or ()), container_id[:12]]
+    return EndpointSettings(ipam_config=wanted.ipam_config, links=wanted.links, aliases=aliases, network_id=record.id)
+
+
+def configured(settings: EndpointSettings) -> EndpointSettings:
+    """The settings that remain of an endpoint when its container has ended: the configuration
+    without addresses.
+    """
+    return EndpointSettings(
+        ipam_config=settings.ipam_config,
+        links=settings.links,
+        aliases=settings.aliases,
+        network_id=settings.network_id,
+    )
+
+
+# --- among several endpoints ----------------------------------------------------------------------
+
+
+def ranked(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network]) -> list[EndpointSettings]:
+    """Docker's order for default routes: endpoints with gateways of both IP versions first, then by
+    network name.
+
+    `networks` is by id.
+    """
+
+    def rank(settings: EndpointSettings) -> tuple[bool, str]:
+        found = networks.get(settings.network_id)
+        return not (settings.gateway and settings.ipv6_gateway), found.record.name if found is not None else ""
+
+    return sorted(endpoints, key=rank)
+
+
+def default_gateways(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network]) -> list[Address]:
+    """The gateways of a sandbox's default routes, at most one for each IP version."""
+    order = ranked(endpoints, networks)
+    chosen = (
+        next((each.gateway for each in order if each.gateway), ""),
+        next((each.ipv6_gateway for each in order if each.ipv6_gateway), ""),
+    )
+    return [ip_address(text) for text in chosen if text]
+
+
+def target(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network]) -> Target | None:
+    """The endpoint that published ports lead to: the one of the default route, if the host is the
+    router there.
+    """
+    chosen = next((each for each in ranked(endpoints, networks) if each.gateway), None)
+    found = networks.get(chosen.network_id) if chosen is not None else None
+    if chosen is None or found is None or not found.routes:
+        return None
+    sixth = IPv6Address(chosen.global_ipv6_address) if chosen.global_ipv6_address else None
+    return Target(chosen.endpoint_id, (IPv4Address(chosen.ip_address), sixth), found.options.host_binding)
