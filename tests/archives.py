@@ -1,6 +1,8 @@
-"""Archives of images made on the spot, the same bytes every time: Docker's, OCI's and the legacy layout.
+"""Generated image archives with the same bytes every time: Docker's format, OCI layout, and the
+legacy layout.
 
-For the tests, the benchmarks and `make demo`: `python tests/archives.py busybox:latest > busybox.tar`.
+For the tests, the benchmarks and `make demo`: `python tests/archives.py busybox:latest >
+busybox.tar`.
 """
 
 from __future__ import annotations
@@ -68,19 +70,27 @@ def tar(nodes: Iterable[Node], form: int = tarfile.PAX_FORMAT) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """What an archive is made of: layers as tar streams, lowest first, and the `config` part of the configuration."""
+    """Contents of an archive: layers as tar streams, lowest first, and `config` of the image
+    configuration.
+    """
 
     layers: Sequence[bytes]
     names: Sequence[str] = ()
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     created: str = CREATED
+    parent: Image | None = None
+    """The image it was made from in one more step."""
 
-    def configuration(self) -> bytes:
+    def history(self) -> list[dict[str, Any]]:
+        if self.parent is not None:
+            return [*self.parent.history(), {"created": self.created, "created_by": "sh"}]
         history: list[dict[str, Any]] = [
             {"created": self.created, "created_by": f"/bin/sh -c #(nop) ADD layer {at}"}
             for at in range(len(self.layers))
         ]
-        history.append({"created": self.created, "created_by": "/bin/sh -c #(nop) CMD", "empty_layer": True})
+        return [*history, {"created": self.created, "created_by": "/bin/sh -c #(nop) CMD", "empty_layer": True}]
+
+    def configuration(self) -> bytes:
         document = {
             "architecture": "amd64",
             "os": "linux",
@@ -88,7 +98,7 @@ class Image:
             "docker_version": "26.1.3",
             "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "Labels": None, **self.config},
             "rootfs": {"type": "layers", "diff_ids": [digest(layer) for layer in self.layers]},
-            "history": history,
+            "history": self.history(),
         }
         return json.dumps(document, sort_keys=True).encode()
 
@@ -102,7 +112,10 @@ def digest(data: bytes) -> str:
 
 
 def docker_archive(*images: Image, compress: Any = lambda data: data, reverse: bool = False) -> bytes:
-    """`docker save` as it was up to version 24; `compress` packs each layer, `reverse` puts manifest.json first."""
+    """The format of `docker save` up to version 24.
+
+    `compress` packs each layer, `reverse` puts manifest.json first.
+    """
     nodes: dict[str, Node] = {}
     manifest = []
     for image in images:
@@ -114,7 +127,10 @@ def docker_archive(*images: Image, compress: Any = lambda data: data, reverse: b
             nodes[folder] = directory(folder)
             nodes[f"{folder}/layer.tar"] = Node(f"{folder}/layer.tar", compress(layer))
             names.append(f"{folder}/layer.tar")
-        manifest.append({"Config": config, "RepoTags": list(image.names) or None, "Layers": names})
+        item = {"Config": config, "RepoTags": list(image.names) or None, "Layers": names}
+        if image.parent is not None:
+            item["Parent"] = image.parent.id
+        manifest.append(item)
     nodes["manifest.json"] = Node("manifest.json", json.dumps(manifest).encode())
     ordered = list(nodes.values())
     return tar(ordered[::-1] if reverse else ordered)
@@ -180,7 +196,10 @@ def oci_archive(image: Image, compress: Any = gzip.compress, annotation: str = "
 
 
 def busybox_layer() -> bytes:
-    """A root file system of busybox and its applets. The binary must be static, as Debian's busybox-static or busybox is."""
+    """A root file system of busybox and its applets.
+
+    The binary must be static, as Debian's busybox-static or busybox is.
+    """
     applets = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout.split()
     folders = ("bin/", "dev/", "etc/", "home/", "proc/", "root/", "sys/", "usr/", "usr/bin/", "usr/sbin/", "var/")
     return tar(
@@ -202,7 +221,7 @@ def busybox(*names: str, config: dict[str, Any] | None = None) -> Image:
 
 @functools.cache
 def busybox_archive() -> bytes:
-    """`busybox:latest` as `docker save` gives it."""
+    """`busybox:latest` in the format of `docker save`."""
     return docker_archive(busybox())
 
 

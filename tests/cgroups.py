@@ -1,7 +1,8 @@
-"""The limits of a running container as the kernel has them, in the units of the API, under cgroup v1 and v2 alike.
+"""The limits of a running container as the kernel reports them, in the API's units, for cgroup v1
+and v2.
 
-It reads the files of the cgroup that /proc says a process is in, and imports nothing of the engine. A test says what it expects once; only
-what one version does not have at all is asked for by `V2`.
+Reads the files of a process's cgroup and imports nothing of the engine. Tests state an expectation
+once; only what one version lacks depends on `V2`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Group:
         return _number(self.file("pids", "pids.max"))
 
     def has_shares(self, shares: int) -> bool:
-        """v2 has a weight instead, which runtimes compute from shares in one of two ways: proportional, or with 1024 at v2's own 100."""
+        """v2 has a weight instead, which runtimes compute from shares in one of two ways:
+        proportional, or with 1024 at v2's own 100.
+        """
         if not V2:
             return self.file("cpu", "cpu.shares") == str(shares)
         power = math.log2(shares)
@@ -84,7 +87,9 @@ class Group:
         return int(self.file("cpu", "", "cpu.weight")) in weights
 
     def throttle(self, kind: str, device: str) -> int:
-        """The rate of `read_bps`, `write_bps`, `read_iops` or `write_iops` for the device `major:minor`; NONE where it has none."""
+        """The rate of `read_bps`, `write_bps`, `read_iops` or `write_iops` for the device
+        `major:minor`; NONE where it has none.
+        """
         rates = {}
         if V2:
             key = kind[0] + kind.partition("_")[2]  # rbps, wiops, ...

@@ -1,17 +1,25 @@
-"""The Engine API over a Unix socket with the standard library alone: what the demo and the outside-in tests talk with.
+"""The Engine API over a Unix socket with the standard library, for the demo and the outside-in
+tests.
 
-Not a client library: no versions, no retries, no understanding of what is asked. `docker` and docker-py are tested beside it.
+Not a client library: no versions, no retries, no knowledge of requests. `docker` and docker-py are
+tested as well.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+PATIENCE = float(os.environ.get("ENGINED_TEST_PATIENCE", "1"))
+"""How many times longer than usual the tests wait for what should happen soon: 1 on a real
+machine, more under emulation.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The `message` of an error body; raises when it is not the one shape that errors have."""
+        """The `message` of an error body. Raises AssertionError if the body has another shape."""
         value = json.loads(self.body)
         assert list(value) == ["message"], value
         return str(value["message"])
@@ -43,9 +51,11 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def connect(path: str, timeout: float = 30) -> socket.socket:
-    """A connected stream socket; every later operation on it fails after `timeout` seconds."""
+    """A connected stream socket; every later operation on it fails after `timeout` seconds,
+    times PATIENCE.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout)
+    connection.settimeout(timeout * PATIENCE)
     connection.connect(path)
     return connection
 
@@ -53,7 +63,10 @@ def connect(path: str, timeout: float = 30) -> socket.socket:
 def request(
     path: str, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout: float = 60
 ) -> Answer:
-    """One request on a connection of its own. A `body` that is not bytes or None is sent as JSON."""
+    """One request on a connection of its own.
+
+    A `body` that is not bytes or None is sent as JSON.
+    """
     connection = _UnixConnection(path, timeout)
     try:
         response = _send(connection, method, target, body, headers)
@@ -74,7 +87,10 @@ def _send(
 
 
 def json_stream(path: str, target: str, timeout: float = 60) -> Iterator[Any]:
-    """The JSON objects of an endless answer (events), one a line, as they come. The request is answered when this returns."""
+    """The JSON objects of an endless answer (events), one a line, as they come.
+
+    The request is answered when this returns.
+    """
     connection = _UnixConnection(path, timeout)
     response = _send(connection, "GET", target, None, None)
     assert response.status == 200, (response.status, response.read())
@@ -90,7 +106,8 @@ def json_stream(path: str, target: str, timeout: float = 60) -> Iterator[Any]:
 def hijack(
     path: str, target: str, timeout: float = 60, *, head: bytes = b"", method: str = "POST"
 ) -> tuple[socket.socket, bytes]:
-    """`method` on `target` with an upgrade; the socket, and the bytes of the stream that came with the answer's head.
+    """`method` on `target` with an upgrade; the socket, and the bytes of the stream that came with
+    the answer's head.
 
     `head` is sent in the same segment as the request, as clients with stdin ready do.
     """
@@ -123,7 +140,9 @@ def read_to_end(connection: socket.socket, received: bytes = b"") -> bytes:
 
 
 def frames(data: bytes) -> list[tuple[int, bytes]]:
-    """The (stream, payload) pairs of a multiplexed stream; raises on anything that is not whole frames."""
+    """The (stream, payload) pairs of a multiplexed stream; raises on anything that is not whole
+    frames.
+    """
     found = []
     at = 0
     while at < len(data):

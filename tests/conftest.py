@@ -1,19 +1,26 @@
 """Fixtures of the outside-in tests, and the engine's log beside each failure.
 
-`--against SOCKET` runs tests/api against another engine that listens there, dockerd for one: it shows whether a test
-asks for what clients are used to, or for what this engine happens to do.
+`--against SOCKET` runs tests/api against another engine, for example dockerd. It shows whether a
+test asks for what clients expect, or for what this engine happens to do.
 
-`--runtime runc` runs every engine of the tests on that runtime.
+`--runtime runc` runs every engine of the tests with that runtime.
 
-`--hypothesis-profile chance` looks for examples that no run has seen; without it they are the same in each.
+`--skips declared` fails a run that skips tests for a reason that SKIPS does not have, as one that
+has lost root does.
+
+`--hypothesis-profile chance` tries new examples; without it they are the same in each run.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,8 +29,8 @@ from tests.harness import TempEngine, until
 
 PR_SET_CHILD_SUBREAPER = 36
 
-# How fast an example is made or run is a matter of the machine, how large it is one of chance. A test that names checks of its own
-# (suppress_health_check) would have these back.
+# These checks fail by the machine's speed or by chance. A test with its own suppress_health_check
+# would enable them again.
 _CHECKS = [
     HealthCheck.too_slow,
     HealthCheck.data_too_large,
@@ -31,7 +38,7 @@ _CHECKS = [
     HealthCheck.large_base_example,
     HealthCheck.function_scoped_fixture,
 ]
-# The same examples each time: what fails, fails by the change.
+# The same examples each time, so that a failure is caused by a change.
 settings.register_profile("engined", deadline=None, suppress_health_check=_CHECKS, derandomize=True)
 settings.register_profile("chance", deadline=None, suppress_health_check=_CHECKS)
 settings.load_profile("engined")
@@ -51,8 +58,21 @@ class OtherEngine(TempEngine):
         shutil.rmtree(self.base)
 
 
+SKIPS = (
+    r"the kernel has no AppArmor",
+    r"v2 reclaims, and kills if it must, instead of refusing",
+    r"no block device here",
+    r"numbers of x86_64",
+    r".*hybrid.*",  # crun refuses cgroups in hybrid mode; the tests of runc run
+)
+"""Reasons why tests may be skipped on a host that has all of .ci/packages: its kernel, cgroups
+and architecture.
+"""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--against", metavar="SOCKET", help="test the engine that listens there instead of this one")
+    parser.addoption("--skips", choices=("any", "declared"), default="any", help="which tests may be skipped")
     parser.addoption("--runtime", metavar="NAME", help="the OCI runtime of every engine, instead of the best one")
 
 
@@ -60,6 +80,41 @@ def pytest_configure(config: pytest.Config) -> None:
     if runtime := config.getoption("--runtime"):
         TempEngine.common = ("--runtime", runtime)
     config.addinivalue_line("markers", "own: what is ours alone, and not asked of another engine (--against)")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _note_skip(report.nodeid, report.longrepr[2])
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _note_skip(report.nodeid, report.longrepr[2])
+
+
+def _note_skip(test: str, text: str) -> None:
+    reason = text.removeprefix("Skipped: ")
+    if not any(re.fullmatch(each, reason, re.DOTALL) for each in SKIPS):
+        _undeclared.append(f"{test}: {reason}")
+
+
+_undeclared: list[str] = []
+"""Tests that were skipped for a reason that SKIPS does not have."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _undeclared and session.config.getoption("--skips") == "declared":
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if _undeclared and config.getoption("--skips") == "declared":
+        terminalreporter.section("skipped for reasons that are not declared", red=True)
+        for line in _undeclared[:20]:
+            terminalreporter.line(line)
+        terminalreporter.line(
+            f"{len(_undeclared)} tests: add the reason to SKIPS in tests/conftest.py, or mend the host"
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -88,22 +143,67 @@ _BEGINS: pytest.StashKey[dict[str, int]] = pytest.StashKey()
 
 @pytest.fixture(autouse=True)
 def _orphans_are_not_ours() -> Iterator[None]:
-    """A monitor's client makes its process a subreaper (prctl(2)); tests that use one here must not leave pytest so.
+    """Undo what a monitor's client does to its process: it becomes a subreaper, prctl(2).
 
-    Else every orphan of later tests falls to pytest and stays a zombie, where on a host init collects it.
+    Otherwise orphans of later tests would be reparented to pytest and stay zombies; on a host init
+    reaps them.
     """
     yield
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
+class _Lost(logging.Handler):
+    """What asyncio logs as an error: exceptions of tasks and futures that no code retrieved,
+    callbacks that failed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(_FORMAT.format(record))
+
+
+_FORMAT = logging.Formatter()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _lost() -> Iterator[_Lost]:
+    handler = _Lost()
+    logging.getLogger("asyncio").addHandler(handler)
+    yield handler
+    gc.collect()  # a task is reported when it is collected
+    logging.getLogger("asyncio").removeHandler(handler)
+    assert not handler.found, "\n".join(handler.found)
+
+
+@pytest.fixture(autouse=True)
+def _no_failure_is_lost(_lost: _Lost) -> Iterator[None]:
+    """A test fails when a task or a callback failed and no code looked at it ("Task exception
+    was never retrieved").
+    """
+    yield
+    found, _lost.found = _lost.found, []
+    assert not found, "\n".join(found)
+
+
 @pytest.fixture(scope="session")
 def shared_engine(request: pytest.FixtureRequest) -> Iterator[TempEngine]:
-    """One engine with busybox for all tests that only use it; at the end it stops and leaves nothing behind."""
+    """One engine with busybox, shared by the tests.
+
+    At the end it is stopped and must leave nothing behind.
+    """
     other = request.config.getoption("--against")
     with OtherEngine(other) if other else TempEngine() as engine:
         engine.load_busybox()
         yield engine
+        if not other:  # all that was done comes through a restart as it was
+            before = engine.listed()
+            engine.restart()
+            assert engine.listed() == before
+            engine.assert_recorded()
 
 
 @pytest.fixture
@@ -112,11 +212,13 @@ def engine(shared_engine: TempEngine) -> Iterator[TempEngine]:
     shared_engine.remove_all()
     yield shared_engine
     shared_engine.remove_all()
+    if not isinstance(shared_engine, OtherEngine):
+        shared_engine.assert_recorded()
 
 
 @pytest.fixture
 def clean(engine: TempEngine) -> Iterator[TempEngine]:
-    """The shared engine; every image that a test brought is gone afterwards, and every byte of it."""
+    """The shared engine. Images that a test adds are removed afterwards, with all their files."""
 
     def state() -> tuple[int, ...]:
         return tuple(len(os.listdir(engine.root / place)) for place in ("layers", "content/sha256", "tmp"))
@@ -135,7 +237,7 @@ def clean(engine: TempEngine) -> Iterator[TempEngine]:
 
 @pytest.fixture
 def own_engine() -> Iterator[TempEngine]:
-    """An engine for this test alone, with busybox, that may be killed, restarted and stopped."""
+    """An engine with busybox for one test, which may kill, restart and stop it."""
     with TempEngine() as engine:
         engine.load_busybox()
         yield engine

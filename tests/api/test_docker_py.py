@@ -1,4 +1,4 @@
-"""docker-py, pinned to API 1.24: the same jobs as the CLI's, through the other client that people have."""
+"""docker-py, pinned to API 1.24: the same tasks as in the CLI's tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_run_returns_the_output(client: docker.DockerClient, engine: TempEngine)
 
 
 def test_version_negotiation(engine: TempEngine) -> None:
-    """`auto` reads the unversioned /version and takes what it says."""
+    """`auto` reads the unversioned /version and uses the version in it."""
     found = docker.DockerClient(base_url=f"unix://{engine.socket}", version="auto")
     assert found.ping() is True
     assert found.version()["ApiVersion"] == found.api.api_version

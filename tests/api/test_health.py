@@ -1,4 +1,5 @@
-"""Health checks, seen from outside: what is probed, when, what inspect, the list and the events say of it, and what is left of a probe."""
+"""Health checks, seen from outside: which command is probed and when, what inspect, the list and
+the events report, and the leftovers of a probe."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def processes(engine: TempEngine, identifier: str) -> list[str]:
 
 
 PATIENT = 3_600_000 * MS
-"""A timeout that no probe of a test meets."""
+"""A timeout that no probe of a test reaches."""
 
 
 def test_starting_healthy_unhealthy_and_back(engine: TempEngine) -> None:
@@ -106,7 +107,7 @@ def test_a_timeout_kills_the_probe_and_what_it_started(engine: TempEngine) -> No
     entry = health(engine, identifier)["Log"][0]
     assert entry["ExitCode"] == -1
     assert entry["Output"] == "Health check exceeded timeout (1.5s)"
-    # the next probe comes as soon, and goes as well
+    # the next probe comes as soon, and succeeds as well
     until("what it started is gone", lambda: processes(engine, identifier) == ["sleep 600"])
     until("so is it", lambda: engine.inspect(identifier)["ExecIDs"] is None)
 
@@ -174,7 +175,7 @@ def test_it_ends_with_the_container(engine: TempEngine, tmp_path: Path) -> None:
 
 @pytest.mark.own
 def test_it_survives_the_daemon(own_engine: TempEngine) -> None:
-    """State and probing go on after kill -9; the probe that was under way is not left behind."""
+    """State and probing continue after kill -9; the probe in progress is not left behind."""
     engine = own_engine
     identifier = engine.started("sleep", "600", Healthcheck=check("CMD", "true"))
     slow = engine.started("sleep", "600", Healthcheck=check("CMD", "sleep", "99", Timeout=PATIENT))

@@ -1,21 +1,27 @@
-"""Images from outside: what loads, in every wrapping, and what is refused without leaving a trace."""
+"""Images from outside: every packaging that loads, and those that are refused without leaving a
+trace."""
 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import io
 import json
 import lzma
 import os
+import socket
 import tarfile
+import threading
+import time
 import zlib
 from collections.abc import Callable
 
 import pytest
 import zstandard
 
+from tests.archives import Image, Node, docker_archive, tar
 from tests.client import Answer
 from tests.harness import TempEngine, busybox_archive, until
 
@@ -42,7 +48,9 @@ def tags(engine: TempEngine) -> set[str]:
 def repacked(
     archive: bytes, *, rename: str = "", change: Callable[[tarfile.TarInfo, bytes], bytes | None] = lambda _, data: data
 ) -> bytes:
-    """The archive with its one tag renamed, and each file as `change` returns it (None: left out)."""
+    """The archive with its one tag renamed, and each file as `change` returns it (None: left
+    out).
+    """
     out = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(archive)) as source, tarfile.open(fileobj=out, mode="w") as target:
         for member in source:
@@ -60,7 +68,7 @@ def repacked(
 
 @pytest.fixture
 def traceless(engine: TempEngine) -> Callable[[], None]:
-    """Asserts that images, layers and blobs are what they were when the test began."""
+    """Asserts that images, layers and blobs are the same as when the test began."""
 
     def state() -> tuple[set[str], set[str], set[str]]:
         ids = {image["Id"] for image in engine.request("GET", "/v1.24/images/json?all=1").json()}
@@ -93,6 +101,47 @@ def test_load_in_each_compression(engine: TempEngine, wrap: Callable[[bytes], by
     )
     assert engine.docker("run", "--rm", "--network", "none", "wrapped", "echo", "ran").out == "ran\n"
     engine.docker("rmi", "wrapped")
+
+
+@pytest.mark.parametrize("drip", [False, True], ids=["silent", "drip"])
+def test_uploads_that_stall_hold_up_no_load(engine: TempEngine, drip: bool) -> None:
+    """Clients that stop in the middle of a layer, more of them than processors; or that send a byte
+    every now and then."""
+    large = docker_archive(Image([tar([Node("noise", os.urandom(4 << 20))])], ["stalled:latest"]))
+    stop = threading.Event()
+
+    def send(connection: socket.socket) -> None:
+        at = len(large) // 2
+        connection.sendall(large[:at])
+        while not stop.wait(0.01):
+            if drip:
+                connection.sendall(large[at : at + 1])
+                at += 1
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(stop.set)
+        threads = []
+        for number in range((os.cpu_count() or 1) + 2):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.connect(engine.socket)
+            target = "/v1.24/images/load" if number else "/v1.24/images/create?fromSrc=-"
+            connection.sendall(f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(large)}\r\n\r\n".encode())
+            threads.append(threading.Thread(target=send, args=(connection,)))
+            threads[-1].start()
+            stack.callback(threads[-1].join)
+        stack.callback(stop.set)
+        time.sleep(1)
+        began = time.monotonic()
+        assert errors_of(load(engine, busybox_archive())) == ""
+        packed = gzip.compress(docker_archive(Image([tar([Node("f", b"data")])], ["honest:latest"])))
+        assert errors_of(load(engine, packed)) == ""
+        imported = engine.request(
+            "POST", "/v1.24/images/create?fromSrc=-&repo=honest&tag=2", tar([Node("f", b"x")]), TAR
+        )
+        assert errors_of(imported) == ""
+        assert time.monotonic() - began < 15
+    engine.docker("rmi", "honest:latest", "honest:2")
+    assert "stalled:latest" not in tags(engine)
 
 
 def test_docker_load_and_quiet(engine: TempEngine) -> None:
@@ -172,7 +221,8 @@ def test_a_missing_layer(engine: TempEngine, traceless: Callable[[], None]) -> N
     ],
 )
 def test_layers_that_reach_out_stay_inside(engine: TempEngine, name: str, kind: bytes, link: str) -> None:
-    """Refused or contained, never followed: nothing outside the layer's own directory is made, linked or removed."""
+    """Refused or contained, never followed: no entry outside the layer's directory is created,
+    linked or removed."""
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, link
     passwd = os.stat("/etc/passwd")
@@ -198,7 +248,9 @@ def test_a_symlink_as_parent_is_not_followed_out(engine: TempEngine) -> None:
 
 
 def _with_new_layer(content: bytes, *members: tarfile.TarInfo) -> bytes:
-    """A docker-archive `fresh:latest` of one layer that no other image has: a file of `content` and `members`."""
+    """A docker-archive `fresh:latest` of one layer that no other image has: a file of `content`
+    and `members`.
+    """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         file = tarfile.TarInfo("file")
@@ -229,10 +281,10 @@ def _with_new_layer(content: bytes, *members: tarfile.TarInfo) -> bytes:
 
 @pytest.mark.own
 def test_a_prefix_of_several_ids_names_none(engine: TempEngine) -> None:
-    """By the tables an image that a name does not lead to is 404, wherever it is asked for."""
+    """An image name that does not resolve is 404 in every operation, as documented."""
     before = {image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()}
     ids = {image[7]: image for image in before}
-    for number in range(20):  # of 17 ids, two begin alike
+    for number in range(20):  # of 17 ids, two begin with the same digit
         load(engine, _with_new_layer(b"prefix%d" % number))
         engine.request("POST", f"/v1.24/images/fresh/tag?repo=prefix&tag=t{number}")
         found = engine.request("GET", f"/v1.24/images/prefix:t{number}/json").json()["Id"]

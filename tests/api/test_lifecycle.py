@@ -1,4 +1,6 @@
-"""Lifecycle at its edges: impatient and patient stops, paused containers, signals, restart policies, memory, names, many verbs at once."""
+"""Lifecycle at its edges: impatient and patient stops, paused containers, signals, restart
+policies, memory, names, many verbs at once.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def actions(engine: TempEngine, identifier: str, since: float) -> list[str]:
 
 
 class Background:
-    """A call in a thread of its own; `result` waits for it."""
+    """A call in a thread; `result` waits for it."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -61,12 +63,12 @@ class Background:
         return self._value
 
 
-# --- stop, kill ------------------------------------------------------------------------------------------------------
+# --- stop, kill -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["stop", "restart"])
 def test_without_patience(engine: TempEngine, verb: str) -> None:
-    """t=0: the stop signal and at once SIGKILL."""
+    """t=0: the stop signal, followed at once by SIGKILL."""
     begin = time.time()
     identifier = engine.started(*STUBBORN)
     ready(engine, identifier)
@@ -78,7 +80,7 @@ def test_without_patience(engine: TempEngine, verb: str) -> None:
 
 
 def test_patience_without_end(engine: TempEngine) -> None:
-    """t=-1: the stop waits as long as it takes; less patient verbs do not wait for it."""
+    """t=-1: the stop waits without limit; verbs with a limit do not wait for it."""
     identifier = engine.started(*STUBBORN)
     ready(engine, identifier)
     patient = Background(lambda: engine.post(f"/containers/{identifier}/stop?t=-1"))
@@ -179,7 +181,7 @@ def test_kill_of_what_does_not_run(engine: TempEngine) -> None:
     assert f"Container {identifier} is not running" in answer.message
 
 
-# --- wait ------------------------------------------------------------------------------------------------------------
+# --- wait -----------------------------------------------------------------------------------------
 
 
 def test_every_waiter_is_answered(engine: TempEngine) -> None:
@@ -193,7 +195,7 @@ def test_every_waiter_is_answered(engine: TempEngine) -> None:
     assert engine.wait(engine.create("true")) == 0
 
 
-# --- restart policies ------------------------------------------------------------------------------------------------
+# --- restart policies -----------------------------------------------------------------------------
 
 
 def test_on_failure_tries_so_often_and_no_more(engine: TempEngine) -> None:
@@ -294,7 +296,7 @@ def test_policies_over_restarts_of_the_daemon(own_engine: TempEngine) -> None:
     assert not state(engine, running["no"])["Running"]
     assert not state(engine, stopped["unless-stopped"])["Running"]
 
-    engine.stop()  # `engined stop` is not the user's word about a container
+    engine.stop()  # `engined stop` does not count as a stop by the user
     engine.start()
     until("it runs", lambda: state(engine, running["unless-stopped"])["Status"] == "running")
     assert not state(engine, stopped["unless-stopped"])["Running"]
@@ -302,7 +304,7 @@ def test_policies_over_restarts_of_the_daemon(own_engine: TempEngine) -> None:
 
 @pytest.mark.own
 def test_a_stop_that_the_daemon_did_not_live_to_see(own_engine: TempEngine) -> None:
-    """The signal is sent, the daemon dies, the container ends: it was stopped all the same."""
+    """The signal is sent, the daemon dies, the container ends: it still counts as stopped."""
     engine = own_engine
     identifier = engine.started(
         "sh",
@@ -328,7 +330,51 @@ def _quietly(engine: TempEngine, target: str) -> None:
         engine.request("POST", target)
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+def test_a_killed_container_stays_down_while_it_restarts(engine: TempEngine) -> None:
+    """Whenever the kill comes, including during the restart."""
+    for attempt in range(8):
+        name = f"k{attempt}"
+        engine.started("false", name=name, host={"RestartPolicy": {"Name": "always"}})
+        time.sleep(0.04 + attempt * 0.02)
+        answer = engine.request("POST", f"/v1.24/containers/{name}/kill")
+        if answer.status == 204:
+            time.sleep(0.3)
+            assert state(engine, name)["Status"] == "exited", attempt
+
+
+def test_what_was_removed_stays_removed(own_engine: TempEngine) -> None:
+    """A resize that arrives during the removal does not recreate the row."""
+    names = [own_engine.create("true", name=f"g{number}") for number in range(30)]
+    work = [
+        Background(lambda target=target, method=method: own_engine.request(method, target))  # type: ignore[misc]
+        for name in names
+        for method, target in (
+            ("DELETE", f"/v1.24/containers/{name}"),
+            ("POST", f"/v1.24/containers/{name}/resize?h=10&w=20"),
+            ("POST", f"/v1.24/containers/{name}/resize?h=11&w=21"),
+        )
+    ]
+    for each in work:
+        each.result()
+    assert own_engine.containers() == []
+    own_engine.restart()
+    assert own_engine.containers() == []
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_a_kill_for_memory_is_an_event_at_once(engine: TempEngine) -> None:
+    """A kill of a process other than the container's first: the container continues, and the event
+    does not wait for its end."""
+    begin = time.time()
+    grow = "(x=a; while :; do x=$x$x; done); echo survived; exec sleep 600"
+    identifier = engine.started("sh", "-c", grow, host={"Memory": 16 << 20, "MemorySwap": 16 << 20})
+    until("it survived", lambda: b"survived" in engine.logs(identifier))
+    until("the event", lambda: "oom" in actions(engine, identifier, begin))
+    assert state(engine, identifier)["Running"]
+    engine.post(f"/containers/{identifier}/kill")
+    assert actions(engine, identifier, begin).count("oom") == 1
 
 
 def test_killed_for_its_memory(engine: TempEngine) -> None:
@@ -350,7 +396,7 @@ def test_killed_by_hand_is_not_killed_for_memory(engine: TempEngine) -> None:
     assert state(engine, identifier)["OOMKilled"] is False
 
 
-# --- priority --------------------------------------------------------------------------------------------------------
+# --- priority -------------------------------------------------------------------------------------
 
 
 def test_the_daemon_answers_first_and_hands_that_on_to_nobody(engine: TempEngine) -> None:
@@ -362,12 +408,13 @@ def test_the_daemon_answers_first_and_hands_that_on_to_nobody(engine: TempEngine
     others = []
     for name in os.listdir(f"/proc/{engine.pid}/task"):
         if int(name) != engine.pid:
-            with contextlib.suppress(ProcessLookupError):  # a thread of one piece of work ends with it
+            # a thread for a single piece of work ends with it
+            with contextlib.suppress(ProcessLookupError):
                 others.append(os.getpriority(os.PRIO_PROCESS, int(name)))
     assert {*others} == {0}
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_rename(engine: TempEngine) -> None:
@@ -401,11 +448,12 @@ def test_a_new_name_lasts(own_engine: TempEngine) -> None:
     assert own_engine.create("true", name="before")
 
 
-# --- many at once ----------------------------------------------------------------------------------------------------
+# --- many at once ---------------------------------------------------------------------------------
 
 
 def test_a_storm_of_verbs(engine: TempEngine) -> None:
-    """Whatever comes in whatever order: every answer is one of the table's, and at the end the state is true."""
+    """Random verbs in random order: every status is documented, and at the end the state is
+    correct."""
     before = engine.footprint()
     identifier = engine.create("sleep", "600")
     allowed = {
@@ -450,7 +498,7 @@ def test_removed_in_the_middle_of_everything(engine: TempEngine) -> None:
     engine.assert_settles(before)
 
 
-# --- events ----------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def test_order_and_attributes_of_events(engine: TempEngine) -> None:
@@ -490,8 +538,9 @@ def test_order_and_attributes_of_events(engine: TempEngine) -> None:
 
 
 def test_a_start_waits_for_the_restart_of_whose_network_it_joins(engine: TempEngine) -> None:
-    """As when compose restarts a project: all its containers at once."""
-    owner = engine.started("sleep", "600")  # takes no SIGTERM: its stop takes the second that it is given
+    """As when compose restarts a project: all its containers concurrently."""
+    # ignores SIGTERM: its stop takes the full second of its timeout
+    owner = engine.started("sleep", "600")
     joiner = engine.create("sleep", "600", network=f"container:{owner}")
     begin = time.time()
 

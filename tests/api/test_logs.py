@@ -1,4 +1,4 @@
-"""Logs over HTTP: which entries, from which streams, in which dress, until when."""
+"""Logs over HTTP: which entries, from which streams, in which format, until when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z"
 
 @pytest.fixture
 def ten(engine: TempEngine) -> str:
-    """Ten lines of stdout, one of stderr between them. Two pipes have no order of their own: each waits for what came before it."""
+    """Ten lines of stdout, one of stderr between them. Two pipes are not ordered between each
+    other, so each write waits for the one before."""
     script = "seq 5; read word; echo oh >&2; read word; seq 6 10"
     identifier = engine.started("sh", "-c", script, Labels={"tier": "back"}, OpenStdin=True)
     stdin, _ = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?stream=1&stdin=1")
@@ -110,7 +111,7 @@ def test_attach_with_logs_alone(engine: TempEngine, ten: str) -> None:
 
 @pytest.mark.own  # dockerd 20.10 does not answer
 def test_attach_with_logs_before_the_next_start(engine: TempEngine) -> None:
-    """What the log holds comes first, then what the container prints when it runs again."""
+    """First the log's content, then the container's output when it runs again."""
     identifier = engine.started("sh", "-c", "echo run")
     engine.wait(identifier)
     until("it has ended", lambda: not engine.inspect(identifier)["State"]["Running"])

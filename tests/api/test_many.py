@@ -1,4 +1,4 @@
-"""Two hundred containers, sixteen at a time: all of them work, and nothing of them stays."""
+"""Two hundred containers, sixteen at a time: all of them work, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_200_by_the_docker_cli_leave_nothing_behind(engine: TempEngine) -> None:
     engine.assert_settles(before)
     until(
         "descriptors are closed", lambda: engine.descriptors() <= descriptors + 32
-    )  # the stock of sandboxes holds some
+    )  # the pool of spare sandboxes holds some
 
 
 @pytest.mark.own
@@ -61,7 +61,8 @@ def test_200_short_lives_through_docker_py(engine: TempEngine) -> None:
 
 @pytest.mark.own
 def test_verbs_at_once_on_one_container(engine: TempEngine) -> None:
-    """Sixteen clients that start, stop, kill, inspect and list at once get answers of the contract, never a 500; then remove works."""
+    """Sixteen clients that start, stop, kill, inspect and list concurrently get only documented
+    statuses, never a 500; then remove works."""
     identifier = engine.create("sleep", "600")
     verbs = ["start", "stop?t=0", "kill", "restart?t=0"]
 
@@ -71,7 +72,7 @@ def test_verbs_at_once_on_one_container(engine: TempEngine) -> None:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(act, range(96)))
-    # kill of a container that does not run is 500 by the specification, as Docker has it
+    # kill of a stopped container is documented as 500, as in Docker
     assert all(status in (204, 304) or (verb == "kill" and status in (409, 500)) for verb, status in answers), answers
     assert engine.request("DELETE", f"/v1.24/containers/{identifier}?force=1").status == 204
     assert engine.containers() == []
@@ -121,12 +122,12 @@ def test_restarts_and_execs_leave_memory_descriptors_and_processes_as_they_were(
             assert [text for _, text in client.frames(said.body)] == [b"%d\n" % number]
 
     def resident() -> int:
-        """KiB of daemon and monitor."""
+        """Memory of daemon and monitor in KiB."""
         status = (Path(f"/proc/{pid}/status").read_text() for pid in (engine.pid, engine.monitor_pid()))
         return sum(int(text.partition("VmRSS:")[2].split()[0]) for text in status)
 
     for act, count in ((restarts, 30), (execs, 100)):
-        act(count)  # caches fill and threads come
+        act(count)  # caches fill and threads are started
         descriptors, memory = engine.descriptors(), resident()
         act(count)
         until("descriptors are closed", lambda most=descriptors: engine.descriptors() <= most + BREATH)

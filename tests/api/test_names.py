@@ -1,4 +1,4 @@
-"""Names on users' networks, asked by real containers of the resolver that their resolv.conf names."""
+"""Names on user networks, queried by real containers from the resolver in their resolv.conf."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def address(engine: TempEngine, container: str, network: str) -> str:
 
 
 def look_up(engine: TempEngine, container: str, name: str, kind: str = "a") -> list[str] | str:
-    """What busybox nslookup finds: addresses or names; else the words of its refusal."""
+    """The result of busybox nslookup: addresses or names; otherwise its error."""
     result = engine.docker("exec", container, "nslookup", f"-type={kind}", name, status=None)
     lines = result.out.splitlines()
     assert any(RESOLVER in line for line in lines[:3]), result
@@ -99,7 +99,7 @@ def test_internal_networks_ask_nobody_outside(engine: TempEngine, networks: Any)
 
 
 def test_own_name_servers_are_asked_from_inside(engine: TempEngine, networks: Any) -> None:
-    """One on an internal network, where only its containers reach it."""
+    """A server on an internal network, reachable only by its containers."""
     networks("net", Internal=True)
     server = on(engine, "net", "server")
     where = address(engine, server, "net")

@@ -1,4 +1,4 @@
-"""Networks through the API: raw HTTP, the docker CLI, docker-py; what a container sees of them."""
+"""Networks through the API: raw HTTP, the docker CLI, docker-py; and as a container sees them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness import TempEngine, until
 
 
 def create(engine: TempEngine, name: str, status: int = 201, **fields: Any) -> Any:
-    """The answer's JSON."""
+    """The response's JSON."""
     answer = engine.request("POST", "/v1.24/networks/create", {"Name": name} | fields)
     assert answer.status == status, answer
     engine.networks()
@@ -59,7 +59,7 @@ def sleeper(engine: TempEngine, network: str, name: str = "", **keywords: Any) -
     return engine.started("sleep", "600", network=network, name=name, **keywords)
 
 
-# --- the resource ----------------------------------------------------------------------------------------------------
+# --- the resource ---------------------------------------------------------------------------------
 
 
 def test_predefined_networks(engine: TempEngine) -> None:
@@ -81,6 +81,25 @@ def test_predefined_networks(engine: TempEngine) -> None:
         assert "predefined" in create(engine, name, 403)["message"]
 
 
+@pytest.mark.parametrize("mtu", ["68", "500", "1279", "1280"])
+def test_small_mtus(engine: TempEngine, mtu: str) -> None:
+    """A link with an MTU below 1280 has no IPv6, and the kernel refuses its IPv6 settings."""
+    create(engine, "small", Options={"com.docker.network.driver.mtu": mtu})
+    container = sleeper(engine, "small")
+    assert run(engine, container, "cat", "/sys/class/net/eth0/mtu").strip() == mtu
+    gateway = inspect(engine, "small")["IPAM"]["Config"][0]["Gateway"]
+    run(engine, container, "ping", "-c", "1", "-W", "5", "-s", "8", gateway)
+
+
+@pytest.mark.parametrize("name", ["test@#$", "kiwl$%^", "a b", "ä"])
+def test_names_with_other_characters(engine: TempEngine, name: str) -> None:
+    made = create(engine, name)["Id"]
+    assert inspect(engine, quote(name))["Id"] == made
+    assert engine.docker("network", "inspect", "-f", "{{.Id}}", name).out.strip() == made
+    container = sleeper(engine, name)
+    assert name in engine.inspect(container)["NetworkSettings"]["Networks"]
+
+
 def test_create_inspect_remove(engine: TempEngine) -> None:
     fields = {
         "CheckDuplicate": True,
@@ -88,13 +107,13 @@ def test_create_inspect_remove(engine: TempEngine) -> None:
         "Internal": True,
         "EnableIPv6": True,
         "IPAM": pools(
+            {"Subnet": "fd77:1::/64"},
             {
                 "Subnet": "10.231.0.0/16",
                 "IPRange": "10.231.9.0/24",
                 "Gateway": "10.231.0.9",
                 "AuxAddress": {"router": "10.231.9.1"},
             },
-            {"Subnet": "fd77:1::/64"},
         ),
         "Options": {
             "com.docker.network.driver.mtu": "1400",
@@ -113,14 +132,13 @@ def test_create_inspect_remove(engine: TempEngine) -> None:
         "EnableIPv6": True,
         "IPAM": {
             "Driver": "default",
-            "Options": {},
+            "Options": None,
             "Config": [
                 {
                     "Subnet": "10.231.0.0/16",
                     "IPRange": "10.231.9.0/24",
                     "Gateway": "10.231.0.9",
                     "AuxAddress": {"router": "10.231.9.1"},
-                    "AuxiliaryAddresses": {"router": "10.231.9.1"},
                 },
                 {"Subnet": "fd77:1::/64", "Gateway": "fd77:1::1"},
             ],
@@ -274,7 +292,7 @@ def test_older_versions(engine: TempEngine) -> None:
     assert (newer["Internal"], newer["Labels"]) == (False, {})
 
 
-# --- containers on networks ------------------------------------------------------------------------------------------
+# --- containers on networks -----------------------------------------------------------------------
 
 
 def test_run_on_a_network(engine: TempEngine) -> None:
@@ -295,7 +313,7 @@ def test_run_on_a_network(engine: TempEngine) -> None:
     assert "10.228.0.77\t" in run(engine, container, "cat", "/etc/hosts")
     entry = engine.request("GET", "/v1.24/containers/json").json()[0]
     assert entry["NetworkSettings"]["Networks"]["mine"]["IPAddress"] == "10.228.0.77"
-    # stopped it holds nothing but what it asked for, and comes back to that
+    # while stopped it keeps only the address that it requested, and gets it again
     engine.docker("stop", "-t", "0", "fixed")
     until("it has left", lambda: inspect(engine, "mine")["Containers"] == {})
     kept = engine.inspect(container)["NetworkSettings"]["Networks"]["mine"]
@@ -343,7 +361,7 @@ def test_connect_and_disconnect_while_it_runs(engine: TempEngine) -> None:
     assert endpoint["Aliases"] == ["x", container[:12]]
     shown = run(engine, container, "ip", "addr", "show", "eth1")
     assert "10.227.1.50/24" in shown and "fd77:2::50/64" in shown
-    # the network that has both IP versions leads out, as in Docker
+    # the default route is through the network with both IP versions, as in Docker
     assert "default via 10.227.1.1" in run(engine, container, "ip", "route")
     assert "default via fd77:2::1" in run(engine, container, "ip", "-6", "route")
     assert "64 bytes" in run(engine, container, "ping", "-c", "1", "-W", "5", "fd77:2::1")
@@ -377,7 +395,7 @@ def test_connect_before_the_start(engine: TempEngine) -> None:
     assert "10.226.0.9/24" in run(engine, container, "ip", "addr", "show", "eth1")
     for name, endpoint in networks.items():
         assert inspect(engine, name)["Containers"][container]["IPv4Address"].startswith(endpoint["IPAddress"] + "/")
-    # compose leaves and joins again before it starts
+    # compose disconnects and reconnects before it starts
     engine.docker("stop", "-t", "0", container)
     disconnect(engine, "one", container)
     connect(engine, "one", container, Aliases=["web"])
@@ -462,7 +480,8 @@ def test_an_exhausted_pool(engine: TempEngine) -> None:
 
 
 def test_starts_that_fail(engine: TempEngine) -> None:
-    """An unknown network is told at start: 404 of a create means a missing image to clients."""
+    """An unknown network is an error of the start, because clients take a 404 of a create for a
+    missing image."""
     create(engine, "gone")
     create(engine, "mine", IPAM=pools({"Subnet": "10.222.0.0/24"}))
     container = engine.create("true", network="nothere")
@@ -545,7 +564,7 @@ def test_events(engine: TempEngine) -> None:
     assert found[1]["Actor"]["Attributes"] == {"container": container, "name": "told", "type": "bridge"}
 
 
-# --- clients ---------------------------------------------------------------------------------------------------------
+# --- clients --------------------------------------------------------------------------------------
 
 
 def test_docker_cli(engine: TempEngine) -> None:

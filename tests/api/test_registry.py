@@ -1,4 +1,5 @@
-"""A real registry, with and without passwords and TLS: pulled from and pushed to through the API and the docker CLI, and looked into with skopeo."""
+"""A real registry, with and without passwords and TLS: pull and push through the API and the docker
+CLI, verified with skopeo."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import zstandard
@@ -91,7 +93,7 @@ def errors(said: list[Any]) -> list[str]:
     return [value["error"] for value in said if "error" in value]
 
 
-# --- pull -----------------------------------------------------------------------------------------------------------
+# --- pull -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,12 +228,14 @@ def test_ten_pulls_at_once_download_each_blob_once(clean: TempEngine, plain: Reg
         thread.join()
     assert len(results) == 10 and not any(errors(said) for said in results)
     once_more = {blob: count + 1 for blob, count in before.items()}
-    # the registry writes a line when all is over, which is after its client has all
+    # the registry logs a line when the transfer is complete, which is after its client has
+    # everything
     until("its log tells of one each", lambda: {blob: downloads(blob) for blob in before} == once_more)
 
 
 def test_closing_the_connection_cancels(clean: TempEngine) -> None:
-    """The registry sends a layer for ever; when the client goes, its connection goes too, and all it brought."""
+    """The registry sends a layer without end. When the client disconnects, the registry connection
+    is closed and the received data removed."""
     config = IMAGE.configuration()
     manifest = {
         "schemaVersion": 2,
@@ -299,7 +303,7 @@ def test_closing_the_connection_cancels(clean: TempEngine) -> None:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-# --- push -----------------------------------------------------------------------------------------------------------
+# --- push -----------------------------------------------------------------------------------------
 
 
 def test_push_and_what_others_see(clean: TempEngine, plain: Registry, tmp_path: Path) -> None:
@@ -348,12 +352,12 @@ def test_from_skopeo_and_back_with_equal_digests_and_trees(clean: TempEngine, pl
 
 
 def _layers(engine: TempEngine, name: str) -> list[Any]:
-    """The trees of an image's layers as they lie on the disk, lowest first."""
+    """The trees of an image's layers as stored on disk, lowest first."""
     data = engine.request("GET", f"/v1.24/images/{name}/json").json()["GraphDriver"]["Data"]
     found = [data["UpperDir"], *data.get("LowerDir", "").split(":")]
     snapshots = [trees.snapshot(path) for path in reversed(found) if path]
     for tree in snapshots:
-        # Times of the extraction: of the root, which the layers have no entry for, and of whiteouts.
+        # Times of the extraction: of the root, which has no entry in the layers, and of whiteouts.
         del tree["."]
         tree.update(
             {name: (*entry[:3], 0, *entry[4:]) for name, entry in tree.items() if entry[0] == oct(stat.S_IFCHR)}
@@ -386,7 +390,7 @@ def test_unknown_images_are_404(clean: TempEngine, plain: Registry) -> None:
         assert "An image does not exist locally with the tag" in answer.message
 
 
-# --- passwords and TLS ----------------------------------------------------------------------------------------------
+# --- passwords and TLS ----------------------------------------------------------------------------
 
 
 def test_passwords(clean: TempEngine, guarded: Registry) -> None:
@@ -422,7 +426,8 @@ def test_skopeo_both_ways_with_passwords_and_tls(clean: TempEngine, guarded: Reg
     for tag in ("theirs", "oci"):
         assert not errors(pull(clean, name, tag, guarded.auth))
         found = clean.request("GET", f"/v1.24/images/{name}:{tag}/json").json()
-        # As an OCI image it has another configuration: skopeo leaves out what OCI does not know.
+        # As an OCI image it has another configuration, because skopeo drops fields that OCI does
+        # not define.
         assert (found["Id"] == IMAGE.id) is (f"{name}@{pushed}" in found["RepoDigests"]) is (tag == "theirs")
         assert _layers(clean, f"{name}:{tag}") == here
         clean.docker("rmi", "-f", found["Id"])
@@ -434,7 +439,7 @@ def test_login(clean: TempEngine, guarded: Registry) -> None:
     answer = clean.request("POST", "/v1.24/auth", body)
     assert (answer.status, answer.json()) == (200, {"Status": "Login Succeeded", "IdentityToken": ""})
     refused = clean.request("POST", "/v1.24/auth", {**body, "password": "?"})
-    assert refused.status == 500 and "unauthorized" in refused.message
+    assert refused.status == 401 and "401 Unauthorized" in refused.message
     assert '"?"' not in clean.log(begin)
     done = clean.docker("login", "-u", USER, "--password-stdin", guarded.host, input=PASSWORD)
     assert "Login Succeeded" in done.out
@@ -463,6 +468,13 @@ def test_search_says_that_there_is_none(clean: TempEngine, plain: Registry) -> N
     assert answer.status == 500 and "does not offer a search" in answer.message
     assert clean.request("GET", "/v1.24/images/search").status == 400
     assert clean.request("GET", "/v1.24/images/search?term=x&limit=1000").status == 400
+
+
+@pytest.mark.parametrize("name", ["stars", "is-automated", "is-official"])
+def test_search_filters_are_checked_before_the_registry_is_asked(clean: TempEngine, name: str) -> None:
+    filters = quote(json.dumps({name: {"a": True}}))
+    answer = clean.request("GET", f"/v1.24/images/search?term=127.0.0.1:1/thing&filters={filters}")
+    assert (answer.status, answer.message) == (400, f"Invalid filter '{name}=a'")
 
 
 def test_a_kill_in_the_middle_leaves_nothing(plain: Registry) -> None:

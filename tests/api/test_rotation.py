@@ -1,4 +1,5 @@
-"""A log whose small files are rotated while it is read: nothing is lost, repeated or out of order, and it is as small as was asked for after that."""
+"""A log whose small files are rotated while it is read: nothing is lost, repeated or out of order,
+and afterwards it is as small as requested."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def small(size: str, files: int) -> dict[str, Any]:
 def waiting(
     engine: TempEngine, size: str, files: int, lines: int = LINES, then: str = ":"
 ) -> tuple[str, socket.socket]:
-    """A container that counts as fast as it can once the socket is closed."""
+    """A container that prints numbers as fast as it can once the socket is closed."""
     identifier = engine.started(
         "sh", "-c", f"echo 0; cat; seq {lines}; {then}", OpenStdin=True, StdinOnce=True, host=small(size, files)
     )
@@ -59,7 +60,8 @@ def test_logs_then_stream_while_the_log_is_rotated(engine: TempEngine) -> None:
     identifier, stdin = waiting(engine, "1k", 2, then="until [ -e /attached ]; do sleep 0.1; done")
     stdin.close()
     target = f"/v1.24/containers/{identifier}/attach?logs=1&stream=1&stdout=1"
-    with ThreadPoolExecutor(5) as readers:  # at once: whoever does not read stops the container
+    # concurrently: a client that does not read stalls the container
+    with ThreadPoolExecutor(5) as readers:
         results = []
         for _ in range(5):
             stream = hijack(engine.socket, target)
@@ -72,7 +74,8 @@ def test_logs_then_stream_while_the_log_is_rotated(engine: TempEngine) -> None:
 
 @pytest.mark.own
 def test_a_log_is_read_in_order_while_it_is_rotated(engine: TempEngine) -> None:
-    """Each answer is what the log held at some instant, whole and in order, though the files under it are renamed all the while."""
+    """Each response is the log at some instant, complete and in order, although its files are
+    renamed all the while."""
     identifier = engine.started(
         "sh", "-c", "i=0; while :; do seq $i $((i+99)); i=$((i+100)); done", host=small("2k", 4)
     )
@@ -86,7 +89,8 @@ def test_a_log_is_read_in_order_while_it_is_rotated(engine: TempEngine) -> None:
 
 @pytest.mark.own
 def test_a_follower_that_takes_nothing_costs_no_more_than_its_bound(engine: TempEngine) -> None:
-    """It is left behind when the log has grown by 32 MiB for it; then the log is small again."""
+    """A slow reader is dropped when the log has grown by 32 MiB for it; then the log is small
+    again."""
     identifier, stdin = waiting(engine, "10k", 2, 600_000)
     stuck = client.connect(engine.socket)
     stuck.sendall(f"GET /v1.24/containers/{identifier}/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())

@@ -1,4 +1,5 @@
-"""Archives that `docker save` gives: one that every reader takes, the layers' bytes as they came, and back again."""
+"""Archives of `docker save`: readable by every reader, with the layers' original bytes, and
+loadable again."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ def test_a_client_that_leaves(loaded: TempEngine) -> None:
                 found.append(os.readlink(f"/proc/{loaded.pid}/fd/{name}"))
         return [
             path for path in found if path.startswith(f"{loaded.root}/layers/")
-        ]  # not the write-back, which holds the directory
+        ]  # but not wait for the write-back, which holds the directory
 
     for _ in range(5):
         with socket.socket(socket.AF_UNIX) as connection:

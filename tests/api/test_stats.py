@@ -1,4 +1,5 @@
-"""Statistics over HTTP: every field of the specification's object moves with what the container does, and reads as its version has it."""
+"""Statistics over HTTP: every documented field changes with the container's activity, and has the
+form of its API version."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_of_what_does_not_run(engine: TempEngine, family: str) -> None:
     engine.post(f"/containers/{family}/unpause")
     engine.post(f"/containers/{family}/kill")
     answer = engine.request("GET", f"/v1.24/containers/{family}/top")
-    assert answer.status in (500, 409)  # the specification's, dockerd 20.10's
+    assert answer.status in (500, 409)  # as documented, and as dockerd 20.10
     assert answer.message == f"Container {family} is not running"
 
 

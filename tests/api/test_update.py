@@ -1,4 +1,5 @@
-"""Update of limits and restart policy: looked for in the cgroup files, in inspect, after a restart, and after a refusal."""
+"""Update of limits and restart policy: checked in the cgroup files, in inspect, after a restart,
+and after a refusal."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def update(engine: TempEngine, identifier: str, status: int = 200, **body: Any) 
 
 
 def test_a_quota_is_taken_away_and_a_period_stands_alone(engine: TempEngine) -> None:
-    """Also where only the period changes, and from the start."""
+    """Also when only the period changes, and from the start."""
     identifier = engine.started("sleep", "600", host={"CpuQuota": -1})
     for change, quota, period in (
         ({"CpuPeriod": 50_000}, NONE, 50_000),
@@ -44,7 +45,8 @@ def test_a_quota_is_taken_away_and_a_period_stands_alone(engine: TempEngine) -> 
 
 
 def test_memory_up_and_down_while_it_runs(engine: TempEngine) -> None:
-    """The kernel wants the swap limit never below the memory limit, whichever way both go."""
+    """The kernel requires the swap limit to be at least the memory limit at all times, whichever
+    way both change."""
     identifier = engine.started("sleep", "600", host={"Memory": 32 * MB, "MemorySwap": 64 * MB})
     for memory, swap in ((256, 512), (16, 16), (64, 512), (32, 48), (128, -1), (16, 32)):
         assert update(engine, identifier, Memory=memory * MB, MemorySwap=swap * MB if swap > 0 else -1) == {
@@ -57,6 +59,18 @@ def test_memory_up_and_down_while_it_runs(engine: TempEngine) -> None:
     update(engine, identifier, Memory=20 * MB)
     found = group(engine, identifier)
     assert (found.memory, found.swap) == (20 * MB, 32 * MB)
+
+
+def test_weight_and_kernel_memory_stay_in_the_record(engine: TempEngine) -> None:
+    """Also where the kernel has no such limit; the weight of BFQ under cgroup v1 is set by the
+    engine.
+    """
+    identifier = engine.started("sleep", "600", host={"BlkioWeight": 200})
+    update(engine, identifier, BlkioWeight=300, KernelMemory=64 * MB)
+    host = engine.inspect(identifier)["HostConfig"]
+    assert (host["BlkioWeight"], host["KernelMemory"]) == (300, 64 * MB)
+    if not cgroups.V2 and list((cgroups.ROOT / "blkio").glob("*/blkio.bfq.weight")):
+        assert group(engine, identifier).file("blkio", "blkio.bfq.weight") == "300"
 
 
 def test_every_limit(engine: TempEngine) -> None:
@@ -142,7 +156,7 @@ def test_refused_and_nothing_changed(engine: TempEngine, body: dict[str, Any], w
 
 @pytest.mark.skipif(cgroups.V2, reason="v2 reclaims, and kills if it must, instead of refusing")
 def test_a_kernel_that_refuses_leaves_all_as_it_was(engine: TempEngine) -> None:
-    """The memory in use does not fit into the new limit, and there is no swap to put it in."""
+    """The memory in use exceeds the new limit, and there is no swap."""
     identifier = engine.started(
         "sh",
         "-c",

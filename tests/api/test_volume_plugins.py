@@ -1,4 +1,4 @@
-"""Volume drivers that are programs of their own, through a real plugin server on a Unix socket or TCP."""
+"""Volume drivers as external programs, through a real plugin server on a Unix socket or TCP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.own
 
 @pytest.fixture(scope="module")
 def plugged() -> Iterator[TempEngine]:
-    """An engine that looks for plugins in directories of its own, and gives them five seconds."""
+    """An engine with its own plugin directories, and a plugin timeout of five seconds."""
     engine = TempEngine()
     specifications = engine.base / "specs"
     engine.arguments = (
@@ -119,7 +119,7 @@ def test_volume_driver_of_a_container(plugin: VolumePlugin, engine: TempEngine) 
         {"Image": "busybox", "HostConfig": {"Binds": ["n1:/n"], "VolumeDriver": "local"}},
     )
     assert refused.status == 409
-    # Without a driver a name is what it is already.
+    # Without a driver, a name refers to the existing volume.
     engine.docker("run", "--rm", "--network", "none", "-v", "n1:/n", "busybox", "touch", "/n/x")
     assert (plugin.directory / "n1" / "x").exists()
 
@@ -199,7 +199,7 @@ def test_a_socket_without_a_server(engine: TempEngine, plugged: TempEngine) -> N
     try:
         answer = make(engine, 500, Name="v1", Driver="dead")
         assert answer["message"].startswith("create v1: error looking up volume plugin dead: Plugin.Activate")
-        # It comes while it is waited for.
+        # It appears while the engine waits for it.
         threading.Timer(0.5, dead.listen, [plugged.base / "sockets" / "dead.sock"]).start()
         make(engine, Name="v1", Driver="dead")
         assert engine.request("DELETE", "/v1.24/volumes/v1").status == 204

@@ -1,4 +1,5 @@
-"""Volumes: the chapter's endpoints, and what containers do with them, through raw HTTP, the docker CLI and docker-py."""
+"""Volumes: the endpoints, and the use of volumes by containers, through raw HTTP, the docker CLI
+and docker-py."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def volume_events(engine: TempEngine, since: float) -> list[tuple[str, str, dict
     ]
 
 
-# --- the endpoints -----------------------------------------------------------------------------------------------------
+# --- the endpoints --------------------------------------------------------------------------------
 
 
 def test_create_inspect_remove(engine: TempEngine) -> None:
@@ -212,7 +213,7 @@ def test_the_order_of_events_is_dockers(engine: TempEngine) -> None:
     ]
 
 
-# --- volumes of containers -----------------------------------------------------------------------------------------------
+# --- volumes of containers ------------------------------------------------------------------------
 
 
 def test_forms_of_v(engine: TempEngine, tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_mounts_in_inspect_and_list(engine: TempEngine, tmp_path: Path) -> None:
     name = anonymous["Name"]
     root = str(engine.root / "volumes")
     assert re.fullmatch("[0-9a-f]{64}", name)
-    common = {"Driver": "local", "RW": True, "Propagation": ""}
+    common = {"Type": "volume", "Driver": "local", "RW": True, "Propagation": ""}
     assert anonymous == {
         "Name": name,
         "Source": f"{root}/{name}/_data",
@@ -252,6 +253,7 @@ def test_mounts_in_inspect_and_list(engine: TempEngine, tmp_path: Path) -> None:
     }
     assert shown == {
         "/bind": {
+            "Type": "bind",
             "Source": str(tmp_path),
             "Destination": "/bind",
             "Mode": "ro,Z",
@@ -266,6 +268,7 @@ def test_mounts_in_inspect_and_list(engine: TempEngine, tmp_path: Path) -> None:
             **common,
         },
         "/slave": {
+            "Type": "bind",
             "Source": str(tmp_path),
             "Destination": "/slave",
             "Mode": "rslave",
@@ -312,7 +315,7 @@ def test_removal_takes_anonymous_volumes_along(engine: TempEngine) -> None:
     theirs = anonymous(second)
     remove(second, "?v=1")
     assert names(engine) == sorted([volume, "named"])
-    # Others that have it keep it; the last one that did not name it takes it along.
+    # Other containers that use it keep it; the last one that did not name it removes it.
     third = made()
     shared = anonymous(third)
     inherits = engine.create("true", host={"VolumesFrom": [third]})
@@ -320,7 +323,7 @@ def test_removal_takes_anonymous_volumes_along(engine: TempEngine) -> None:
     assert shared in names(engine) and shared != theirs
     remove(inherits, "?v=1")
     assert shared not in names(engine)
-    # One that named it does not.
+    # A container that named it does not.
     fourth = engine.create("true", host={"Binds": [f"{volume}:/n"]})
     remove(fourth, "?v=1")
     assert volume in names(engine)
@@ -408,12 +411,12 @@ def test_many_containers_make_one_volume(engine: TempEngine) -> None:
     assert len(made) == 8 and names(engine) == sorted(["both", *(f"own{n}" for n in range(8))])
 
 
-# --- the image's content -----------------------------------------------------------------------------------------------------
+# --- the image's content --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def filled(engine: TempEngine) -> str:
-    """An image with VOLUME /data in two layers, and a link that leads out of it."""
+    """An image with VOLUME /data in two layers, and a link that points outside it."""
     lower = [
         directory("data/", 0o2750, uid=7, gid=8),
         Node("data/one", b"1", mode=0o640, uid=7, gid=9),
@@ -474,7 +477,7 @@ def test_copy_up_stays_in_the_image(engine: TempEngine, filled: str) -> None:
     assert engine.wait(container) == 0
 
 
-# --- clients -------------------------------------------------------------------------------------------------------------------
+# --- clients --------------------------------------------------------------------------------------
 
 
 def test_docker_volume(engine: TempEngine) -> None:
@@ -530,7 +533,7 @@ def test_docker_py(engine: TempEngine, tmp_path: Path) -> None:
 
 
 def test_mount_points_are_made_as_docker_makes_them(engine: TempEngine, tmp_path: Path) -> None:
-    """Directories and files alike 0755, also in what is mounted around them, whatever runtime is below."""
+    """Directories and files are 0755, also inside mounts around them, with every runtime."""
     (tmp_path / "directory").mkdir()
     (tmp_path / "file").touch()
     binds = [f"{tmp_path}/directory:/a/b", f"{tmp_path}/file:/c/d", f"{tmp_path}/file:/a/b/in/file", "named:/e/f"]
@@ -551,12 +554,13 @@ def test_mount_points_are_made_as_docker_makes_them(engine: TempEngine, tmp_path
 
 
 def test_sizes(engine: TempEngine) -> None:
-    """SizeRw counts what the container wrote into its own layer, and nothing of its volumes."""
+    """SizeRw counts the container's writes to its own layer, and nothing in its volumes."""
     script = "dd if=/dev/zero of=/own bs=1000 count=300; ln /own /other; ln -s /target /link; dd if=/dev/zero of=/v/f bs=1000 count=700"
     container = engine.started("sh", "-c", script, Volumes={"/v": {}})
     assert engine.wait(container) == 0
     shown = engine.request("GET", f"/v1.24/containers/{container}/json?size=1").json()
-    assert shown["SizeRw"] == 300_007  # a file counts once, a link with what it says, as in Docker
+    # a file counts once, a link with the length of its target, as in Docker
+    assert shown["SizeRw"] == 300_007
     images = {each["Id"]: each["Size"] for each in engine.request("GET", "/v1.24/images/json").json()}
     assert shown["SizeRootFs"] == images[shown["Image"]] + 300_007
     listed = engine.request("GET", "/v1.24/containers/json?all=1&size=1").json()

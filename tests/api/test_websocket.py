@@ -1,4 +1,5 @@
-"""Attach by websocket, with a client library that keeps to RFC 6455 and raw bytes where a client would not misbehave on its own."""
+"""Attach by websocket, with a client library that keeps to RFC 6455, and raw bytes for violations
+of it."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def data(message: str | bytes) -> bytes:
 
 
 def to_end(connection: websocket.WebSocket) -> tuple[bytes, int]:
-    """Everything until the Close, and its code."""
+    """All data until the Close, and its code."""
     received = b""
     while True:
         opcode, content = connection.recv_data()
@@ -58,7 +59,8 @@ def test_talk(engine: TempEngine) -> None:
 
 
 def test_both_streams_without_headers_then_a_normal_close(engine: TempEngine) -> None:
-    script = "echo out; read word; echo err >&2; read word; seq 3000"  # two pipes have no order of their own
+    # two pipes are not ordered between each other
+    script = "echo out; read word; echo err >&2; read word; seq 3000"
     identifier = engine.create("sh", "-c", script, OpenStdin=True)
     with attached(engine, identifier) as connection:
         engine.post(f"/containers/{identifier}/start")
@@ -71,7 +73,8 @@ def test_both_streams_without_headers_then_a_normal_close(engine: TempEngine) ->
 
 
 def test_text_is_always_valid_and_nothing_is_lost(engine: TempEngine) -> None:
-    """Bytes that are no UTF-8 come as binary messages; the client would refuse them as text."""
+    """Bytes that are not UTF-8 are sent as binary messages, because the client would refuse them as
+    text."""
     identifier = engine.create(
         "sh", "-c", "printf 'gr\\303\\274n\\n'; sleep 0.1; head -c 300000 /dev/urandom | tee /copy; cat /copy"
     )
@@ -86,7 +89,7 @@ def test_text_is_always_valid_and_nothing_is_lost(engine: TempEngine) -> None:
 
 
 def test_large_and_fragmented_messages(engine: TempEngine) -> None:
-    """8 MB in one message and in many frames: taken as it comes, never held whole."""
+    """8 MB in one message and in many frames: processed as they arrive, never buffered whole."""
     identifier = engine.started("sh", "-c", "md5sum | cut -c1-32", OpenStdin=True, StdinOnce=True)
     blob = os.urandom(1 << 20) * 4
     with attached(engine, identifier) as connection:
@@ -171,7 +174,7 @@ def test_a_terminal(engine: TempEngine) -> None:
     identifier = engine.started("sh", "-c", "tty; read word; echo got $word", OpenStdin=True, Tty=True)
     with attached(engine, identifier, ALL + "&logs=1") as connection:
         told = b""
-        while not told.endswith(b"\n"):  # what is typed before that is echoed before it
+        while not told.endswith(b"\n"):  # input before that is echoed before it
             told += data(connection.recv())
         connection.send("word\n")
         received, _ = to_end(connection)
@@ -214,7 +217,7 @@ def test_refusals(engine: TempEngine) -> None:
     engine.post(f"/containers/{identifier}/pause")
     assert engine.send(handshake(f"/v1.24/containers/{identifier}/attach/ws?{ALL}")).startswith(b"HTTP/1.1 409 ")
     assert engine.send(handshake(f"/v1.24/containers/nobody/attach/ws?{ALL}")).startswith(b"HTTP/1.1 404 ")
-    bad = f"/v1.24/containers/{identifier}/attach/ws?stream=maybe"
+    bad = f"/v1.24/containers/{identifier}/attach/ws?detachKeys=ctrl-A"
     assert engine.send(handshake(bad)).startswith(b"HTTP/1.1 400 ")
 
 

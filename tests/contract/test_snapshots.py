@@ -1,6 +1,7 @@
-"""What every snapshotter must do (engine/storage/snapshots.py), asked of each there is.
+"""The suite of the snapshotter protocol (engine/storage/snapshots.py), run on overlayfs and on the
+fake of the unit tests.
 
-Needs root: they mount.
+The overlay needs root: it mounts.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,54 +19,89 @@ from engine.errors import Conflict, NotFound
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.storage.snapshots import Layer, Snapshots, Usage
-from engine.system import mounts, trees
+from engine.system import detached_mounts, mounts
+from tests.fakes.snapshots import Disk, FakeSnapshots
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+Work = Callable[[Snapshots], Awaitable[None]]
+Run = Callable[[Work], None]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-class Kept:
-    """What outlives a snapshotter with the monitor: the namespace of its mounts."""
+class Overlay:
+    """What outlives a snapshotter: ROOT, and with the monitor the namespace of its mounts."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.namespace = -1
 
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Snapshots]:
+        records = Records(self.root / "state.db")
+        snapshots = OverlaySnapshots(self.root, records)
+        try:
+            await snapshots.resume(self.namespace)
+            if self.namespace >= 0:
+                os.close(self.namespace)
+            self.namespace = os.dup(snapshots.mount_namespace.descriptor)
+            yield snapshots
+        finally:
+            records.close()
 
-@asynccontextmanager
-async def overlay(root: Path, kept: Kept) -> AsyncIterator[Snapshots]:
-    records = Records(root / "state.db")
-    snapshots = OverlaySnapshots(root, records)
-    try:
-        await snapshots.resume(kept.namespace)
-        if kept.namespace >= 0:
-            os.close(kept.namespace)
-        kept.namespace = os.dup(snapshots.aside.namespace)
+    def close(self) -> None:
+        os.close(self.namespace)
+        assert mounts.mounts(self.root) == [], "nothing may be mounted on the host"
+
+
+class Fake:
+    def __init__(self, root: Path) -> None:
+        self.disk = Disk(root)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Snapshots]:
+        snapshots = FakeSnapshots(self.disk)
+        await snapshots.resume(-1)
         yield snapshots
-    finally:
-        records.close()
+
+    def close(self) -> None:
+        assert not self.disk.mounted
 
 
-@pytest.fixture(params=[overlay], ids=["overlay"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[Snapshots], Awaitable[None]]], None]:
-    """Runs a coroutine on a snapshotter over one root, each time as after a crash of the daemon; nothing may be mounted on the host."""
-    kept = Kept()
+def _runner(opened: Callable[[], AbstractAsyncContextManager[Snapshots]]) -> Run:
+    """Runs a coroutine on a new snapshotter over the same state, each time as after a crash of
+    the daemon.
+    """
 
-    def runner(work: Callable[[Snapshots], Awaitable[None]]) -> None:
+    def runner(work: Work) -> None:
         async def main() -> None:
-            async with request.param(tmp_path, kept) as snapshots:
+            async with opened() as snapshots:
                 await work(snapshots)
 
         asyncio.run(main())
 
-    yield runner
-    os.close(kept.namespace)
-    assert mounts.mounts(tmp_path) == []
+    return runner
+
+
+@pytest.fixture(params=[pytest.param(Overlay, marks=needs_root), Fake], ids=["overlay", "fake"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    kept = request.param(tmp_path)
+    yield _runner(kept.opened)
+    kept.close()
+
+
+@pytest.fixture
+def run_overlay(tmp_path: Path) -> Iterator[Run]:
+    """For what a fake has no need of: attributes of directories, namespaces."""
+    kept = Overlay(tmp_path)
+    yield _runner(kept.opened)
+    kept.close()
 
 
 async def add(snapshots: Snapshots, chain_id: str, parent: str = "", **contents: str) -> None:
-    draft = await snapshots.draft()
+    ingest = await snapshots.ingest()
     for name, text in contents.items():
-        (draft.path / name).write_text(text)
-    await snapshots.commit_layer(draft, chain_id, Layer(0, f"diff of {chain_id}", parent, 7))
+        (ingest.path / name).write_text(text)
+    await snapshots.commit_layer(ingest, chain_id, Layer(0, f"diff of {chain_id}", parent, 7))
 
 
 @asynccontextmanager
@@ -78,7 +114,7 @@ async def mounted(snapshots: Snapshots, key: str = "k") -> AsyncIterator[Path]:
         await snapshots.unmount(key)
 
 
-def test_write_remount_remove(run: Callable[..., None], tmp_path: Path) -> None:
+def test_write_remount_remove(run: Run, tmp_path: Path) -> None:
     async def make(snapshots: Snapshots) -> None:
         await add(snapshots, "low", a="low", b="low")
         await add(snapshots, "high", "low", b="high")
@@ -112,7 +148,7 @@ def test_write_remount_remove(run: Callable[..., None], tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "layers") == []
 
 
-def test_on_nothing(run: Callable[..., None], tmp_path: Path) -> None:
+def test_on_nothing(run: Run, tmp_path: Path) -> None:
     async def work(snapshots: Snapshots) -> None:
         await snapshots.prepare("k", None)
         async with mounted(snapshots) as where:
@@ -123,7 +159,7 @@ def test_on_nothing(run: Callable[..., None], tmp_path: Path) -> None:
     run(work)
 
 
-def test_refusals_leave_nothing(run: Callable[..., None], tmp_path: Path) -> None:
+def test_refusals_leave_nothing(run: Run, tmp_path: Path) -> None:
     async def work(snapshots: Snapshots) -> None:
         with pytest.raises(NotFound):
             await snapshots.prepare("k", "none")
@@ -137,14 +173,14 @@ def test_refusals_leave_nothing(run: Callable[..., None], tmp_path: Path) -> Non
         await add(snapshots, "one")
         with pytest.raises(Conflict):
             await add(snapshots, "one")
-        draft = await snapshots.draft()
-        await snapshots.abandon(draft)
+        ingest = await snapshots.ingest()
+        await snapshots.abandon(ingest)
         assert len(os.listdir(tmp_path / "layers")) == 1
 
     run(work)
 
 
-def test_layers_live_as_long_as_somebody_uses_them(run: Callable[..., None], tmp_path: Path) -> None:
+def test_layers_live_as_long_as_somebody_uses_them(run: Run, tmp_path: Path) -> None:
     async def work(snapshots: Snapshots) -> None:
         for chain_id, parent in (("a", ""), ("ab", "a"), ("abc", "ab"), ("abd", "ab")):
             snapshots.retain(chain_id)
@@ -161,7 +197,7 @@ def test_layers_live_as_long_as_somebody_uses_them(run: Callable[..., None], tmp
     assert os.listdir(tmp_path / "layers") == []
 
 
-def test_128_layers(run: Callable[..., None], tmp_path: Path) -> None:
+def test_128_layers(run: Run, tmp_path: Path) -> None:
     async def work(snapshots: Snapshots) -> None:
         below = ""
         for at in range(128):
@@ -174,12 +210,13 @@ def test_128_layers(run: Callable[..., None], tmp_path: Path) -> None:
     run(work)
 
 
-def test_the_root_looks_like_the_topmost_layers(run: Callable[..., None], tmp_path: Path) -> None:
+@needs_root
+def test_the_root_looks_like_the_topmost_layers(run: Run, tmp_path: Path) -> None:
     async def work(snapshots: Snapshots) -> None:
-        draft = await snapshots.draft()
-        os.chown(draft.path, 5, 6)
-        draft.path.chmod(0o1711)
-        await snapshots.commit_layer(draft, "a", Layer(0, "a"))
+        ingest = await snapshots.ingest()
+        os.chown(ingest.path, 5, 6)
+        ingest.path.chmod(0o1711)
+        await snapshots.commit_layer(ingest, "a", Layer(0, "a"))
         await snapshots.prepare("k", "a")
         status = snapshots.upper("k").stat()
         assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (0o1711, 5, 6)
@@ -187,9 +224,10 @@ def test_the_root_looks_like_the_topmost_layers(run: Callable[..., None], tmp_pa
     run(work)
 
 
-def test_directories_without_an_entry_look_like_those_below(run: Callable[..., None], tmp_path: Path) -> None:
+@needs_root
+def test_directories_without_an_entry_look_like_those_below(run_overlay: Run, tmp_path: Path) -> None:
     async def work(snapshots: Snapshots) -> None:
-        low = await snapshots.draft()
+        low = await snapshots.ingest()
         for name in ("kept", "hidden", "kept/deep"):
             (low.path / name).mkdir()
             os.chown(low.path / name, 7, 8)
@@ -197,10 +235,10 @@ def test_directories_without_an_entry_look_like_those_below(run: Callable[..., N
             os.setxattr(low.path / name, "trusted.look", b"x")
         os.utime(low.path / "kept", ns=(10**18, 10**18))
         await snapshots.commit_layer(low, "low", Layer(0, "low"))
-        mid = await snapshots.draft()
+        mid = await snapshots.ingest()
         os.mknod(mid.path / "hidden", 0o020000, 0)
         await snapshots.commit_layer(mid, "mid", Layer(0, "mid", "low"))
-        top = await snapshots.draft()
+        top = await snapshots.ingest()
         for name in ("kept", "hidden", "kept/deep", "new"):
             (top.path / name).mkdir()
         await snapshots.commit_layer(
@@ -215,7 +253,7 @@ def test_directories_without_an_entry_look_like_those_below(run: Callable[..., N
         }
         assert looks["kept"].st_mtime_ns == 10**18 and os.getxattr(top.path / "kept", "trusted.look") == b"x"
 
-    run(work)
+    run_overlay(work)
 
 
 def in_namespace(namespace: int, *command: str) -> list[str]:
@@ -225,13 +263,16 @@ def in_namespace(namespace: int, *command: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_shown_to_one(run: Callable[..., None], tmp_path: Path) -> None:
-    """In a namespace for one program the snapshot is at a place of the host, which sees nothing of it."""
+@needs_root
+def test_shown_to_one(run_overlay: Run, tmp_path: Path) -> None:
+    """In a namespace for one program the snapshot is at a place of the host, which sees nothing
+    of it.
+    """
     place = tmp_path / "place"
 
     async def work(snapshots: Snapshots) -> None:
         for _ in range(2):
-            trees.make_private(place)
+            detached_mounts.make_private(place)
         await snapshots.prepare("k", None)
         with pytest.raises(NotFound):
             await snapshots.shown("k", place).__aenter__()
@@ -243,13 +284,65 @@ def test_shown_to_one(run: Callable[..., None], tmp_path: Path) -> None:
         await snapshots.unmount("k")
 
     try:
-        run(work)
+        run_overlay(work)
     finally:
         mounts.unmount(place)
 
 
-def test_sweep(run: Callable[..., None], tmp_path: Path) -> None:
-    """What a crash leaves: mounts, directories without a record, records without a directory, keys and layers that nobody names."""
+def test_a_cancelled_mount_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    """Cancelled at each point of its way; afterwards the snapshot mounts, unmounts and goes as
+    any other.
+    """
+
+    def unmounted(snapshots: Snapshots) -> bool:
+        try:
+            snapshots.mounted("k")
+        except NotFound:
+            return True
+        return False
+
+    async def work(snapshots: Snapshots) -> None:
+        await snapshots.prepare("k", None)
+        for turns in range(8):
+            mounting = asyncio.ensure_future(snapshots.mount("k"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            mounting.cancel()
+            await asyncio.wait([mounting])
+            if mounting.cancelled():
+                assert unmounted(snapshots), turns
+            else:
+                await snapshots.unmount("k")
+        async with mounted(snapshots) as where:
+            (where / "file").touch()
+        await snapshots.remove("k")
+
+    run(work)
+    assert os.listdir(tmp_path / "layers") == []
+
+
+def test_many_users_of_one_snapshot(run: Run, tmp_path: Path) -> None:
+    """Calls that look into a snapshot while its container runs, and after: all see one root."""
+
+    async def work(snapshots: Snapshots) -> None:
+        await snapshots.prepare("k", None)
+        async with snapshots.opened("k") as first, snapshots.opened("k") as second:
+            assert first == second
+            await snapshots.mount("k")
+            await snapshots.unmount("k")
+            assert (await snapshots.usage("k")).entries == 0
+        await snapshots.unmount("k")
+        assert snapshots.snapshot_data("k")["UpperDir"] == str(snapshots.upper("k"))
+        assert snapshots.lower("k") == []
+        await snapshots.remove("k")
+
+    run(work)
+
+
+def test_sweep(run: Run, tmp_path: Path) -> None:
+    """What a crash leaves: mounts, directories without a record, records without a directory,
+    keys and layers that nobody names.
+    """
 
     async def crash(snapshots: Snapshots) -> None:
         await add(snapshots, "used")
@@ -261,7 +354,7 @@ def test_sweep(run: Callable[..., None], tmp_path: Path) -> None:
             await snapshots.prepare(key, parent)
         for key in ("live", "stale"):
             await snapshots.mount(key)
-        await snapshots.draft()
+        await snapshots.ingest()
         (tmp_path / "layers" / "999").mkdir()
         lost = snapshots.layer("lost")
         assert lost is not None
@@ -279,9 +372,9 @@ def test_sweep(run: Callable[..., None], tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             snapshots.upper("stale")
         assert len(os.listdir(tmp_path / "layers")) == 4
-        draft = await snapshots.draft()
-        assert draft.number > 999, "numbers are not used again"
-        await snapshots.abandon(draft)
+        ingest = await snapshots.ingest()
+        assert ingest.number > 999, "numbers are not used again"
+        await snapshots.abandon(ingest)
         await snapshots.unmount("live")
 
     run(crash)
@@ -294,7 +387,7 @@ async def restart_is_quiet(snapshots: Snapshots) -> None:
     assert snapshots.layer("used") and snapshots.layer("stood on")
 
 
-def test_many_at_once(run: Callable[..., None], tmp_path: Path) -> None:
+def test_many_at_once(run: Run, tmp_path: Path) -> None:
     async def one(snapshots: Snapshots, key: str) -> None:
         await snapshots.prepare(key, "base")
         async with mounted(snapshots, key) as where:

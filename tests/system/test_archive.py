@@ -1,4 +1,5 @@
-"""Files of hostile containers: paths swapped in a tight loop, names and files made to harm, archives that are bombs; crashes in mid-call; leaks."""
+"""Archive calls against hostile containers: paths swapped in a tight loop, malicious names and
+files, archive bombs; crashes during a call; leaks."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class Keeper:
 
 
 def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
-    """`/t/p` is by turns a directory, a link to a directory of the host's name, and a link out by `..`; so is a directory in a volume."""
+    """`/t/p` alternates between a directory, a link to a host directory, and a link that leaves by
+    `..`; the same in a volume."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("host's secret")
@@ -118,7 +120,7 @@ def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
     assert not bodies, "a file of the host was read"
     assert snapshot(outside) == before, "a file of the host was written"
     assert len(answered) == CALLS
-    assert answered.count(200) > CALLS // 10  # it is no refusal of everything
+    assert answered.count(200) > CALLS // 10  # so the refusals are not refusals of everything
     assert set(answered) <= {200, 400, 404}, said
     assert own.inspect(container)["State"]["Running"]
 
@@ -134,7 +136,8 @@ while True:
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "parent"])
 def test_owners_and_modes_reach_no_link_that_takes_the_place(own: TempEngine, tmp_path: Path, kind: str) -> None:
-    """What an archive makes is replaced by a link to the host's root, by way of /proc, between its making and its chmod."""
+    """Between its creation and its chmod, an entry is replaced by a link to the host's root,
+    through /proc."""
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)
     before = outside.stat()
@@ -172,7 +175,8 @@ def test_names_and_files_made_to_harm(own: TempEngine) -> None:
     before = own.open_files()
     for path in ("/h/fifo", "/h/null", "/h/zero", "/h/disk"):
         answer = archive(own, "GET", container, path)
-        assert answer.status == 200 and len(answer.body) == 1536  # a header, and nothing was read
+        # a header was sent, and no content was read
+        assert answer.status == 200 and len(answer.body) == 1536
     assert len(archive(own, "GET", container, "/h/hole").body) < 20_000
     assert archive(own, "GET", container, "/h/magic/passwd").status in (400, 404)
     assert archive(own, "GET", container, "/h/loop/x").status == 400
@@ -184,7 +188,8 @@ def test_names_and_files_made_to_harm(own: TempEngine) -> None:
     answer = archive(own, "GET", container, "/h/flat")
     with tarfile.open(fileobj=io.BytesIO(answer.body)) as opened:
         assert len(opened.getnames()) == 301
-    with contextlib.suppress(Exception):  # paths that no tar reader takes: the answer breaks off
+    # paths that no tar reader accepts: the response is cut off
+    with contextlib.suppress(Exception):
         archive(own, "GET", container, "/h")
     for entry in own.request("GET", f"/v1.24/containers/{container}/changes").json() or []:
         assert entry["Kind"] in (0, 1, 2)
@@ -240,7 +245,8 @@ def test_memory_stays_flat_for_a_slow_client(own: TempEngine) -> None:
         connection = client.connect(own.socket, 1)
         head = f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n"
         connection.sendall(head.encode())
-        with contextlib.suppress(TimeoutError):  # a file that has no end: the engine takes as much as it writes
+        # an incomplete file
+        with contextlib.suppress(TimeoutError):
             connection.sendall(tar([Node("x", bytes(1 << 20))])[:1000])
         connections.append(connection)
     time.sleep(0.5)
@@ -252,7 +258,8 @@ def test_memory_stays_flat_for_a_slow_client(own: TempEngine) -> None:
 
 
 def test_clients_that_stall_hold_nobody_up(own: TempEngine) -> None:
-    """More of them than there are threads for whole archives: after the head, and in the middle of a file."""
+    """More clients than there are threads for archives leave: after the header, and in the middle
+    of a file."""
     container = own.create("true")
     body = tar([Node("x", bytes(1 << 20))])
     stalled = []
@@ -275,13 +282,14 @@ def test_clients_that_stall_hold_nobody_up(own: TempEngine) -> None:
 
 
 def mounted_on_host(engine: TempEngine) -> list[str]:
-    """All but the place where runtimes find a root."""
+    """All mounts except the directory where runtimes find a root."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if str(engine.base) in line and line.split()[4] != str(engine.run / "root")]
 
 
 def archive_threads_idle(engine: TempEngine, running: int = 0) -> bool:
-    """No call holds a container's root any more: in the namespace aside are those of containers that run, and no place of a call."""
+    """No call holds a container's root any more: the mount namespace has only the roots of running
+    containers, and no call's."""
     found = set()
     for task in os.listdir(f"/proc/{engine.pid}/task"):
         with contextlib.suppress(OSError):
@@ -334,7 +342,8 @@ def test_killed_in_mid_call(own: TempEngine, running: bool, call: str) -> None:
 
 
 def test_start_stop_and_remove_while_files_are_read(own: TempEngine) -> None:
-    """One overlay of a container at a time: what a start makes is seen by calls that began before it, and the reverse."""
+    """A container's overlay is mounted once at a time: calls that began before a start see its
+    changes, and the reverse."""
     container = own.create("sh", "-c", "while :; do date > /ticks; sleep 0.02; done")
     assert archive(own, "PUT", container, "/", tar([Node("big", os.urandom(1 << 20) * 32)])).status == 200
     with client.connect(own.socket) as slow:
@@ -353,7 +362,8 @@ def test_start_stop_and_remove_while_files_are_read(own: TempEngine) -> None:
 
 
 def test_the_same_files_put_by_many_at_once(own: TempEngine) -> None:
-    """Each call finds names that another one has just made or is about to replace: as in Docker, which takes them in turn, all succeed."""
+    """Each call meets names that another call has just created or is about to replace. All succeed,
+    as in Docker, which serializes them."""
     container = own.started("sleep", "1000", host={"Binds": ["shared:/vol"]})
     kinds = [
         Node("t/file", b"x"),
@@ -380,7 +390,8 @@ def test_the_same_files_put_by_many_at_once(own: TempEngine) -> None:
 
 
 def test_volumes_that_go_with_their_container_while_it_is_read(own: TempEngine) -> None:
-    """Who comes too late hears that the container is gone, whatever of it went first."""
+    """A call that comes too late is answered that the container is gone, whichever part was removed
+    first."""
     odd: list[client.Answer] = []
     for _ in range(15):
         container = own.create("true", Volumes={"/a": {}, "/b": {}, "/c": {}})
@@ -421,7 +432,8 @@ def test_calls_leave_no_mount_and_no_descriptor(own: TempEngine, tmp_path: Path)
 
 
 def test_a_bind_whose_host_path_the_container_swaps(own: TempEngine, tmp_path: Path) -> None:
-    """`-v /a:/a -v /a/b:/b`: what is read and written at /b is what the container has there, whatever it makes of /a/b."""
+    """`-v /a:/a -v /a/b:/b`: reads and writes at /b reach the container's mount, whatever it does
+    with /a/b."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").write_text("mine")
     (tmp_path / "outside").mkdir()
@@ -448,7 +460,7 @@ def test_a_bound_file_that_was_replaced_on_the_host(own: TempEngine, tmp_path: P
     os.rename(tmp_path / "new", tmp_path / "conf")
     assert (
         b"new" in archive(own, "GET", container, "/conf").body
-    )  # as Docker, though the container still has the old one
+    )  # as in Docker, though the container still has the old one
     own.docker("exec", container, "sh", "-c", f"rm /a/f; ln -s {tmp_path}/outside /a/f")
     answer = archive(own, "GET", container, "/f")
     assert answer.status == 200 and b"host's secret" not in answer.body

@@ -1,6 +1,8 @@
-"""The default bridge, and networks of users, on the real kernel, in network and mount namespaces of the test's own; read back through pyroute2.
+"""The default bridge and user networks on the real kernel, in network and mount namespaces of the
+test; verified through pyroute2.
 
-Needs root. Each body runs in a forked child that has left the host's network behind; it ends by checking that nothing is left.
+Needs root. Each body runs in a forked child outside the host's network namespace. At its end it
+checks that nothing is left.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import socket
+import struct
 import subprocess
 import time
 import traceback
@@ -24,11 +27,12 @@ import pytest
 from engine.config import Config
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
-from engine.networks import sandboxes
+from engine.networks import host, sandboxes
 from engine.networks.networks import Networks
 from engine.storage.records import Records
-from engine.system import namespaces, netfilter, netlink
-from engine.system.netlink import Netlink
+from engine.system import namespaces, netfilter
+from engine.system.netlink import rtnl
+from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
 
@@ -42,7 +46,7 @@ Body = Callable[[Path], Coroutine[Any, Any, None]]
 
 
 def isolated(body: Body, directory: Path) -> None:
-    """Run the body with nothing of the host's network in reach; its failure is this test's."""
+    """Run the body isolated from the host's network; its failure is this test's."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -67,12 +71,13 @@ def _leave_the_host() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(namespaces.CLONE_NEWNET | CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
-    # sysfs shows the network namespace of whoever mounts it, and nothing may reach the host's mounts
+    # sysfs shows the network namespace of the process that mounts it, and mounts must not propagate
+    # to the host
     for source, target, kind, flags in ((b"none", b"/", None, 1 << 18 | 1 << 14), (b"sysfs", b"/sys", b"sysfs", 0)):
         if libc.mount(source, target, kind, flags, None):
             raise OSError(ctypes.get_errno(), "mount")
-    with Netlink() as links:
-        links.apply(netlink.change_link("lo", up=True))
+    with RouteSocket() as links:
+        links.apply(rtnl.change_link("lo", up=True))
 
 
 class Process(NamedTuple):
@@ -81,14 +86,14 @@ class Process(NamedTuple):
 
 
 class Sandbox(NamedTuple):
-    """What one container got on one network."""
+    """The addresses and names of one container on one network."""
 
     path: str
     endpoint: EndpointSettings
 
 
 class Engine(Networks):
-    """Networks as containers use them, with the default bridge's endpoints at hand."""
+    """Networks as containers use them, with shortcuts for the default bridge's endpoints."""
 
     def __init__(self, config: Config, records: Records) -> None:
         super().__init__(config, records, EventLog())
@@ -106,7 +111,7 @@ class Engine(Networks):
 
 @contextlib.asynccontextmanager
 async def network(directory: Path, **config: Any) -> AsyncIterator[Engine]:
-    """An open network; everything of it is gone afterwards."""
+    """An open network; it is removed completely afterwards."""
     before = set(os.listdir("/proc/self/fd"))
     records = Records(directory / "state.db")
     made = Engine(Config(**config), records)
@@ -123,7 +128,7 @@ async def network(directory: Path, **config: Any) -> AsyncIterator[Engine]:
 
 
 def _links() -> list[str]:
-    with Netlink() as links:
+    with RouteSocket() as links:
         return [link.name for link in links.links()]
 
 
@@ -150,45 +155,46 @@ def reaches(sandbox: Sandbox, address: str) -> bool:
     return inside(sandbox, "busybox", "ping", "-c", "1", "-W", "5", address).returncode == 0
 
 
-# --- netlink ---------------------------------------------------------------------------------------------------------
+# --- netlink --------------------------------------------------------------------------------------
 
 
 async def _netlink(_: Path) -> None:
-    with Netlink() as links:
+    with RouteSocket() as links:
         assert links.link("nothere") is None
         links.apply(
-            netlink.create_bridge("b0", mac="02:42:00:00:00:09"),
-            netlink.change_link("b0", up=True, alias="words"),
+            rtnl.create_bridge("b0", mac="02:42:00:00:00:09"),
+            rtnl.change_link("b0", up=True, alias="words"),
         )
         bridge = links.link("b0")
         assert bridge is not None
         assert (bridge.kind, bridge.alias, bridge.address, bridge.up) == ("bridge", "words", "02:42:00:00:00:09", True)
         interface = IPv4Interface("10.9.0.1/24")
-        links.apply(netlink.add_address(bridge.ifindex, interface))
+        links.apply(rtnl.add_address(bridge.ifindex, interface))
         assert [each.interface for each in links.addresses(bridge.ifindex)] == [interface]
         assert (int(interface.network[0]), int(interface.network[-1])) in links.route_spans()
-        with pytest.raises(netlink.NetlinkError, match=r"10.9.0.1/24.*exists"):
-            links.apply(netlink.add_address(bridge.ifindex, interface))
-        with pytest.raises(netlink.NetlinkError, match="link nothere") as caught:
-            links.apply(netlink.change_link("nothere", up=True))
+        with pytest.raises(rtnl.NetlinkError, match=r"10.9.0.1/24.*exists"):
+            links.apply(rtnl.add_address(bridge.ifindex, interface))
+        with pytest.raises(rtnl.NetlinkError, match="link nothere") as caught:
+            links.apply(rtnl.change_link("nothere", up=True))
         assert caught.value.errno == 19
-        # a batch goes on after a failure, and says which failed
+        # a batch continues after a failure, and reports which request failed
         outcomes = links.outcomes(
-            [netlink.delete_link("nothere"), netlink.change_link("b0", up=False), netlink.delete_link("no2")]
+            [rtnl.delete_link("nothere"), rtnl.change_link("b0", up=False), rtnl.delete_link("no2")]
         )
         assert [outcome is None for outcome in outcomes] == [False, True, False]
-        outcomes = links.outcomes(netlink.delete_link(f"none{number}") for number in range(1000))
+        outcomes = links.outcomes(rtnl.delete_link(f"none{number}") for number in range(1000))
         assert {outcome.errno for outcome in outcomes if outcome} == {19}
-        links.apply(*(netlink.create_bridge(f"many{number}", mac="02:42:00:00:00:0a") for number in range(40)))
+        links.apply(*(rtnl.create_bridge(f"many{number}", mac="02:42:00:00:00:0a") for number in range(40)))
         assert len(links.links()) == 42
         assert await asyncio.to_thread(_oracle) == {link.name for link in links.links()}
-        links.apply(netlink.delete_link("b0"), *(netlink.delete_link(f"many{number}") for number in range(40)))
+        links.apply(rtnl.delete_link("b0"), *(rtnl.delete_link(f"many{number}") for number in range(40)))
 
 
 async def _threads(_: Path) -> None:
-    """Entering and leaving namespaces changes the thread's own alone, also when the block fails."""
+    """Entering and leaving namespaces changes only the calling thread, also when the block
+    fails."""
     home = os.stat("/proc/thread-self/ns/net").st_ino
-    await asyncio.to_thread(int)  # a thread begun inside would start in the new namespace
+    await asyncio.to_thread(int)  # a thread started inside would start in the new namespace
     with namespaces.new_network() as descriptor:
         assert os.stat("/proc/thread-self/ns/net").st_ino == os.fstat(descriptor).st_ino != home
         assert await asyncio.to_thread(lambda: os.stat("/proc/thread-self/ns/net").st_ino) == home
@@ -213,7 +219,7 @@ async def _netfilter(_: Path) -> None:
     netfilter.run("delete table inet t")
 
 
-# --- endpoints -------------------------------------------------------------------------------------------------------
+# --- endpoints ------------------------------------------------------------------------------------
 
 
 async def _endpoints(directory: Path) -> None:
@@ -245,40 +251,41 @@ async def _endpoints(directory: Path) -> None:
 
 
 async def _nat(directory: Path) -> None:
-    """The outside is a second namespace that knows no way back to the containers: masquerade or silence."""
-    with Netlink() as links:
+    """The outside is a second namespace without a route back to the containers: only masqueraded
+    packets are answered."""
+    with RouteSocket() as links:
         with namespaces.new_network() as outside:
-            far = Netlink()
-        links.apply(netlink.create_veth("up0", "far0", outside), netlink.change_link("up0", up=True))
+            far = RouteSocket()
+        links.apply(rtnl.create_veth("up0", "far0", outside), rtnl.change_link("up0", up=True))
         near_link = links.link("up0")
         far_link = far.link("far0")
         assert near_link and far_link
-        links.apply(netlink.add_address(near_link.ifindex, IPv4Interface("203.0.113.1/24")))
+        links.apply(rtnl.add_address(near_link.ifindex, IPv4Interface("203.0.113.1/24")))
         far.apply(
-            netlink.change_link("far0", up=True),
-            netlink.change_link("lo", up=True),
-            netlink.add_address(far_link.ifindex, IPv4Interface("203.0.113.9/24")),
+            rtnl.change_link("far0", up=True),
+            rtnl.change_link("lo", up=True),
+            rtnl.add_address(far_link.ifindex, IPv4Interface("203.0.113.9/24")),
         )
         async with network(directory, bridge="b-1.x") as bridge:
             one = await bridge.endpoint("one")
             there = Sandbox(f"/proc/{os.getpid()}/fd/{outside}", one.endpoint)
             assert reaches(one, "203.0.113.9") == netfilter.available()
             if netfilter.available():
-                # with a way back it still gets nothing that it did not ask for
-                far.apply(netlink.add_default_route(IPv4Address("203.0.113.1"), far_link.ifindex))
+                # with a route back, unsolicited packets still do not reach it
+                far.apply(rtnl.add_default_route(IPv4Address("203.0.113.1"), far_link.ifindex))
                 result = inside(there, "busybox", "ping", "-c", "1", "-W", "1", "172.17.0.2")
                 assert result.returncode != 0, result.stdout
-            links.apply(netlink.delete_link("up0"))
+            links.apply(rtnl.delete_link("up0"))
         far.close()
         os.close(outside)
 
 
 async def _subnets(directory: Path) -> None:
-    with Netlink() as links:
-        links.apply(netlink.create_bridge("lan", mac="02:00:00:00:00:01"), netlink.change_link("lan", up=True))
+    with RouteSocket() as links:
+        links.apply(rtnl.create_bridge("lan", mac="02:00:00:00:00:01"), rtnl.change_link("lan", up=True))
         lan = links.link("lan")
         assert lan
-        links.apply(netlink.add_address(lan.ifindex, IPv4Interface("172.17.44.1/24")))
+        links.apply(rtnl.add_address(lan.ifindex, IPv4Interface("172.17.44.1/24")))
         records = Records(directory / "a.db")
         first = Engine(Config(bridge="e1"), records)
         await first.open()
@@ -294,7 +301,7 @@ async def _subnets(directory: Path) -> None:
         assert links.link("e2") is not None, "the other engine's bridge stays"
         await second.close(remove=True)
         records.close()
-        # somebody else's bridge is used with its own address, and left alone
+        # another program's bridge is used with its own address and not modified
         records = Records(directory / "b.db")
         adopting = Engine(Config(bridge="lan", bridge_subnet="10.1.0.0/16"), records)
         await adopting.open()
@@ -305,7 +312,7 @@ async def _subnets(directory: Path) -> None:
         assert links.link("lan") is not None
         with namespaces.new_network() as other:
             pass
-        links.apply(netlink.create_veth("v0", "v1", other))
+        links.apply(rtnl.create_veth("v0", "v1", other))
         records = Records(directory / "c.db")
         wrong = Engine(Config(bridge="v0"), records)
         with pytest.raises(ServerError, match=r"v0.*no bridge"):
@@ -329,7 +336,8 @@ async def _sleeping_in(sandbox: Sandbox) -> AsyncIterator[subprocess.Popen[bytes
 
 
 async def _restart(directory: Path) -> None:
-    """A daemon that ended leaves running containers connected; the next one knows their addresses."""
+    """A daemon that ended leaves running containers connected; the next daemon knows their
+    addresses."""
     records = Records(directory / "state.db")
     before = Engine(Config(), records)
     await before.open()
@@ -358,7 +366,8 @@ async def _restart(directory: Path) -> None:
 
 
 async def _deleted(directory: Path) -> None:
-    """Somebody deletes bridges: the next container that needs one has it, and so have again those that were on it."""
+    """An operator deletes bridges: the next container that needs one gets it, and earlier
+    containers are reconnected."""
     async with network(directory) as networks:
         await networks.create(
             msgspec.convert({"Name": "own", "Options": {"com.docker.network.driver.mtu": "1400"}}, NetworkCreate)
@@ -366,9 +375,9 @@ async def _deleted(directory: Path) -> None:
         for name in ("bridge", "own"):
             first, second = [await networks.endpoint(f"{name}{number}", on=name) for number in range(2)]
             assert reaches(first, second.endpoint.ip_address)
-            with Netlink() as links:
+            with RouteSocket() as links:
                 deleted = links.link(networks.get(name).bridge)
-                links.apply(netlink.delete_link(deleted.name))
+                links.apply(rtnl.delete_link(deleted.name))
                 third = await networks.endpoint(f"{name}2", on=name)
                 assert links.link(deleted.name).ifindex != deleted.ifindex
             assert third.endpoint.gateway == first.endpoint.gateway
@@ -379,10 +388,11 @@ async def _deleted(directory: Path) -> None:
 
 
 async def _deleted_and_back(directory: Path) -> None:
-    """Somebody deletes bridges: they are back by themselves, with all that was on them. Those of others, and of removed networks, are not."""
+    """An operator deletes bridges: they are recreated without a request, with all their endpoints.
+    Bridges of other programs and of removed networks are not."""
     async with network(directory) as networks:
-        with Netlink() as links:
-            links.apply(netlink.create_bridge("theirs", mac="02:00:00:00:00:01"))
+        with RouteSocket() as links:
+            links.apply(rtnl.create_bridge("theirs", mac="02:00:00:00:00:01"))
         for name in ("own", "six", "lent", "removed"):
             body = {"Name": name, "EnableIPv6": name == "six"}
             if name == "lent":
@@ -391,8 +401,8 @@ async def _deleted_and_back(directory: Path) -> None:
         removed = networks.get("removed").bridge
         await networks.remove("removed")
         await until(lambda: not _index(removed), "the removed network's bridge is gone")
-        with Netlink() as links:
-            links.apply(netlink.delete_link("theirs"))
+        with RouteSocket() as links:
+            links.apply(rtnl.delete_link("theirs"))
         for name in ("bridge", "own", "six"):
             first, second = [await networks.endpoint(f"{name}{number}", on=name) for number in range(2)]
             pairs = [(first, second), (second, first)]
@@ -400,43 +410,46 @@ async def _deleted_and_back(directory: Path) -> None:
             if name == "six":
                 addresses += [first.endpoint.global_ipv6_address, first.endpoint.ipv6_gateway]
             for _ in range(3):
-                with Netlink() as links:
+                with RouteSocket() as links:
                     before = links.link(networks.get(name).bridge)
-                    links.apply(netlink.delete_link(before.name))
+                    links.apply(rtnl.delete_link(before.name))
                 await until(lambda before=before: _index(before.name) not in (0, before.ifindex), "the bridge is back")
                 for address in addresses:
                     await until(lambda one=second, to=address: reaches(one, to), f"{address} is reached")
                 assert _setting(f"ipv4/conf/{before.name}/route_localnet") == "1"
-        # Their notices came before those of the bridges that are back.
+        # Their notices came before those of the recreated bridges.
         assert not _index("theirs") and not _index(removed)
-        # Many at once, while one of the networks is removed and in the end all of them.
+        # Many at once, while one network is removed, and all of them at the end.
         made = [networks.get(name).bridge for name in ("bridge", "own", "six")]
-        for container in [*networks.get("own").members]:
+        for container in [*networks.get("own").sandboxes]:
             await networks.leave(container)
-        with Netlink() as links:
-            links.apply(*(netlink.delete_link(each) for each in made))
+        with RouteSocket() as links:
+            links.apply(*(rtnl.delete_link(each) for each in made))
         await networks.remove("own")
         await until(lambda: [bool(_index(each)) for each in made] == [True, False, True], "only the others are back")
-        with Netlink() as links:
-            links.apply(*(netlink.delete_link(each) for each in (made[0], made[2])))
+        with RouteSocket() as links:
+            links.apply(*(rtnl.delete_link(each) for each in (made[0], made[2])))
 
 
 async def _deleted_while_it_returns(directory: Path) -> None:
-    """A bridge that goes again before all that were on it are back: who waited for it gets one that has them."""
+    """A bridge is deleted again before all its endpoints are restored: waiting callers get one that
+    has them."""
     async with network(directory) as networks:
         first = await networks.endpoint("first")
-        plug, gone = networks._plug_members, []
+        bridges = networks._bridges
+        assert bridges is not None
+        plug, gone = bridges.replug, []
 
-        def plug_members(found: Any, link: Any) -> None:
+        def replug(found: Any, link: Any) -> None:
             if not gone:
                 gone.append(link.ifindex)
-                with Netlink() as links:
-                    links.apply(netlink.delete_link(link.name))
+                with RouteSocket() as links:
+                    links.apply(rtnl.delete_link(link.name))
             plug(found, link)
 
-        networks._plug_members = plug_members  # type: ignore[method-assign]
-        with Netlink() as links:
-            links.apply(netlink.delete_link("engined0"))
+        bridges.replug = replug  # type: ignore[method-assign]
+        with RouteSocket() as links:
+            links.apply(rtnl.delete_link("engined0"))
         second = await networks.endpoint("second")
         assert gone and _index("engined0") not in (0, *gone)
         assert reaches(second, first.endpoint.ip_address)
@@ -444,7 +457,7 @@ async def _deleted_while_it_returns(directory: Path) -> None:
 
 
 def _index(name: str) -> int:
-    """Of the link of that name; 0: there is none."""
+    """Index of the link of that name; 0 when there is none."""
     try:
         return socket.if_nametoindex(name)
     except OSError:
@@ -456,24 +469,24 @@ def _setting(name: str) -> str:
 
 
 async def _removals(_: Path) -> None:
-    """Of all links but veths, and nothing else, is there notice."""
+    """Changes of all links except veths are reported, and nothing else."""
     with namespaces.new_network() as elsewhere:
         pass
-    removals = netlink.Removals()
-    with Netlink() as links:
+    removals = rtnl.Removals()
+    with RouteSocket() as links:
         assert removals.take() == set()
-        links.apply(netlink.create_bridge("b", mac="02:00:00:00:00:01"), netlink.create_veth("veth1", "x", elsewhere))
-        links.apply(netlink.create_veth("vethereal", "y", elsewhere), netlink.create_veth("a", "z", elsewhere))
+        links.apply(rtnl.create_bridge("b", mac="02:00:00:00:00:01"), rtnl.create_veth("veth1", "x", elsewhere))
+        links.apply(rtnl.create_veth("vethereal", "y", elsewhere), rtnl.create_veth("a", "z", elsewhere))
         indexes = {name: _index(name) for name in ("a", "b", "veth1")}
-        links.apply(netlink.change_link("veth1", master=indexes["b"], up=True), netlink.change_link("veth1", master=0))
-        links.apply(netlink.delete_link("veth1"))
+        links.apply(rtnl.change_link("veth1", master=indexes["b"], up=True), rtnl.change_link("veth1", master=0))
+        links.apply(rtnl.delete_link("veth1"))
         assert removals.take() == set()
-        links.apply(netlink.delete_link("a"), netlink.delete_link("b"))
+        links.apply(rtnl.delete_link("a"), rtnl.delete_link("b"))
         assert removals.take() == {indexes["a"], indexes["b"]}
         with socket.socket(fileno=os.dup(removals.fileno())) as same:
             same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        for _ in range(20):  # more than there is room for
-            links.apply(netlink.create_bridge("b", mac="02:00:00:00:00:01"), netlink.delete_link("b"))
+        for _ in range(20):  # more than the buffer holds
+            links.apply(rtnl.create_bridge("b", mac="02:00:00:00:00:01"), rtnl.delete_link("b"))
         assert removals.take() is None
         assert removals.take() == set()
     removals.close()
@@ -481,15 +494,15 @@ async def _removals(_: Path) -> None:
 
 
 async def _deleted_meanwhile(directory: Path) -> None:
-    """A bridge that went while no daemon was there is back with its containers."""
+    """A bridge deleted while no daemon ran is recreated with its containers."""
     records = Records(directory / "state.db")
     before = Engine(Config(), records)
     await before.open()
     sandbox = await before.endpoint("old")
     async with _sleeping_in(sandbox) as container:
         await before.close(remove=False)
-        with Netlink() as links:
-            links.apply(netlink.delete_link("engined0"))
+        with RouteSocket() as links:
+            links.apply(rtnl.delete_link("engined0"))
         after = Engine(Config(), records)
         await after.open()
         await after.restore(
@@ -513,20 +526,20 @@ async def _failures(directory: Path) -> None:
         await bridge.leave("3")
         assert (await bridge.endpoint("more")).endpoint.ip_address == "10.5.0.5"
         await bridge.leave("2")
-        # the kernel refuses: the address comes back
-        original = sandboxes.Sandbox.configure
+        # the kernel refuses: the address is released
+        original = sandboxes.ReadySandbox.configure
 
-        def refuse(self: sandboxes.Sandbox, *_: object) -> None:
-            raise netlink.NetlinkError(12, "address: Cannot allocate memory")
+        def refuse(self: sandboxes.ReadySandbox, *_: object) -> None:
+            raise rtnl.NetlinkError(12, "address: Cannot allocate memory")
 
-        sandboxes.Sandbox.configure = refuse  # type: ignore[method-assign]
+        sandboxes.ReadySandbox.configure = refuse  # type: ignore[method-assign]
         for _ in range(20):
             with pytest.raises(ServerError, match=r"container one.*Cannot allocate"):
                 await bridge.endpoint("one")
-        sandboxes.Sandbox.configure = original  # type: ignore[method-assign]
+        sandboxes.ReadySandbox.configure = original  # type: ignore[method-assign]
         assert (await bridge.endpoint("one")).endpoint.ip_address == "10.5.0.4"
         await bridge.leave("1")
-        # a caller that gives up leaves nothing
+        # a cancelled caller leaves nothing
         for _ in range(20):
             starting = asyncio.ensure_future(bridge.endpoint("given-up"))
             await asyncio.sleep(0)
@@ -558,7 +571,7 @@ async def _concurrent(directory: Path) -> None:
 
 
 async def _lingering(directory: Path) -> None:
-    """A namespace that somebody holds: its host end goes all the same."""
+    """A process keeps the namespace alive: its host end is deleted all the same."""
     sandboxes.LINGER = 0.2
     async with network(directory) as bridge:
         sandbox = await bridge.endpoint("held")
@@ -591,8 +604,116 @@ async def _full(directory: Path) -> None:
         while not await one_more():
             assert time.monotonic() < end
             await asyncio.sleep(0.05)
-        for container in [*bridge.get("bridge").members]:
+        for container in [*bridge.get("bridge").sandboxes]:
             await bridge.leave(container)
+
+
+# --- router advertisements ------------------------------------------------------------------------
+
+
+def _checksum(source: bytes, target: bytes, message: bytes) -> int:
+    data = source + target + struct.pack("!II", len(message), socket.IPPROTO_ICMPV6) + message
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def advertise(container: Sandbox) -> None:
+    """The packet that radvd or an attacker with CAP_NET_RAW sends: a default router and a prefix
+    for addresses (RFC 4861, 4.2)."""
+    source = bytes.fromhex("fe80000000000000ffffffffffffff01")
+    target = bytes.fromhex("ff020000000000000000000000000001")
+    prefix = struct.pack("!BBBBIII", 3, 4, 64, 0xC0, 86400, 14400, 0) + bytes.fromhex("20010db8bad00bad") + bytes(8)
+    message = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + prefix
+    message = message[:2] + struct.pack("!H", _checksum(source, target, message)) + message[4:]
+    packet = struct.pack("!IHBB", 6 << 28, len(message), socket.IPPROTO_ICMPV6, 255) + source + target + message
+    mac = bytes.fromhex(container.endpoint.mac_address.replace(":", ""))
+    with open(container.path, "rb") as namespace, namespaces.inside_network(namespace.fileno()):
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+        with wire:
+            wire.bind(("eth0", 0))
+            for _ in range(3):
+                wire.send(bytes.fromhex("333300000001") + mac + b"\x86\xdd" + packet)
+
+
+def _configured_by(container: Sandbox) -> list[str]:
+    """Addresses and routes of the host made from the container's router advertisements."""
+    advertise(container)
+    time.sleep(0.3)  # the kernel applies them at once
+    found = subprocess.run(["ip", "-6", "route"], capture_output=True, text=True, check=True).stdout.splitlines()
+    found += subprocess.run(["ip", "-6", "-o", "addr"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in found if "proto ra" in line or "2001:db8:bad" in line]
+
+
+def _set(path: str, value: str) -> None:
+    (Path("/proc/sys/net") / path).write_text(value)
+
+
+async def _router_advertisements(directory: Path) -> None:
+    """A container cannot give the host a route or an address (CVE-2020-13401)."""
+    if not host.HAS_IPV6:
+        return
+    for setting in ("accept_ra", "autoconf", "accept_redirects"):
+        _set(f"ipv6/conf/default/{setting}", "1")
+    _set("ipv6/conf/all/forwarding", "0")
+    with RouteSocket() as links:
+        links.apply(rtnl.create_bridge("uplink0", mac="02:42:00:00:00:77"), rtnl.change_link("uplink0", up=True))
+        links.apply(rtnl.create_bridge("deaf0", mac="02:42:00:00:00:78"))
+        _set("ipv6/conf/deaf0/accept_ra", "0")
+        async with network(directory) as networks:
+            one = await networks.endpoint("one")
+            assert _configured_by(one) == []
+            # IPv6 forwarding is enabled for the first network that needs it.
+            assert _setting("ipv6/conf/all/forwarding") == "0"
+            await networks.create(
+                msgspec.convert(
+                    {"Name": "six", "EnableIPv6": True, "IPAM": {"Config": [{"Subnet": "fd00:6::/64"}]}}, NetworkCreate
+                )
+            )
+            assert _setting("ipv6/conf/all/forwarding") == "1"
+            two, made = await networks.endpoint("two", on="six"), networks.get("six").bridge
+            accepting = {
+                name: _setting(f"ipv6/conf/{name}/accept_ra") for name in os.listdir("/proc/sys/net/ipv6/conf")
+            }
+            assert accepting.pop("uplink0") == "2", "the host's own link goes on accepting them"
+            assert accepting.pop("deaf0") == "0", "one that did not accept them does not begin to"
+            assert (accepting.pop("all"), accepting.pop("default"), accepting.pop("lo")) == ("1", "1", "2")
+            ends = {sandboxes.host_end(each.endpoint.endpoint_id) for each in (one, two)}
+            assert {"engined0", made} | ends <= accepting.keys()
+            for name in accepting:
+                for setting in ("accept_ra", "autoconf", "accept_redirects"):
+                    assert _setting(f"ipv6/conf/{name}/{setting}") == "0", (name, setting)
+            assert _configured_by(one) == _configured_by(two) == []
+            # The rules hold even where an operator's sysctl applies to the bridge.
+            if netfilter.available():
+                for name in ("engined0", made):
+                    _set(f"ipv6/conf/{name}/accept_ra", "2")
+                    _set(f"ipv6/conf/{name}/autoconf", "1")
+                assert _configured_by(one) == _configured_by(two) == []
+                netfilter.run("delete table inet engined-engined0")
+                assert _configured_by(two), "without either they would be taken: this test can fail"
+            links.apply(rtnl.delete_link("uplink0"), rtnl.delete_link("deaf0"))
+
+
+async def _advertisements_to_an_adopted_bridge(directory: Path) -> None:
+    """On a pre-existing bridge the host may configure its own addresses: its settings are not
+    changed."""
+    if not host.HAS_IPV6:
+        return
+    with RouteSocket() as links:
+        links.apply(rtnl.create_bridge("mine0", mac="02:42:00:00:00:77"), rtnl.change_link("mine0", up=True))
+        _set("ipv6/conf/mine0/accept_ra", "2")
+        async with network(directory) as networks:
+            await networks.create(
+                msgspec.convert({"Name": "mine", "Options": {"com.docker.network.bridge.name": "mine0"}}, NetworkCreate)
+            )
+            assert _setting("ipv6/conf/mine0/accept_ra") == "2"
+            one = await networks.endpoint("one", on="mine")
+            assert _configured_by(one)
+            await networks.leave("one")
+            await networks.remove("mine")
+            links.apply(rtnl.delete_link("mine0"))
 
 
 @pytest.mark.parametrize(
@@ -614,6 +735,8 @@ async def _full(directory: Path) -> None:
         _concurrent,
         _lingering,
         _full,
+        _router_advertisements,
+        _advertisements_to_an_adopted_bridge,
     ],
     ids=lambda body: body.__name__.strip("_"),
 )
@@ -622,7 +745,7 @@ def test_bridge(body: Body, tmp_path: Path) -> None:
 
 
 def test_host_is_untouched() -> None:
-    """What the bodies above did stayed in their namespaces."""
+    """Effects of the bodies above stayed in their namespaces."""
     own = {
         "engined0",
         "b-1.x",
@@ -631,5 +754,5 @@ def test_host_is_untouched() -> None:
         "lan",
         "v0",
         "theirs",
-    }  # other engines of this host may come and go meanwhile
+    }  # other engines on this host may start and stop meanwhile
     assert own.isdisjoint(name for _, name in socket.if_nameindex())

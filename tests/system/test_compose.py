@@ -1,4 +1,5 @@
-"""compose 1.29 (Debian's docker-compose) drives the engine: a shop of three services on two networks, with traffic by names and by ports."""
+"""compose 1.29 (Debian's docker-compose) drives the engine: a shop of three services on two
+networks, with traffic by names and by ports."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.harness import TempEngine, free_ports, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
-# Of file format 2.1 compose speaks API 1.24.
+# With file format 2.1 compose speaks API 1.24.
 SHOP = """
 version: "2.1"
 services:
@@ -85,13 +86,13 @@ class Project:
         (directory / "docker-compose.yml").write_text(file)
 
     def __call__(self, *arguments: str) -> str:
-        """What `docker-compose ARGUMENTS` printed on stdout; AssertionError when it fails."""
+        """The stdout of `docker-compose ARGUMENTS`; AssertionError when it fails."""
         done = self._run(arguments)
         assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         return done.stdout
 
     def fails(self, *arguments: str) -> str:
-        """What it says then."""
+        """Its response."""
         done = self._run(arguments)
         assert done.returncode != 0, (arguments, done.stdout, done.stderr)
         return done.stderr
@@ -112,7 +113,7 @@ class Project:
         return self("exec", "-T", service, *command)
 
     def serves(self, service: str, url: str, words: str) -> None:
-        """A service gets `words` from `url`, once it is answered there."""
+        """A service gets `words` from `url`, once that is answered."""
         self.exec(
             service, "sh", "-c", f"for i in $(seq 300); do wget -qO /tmp/got {url} && exit; sleep 0.1; done; exit 1"
         )
@@ -120,7 +121,7 @@ class Project:
 
 
 def fetched(port: int | str) -> str:
-    """What 127.0.0.1 serves there, once somebody does."""
+    """The response of 127.0.0.1 at that port, once there is one."""
     found: list[str] = []
 
     def asked() -> bool:
@@ -143,7 +144,7 @@ def test_a_shop(own_engine: TempEngine, tmp_path: Path) -> None:
     before = own_engine.footprint()
     shop("up", "-d")
 
-    # by names, aliases, links and addresses; only where there is a network in common
+    # by names, aliases, links and addresses; only across a common network
     api = shop.exec("api", "hostname").strip()
     for name in ("api", "backend", "shop_api_1", api):
         shop.serves("web", f"http://{name}:8000/", api)
@@ -161,7 +162,7 @@ def test_a_shop(own_engine: TempEngine, tmp_path: Path) -> None:
     assert shop("port", "web", "80").strip() in [f"0.0.0.0:{each['HostPort']}" for each in chosen]
     assert f"127.0.0.1:{ports['loopback']}->80/tcp" in shop("ps")
 
-    # more of one service: its name is all of theirs, in turn
+    # several containers of one service: its name resolves to all of them, in turn
     shop("up", "-d", "--scale", "api=3")
     names = {own_engine.inspect(f"shop_api_{number}")["Config"]["Hostname"] for number in (1, 2, 3)}
     for name in names:
@@ -171,7 +172,7 @@ def test_a_shop(own_engine: TempEngine, tmp_path: Path) -> None:
     shop("scale", "api=1")
     shop.serves("web", "http://api:8000/", api)
 
-    # another life of the same containers, and then other ones with the same addresses
+    # the same containers restarted, and then other ones with the same addresses
     shop("restart")
     assert fetched(ports["everywhere"]) == "web-host"
     shop.serves("web", "http://backend:8000/", api)

@@ -1,4 +1,5 @@
-"""Trees copied by `_fast/copy`: compared with what they were made from, whole, and on hostile ground."""
+"""Trees copied by `_fast/copy`: compared completely with their source, and copied while they change
+maliciously."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def populate(source: Path) -> None:
-    """One of everything."""
+    """One entry of each kind."""
     (source / "dir" / "deep").mkdir(parents=True)
     (source / "dir" / "deep" / "file").write_bytes(os.urandom(300_000))
     (source / "empty").write_bytes(b"")
@@ -124,7 +125,7 @@ def test_deep_and_wide(places: tuple[Path, Path]) -> None:
     for number in range(1500):
         (source / f"f{number:04}").write_text(str(number))
         os.link(source / f"f{number:04}", source / f"g{number:04}")
-    gc.collect()  # what earlier tests left is theirs
+    gc.collect()  # leftovers of earlier tests are not this one's
     before = len(os.listdir("/proc/self/fd"))
     copied(source, target)
     assert snapshot(target) == snapshot(source)
@@ -157,7 +158,7 @@ def test_what_is_there_is_not_replaced(places: tuple[Path, Path]) -> None:
 
 
 def test_a_target_that_moves_under_the_copy(places: tuple[Path, Path], tmp_path: Path) -> None:
-    """While directories are swapped for links to a place outside, nothing appears there."""
+    """Directories are swapped for links to a place outside; nothing may appear there."""
     source, target = places
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -1,4 +1,5 @@
-"""The engine's nftables table in a network namespace of the test's own: what is in it, and that it is put back."""
+"""The engine's nftables table in a network namespace of the test: its content, and its
+restoration."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ import pytest
 from engine.networks import filter as filter_module
 from engine.networks.filter import BridgeRules, Filter
 from engine.networks.ports import Published, Relayed
-from engine.system import namespaces, netfilter, netlink
-from engine.system.netlink import Netlink, NetlinkError
-from engine.system.nfnetlink import Element, Generations, Nfnetlink
+from engine.system import namespaces, netfilter
+from engine.system.netlink import rtnl
+from engine.system.netlink.codec import NetlinkError
+from engine.system.netlink.nft import Element, Generations, NftSocket
+from engine.system.netlink.rtnl import RouteSocket
 from tests.harness import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -30,18 +33,18 @@ PORTS = (
     Published("sctp", "::1", 9, 9),
 )
 RELAYED = Relayed(frozenset(range(8000, 8200)), frozenset({1}))
-"""TCP ports that are the container's by IPv6, by way of an IPv4 address of the loopback."""
+"""Published TCP ports reached by IPv6 through an IPv4 loopback alias."""
 
 
 def alone(body: Callable[[], None]) -> None:
-    """The body in a thread with a fresh network namespace; its failure is the test's."""
+    """Run the body in a thread with a new network namespace; its failure is the test's."""
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
             with namespaces.new_network() as descriptor:
-                with Netlink() as links:
-                    links.apply(netlink.create_bridge("br0", mac="02:42:00:00:00:01"))
+                with RouteSocket() as links:
+                    links.apply(rtnl.create_bridge("br0", mac="02:42:00:00:00:01"))
                 body()
             os.close(descriptor)
         except BaseException as error:
@@ -56,9 +59,10 @@ def alone(body: Callable[[], None]) -> None:
 
 def content() -> dict[str, int]:
     """Elements of each set."""
-    kernel = Nfnetlink()
+    kernel = NftSocket()
     names = (
         "bridges",
+        "made",
         "inside",
         "internal",
         "masqueraded",
@@ -78,6 +82,7 @@ def content() -> dict[str, int]:
 
 FULL = {
     "bridges": 1,
+    "made": 1,
     "inside": 1,
     "internal": 0,
     "masqueraded": 1,
@@ -118,7 +123,7 @@ def test_elements_come_and_go() -> None:
         table.remove_network("br0")
         assert content() == EMPTY
         table.add_network(BridgeRules("br1", (IPv4Network("10.8.0.0/24"),), internal=True, icc=False))
-        assert content() == EMPTY | {"bridges": 1, "internal": 1, "hairpin4": 1}
+        assert content() == EMPTY | {"bridges": 1, "made": 1, "internal": 1, "hairpin4": 1}
         table.publish("four", (WEB[0], None), PORTS)
         assert content()["any6"] == 0, "it has no such address"
         table.close(remove=True)
@@ -166,7 +171,7 @@ def test_what_is_missing_is_put_back(harm: str) -> None:
 
 
 def test_changes_of_a_table_that_is_gone() -> None:
-    """They find it as it should be."""
+    """The table is found as it should be."""
 
     def body() -> None:
         table = made()
@@ -182,7 +187,8 @@ def test_changes_of_a_table_that_is_gone() -> None:
 
 
 def test_the_next_daemon() -> None:
-    """It lays its rules, and takes nothing from what runs on until all is known."""
+    """A new filter installs its rules, and keeps the elements of running containers until all are
+    known."""
 
     def body() -> None:
         first = made()
@@ -212,7 +218,7 @@ def test_a_table_of_another_version() -> None:
 
 
 def test_a_kernel_that_cannot_relay(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """All the rest is as elsewhere; what was there stays."""
+    """The other rules are as elsewhere; existing tables stay."""
 
     def body() -> None:
         made().close(remove=False)
@@ -236,7 +242,7 @@ def test_a_kernel_that_cannot_relay(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 def test_all_or_nothing() -> None:
     def body() -> None:
         table = made()
-        kernel = Nfnetlink()
+        kernel = NftSocket()
         good, bad = ("bridges", Element(b"x".ljust(16, b"\0"))), ("nothere", Element(bytes(16)))
         for add in ([good, bad], [bad, good]):
             with pytest.raises(NetlinkError, match="words: No such file or directory"):
@@ -252,12 +258,13 @@ def test_all_or_nothing() -> None:
 
 
 def test_many() -> None:
-    """Messages and transactions have sizes; a thousand containers' ports have not."""
+    """Messages and transactions are limited in size; the ports of a thousand containers exceed the
+    limits."""
 
     def body() -> None:
         table = made()
         table.publish("many", WEB, [Published("tcp", "0.0.0.0", 10000, 1, 40000)])
-        # A list of a set that the kernel is still making room in has gaps.
+        # The list of a set that the kernel is still resizing has gaps.
         until("all are listed", lambda: content()["any4"] == 40200)
         table.unpublish("many")
         until("those of before are listed", lambda: content() == FULL)

@@ -1,4 +1,5 @@
-"""One image pulled, loaded, committed, tagged, saved and deleted by many at once: each answer makes sense, and at the end all is whole."""
+"""One image pulled, loaded, committed, tagged, saved and deleted by many clients at once: each
+response is consistent, and at the end nothing is damaged."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def test_many_at_once() -> None:
             ):
                 wrong.append(f"{method} {target}: {answer.status} {answer.body[-500:]!r}")
 
-        # docker-registry writes its links in place: of two pushes at once, one may read an empty one, and the manifest is refused.
+        # docker-registry writes its links in place. Of two concurrent pushes one may read an empty
+        # link, and its manifest is refused.
         pushing = threading.Lock()
 
         def push() -> None:

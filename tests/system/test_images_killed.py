@@ -1,6 +1,8 @@
-"""kill -9 of a real daemon at random instants of pulls, loads and deletes: no restart finds an orphan, or an image that lacks something.
+"""kill -9 of a real daemon at random instants of pulls, loads and deletes: after a restart there
+are no orphans, and no image lacks a layer.
 
-The instants are spread over what an undisturbed run of the verb takes; the seed is in the message of a failure.
+The instants are spread over the duration of an undisturbed run of the verb; the seed is in the
+message of a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tests.harness import TempEngine
 from tests.registry import Registry
 
 ROUNDS = 6
-"""Kills of each verb."""
+"""Number of kills of each verb."""
 
 LAYERS = [tar([Node(f"d{at}/f{number}", os.urandom(20_000)) for number in range(100)]) for at in range(4)]
 IMAGE = Image(LAYERS, ["victim:latest", "victim:other"], {})
@@ -41,7 +43,7 @@ def registry() -> Iterator[Registry]:
 
 
 def whole(engine: TempEngine) -> set[str]:
-    """Names of all images, each of which gives its layers to the byte; nothing else is on the disk."""
+    """Names of all images. Each returns its layers byte for byte; nothing else is on the disk."""
     images = engine.request("GET", "/v1.24/images/json?digests=1").json()
     directories: set[str] = set()
     for image in images:
@@ -99,7 +101,7 @@ def test_killed_at_random_instants(registry: Registry, verb: str) -> None:
             thread = threading.Thread(target=ignoring_the_kill, args=(work,))
             begin = time.monotonic()
             thread.start()
-            if number == 0:  # in peace, and for its duration
+            if number == 0:  # undisturbed, to measure the duration
                 thread.join()
                 undisturbed = time.monotonic() - begin
             else:
@@ -118,7 +120,8 @@ def test_killed_at_random_instants(registry: Registry, verb: str) -> None:
 
 
 def test_killed_while_a_registry_stalls(registry: Registry) -> None:
-    """What had come of a layer, and what was laid out of it while it came, goes with the daemon."""
+    """A partially received layer, and the files extracted from it so far, are removed with the
+    daemon."""
     config = IMAGE.configuration()
     packed = gzip.compress(LAYERS[0], 1)
     layers = [

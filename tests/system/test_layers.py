@@ -1,6 +1,8 @@
-"""Images and layers across crashes of the engine: killed at every step of load and delete, then started again.
+"""Images and layers across crashes of the engine: killed at every step of load and delete, then
+started again.
 
-A child process runs the real store and kills itself (SIGKILL) before the n-th thing that it does to the disk, for every n there is.
+A child process runs the real store and kills itself (SIGKILL) before its n-th change of the disk,
+for every n.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ asyncio.run(main())
 
 
 def killed_at(root: Path, step: int, verb: str) -> bool:
-    """Run the child; False when it came to its end."""
+    """Run the child; False when it finished without being killed."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(root), str(step), verb],
         cwd=ROOT,

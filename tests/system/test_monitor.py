@@ -1,6 +1,8 @@
-"""The monitor with the real runtime: streams, exits, crashes of either side, and nothing left behind.
+"""The monitor with the real runtime: streams, exits, crashes of either side, and nothing left
+behind.
 
-Needs root, crun and /bin/busybox (static). Each test has its own RUN directory, monitor and crun state.
+Needs root, crun and /bin/busybox (static). Each test has its own RUN directory, monitor and crun
+state.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ from typing import Any
 import pytest
 
 from engine._fast.frames import Demultiplexer
-from engine._fast.pump import spawn
+from engine._fast.spawn import spawn
 from engine.errors import NotFound, ServerError
-from engine.monitor.client import Client, Exit, LaunchFailed, Monitor
-from engine.monitor.messages import LogFile
-from engine.monitor.process import Program
+from engine.logs.targets import JsonFile
+from engine.monitor.client import Monitor
+from engine.monitor.handles import Client, Exit, LaunchFailed
+from engine.monitor.launch import Program
 from tests import cgroups
 
 LIMIT = 60.0
 CGROUP = f"/engined-monitor-{os.getpid()}"
-"""Of this run alone: what another one left is not this one's failure."""
+"""Of this run only: leftovers of other runs are not failures of this one."""
 MIB = 1 << 20
 
 
@@ -68,7 +71,7 @@ def children(pid: int) -> list[int]:
 
 
 class Reader:
-    """Takes all of a socket in a thread: its size, checksum, and the first bytes."""
+    """Reads a socket to its end in a thread: its size, checksum, and the first bytes."""
 
     def __init__(self, sock: socket.socket, keep: int = 1 << 20) -> None:
         self.sock, self._keep = sock, keep
@@ -161,8 +164,8 @@ class Bench:
             "tty": tty,
         }
 
-    def log(self, key: str) -> LogFile:
-        return LogFile(str(self.directory / "bundles" / key / "out.log"))
+    def log(self, key: str) -> JsonFile:
+        return JsonFile(str(self.directory / "bundles" / key / "out.log"))
 
     def log_bytes(self, key: str) -> bytes:
         return (self.directory / "bundles" / key / "out.log").read_bytes()
@@ -184,7 +187,7 @@ class Bench:
         for key in list(self.started):
             self.delete(key)
         for directory in cgroups.directories(CGROUP[1:]):
-            directory.rmdir()  # fails when a container's is left
+            directory.rmdir()  # fails when a container's cgroup is left
 
 
 @pytest.fixture
@@ -201,7 +204,8 @@ def bench() -> Iterator[Bench]:
             os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-        while True:  # containers that fell to this process when it was the daemon of a killed monitor
+        # containers reparented to this process while it was the daemon of a killed monitor
+        while True:
             try:
                 if os.waitpid(-1, os.WNOHANG)[0] == 0:
                     break
@@ -251,7 +255,7 @@ async def attach(
     return ours, attached.client
 
 
-# --- output -------------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def test_output_is_complete_and_in_order(bench: Bench) -> None:
@@ -316,7 +320,8 @@ def test_a_slow_client_stalls_only_its_container(bench: Bench) -> None:
         logged = (bench.directory / "bundles" / slow / "out.log").stat().st_size
         late = Reader(client)
         await until(lambda: late.size == 33554432 + 5, "the slow client's output")
-        assert logged < 6 * 16 * MIB  # one zero is six characters of JSON: the stream had been stalled before 16 MiB
+        # a NUL is six characters of JSON: the stream would have stalled before 16 MiB
+        assert logged < 6 * 16 * MIB
 
     drive(bench, story)
 
@@ -335,7 +340,8 @@ def test_a_client_that_takes_nothing_is_disconnected(bench: Bench) -> None:
 
 def test_output_of_a_grandchild_is_awaited_but_not_for_ever(bench: Bench) -> None:
     async def story(monitor: Monitor) -> None:
-        # Without a pid namespace the grandchild outlives its init, holds the pipes, and falls to the monitor.
+        # Without a PID namespace the grandchild outlives its init, holds the pipes, and is
+        # reparented to the monitor.
         key, launch = bench.launch("(echo late; exec sleep 1000) & exit 5")
         config = Path(launch["cwd"]) / "config.json"
         spec = json.loads(config.read_text())
@@ -354,7 +360,7 @@ def test_output_of_a_grandchild_is_awaited_but_not_for_ever(bench: Bench) -> Non
     drive(bench, story)
 
 
-# --- input --------------------------------------------------------------------------------------------------------
+# --- input ----------------------------------------------------------------------------------------
 
 
 def test_stdin_round_trip_with_half_close(bench: Bench) -> None:
@@ -382,18 +388,21 @@ def test_stdin_round_trip_with_half_close(bench: Bench) -> None:
 
 
 def test_stdin_stays_open_without_stdin_once(bench: Bench) -> None:
+    """The end of a client's input ends its attach, as in Docker. What it typed has been delivered,
+    and the next client can type."""
+
     async def story(monitor: Monitor) -> None:
         key, launch = bench.launch("while read line; do echo got $line; done")
         process = await monitor.run(key, **launch, open_stdin=True)
+        watching, _ = await attach(monitor, key, raw=True)
+        reader = Reader(watching)
         for number in range(2):
             client, _ = await attach(monitor, key, stdin=True, raw=True)
-            reader = Reader(client)
-            client.sendall(b"line %d\n" % number)
-            client.shutdown(socket.SHUT_WR)
-            await until(
-                lambda reader=reader, number=number: bytes(reader.data) == b"got line %d\n" % number, "the echo"
-            )
-            client.close()
+            with client:
+                client.sendall(b"line %d\n" % number)
+                client.shutdown(socket.SHUT_WR)
+                await Reader(client).end()
+        await until(lambda: bytes(reader.data) == b"got line 0\ngot line 1\n", "the echo")
         assert process.stdio == "ioe"
 
     drive(bench, story)
@@ -431,7 +440,7 @@ def test_a_client_that_has_gone_before_the_run_still_gave_its_input(bench: Bench
     drive(bench, story)
 
 
-# --- terminals ----------------------------------------------------------------------------------------------------
+# --- terminals ------------------------------------------------------------------------------------
 
 
 def test_terminal_size_resize_and_input(bench: Bench) -> None:
@@ -475,11 +484,12 @@ def test_detach_keys(bench: Bench) -> None:
     drive(bench, story)
 
 
-# --- one order ----------------------------------------------------------------------------------------------------
+# --- one order ------------------------------------------------------------------------------------
 
 
 def test_a_client_and_a_document_come_with_the_run(bench: Bench) -> None:
-    """An exec is one order: its client has all of the output, or waits for what is said of the failure. Nothing of an order is left."""
+    """An exec is one order: its client receives all of the output, or stays attached for the
+    failure message. Nothing of an order is left."""
 
     def client(theirs: socket.socket) -> Client:
         return Client(descriptor=theirs.fileno(), stdin=True, stdout=True, stderr=True, raw=True, head=b"HEAD ")
@@ -494,7 +504,7 @@ def test_a_client_and_a_document_come_with_the_run(bench: Bench) -> None:
         log, run = launch["argv"].index("--log"), launch["argv"].index("run")
         argv = [*launch["argv"][:run], "exec", "--detach", "--process", "@process@", "--pid-file", "@pid@", key]
         assert argv[log + 1] == "@log@"
-        # What the runtime had to say is let go of behind the answer.
+        # The memory file with the runtime's messages is closed after the answer.
         await until(lambda: not [each for each in descriptors(monitor.pid) if "memfd" in each], "the launch is over")
         held = await asyncio.to_thread(descriptors, monitor.pid)
 
@@ -521,7 +531,7 @@ def test_a_client_and_a_document_come_with_the_run(bench: Bench) -> None:
         assert bytes(reader.data) == b"HEAD it failed"
 
         kept = await asyncio.to_thread(lambda: os.memfd_create("not a socket"))
-        try:  # as when the socket could not be taken: then nothing is run
+        try:  # as when the socket could not be passed: then no process is run
             refused = Client(descriptor=kept, stdin=False, stdout=True, stderr=True, raw=True)
             with pytest.raises(ServerError) as error:
                 await monitor.run("refused", argv, cwd="/", client=refused, document=document("cat"))
@@ -534,7 +544,7 @@ def test_a_client_and_a_document_come_with_the_run(bench: Bench) -> None:
     drive(bench, story)
 
 
-# --- attach, hold, log --------------------------------------------------------------------------------------------
+# --- attach, hold, log ----------------------------------------------------------------------------
 
 
 def test_hold_and_release_without_gap_or_repeat(bench: Bench) -> None:
@@ -582,7 +592,8 @@ def test_watch_log(bench: Bench) -> None:
         client, _ = await attach(monitor, key, stdin=True, raw=True)
         await monitor.run(key, **launch, open_stdin=True, log=bench.log(key))
         inode = os.stat(bench.log(key).path).st_ino
-        await asyncio.wait_for(monitor.watch_log(key, inode, 5), LIMIT)  # it is not there: answered at once
+        # no such process: answered at once
+        await asyncio.wait_for(monitor.watch_log(key, inode, 5), LIMIT)
         watch = asyncio.create_task(monitor.watch_log(key, inode, 0))
         abandoned = asyncio.create_task(monitor.watch_log(key, inode, 0))
         await monitor.watch_log(key, 0, 0)  # both are registered when this is answered
@@ -608,7 +619,7 @@ def test_drop_closes_waiting_clients(bench: Bench) -> None:
     drive(bench, story)
 
 
-# --- exits --------------------------------------------------------------------------------------------------------
+# --- exits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 1", 1), ("kill -9 $$", 0), ("exit 255", 255)])
@@ -616,7 +627,7 @@ def test_exit_codes(bench: Bench, script: str, status: int) -> None:
     async def story(monitor: Monitor) -> None:
         key, launch = bench.launch(script)
         before = time.time_ns()
-        if script.startswith("kill"):  # an init does not die by its own SIGKILL
+        if script.startswith("kill"):  # SIGKILL from inside its PID namespace does not kill an init
             key, launch = bench.launch("sleep 1000")
             await monitor.run(key, **launch)
             monitor.signal(key, 9)
@@ -648,7 +659,7 @@ def test_a_failed_run_gives_the_runtimes_reason(bench: Bench) -> None:
         assert caught.value.status > 0
         with pytest.raises(LaunchFailed, match="No such file"):
             await monitor.run(key, **{**launch, "argv": ["/nonexistent/runtime"]})
-        # The attached client waits for the run that works.
+        # The attached client waits for the run that succeeds.
         bench.delete(key)
         bench.started.add(key)
         config = Path(launch["cwd"]) / "config.json"
@@ -674,7 +685,7 @@ def test_many_short_runs_leave_nothing(bench: Bench) -> None:
             client.close()
 
         await one()
-        gc.collect()  # what earlier tests left in cycles
+        gc.collect()  # reference cycles left by earlier tests
         ours, theirs = len(descriptors(os.getpid())), len(descriptors(monitor.pid))
         gate = asyncio.Semaphore(16)
 
@@ -686,20 +697,21 @@ def test_many_short_runs_leave_nothing(bench: Bench) -> None:
         await until(lambda: len(descriptors(monitor.pid)) <= theirs, "the monitor's descriptors as before")
         await until(lambda: len(descriptors(os.getpid())) <= ours, "its own as before")
         assert children(monitor.pid) == []
-        assert sorted(os.listdir(bench.run / "monitor")) == ["journal", "lock", "log", "socket"]
+        assert sorted(os.listdir(bench.run / "monitor")) == ["journal", "lock", "log", "socket", "u1"]
         await until(lambda: (bench.run / "monitor/journal").stat().st_size == 0, "the journal's end")
         assert (bench.run / "monitor/log").read_text() == ""
 
     drive(bench, story)
 
 
-# --- crashes ------------------------------------------------------------------------------------------------------
+# --- crashes --------------------------------------------------------------------------------------
 
 DAEMON = """
 import asyncio, json, os, sys
 from pathlib import Path
-from engine.monitor.client import Client, Monitor
-from engine.monitor.messages import LogFile
+from engine.monitor.client import Monitor
+from engine.monitor.handles import Client
+from engine.logs.targets import JsonFile
 
 async def main():
     monitor = Monitor(Path(sys.argv[1]), attach_stall=300, on_exit=lambda key, end: None)
@@ -709,7 +721,7 @@ async def main():
         if client is not None:
             streams = dict(stdin=True, stdout=True, stderr=True, raw=True)
             await monitor.attach(key, Client(descriptor=client, **streams, detach_keys=b""))
-        running = asyncio.ensure_future(monitor.run(key, **launch, log=LogFile(log), open_stdin=True, stdin_once=True))
+        running = asyncio.ensure_future(monitor.run(key, **launch, log=JsonFile(log), open_stdin=True, stdin_once=True))
         if not key.endswith("nowait"):
             await running
         else:
@@ -722,7 +734,8 @@ asyncio.run(main())
 
 
 def test_kill_of_the_daemon(bench: Bench) -> None:
-    """Containers print, end and are being started when the daemon is killed; the next one finds all of it."""
+    """Containers print, end and are being started when the daemon is killed; the next daemon learns
+    all of it."""
     ours, theirs = socket.socketpair()
     daemon = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DAEMON), str(bench.run)],
@@ -817,7 +830,7 @@ def test_kill_of_the_monitor(bench: Bench) -> None:
         await asyncio.sleep(0)
         old = monitor.pid
         os.kill(old, 9)
-        monitor.signal(ending, 9)  # ends while there is no monitor
+        monitor.signal(ending, 9)  # ends while no monitor runs
         await reader.end()
         await until(lambda: monitor.pid != old, "a new monitor")
         client, _ = await attach(monitor, key, stdin=True, raw=True)
@@ -839,7 +852,8 @@ def test_kill_of_the_monitor(bench: Bench) -> None:
 
 
 def test_exits_wait_for_a_daemon_that_is_not_ready(bench: Bench) -> None:
-    """What ends between `open` and `deliver` is neither lost nor told before its owner is there."""
+    """An exit between `open` and `deliver` is neither lost nor reported before the caller is
+    ready."""
 
     async def main() -> None:
         earlier = bench.monitor()
@@ -863,7 +877,7 @@ def test_exits_wait_for_a_daemon_that_is_not_ready(bench: Bench) -> None:
 
 
 def test_kill_of_both(bench: Bench) -> None:
-    """The journal of a dead monitor tells the next daemon what ended."""
+    """The next daemon learns the exits from the journal of a dead monitor."""
 
     async def first() -> str:
         monitor = bench.monitor()
@@ -875,7 +889,7 @@ def test_kill_of_both(bench: Bench) -> None:
         await monitor.run(forgotten, **launch)
         await bench.exit_of(forgotten)
         monitor.forget(forgotten)
-        await monitor.watch_log("nothing", 0, 0)  # the order before it has been obeyed
+        await monitor.watch_log("nothing", 0, 0)  # the previous order has been carried out
         monitor._closing = True
         os.kill(monitor.pid, 9)
         await until(lambda: not monitors_of(bench.run), "the monitor's end")
@@ -912,7 +926,8 @@ def test_one_monitor_for_a_run_directory(bench: Bench) -> None:
 
 
 def test_the_runtime_is_executed_where_nobody_can_write_to_it(tmp_path: Path) -> None:
-    """What runs in a container reaches the runtime that enters it by /proc/PID/exe (CVE-2019-5736)."""
+    """Processes in a container can reach the runtime that enters it through /proc/PID/exe
+    (CVE-2019-5736)."""
     runtime, upgrade = tmp_path / "busybox", tmp_path / "upgrade"
     shutil.copy("/bin/busybox", runtime)
     program = Program()
@@ -937,7 +952,8 @@ def test_the_runtime_is_executed_where_nobody_can_write_to_it(tmp_path: Path) ->
     assert os.path.samestat(os.fstat(upgraded), os.stat(runtime))
     assert len([line for line in descriptors(os.getpid()) if line.endswith("/busybox")]) <= 1, "the old one is closed"
 
-    # A script cannot be executed by a descriptor that execve(2) closes: by its name, then.
+    # A script cannot be executed by a descriptor that execve(2) closes, so it is executed by its
+    # name.
     upgrade.write_text("#!/bin/sh\nexit 7\n")
     upgrade.chmod(0o755)
     upgrade.rename(runtime)
@@ -950,3 +966,102 @@ def test_the_runtime_is_executed_where_nobody_can_write_to_it(tmp_path: Path) ->
         spawn([bytes(runtime)], [], b"/", null, null, null, 0, program.descriptor(str(runtime)))
     assert program.descriptor("sh") == -1
     os.close(null)
+
+
+def test_a_monitor_of_the_previous_protocol(bench: Bench) -> None:
+    """Upgrade and downgrade: a daemon uses a monitor that speaks only the previous protocol, and
+    the next daemon takes it over."""
+    bench.run.mkdir()
+    command = [sys.executable, "-P", "-S", "-m", "engine.monitor", "--run", str(bench.run), "--protocol", "3"]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as old:
+        assert old.stdout is not None and old.stdout.read() == b"ready\n"
+
+        async def story(monitor: Monitor) -> None:
+            assert monitor.pid == old.pid
+            key, launch = bench.launch("while read line; do echo got $line; done; exit 7")
+            await monitor.run(key, **launch, log=bench.log(key), open_stdin=True, stdin_once=True)
+            ours, _ = await attach(monitor, key, stdin=True, raw=True)
+            await asyncio.to_thread(ours.sendall, b"one\n")
+            assert await asyncio.to_thread(ours.recv, 100) == b"got one\n"
+            await monitor.close()
+            again = bench.monitor()
+            await again.open()
+            assert again.pid == old.pid and again.processes[key].log == bench.log(key)
+            await asyncio.to_thread(ours.sendall, b"two\n")
+            assert await asyncio.to_thread(ours.recv, 100) == b"got two\n"
+            second, launch = bench.launch("echo more")
+            await again.run(second, **launch, log=bench.log(second))
+            ours.shutdown(socket.SHUT_WR)
+            assert (await bench.exit_of(key)).status == 7
+            assert (await bench.exit_of(second)).status == 0
+            assert bench.logged(second) == b"more\n" and bench.logged(key) == b"got one\ngot two\n"
+            os.kill(old.pid, signal.SIGKILL)
+            await until(lambda: again.pid != old.pid, "a monitor of this version")
+            await again.shutdown()
+            await monitor.open()
+
+        drive(bench, story)
+
+
+def test_kills_of_the_monitor_lose_no_line(bench: Bench) -> None:
+    """Containers that write much, and lines in pieces, while the monitor is killed repeatedly."""
+
+    async def story(monitor: Monitor) -> None:
+        keys = []
+        for script in ("i=0; while [ $i -lt 60000 ]; do echo line $i; i=$((i+1)); done", "seq 1 400000") * 2:
+            key, launch = bench.launch(script)
+            await monitor.run(key, **launch, log=bench.log(key))
+            keys.append(key)
+        kills = 0
+        while not all(key in bench.exits for key in keys) and kills < 12:
+            await asyncio.sleep(0.15)
+            pid = monitor.pid
+            os.kill(pid, signal.SIGKILL)
+            kills += 1
+            await until(lambda pid=pid: monitor.pid != pid and monitor._connected.is_set(), "another monitor")
+        for number, key in enumerate(keys):
+            await bench.exit_of(key)
+            wanted = (
+                [f"line {count}" for count in range(60000)] if number % 2 == 0 else [f"{n}" for n in range(1, 400001)]
+            )
+            assert bench.logged(key).decode().splitlines() == wanted, kills
+
+    drive(bench, story)
+
+
+@pytest.mark.parametrize("removed", ["socket", "monitor"])
+def test_a_monitor_whose_socket_was_removed(bench: Bench, removed: str) -> None:
+    """A cleaner of temporary files removed the socket while no daemon ran: the next daemon finds
+    the monitor, and starts no second one."""
+
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("while :; do sleep 1; done")
+        await monitor.run(key, **launch)
+        pid = monitor.pid
+        await monitor.close()
+        if removed == "socket":
+            (bench.run / "monitor/socket").unlink()
+        else:
+            shutil.rmtree(bench.run / "monitor")
+        again = bench.monitor()
+        await again.open()
+        assert again.pid == pid and set(again.processes) == {key} and monitors_of(bench.run) == [pid]
+        again.signal(key, 9)
+        assert (await bench.exit_of(key)).status == 137
+        await again.shutdown()
+        await monitor.open()
+
+    drive(bench, story)
+
+
+def test_a_monitor_that_nothing_can_find_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No daemon, no process, no RUN directory."""
+    bench.run.mkdir()
+    code = f"from engine.monitor import monitor; monitor.LOOK_PAUSE = 0.2; monitor.main(['--run', {str(bench.run)!r}])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.read() == b"ready\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        shutil.rmtree(bench.run)
+        assert process.wait(10) == 0

@@ -1,4 +1,5 @@
-"""libnftables called from a process with thousands of descriptors, in the caller's namespace, with signals about."""
+"""libnftables called from a process with thousands of descriptors, in the caller's namespace, while
+signals arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 @contextlib.contextmanager
 def many_descriptors() -> Iterator[None]:
-    """None below 1,200 is free: beyond 1,023 select(2), which libnftables waits with, ends the process."""
+    """No descriptor below 1,200 is free. libnftables waits with select(2), which aborts the process
+    beyond 1,023."""
     held: list[int] = []
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
@@ -34,7 +36,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 def inside(text: str) -> str:
-    """`text` run in a fresh namespace, by a thread of its own."""
+    """Run `text` in a new namespace, in a thread of its own."""
     printed: list[str] = []
 
     def act() -> None:
@@ -63,7 +65,7 @@ def test_a_process_with_many_descriptors() -> None:
 
 
 def test_descriptors_stay_as_they_are() -> None:
-    gc.collect()  # what earlier tests left is theirs
+    gc.collect()  # leftovers of earlier tests are not this one's
     before = sorted(os.listdir("/proc/self/fd"))
     inside("add table ip of-a-test")
     with pytest.raises(netfilter.NetfilterError, match=r"Could not process rule|No such file"):
@@ -72,7 +74,8 @@ def test_descriptors_stay_as_they_are() -> None:
 
 
 def test_signals_reach_python() -> None:
-    """The library's thread has none of the process's descriptors, so that a handler which writes to one must run elsewhere."""
+    """The library's thread has none of the process's descriptors, so a signal handler that writes
+    to one must run elsewhere."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     came: list[int] = []
     previous = signal.signal(signal.SIGUSR1, lambda *_: came.append(1))

@@ -1,4 +1,5 @@
-"""Networks of users on the real kernel: what survives a daemon and a reboot, what a crash leaves, what a failure takes back."""
+"""User networks on the real kernel: what survives a daemon and a reboot, what a crash leaves, what
+a failure undoes."""
 
 from __future__ import annotations
 
@@ -17,10 +18,14 @@ import msgspec
 import pytest
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
-from engine.networks import bridge, sandboxes
-from engine.networks.networks import Networks
-from engine.system import namespaces, netlink
-from engine.system.netlink import Netlink
+from engine.networks import host, sandboxes
+from engine.networks.bridge import BridgeDriver
+from engine.networks.endpoints import Network
+from engine.system import links as system_links
+from engine.system import namespaces
+from engine.system.netlink import rtnl
+from engine.system.netlink.codec import NetlinkError
+from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
 from tests.harness import BREATH, TempEngine, until
@@ -35,7 +40,7 @@ def body(name: str, *subnets: str, **fields: Any) -> NetworkCreate:
 
 
 def links() -> set[str]:
-    with Netlink() as kernel:
+    with RouteSocket() as kernel:
         return {link.name for link in kernel.links()}
 
 
@@ -43,11 +48,11 @@ def bridges() -> set[str]:
     return {name for name in links() if name.startswith("br-")}
 
 
-# --- in namespaces of the test's own ---------------------------------------------------------------------------------
+# --- in namespaces of the test's own --------------------------------------------------------------
 
 
 async def _traffic(directory: Path) -> None:
-    """Both IP versions, several networks at once, and the way out by the right one."""
+    """Both IP versions, several networks at once, and the default route through the right one."""
     async with network(directory) as networks:
         await networks.create(body("six", "10.1.0.0/24", "fd01::/64", EnableIPv6=True))
         await networks.create(body("automatic", EnableIPv6=True))
@@ -78,17 +83,15 @@ async def _traffic(directory: Path) -> None:
 
 
 async def _macvlan(directory: Path) -> None:
-    """A container on the LAN itself, seen there by its own MAC."""
+    """A container directly on the LAN, seen there by its own MAC address."""
     with namespaces.new_network() as lan:
-        far = Netlink()
+        far = RouteSocket()
     # the LAN: a veth pair whose far end is another host
-    with Netlink() as kernel:
-        kernel.apply(netlink.create_veth("lan0", "far0", lan), netlink.change_link("lan0", up=True))
+    with RouteSocket() as kernel:
+        kernel.apply(rtnl.create_veth("lan0", "far0", lan), rtnl.change_link("lan0", up=True))
         there = far.link("far0")
         assert there
-        far.apply(
-            netlink.change_link("far0", up=True), netlink.add_address(there.ifindex, IPv4Interface("192.0.2.1/24"))
-        )
+        far.apply(rtnl.change_link("far0", up=True), rtnl.add_address(there.ifindex, IPv4Interface("192.0.2.1/24")))
         async with network(directory) as networks:
             with pytest.raises(InvalidParameter, match="parent link 'nothere'"):
                 await networks.create(body("no", "192.0.2.0/24", Driver="macvlan", Options={"parent": "nothere"}))
@@ -114,20 +117,21 @@ async def _macvlan(directory: Path) -> None:
             with pytest.raises(Forbidden, match="network lan is already using parent interface lan0"):
                 await networks.create(body("again", "192.0.3.0/24", Driver="macvlan", Options={"parent": "lan0"}))
             await networks.remove("lan")
-            kernel.apply(netlink.delete_link("lan0"))
+            kernel.apply(rtnl.delete_link("lan0"))
     far.close()
     os.close(lan)
 
 
 async def _macvlan_parents(directory: Path) -> None:
-    """A VLAN of a link that is there, or a link that leads nowhere, are made for a network and go with it; what was there stays."""
+    """A VLAN of an existing link, or a dummy link without a parent, is created for a network and
+    removed with it; existing links stay."""
     with namespaces.new_network() as lan:
-        far = Netlink()
-    with Netlink() as kernel:
+        far = RouteSocket()
+    with RouteSocket() as kernel:
 
         def plug_in() -> int:
-            kernel.apply(netlink.create_veth("lan0", "far0", lan), netlink.change_link("lan0", up=True))
-            far.apply(netlink.change_link("far0", up=True))
+            kernel.apply(rtnl.create_veth("lan0", "far0", lan), rtnl.change_link("lan0", up=True))
+            far.apply(rtnl.change_link("far0", up=True))
             link = kernel.link("lan0")
             assert link
             return link.ifindex
@@ -145,20 +149,21 @@ async def _macvlan_parents(directory: Path) -> None:
                 with pytest.raises(InvalidParameter, match="network no: parent link"):
                     await networks.create(vlan("no", parent))
             try:
-                kernel.apply(netlink.create_dummy("probe"), netlink.delete_link("probe"))
-            except netlink.NetlinkError:  # then it says so, and links that there are take the place of both kinds
+                await asyncio.to_thread(system_links.create, "probe", "dummy")
+                kernel.apply(rtnl.delete_link("probe"))
+            except NetlinkError:  # then the error says so, and existing links replace both kinds
                 for wanted, kind in ((vlan("no", "lan0.10"), "vlan"), (body("no", Driver="macvlan"), "dummy")):
                     with pytest.raises(ServerError, match=f"network no: parent link.*no links of the kind {kind}"):
                         await networks.create(wanted)
 
-                def instead(name: str, **_: int) -> netlink.Request:
+                def instead(name: str, kind: str, **_: object) -> None:
                     mac = f"02:00:00:00:00:{len(links()):02x}"
-                    return netlink.create_macvlan(name, parent=index, namespace=here, mode="bridge", mac=mac)
+                    kernel.apply(rtnl.create_macvlan(name, parent=index, namespace=here, mode="bridge", mac=mac))
 
-                netlink.create_vlan = netlink.create_dummy = instead
+                system_links.create = instead
             assert not parents()
             await networks.create(vlan("ten", "lan0.10"))
-            # What fails after the link was made takes it back.
+            # A failure after the link was created removes it again.
             add = networks._store.add
 
             def refuse(*_: object) -> None:
@@ -182,29 +187,30 @@ async def _macvlan_parents(directory: Path) -> None:
                 await networks.leave("two")
                 await networks.leave("three")
             alias = networks._alias
-            kernel.apply(netlink.delete_link("lan0"))
-        # The next daemon makes them again; what has its mark and is nobody's goes.
+            kernel.apply(rtnl.delete_link("lan0"))
+        # The next daemon recreates them, and removes links with its alias that have no record.
         index = plug_in()
         kernel.apply(
-            netlink.create_bridge("dm-orphan", mac="02:00:00:00:00:0c"), netlink.change_link("dm-orphan", alias=alias)
+            rtnl.create_bridge("dm-orphan", mac="02:00:00:00:00:0c"), rtnl.change_link("dm-orphan", alias=alias)
         )
         async with network(directory) as networks:
             assert parents() == made
             for name in ("ten", "alone", "inner"):
                 await networks.remove(name)
             assert not parents()
-            kernel.apply(netlink.create_bridge("lan0.12", mac="02:00:00:00:00:0d"))
+            kernel.apply(rtnl.create_bridge("lan0.12", mac="02:00:00:00:00:0d"))
             await networks.create(vlan("mine", "lan0.12"))
             await networks.remove("mine")
             assert parents() == {"lan0.12"}, "what was there stays"
-            kernel.apply(netlink.delete_link("lan0.12"), netlink.delete_link("lan0"))
+            kernel.apply(rtnl.delete_link("lan0.12"), rtnl.delete_link("lan0"))
     far.close()
     os.close(lan)
     os.close(here)
 
 
 async def _no_names(directory: Path) -> None:
-    """A container that cannot be given the resolver of a network is not connected to it: its links, routes and addresses are as they were."""
+    """A container in which a network's resolver cannot be started is not connected to the network:
+    its links, routes and addresses are unchanged."""
     async with network(directory) as networks:
         await networks.create(body("a", "10.3.0.0/29"))
         one = await networks.endpoint("one")
@@ -217,11 +223,11 @@ async def _no_names(directory: Path) -> None:
             raise ServerError("no resolver on 127.0.0.11: refused")
 
         networks._resolver.open_for = refuse  # type: ignore[method-assign, assignment]
-        for _ in range(10):  # more often than the network has addresses
+        for _ in range(10):  # more attempts than the network has addresses
             with pytest.raises(ServerError, match="no resolver"):
                 await networks.connect("one", "a", EndpointSettings(), process)
             assert [inside(one, "ip", *what).stdout for what in (("-o", "link"), ("-o", "addr"), ("route",))] == before
-            assert not networks.get("a").members
+            assert not networks.get("a").sandboxes
         networks._resolver.open_for = served  # type: ignore[method-assign]
         await networks.connect("one", "a", EndpointSettings(), process)
         assert reaches(one, "10.3.0.1")
@@ -233,7 +239,7 @@ async def _no_names(directory: Path) -> None:
 
 
 async def _undone(directory: Path) -> None:
-    """Whatever step fails, nothing of a network or an endpoint stays."""
+    """Whichever step fails, nothing of a network or an endpoint is left."""
     async with network(directory) as networks:
         await networks.create(body("first", "10.3.0.0/29"))
         await networks.create(body("second", "10.4.0.0/29"))
@@ -259,12 +265,12 @@ async def _undone(directory: Path) -> None:
         for _ in range(10):
             with pytest.raises(ServerError, match=r"no available IPv4 addresses.*second"):
                 await networks.join("new", "new", wanted, "first")
-        assert not networks.get("first").members
+        assert not networks.get("first").sandboxes
         await networks.leave("filler0")
         plug = sandboxes.plug
 
         def fail(*_: object) -> str:
-            raise netlink.NetlinkError(12, "veth: Cannot allocate memory")
+            raise NetlinkError(12, "veth: Cannot allocate memory")
 
         sandboxes.plug = fail
         for _ in range(10):
@@ -273,14 +279,14 @@ async def _undone(directory: Path) -> None:
         sandboxes.plug = plug
         joined = await networks.join("new", "new", wanted, "first")
         assert {name: each.ip_address for name, each in joined.endpoints.items()}.keys() == wanted.keys()
-        for member in [*networks._members]:
-            await networks.leave(member)
+        for container_id in [*networks._sandboxes]:
+            await networks.leave(container_id)
         with pytest.raises(Forbidden, match="bridge lo"):
             await networks.create(body("third", Options={"engine.network.bridge.name": "lo"}))
 
 
 async def _adopted(directory: Path) -> None:
-    """A bridge that was there is used by its name, and left as it was when its network goes."""
+    """A pre-existing bridge is used by its name, and left unchanged when its network is removed."""
 
     def localnet() -> str:
         return Path("/proc/sys/net/ipv4/conf/mine0/route_localnet").read_text().strip()
@@ -290,11 +296,11 @@ async def _adopted(directory: Path) -> None:
         assert bridge is not None
         return {str(each.interface) for each in kernel.addresses(bridge.ifindex)}
 
-    with Netlink() as kernel:
-        kernel.apply(netlink.create_bridge("mine0", mac="02:00:00:00:00:01"))
+    with RouteSocket() as kernel:
+        kernel.apply(rtnl.create_bridge("mine0", mac="02:00:00:00:00:01"))
         own = kernel.link("mine0")
         assert own is not None
-        kernel.apply(netlink.add_address(own.ifindex, IPv4Interface("10.5.1.1/24")))
+        kernel.apply(rtnl.add_address(own.ifindex, IPv4Interface("10.5.1.1/24")))
         async with network(directory) as networks:
             await networks.create(body("mine", "10.5.0.0/24", Options={"engine.network.bridge.name": "mine0"}))
             one = await networks.endpoint("one", on="mine")
@@ -309,39 +315,38 @@ async def _adopted(directory: Path) -> None:
             assert addresses() == {"10.5.1.1/24"}
             await networks.remove("own")
             assert addresses() == {"10.5.1.1/24"}, "what was there stays"
-            kernel.apply(netlink.delete_link("mine0"))
+            kernel.apply(rtnl.delete_link("mine0"))
 
 
 async def _swept(directory: Path) -> None:
-    """Bridges of this engine that no record answers for go at start; those of another engine stay."""
+    """Bridges of this engine without a record are removed at start; those of another engine
+    stay."""
     async with network(directory) as networks:
         await networks.create(body("kept"))
         kept = networks.get("kept").bridge
         alias = networks._alias
-        with Netlink() as kernel:
+        with RouteSocket() as kernel:
             for name, text in (("br-orphan", alias), ("br-other", "engined 0123456789ab")):
-                kernel.apply(
-                    netlink.create_bridge(name, mac="02:00:00:00:00:01"), netlink.change_link(name, alias=text)
-                )
-            bridge.sweep(kernel, alias, {kept})
+                kernel.apply(rtnl.create_bridge(name, mac="02:00:00:00:00:01"), rtnl.change_link(name, alias=text))
+            host.sweep(kernel, alias, {kept})
             assert "br-orphan" not in links()
             assert {kept, "br-other"} <= links()
-            kernel.apply(netlink.delete_link("br-other"))
+            kernel.apply(rtnl.delete_link("br-other"))
 
 
 async def _taken_by_another(directory: Path) -> None:
-    """Another engine that takes the same subnet at the same moment: the younger link gives way."""
+    """Another engine takes the same subnet at the same moment: the younger link is withdrawn."""
     async with network(directory) as networks:
-        original = Networks._taken_meanwhile
+        original = BridgeDriver._contested
         seen: list[str] = []
 
-        def taken(self: Networks, link: Any, subnet: Any) -> bool:
-            seen.append(str(subnet))
+        def contested(self: BridgeDriver, made: Network) -> bool:
+            seen.append(str(made.pools[4].subnet))
             return len(seen) < 3
 
-        Networks._taken_meanwhile = taken  # type: ignore[method-assign]
+        BridgeDriver._contested = contested  # type: ignore[method-assign]
         await networks.create(body("mine"))
-        Networks._taken_meanwhile = original  # type: ignore[method-assign]
+        BridgeDriver._contested = original  # type: ignore[method-assign]
         assert seen == ["172.18.0.0/24", "172.18.1.0/24", "172.18.2.0/24"]
         assert str(networks.get("mine").pools[4].subnet) == "172.18.2.0/24"
         assert bridges() == {networks.get("mine").bridge}
@@ -356,7 +361,7 @@ def test_networks(scene: Body, tmp_path: Path) -> None:
     isolated(scene, tmp_path)
 
 
-# --- with a daemon that dies -----------------------------------------------------------------------------------------
+# --- with a daemon that dies ----------------------------------------------------------------------
 
 
 def create(engine: TempEngine, name: str, **fields: Any) -> str:
@@ -373,7 +378,7 @@ def inspect(engine: TempEngine, name: str) -> Any:
 
 
 def own_bridges(engine: TempEngine) -> set[str]:
-    """Bridges of users' networks that carry this engine's mark."""
+    """Bridges of user networks that carry this engine's mark."""
     mark = f"engined {inspect(engine, 'bridge')['Id'][:12]}"
     found = set()
     for link in Path("/sys/class/net").iterdir():
@@ -436,7 +441,8 @@ def test_networks_come_back_after_a_reboot(own_engine: TempEngine) -> None:
 
 
 def test_a_crash_leaves_no_bridge(own_engine: TempEngine) -> None:
-    """SIGKILL at random instants while networks come and go: every bridge has its record, and every record its bridge."""
+    """SIGKILL at random instants while networks are created and removed: every bridge has its
+    record, and every record its bridge."""
     engine, chance = own_engine, random.Random(7)
     for round_ in range(5):
         stopped = threading.Event()
@@ -470,7 +476,8 @@ def test_a_crash_leaves_no_bridge(own_engine: TempEngine) -> None:
 
 
 def test_removed_and_made_again_at_once(own_engine: TempEngine) -> None:
-    """A bridge goes down behind the answer; who wants its name or its subnet again waits for that, and a crash leaves nothing of it."""
+    """A bridge is removed after the response. A request for the same name or subnet waits for that,
+    and a crash leaves nothing of it."""
     engine = own_engine
     options = {"com.docker.network.bridge.name": f"{engine.bridge[:10]}a"}
     for _ in range(5):

@@ -1,6 +1,8 @@
-"""Published ports and what keeps networks apart, with real packets: containers of a real engine, and a LAN host in a namespace of the test's own.
+"""Published ports and network isolation, with real packets: containers of a real engine, and a LAN
+host in a namespace of the test.
 
-Silence is proved by order: what must not arrive is sent first, then something that does; when that has come, the other one would have come too.
+Absence of a packet is proved by order: first the packet that must not arrive is sent, then one that
+does arrive. When that one has come, the other would have come too.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import pyroute2
 import pytest
 
 from engine.system import namespaces, netfilter
-from engine.system.nfnetlink import Nfnetlink
+from engine.system.netlink.conntrack import ConntrackSocket
+from engine.system.netlink.nft import NftSocket
 from tests.harness import TempEngine, free_run, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -29,13 +32,14 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 T = TypeVar("T")
 
 _LINK = os.getpid() % 250
-"""Another run of these tests on this host has other addresses."""
+"""Other runs of these tests on this host use other addresses."""
 HOST, LAN = f"198.18.{_LINK}.1", f"198.18.{_LINK}.2"
 HOST6, LAN6 = f"fd98:{_LINK}::1", f"fd98:{_LINK}::2"
 
 
 class Lan:
-    """A host on a link of its own to this one, which is its router. It has no name in /run/netns: however the test ends, the kernel takes it away."""
+    """A host on a link of its own to this one, which is its router. It has no name in /run/netns,
+    so the kernel removes it however the test ends."""
 
     def __init__(self) -> None:
         self.name = f"lan{secrets.token_hex(3)}"
@@ -47,7 +51,7 @@ class Lan:
         run(f"ip -6 address add {HOST6}/64 dev {self.name} nodad")
         Path(f"/proc/sys/net/ipv6/conf/{self.name}/accept_dad").write_text(
             "0"
-        )  # its link-local address is there at once
+        )  # its link-local address is usable at once
         run(f"ip link set {self.name} up")
         self("ip link set lo up")
         self("ip link set eth0 up")
@@ -63,7 +67,7 @@ class Lan:
         return within(self.descriptor, action)
 
     def raw(self, destination: str, port: int, payload: bytes) -> None:
-        """A UDP datagram for any address, put on the wire towards this host as no routing table would."""
+        """A UDP datagram for any address, sent to this host's MAC regardless of routing tables."""
 
         def send() -> None:
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:
@@ -81,7 +85,7 @@ class Lan:
         self.inside(send)
 
     def link_local(self) -> str:
-        """This host's address on the link, that it makes itself."""
+        """This host's link-local address on the link, assigned by the kernel."""
         with pyroute2.IPRoute() as kernel:
             (index,) = kernel.link_lookup(ifname=self.name)
             (found,) = kernel.get_addr(family=socket.AF_INET6, index=index, scope=253)
@@ -98,7 +102,7 @@ def run(command: str) -> None:
 
 
 def within(namespace: int, action: Callable[[], T]) -> T:
-    """The action, in a thread that is in that network namespace."""
+    """Run the action in a thread that is in that network namespace."""
     found: list[Any] = []
 
     def body() -> None:
@@ -135,7 +139,7 @@ def engine() -> Iterator[TempEngine]:
 def _nothing_is_left(engine: TempEngine) -> Iterator[None]:
     yield
     engine.remove_all()
-    kernel = Nfnetlink()
+    kernel = NftSocket()
     for name in ("address4", "any4", "address6", "any6"):
         assert kernel.elements(table(engine), name) == {}
     kernel.close()
@@ -146,7 +150,7 @@ def table(engine: TempEngine) -> str:
 
 
 def answer(host: str, port: int, seconds: float = 5) -> str:
-    """What a service says that says one line; the reason when there is none."""
+    """The response of a service that sends one line; the error when there is none."""
     try:
         with socket.create_connection((host, port), seconds) as connection:
             return connection.makefile().readline().strip()
@@ -159,9 +163,10 @@ i=$(readlink /proc/self/fd/0)
 p=$(awk -v i=$i '"socket:[" $10 "]" == i {print substr($3, 34)}' /proc/net/tcp6)
 netstat -tn | awk -v p=":$((0x$p))$" '$5 ~ p {print $5}'
 """
-"""Of several connections, one that has just ended too, the one that is this process's input: its peer."""
+"""The peer of this process's stdin socket, among several connections, including one that has just
+ended."""
 WHO = ("nc", "-ll", "-p", "80", "-e", "sh", "-c", _TELL)
-"""Tells each client its address, at port 80."""
+"""Sends each client its address, at port 80."""
 
 
 def serving(engine: TempEngine, bindings: Any, *, command: tuple[str, ...] = WHO, **keywords: Any) -> str:
@@ -193,7 +198,7 @@ def address_of(engine: TempEngine, container: str, network: str = "bridge") -> s
 
 
 def asks(engine: TempEngine, network: str, host: str, port: int) -> str:
-    """What a container on that network is told."""
+    """The response that a container on that network receives."""
     return engine.docker(
         "run", "--rm", f"--network={network}", "busybox", "nc", "-w", "3", host, str(port), status=None
     ).out
@@ -210,11 +215,12 @@ def network(engine: TempEngine, **body: Any) -> Iterator[str]:
         engine.remove_all()
 
 
-# --- who reaches a port ------------------------------------------------------------------------------------------------
+# --- who reaches a port ---------------------------------------------------------------------------
 
 
 def test_from_everywhere(engine: TempEngine, lan: Lan) -> None:
-    """The LAN with its own address, the host by address and by loopback, neighbours and the container itself."""
+    """The LAN by its own address, the host by address and by loopback, neighbours and the container
+    itself."""
     web = serving(engine, {"80/tcp": [{}]})
     port = one_port(engine, web)
     gateway = engine.inspect(web)["NetworkSettings"]["Gateway"]
@@ -240,7 +246,7 @@ def test_bound_to_one_address(engine: TempEngine, lan: Lan) -> None:
 
 
 class Sniffer:
-    """Payloads of UDP datagrams that come to a container, published or not."""
+    """Payloads of UDP datagrams that arrive at a container, published or not."""
 
     def __init__(self, engine: TempEngine, container: str) -> None:
         namespace = os.open(f"/proc/{engine.inspect(container)['State']['Pid']}/ns/net", os.O_RDONLY)
@@ -268,7 +274,8 @@ def datagram(host: str, port: int, payload: bytes, source: int = 0) -> None:
 
 
 def test_loopback_is_not_the_lans(engine: TempEngine, lan: Lan) -> None:
-    """A port bound to 127.0.0.1 hears the host alone, whatever the LAN or a container puts on the wire; nor does the container's own address."""
+    """A port bound to 127.0.0.1 is reachable from the host only, whatever the LAN or a container
+    sends; nor by the container's own address."""
     web = serving(
         engine,
         {"80/udp": [{"HostIp": "127.0.0.1"}], "81/udp": [{}]},
@@ -303,7 +310,7 @@ def test_ipv6(engine: TempEngine, lan: Lan) -> None:
 
 
 def by_ipv6(lan: Lan, port: int) -> dict[str, str]:
-    """The client's address as the service sees it, or why there is none, by the way that the client takes."""
+    """The client's address as the service sees it, or the error, by the given path."""
     link_local = lan.link_local()
     answers = {
         "LAN": lan.inside(lambda: answer(HOST6, port)),
@@ -322,7 +329,8 @@ NOBODY_BY_IPV6 = dict.fromkeys(
 
 @pytest.mark.parametrize("host_ip", ["", "0.0.0.0", "::"])
 def test_by_ipv6_to_a_container_without(engine: TempEngine, lan: Lan, host_ip: str) -> None:
-    """TCP is passed on, for whichever address of the host it is; also while there is no daemon, and by the next one."""
+    """TCP is relayed for every address of the host; also while no daemon runs, and by the next
+    daemon."""
     web = serving(engine, {"80/tcp": [{"HostIp": host_ip}]})
     port = one_port(engine, web, ip=host_ip or "0.0.0.0")
     passed_on = dict.fromkeys(NOBODY_BY_IPV6, engine.inspect(web)["NetworkSettings"]["Gateway"])
@@ -356,7 +364,8 @@ def test_by_ipv6_to_an_address_of_another_link(engine: TempEngine, lan: Lan) -> 
 
 
 def test_by_ipv6_from_a_container() -> None:
-    """One that has IPv6 reaches one that has none by an address of the host, where bridged frames are not netfilter's."""
+    """A container with IPv6 reaches one without it by an address of the host, where netfilter does
+    not process bridged frames."""
     with host_of_its_own(ipv6=True) as (apart, namespace):
         switch = Path("/proc/sys/net/bridge/bridge-nf-call-ip6tables")
         if within(namespace, switch.exists):
@@ -369,7 +378,8 @@ def test_by_ipv6_from_a_container() -> None:
 
 
 def test_by_ipv6_through_a_firewall(engine: TempEngine, lan: Lan) -> None:
-    """What the host's own rules say of a port that comes in holds, as it does for a program of the host that has it."""
+    """The host's own rules for incoming traffic to a port hold as for a host program that listens
+    there."""
     port = one_port(engine, serving(engine, {"80/tcp": [{}]}))
     own = f"other-{secrets.token_hex(4)}"
     chain = "type filter hook input priority 0"
@@ -385,7 +395,7 @@ def test_by_ipv6_through_a_firewall(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_by_ipv6_to_a_range(engine: TempEngine, lan: Lan) -> None:
-    """Every port of it leads where it should."""
+    """Every port of the range leads to the right container port."""
     each_its_own = "for port in 1 50 200; do nc -ll -p $port -e echo $port & done; wait"
     before = free_run(202)
     bindings = {"1-200/tcp": [{"HostPort": f"{before + 1}-{before + 200}"}]}
@@ -399,7 +409,7 @@ def test_by_ipv6_to_a_range(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_nobody_reaches_more_by_ipv6_than_is_published(engine: TempEngine, lan: Lan) -> None:
-    """The socket that passes on is the host's alone, and serves nobody who asks it directly; an internal network has no way to it."""
+    """The relay's socket refuses direct connections, and internal networks cannot reach it."""
     web = serving(engine, {"80/tcp": [{}]})
     port = one_port(engine, web)
     (relay,) = {*re.findall(r"tproxy ip6 to \[::1\]:(\d+)", netfilter.run(f"list table inet {table(engine)}"))}
@@ -415,7 +425,8 @@ def test_nobody_reaches_more_by_ipv6_than_is_published(engine: TempEngine, lan: 
 
 
 def test_ipv6_without_ipv6(engine: TempEngine, lan: Lan) -> None:
-    """What cannot be reached is refused: an IPv6 address for a container that has none, a UDP port of ::1."""
+    """Unreachable combinations are refused: an IPv6 address for a container without one, a UDP port
+    of ::1."""
     wanted = {"NetworkMode": "bridge", "PortBindings": {"80/tcp": [{"HostIp": HOST6}]}}
     container = engine.create("sleep", "1000", network="bridge", host=wanted)
     refused = engine.request("POST", f"/v1.24/containers/{container}/start")
@@ -432,7 +443,7 @@ def test_ipv6_without_ipv6(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_sctp(engine: TempEngine, lan: Lan) -> None:
-    """Its packets are led as those of the others: one is put on the wire, and comes."""
+    """SCTP packets are forwarded like the others: one is sent on the wire, and arrives."""
     web = serving(engine, {"80/sctp": [{}]}, command=("sleep", "1000"))
     port = one_port(engine, web, "80/sctp")
     namespace = os.open(f"/proc/{engine.inspect(web)['State']['Pid']}/ns/net", os.O_RDONLY)
@@ -463,11 +474,12 @@ def crc32c(data: bytes | bytearray) -> int:
     return value ^ 0xFFFFFFFF
 
 
-# --- networks ------------------------------------------------------------------------------------------------------------
+# --- networks -------------------------------------------------------------------------------------
 
 
 def test_internal(engine: TempEngine, lan: Lan) -> None:
-    """No way out or in, not even by a port that another network publishes; neighbours talk."""
+    """No traffic in or out, not even by a port that another network publishes; neighbours can
+    talk."""
     web = serving(engine, {"80/tcp": [{}]})
     port = one_port(engine, web)
     with network(engine, Internal=True) as inside:
@@ -480,7 +492,7 @@ def test_internal(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_without_icc(engine: TempEngine, lan: Lan) -> None:
-    """Neighbours hear nothing from each other, but what is published."""
+    """Neighbours reach each other only by published ports."""
     with network(engine, Options={"com.docker.network.bridge.enable_icc": "false"}) as apart:
         web = serving(engine, {"80/tcp": [{}]}, network=apart)
         own = address_of(engine, web, apart)
@@ -490,7 +502,7 @@ def test_without_icc(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_masquerade(engine: TempEngine, lan: Lan) -> None:
-    """The LAN sees the host; with masquerade off it sees the container."""
+    """The LAN sees the host's address; with masquerade off it sees the container's."""
     with lan.inside(lambda: socket.create_server((LAN, 0))) as server:
         server.settimeout(20)
         number = str(server.getsockname()[1])
@@ -498,7 +510,7 @@ def test_masquerade(engine: TempEngine, lan: Lan) -> None:
         def client_of(network: str) -> tuple[str, str]:
             made = engine.started("nc", "-w", "20", LAN, number, network=network)
             connection, (peer, _) = server.accept()
-            with connection:  # it runs, and has its address, as long as this is open
+            with connection:  # the container runs, and has its address, while this is open
                 return peer, address_of(engine, made, network)
 
         assert client_of("bridge")[0] == HOST
@@ -517,7 +529,7 @@ def test_host_binding(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_the_way_out_moves(engine: TempEngine) -> None:
-    """Ports follow the network that a container reaches the world by."""
+    """Ports follow the network of the container's default route."""
     with network(engine) as first:
         web = serving(engine, {"80/tcp": [{"HostPort": "0"}]}, network=first)
         engine.docker("network", "connect", "bridge", web)
@@ -531,11 +543,12 @@ def test_the_way_out_moves(engine: TempEngine) -> None:
         assert ports_of(engine, web) == {}
 
 
-# --- which ports -----------------------------------------------------------------------------------------------------------
+# --- which ports ----------------------------------------------------------------------------------
 
 
 def test_conflicts(engine: TempEngine) -> None:
-    """Before the start, in Docker's words; nothing is left, and the port is free when its owner has gone."""
+    """Conflicts are found before the start, with Docker's message. Nothing is left, and the port is
+    free once its owner has ended."""
     first = serving(engine, {"80/tcp": [{}]})
     port = one_port(engine, first)
     wanted = {"NetworkMode": "bridge", "PortBindings": {"80/tcp": [{"HostPort": str(port)}], "81/tcp": [{}]}}
@@ -555,7 +568,8 @@ def test_conflicts(engine: TempEngine) -> None:
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
 def test_programs_of_the_host(engine: TempEngine, kind: socket.SocketKind) -> None:
-    """One that listens is met before the start; while a container has a port none can."""
+    """A listening process is detected before the start; while a container holds a port no process
+    can listen on it."""
     protocol = "tcp" if kind == socket.SOCK_STREAM else "udp"
     with socket.socket(socket.AF_INET, kind) as program:
         program.bind(("127.0.0.1", 0))
@@ -575,7 +589,7 @@ def test_programs_of_the_host(engine: TempEngine, kind: socket.SocketKind) -> No
 
 
 def test_range_and_all(engine: TempEngine) -> None:
-    """200 neighbouring ports; PublishAllPorts of what is exposed; a range for one port."""
+    """200 adjacent ports; PublishAllPorts of the exposed ones; a range for one port."""
     probe = serving(engine, {"1-200/tcp": [{}], "80/tcp": [{"HostPort": "0"}]}, ExposedPorts={"9/udp": {}})
     found = ports_of(engine, probe)
     assert sum(len(each) for each in found.values()) == 201
@@ -608,7 +622,7 @@ def test_a_stopped_container_has_no_ports(engine: TempEngine) -> None:
     assert one_port(engine, web)
 
 
-# --- what happens to the host --------------------------------------------------------------------------------------------
+# --- what happens to the host ---------------------------------------------------------------------
 
 
 def test_the_next_one_has_them_when_the_wait_is_answered(engine: TempEngine) -> None:
@@ -618,7 +632,8 @@ def test_the_next_one_has_them_when_the_wait_is_answered(engine: TempEngine) -> 
 
 
 def test_daemon_gone(engine: TempEngine, lan: Lan) -> None:
-    """Traffic goes on without a daemon; the next one has the same ports, and closes those of what has ended meanwhile."""
+    """Traffic continues without a daemon. The next daemon holds the same ports, and closes those of
+    containers that ended meanwhile."""
     web, gone = serving(engine, {"80/tcp": [{}], "81/udp": [{}]}), serving(engine, {"80/tcp": [{}]})
     before, port, other = ports_of(engine, web), one_port(engine, web), one_port(engine, gone)
     pid = engine.inspect(gone)["State"]["Pid"]
@@ -634,11 +649,11 @@ def test_daemon_gone(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_somebody_takes_the_rules_away(engine: TempEngine, lan: Lan) -> None:
-    """The table, its rules, its elements: all of it is put back soon. Other tables are nobody's business here."""
+    """The table, its rules and its elements are all restored soon. Other tables are not changed."""
     web = serving(engine, {"80/tcp": [{}]})
     port = one_port(engine, web)
     name, other = table(engine), f"other-{secrets.token_hex(4)}"
-    layout = Nfnetlink()
+    layout = NftSocket()
     for harm in (f"delete table inet {name}", f"flush chain inet {name} published"):
         netfilter.run(harm)
         until(f"it works again after: {harm}", lambda: LAN in lan.inside(lambda: answer(HOST, port, 0.5)))
@@ -653,7 +668,8 @@ def test_somebody_takes_the_rules_away(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_somebody_deletes_the_bridge(engine: TempEngine, lan: Lan) -> None:
-    """It is back at once: what is published is reached again, and connections that were there go on."""
+    """It is restored at once: published ports are reachable again, and existing connections
+    continue."""
     web, echo = serving(engine, {"80/tcp": [{}]}), serving(engine, {"80/tcp": [{}]}, command=ECHO)
     port, other = one_port(engine, web), one_port(engine, echo)
     until("it listens", lambda: answer("127.0.0.1", other, 0.1) == "TimeoutError")
@@ -669,7 +685,7 @@ def test_somebody_deletes_the_bridge(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_udp_clients_do_not_stay_with_the_old_container(engine: TempEngine, lan: Lan) -> None:
-    """A client that goes on sending from one port reaches whoever has the port now."""
+    """A client that keeps sending from one port reaches the container that has the port now."""
     first = serving(engine, {"80/udp": [{}]}, command=("sleep", "1000"))
     port = one_port(engine, first, "80/udp")
 
@@ -698,13 +714,14 @@ def test_udp_clients_do_not_stay_with_the_old_container(engine: TempEngine, lan:
             sender.join()
 
 
-# --- localhost, which is ::1 first ---------------------------------------------------------------------------------------
+# --- localhost, which is ::1 first ----------------------------------------------------------------
 
 ECHO = ("nc", "-ll", "-p", "80", "-e", "cat")
 
 
 def echoed(port: int, size: int, host: str = "::1") -> int:
-    """How many of so many bytes come back after the client has ended its side; what comes back is what went."""
+    """How many of that many bytes are echoed after the client has shut down its sending side;
+    asserts that they are equal."""
     sent = os.urandom(1 << 20) * (size >> 20)
     with socket.create_connection((host, port), 30) as connection:
 
@@ -724,7 +741,7 @@ def echoed(port: int, size: int, host: str = "::1") -> int:
 
 @pytest.mark.parametrize("six", [False, True], ids=["without IPv6", "with IPv6"])
 def test_localhost(engine: TempEngine, six: bool) -> None:
-    """Whether the container's network has IPv6 or not, [::1] is the host's as 127.0.0.1 is."""
+    """Whether or not the container's network has IPv6, [::1] reaches the port like 127.0.0.1."""
     with network(engine, EnableIPv6=six) as name:
         page = "echo ok > /tmp/index.html; exec httpd -f -p 80 -h /tmp"
         web = serving(engine, {"80/tcp": [{}]}, network=name, command=("sh", "-c", page))
@@ -742,7 +759,7 @@ def curl(target: str) -> str:
 
 
 def test_bound_to_the_loopback_of_ipv6(engine: TempEngine, lan: Lan) -> None:
-    """Another container may have the same port at 127.0.0.1; the LAN has neither."""
+    """Another container may publish the same port at 127.0.0.1; the LAN reaches neither."""
     one = serving(engine, {"80/tcp": [{"HostIp": "127.0.0.1"}]}, command=("nc", "-ll", "-p", "80", "-e", "echo", "one"))
     port = one_port(engine, one, ip="127.0.0.1")
     bindings = {"80/tcp": [{"HostIp": "::1", "HostPort": str(port)}]}
@@ -756,7 +773,7 @@ def test_bound_to_the_loopback_of_ipv6(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_a_program_of_the_host_has_the_port_at_ipv6(engine: TempEngine) -> None:
-    """It keeps [::1]; the container has 127.0.0.1."""
+    """The host program keeps [::1]; the container has 127.0.0.1."""
     with socket.create_server(("::", 0), family=socket.AF_INET6) as program:
         port = program.getsockname()[1]
         web = serving(engine, {"80/tcp": [{"HostPort": str(port)}]})
@@ -767,7 +784,7 @@ def test_a_program_of_the_host_has_the_port_at_ipv6(engine: TempEngine) -> None:
 
 
 def test_what_goes_by_ipv6_from_the_lan(engine: TempEngine, lan: Lan) -> None:
-    """Whole in both directions, the end of one side told to the other."""
+    """All bytes arrive in both directions, and each side's end of stream is passed on."""
     web = serving(engine, {"80/tcp": [{}]}, command=ECHO)
     port = one_port(engine, web)
     until("it listens", lambda: answer("127.0.0.1", port, 0.1) == "TimeoutError")
@@ -783,7 +800,8 @@ def test_what_goes_by_ipv6_from_the_lan(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_what_goes_by_ipv6_loopback(engine: TempEngine) -> None:
-    """Whole in both directions, the end of one side told to the other; and nothing of it is left in the monitor."""
+    """All bytes arrive in both directions, and each side's end of stream is passed on; nothing is
+    left in the monitor."""
     web = serving(engine, {"80/tcp": [{}]}, command=ECHO)
     port = one_port(engine, web)
     until("it listens", lambda: answer("127.0.0.1", port, 0.1) == "TimeoutError")
@@ -791,7 +809,7 @@ def test_what_goes_by_ipv6_loopback(engine: TempEngine) -> None:
     before = len([*descriptors.iterdir()])
     assert echoed(port, 32 << 20) == 32 << 20
     assert echoed(port, 0) == 0
-    # A client that takes nothing stalls its own connection alone, and can go without a word.
+    # A client that reads nothing stalls only its own connection, and may disconnect abruptly.
     with socket.create_connection(("::1", port), 5) as deaf:
         deaf.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -806,7 +824,7 @@ def test_what_goes_by_ipv6_loopback(engine: TempEngine) -> None:
     for each in crowd:
         each.close()
     until("its descriptors are closed", lambda: len([*descriptors.iterdir()]) <= before)
-    # The container ends its side, or its life.
+    # The container shuts down its side, or ends.
     with socket.create_connection(("::1", port), 5) as left:
         left.sendall(b"x")
         assert left.recv(1) == b"x"
@@ -818,7 +836,8 @@ def test_what_goes_by_ipv6_loopback(engine: TempEngine) -> None:
 
 
 def test_localhost_without_daemon_or_monitor(engine: TempEngine) -> None:
-    """Connections live as long as the monitor does, new ones are made whichever of the two has just died."""
+    """Connections last as long as the monitor. New ones are accepted whichever of daemon and
+    monitor has just died."""
     web = serving(engine, {"80/tcp": [{}]}, command=ECHO)
     port = one_port(engine, web)
     until("it listens", lambda: answer("127.0.0.1", port, 0.1) == "TimeoutError")
@@ -839,12 +858,13 @@ def test_localhost_without_daemon_or_monitor(engine: TempEngine) -> None:
     assert echoed(port, 1 << 20) == 1 << 20
 
 
-# --- a host of its own ---------------------------------------------------------------------------------------------------
+# --- a host of its own ----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def host_of_its_own(*, ipv6: bool) -> Iterator[tuple[TempEngine, int]]:
-    """An engine in a network namespace where nobody else's rules or addresses are, and the namespace."""
+    """An engine in a network namespace of its own, without foreign rules or addresses; and the
+    namespace."""
     with namespaces.new_network() as namespace:
         run("ip link set lo up")
         if not ipv6:
@@ -859,7 +879,8 @@ def host_of_its_own(*, ipv6: bool) -> Iterator[tuple[TempEngine, int]]:
 
 
 def test_all_rules_of_the_host_are_flushed() -> None:
-    """What `nft flush ruleset` takes is there again soon: ports, by both loopbacks, and isolation."""
+    """After `nft flush ruleset` everything is soon restored: ports, by both loopbacks, and
+    isolation."""
     with host_of_its_own(ipv6=True) as (engine, namespace):
         web = serving(engine, {"80/tcp": [{}]})
         port = one_port(engine, web)
@@ -873,7 +894,7 @@ def test_all_rules_of_the_host_are_flushed() -> None:
 
 
 def test_a_host_without_ipv6() -> None:
-    """127.0.0.1 is as it is elsewhere; there is no [::1] to be missed."""
+    """Without IPv6 on the host, 127.0.0.1 works as elsewhere; [::1] does not exist."""
     with host_of_its_own(ipv6=False) as (engine, namespace):
         port = one_port(engine, serving(engine, {"80/tcp": [{}]}))
         assert ":" in within(namespace, lambda: answer("127.0.0.1", port))
@@ -884,11 +905,12 @@ def test_a_host_without_ipv6() -> None:
         assert "ERROR" not in engine.log()
 
 
-# --- silence -------------------------------------------------------------------------------------------------------------
+# --- silence --------------------------------------------------------------------------------------
 
 
 def test_nothing_of_one_network_is_heard_on_another(engine: TempEngine) -> None:
-    """Not a frame, ARP's included: neither what a container asks everybody, nor what it sends to an address of the other network."""
+    """No frame passes, not even ARP: neither a container's broadcasts nor packets to an address of
+    the other network."""
     with network(engine) as one, network(engine) as other:
         speaker = engine.started(
             "sleep", "1000", network=one, name=f"s{secrets.token_hex(4)}", host={"CapAdd": ["NET_RAW"]}
@@ -904,7 +926,7 @@ def test_nothing_of_one_network_is_heard_on_another(engine: TempEngine) -> None:
             engine.docker("exec", speaker, "arping", "-c", "2", "-w", "1", "-I", "eth0", target, status=None)
             engine.docker("exec", speaker, "ping", "-c", "1", "-W", "1", target, status=1)
             engine.docker("exec", shut, "ping", "-c", "1", "-W", "5", target)
-            while True:  # the neighbour's question comes last
+            while True:  # the neighbour's query comes last
                 frame = wire.recv(2048)
                 assert frame[6:12] != mac
                 assert socket.inet_aton(own) not in frame
@@ -913,8 +935,8 @@ def test_nothing_of_one_network_is_heard_on_another(engine: TempEngine) -> None:
 
 
 def test_udp_connections_are_forgotten_at_both_ends(engine: TempEngine, lan: Lan) -> None:
-    """Entries of the connection table go when a port is published and when it is taken back."""
-    kernel = Nfnetlink()
+    """Conntrack entries are deleted when a port is published and when it is withdrawn."""
+    kernel = ConntrackSocket()
 
     def entries(port: int, address: str) -> int:
         return kernel.forget_udp(4, {port}, {socket.inet_aton(address)})
@@ -922,11 +944,12 @@ def test_udp_connections_are_forgotten_at_both_ends(engine: TempEngine, lan: Lan
     web = serving(engine, {"80/udp": [{}]}, command=("sleep", "1000"))
     port, address = one_port(engine, web, "80/udp"), address_of(engine, web)
     lan.inside(lambda: datagram(HOST, port, b"here", 5354))
-    # It is made when the datagram has come through, which on a busy machine is later than the call that sent it.
+    # The entry is created when the datagram has passed, which on a busy machine is after sendto(2)
+    # returns.
     until("there is one, by which it would be known", lambda: entries(port, address) == 1)
     lan.inside(lambda: datagram(HOST, port, b"here", 5354))
     engine.docker("rm", "-f", web)
-    # sooner than the kernel's own 30 seconds
+    # earlier than the kernel's own timeout of 30 seconds
     until("the entry of the removed port is forgotten", lambda: not established(port), 15)
     lan.inside(lambda: datagram(HOST, port, b"nobody is there", 5355))
     serving(engine, {"80/udp": [{"HostPort": str(port)}]}, command=("sleep", "1000"))
@@ -935,6 +958,6 @@ def test_udp_connections_are_forgotten_at_both_ends(engine: TempEngine, lan: Lan
 
 
 def established(port: int) -> list[str]:
-    """Entries of this host's connection table for a UDP port."""
+    """Entries of this host's connection tracking table for a UDP port."""
     text = Path("/proc/net/nf_conntrack")
     return [line for line in text.read_text().splitlines() if f"dport={port} " in line and " udp " in line]

@@ -1,4 +1,5 @@
-"""The resolver with real sockets in real network namespaces, and servers that are slow, dead or lying. Needs root."""
+"""The resolver with real sockets in real network namespaces, and upstream servers that are slow,
+dead or malicious. Needs root."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from engine.errors import ServerError
 from engine.networks import resolver
 from engine.networks.names import NameTable
 from engine.networks.resolver import HostServers, Resolver, Server
-from engine.system import namespaces, netfilter, netlink
-from engine.system.netlink import Netlink
+from engine.system import namespaces, netfilter
+from engine.system.netlink import rtnl
+from engine.system.netlink.rtnl import RouteSocket
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -32,7 +34,8 @@ ASKERS = ThreadPoolExecutor(8)
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server is given up unless a test is about that: on a busy machine one here may take its time."""
+    """Raise the timeouts: on a busy machine a server may be slow. Tests of timeouts set their
+    own."""
     monkeypatch.setattr(resolver, "PATIENCE", 60)
     monkeypatch.setattr(resolver, "TIME_LIMIT", 120)
 
@@ -46,8 +49,8 @@ def namespace() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _namespace() -> Iterator[int]:
-    with namespaces.new_network() as made, Netlink() as links:
-        links.apply(netlink.change_link("lo", up=True))
+    with namespaces.new_network() as made, RouteSocket() as links:
+        links.apply(rtnl.change_link("lo", up=True))
     try:
         yield made
     finally:
@@ -55,7 +58,7 @@ def _namespace() -> Iterator[int]:
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
-    """The body on the engine's event loop; no socket or namespace is left of it."""
+    """Run the body on the engine's event loop; no socket or namespace of it is left."""
 
     async def all_of_it() -> None:
         before = _held()
@@ -166,7 +169,7 @@ def addresses(reply: DNSRecord) -> list[str]:
 
 
 def _both(address: str, port: int) -> tuple[socket.socket, socket.socket]:
-    """UDP and TCP sockets with one number; 0: one that is free for both."""
+    """UDP and TCP sockets with the same number; 0: one that is free for both."""
     while True:
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -184,7 +187,8 @@ def _both(address: str, port: int) -> tuple[socket.socket, socket.socket]:
 
 
 class Upstream:
-    """A server of names that answers with `reply`: bytes, several of them, or nothing at all. `asked` are the queries it got."""
+    """A name server that answers with `reply`: bytes, several of them, or nothing at all. `asked`
+    are the queries it received."""
 
     def __init__(self, reply: Callable[[DNSRecord], list[bytes]], address: str = "127.0.0.1", port: int = 0) -> None:
         self._reply = reply
@@ -247,7 +251,7 @@ def silent(query: DNSRecord) -> list[bytes]:
     return []
 
 
-# --- its own names ---------------------------------------------------------------------------------------------------
+# --- its own names --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["udp", "tcp"])
@@ -317,7 +321,7 @@ def test_many_names_are_cut_and_come_whole_by_tcp(namespace: int) -> None:
 
 
 def test_the_containers_own_server_has_port_53(namespace: int) -> None:
-    """On every address but 127.0.0.11, and the ports that are really used show nowhere."""
+    """On every address except 127.0.0.11; and the ports really used are visible nowhere."""
 
     async def body() -> None:
         async with serving(namespace):
@@ -352,7 +356,8 @@ def test_a_real_client(namespace: int) -> None:
 
 
 def test_streams(namespace: int) -> None:
-    """Queries in pieces, several at once, a frame that lies, and a client that only connects."""
+    """Split queries, several at once, a frame with a wrong length, and a client that only
+    connects."""
 
     def talk() -> None:
         message = DNSRecord.question("web").pack()
@@ -396,12 +401,12 @@ def test_an_idle_connection_is_closed(namespace: int, monkeypatch: pytest.Monkey
     run(body)
 
 
-# --- passing on ------------------------------------------------------------------------------------------------------
+# --- passing on -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["udp", "tcp"])
 def test_the_rest_is_asked_of_the_host(namespace: int, tcp: bool) -> None:
-    """Which may be on the host's loopback."""
+    """An upstream server may be on the host's loopback."""
 
     async def body() -> None:
         async with Upstream(replying("1.2.3.4")) as upstream, serving(namespace, upstream.server):
@@ -444,7 +449,7 @@ def test_only_the_answer_to_the_question_is_taken(namespace: int) -> None:
 
 
 def test_others_cannot_answer_for_the_server(namespace: int) -> None:
-    """An answer with the right id and question, from another address."""
+    """An answer with the right id and question, but from another address."""
     stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
     async def body() -> None:
@@ -510,7 +515,8 @@ def test_a_silent_server_is_asked_last_for_a_while(namespace: int, monkeypatch: 
 
     def once(served: Resolver, server: Server) -> None:
         was_silent(served, server)
-        resolver.PATIENCE = 60  # from the next turn on: how soon the other one answers does not count
+        # from the next query on; how soon the other server answers does not matter
+        resolver.PATIENCE = 60
 
     monkeypatch.setattr(Resolver, "_was_silent", once)
 
@@ -550,7 +556,8 @@ def test_a_dead_server_ends_in_servfail(namespace: int, tcp: bool, monkeypatch: 
 
 
 def test_own_names_do_not_wait_for_a_dead_server(namespace: int) -> None:
-    """Hundreds wait; the bound holds; those above it are told at once; a question that is asked again counts once."""
+    """Hundreds of queries wait; the bound holds; queries beyond it fail at once; a repeated query
+    counts once."""
 
     async def body() -> None:
         async with Upstream(silent) as dead, serving(namespace, dead.server) as served:
@@ -593,15 +600,15 @@ def test_nobody_takes_all_the_places(namespace: int, monkeypatch: pytest.MonkeyP
     run(body)
 
 
-# --- own servers, isolation ------------------------------------------------------------------------------------------
+# --- own servers, isolation -----------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
 async def upstream_inside(namespace: int, address: str) -> AsyncIterator[Upstream]:
     """A server on port 53 of an address that only this namespace has."""
     with namespaces.inside_network(namespace):
-        with Netlink() as links:
-            links.apply(netlink.add_address(1, IPv4Interface(f"{address}/32")))
+        with RouteSocket() as links:
+            links.apply(rtnl.add_address(1, IPv4Interface(f"{address}/32")))
         made = Upstream(replying("9.9.9.9"), address, 53)
     async with made:
         yield made
@@ -613,10 +620,10 @@ def test_the_containers_own_servers_are_asked_from_inside(namespace: int, tcp: b
         async with Upstream(replying("1.2.3.4")) as hosts, upstream_inside(namespace, "10.99.0.1") as inside:
             async with serving(namespace, hosts.server, servers=["10.99.0.1"]):
                 assert addresses(await ask(namespace, "example.com", tcp=tcp)) == ["9.9.9.9"]
-            # without a way out as well: it reaches no more than the container itself
+            # without a default route as well: it reaches no more than the container itself
             async with serving(namespace, hosts.server, servers=["10.99.0.1"], forward=False):
                 assert addresses(await ask(namespace, "example.com", tcp=tcp)) == ["9.9.9.9"]
-            # what the host would reach and the container does not
+            # servers that the host could reach and the container cannot
             async with serving(namespace, hosts.server, servers=["192.0.2.1", "fd00::1", "fe80::1%lo"]):
                 assert (await ask(namespace, "example.com", tcp=tcp)).header.rcode == RCODE.SERVFAIL
             assert not hosts.asked and len(inside.asked) == 2
@@ -639,11 +646,12 @@ def test_without_a_way_out_the_host_is_not_asked(namespace: int) -> None:
     run(body)
 
 
-# --- opening and closing ---------------------------------------------------------------------------------------------
+# --- opening and closing --------------------------------------------------------------------------
 
 
 def test_opened_again_after_the_daemon_went_away(namespace: int) -> None:
-    """Its rules are still there, its sockets are not; whoever had a connection may still hold it."""
+    """The rules are still there, the sockets are not; a client with an open connection may still
+    hold it."""
 
     async def body() -> None:
         first = Resolver(table(), tuple)
@@ -665,7 +673,7 @@ def test_opened_again_after_the_daemon_went_away(namespace: int) -> None:
 
 @pytest.mark.parametrize("loss", ["taken", "other rules"])
 def test_opened_again_where_the_old_ports_are_lost(namespace: int, loss: str) -> None:
-    """Another process of the container has them now, or it has changed the rules."""
+    """Another process of the container has the ports now, or it has changed the rules."""
 
     async def body() -> None:
         first = Resolver(table(), tuple)
@@ -756,15 +764,15 @@ def test_a_namespace_that_cannot_be_served() -> None:
 
 
 def test_the_namespace_ends_when_it_is_let_go(namespace: int) -> None:
-    """Seen from another one, by the veth between them."""
+    """Seen from another namespace, across the veth pair between them."""
 
     async def body() -> None:
         with namespaces.inside_network(namespace):
-            links = Netlink()
+            links = RouteSocket()
         served = Resolver(table(), tuple)
         with links:
             with _namespace() as made:
-                links.apply(netlink.create_veth("there", "here", made))
+                links.apply(rtnl.create_veth("there", "here", made))
                 await served.open_for("c", made)
             with _namespace() as made:
                 await served.open_for("other", made)
@@ -777,7 +785,7 @@ def test_the_namespace_ends_when_it_is_let_go(namespace: int) -> None:
     run(body)
 
 
-# --- the host's servers ----------------------------------------------------------------------------------------------
+# --- the host's servers ---------------------------------------------------------------------------
 
 
 def test_the_hosts_resolv_conf(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

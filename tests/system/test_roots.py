@@ -1,6 +1,7 @@
-"""Containers' roots are mounted aside: the host's mount table has none of them, while they run and after any death of the engine's processes.
+"""Containers' roots are mounted in a separate namespace: the host's mount table has none of them,
+while they run and after any of the engine's processes dies.
 
-What is looked at is the kernel's: mountinfo of the host, and of the namespace that the daemon's threads live in.
+Checked in the kernel: mountinfo of the host, and of the namespace that the daemon's threads use.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from tests.harness import TempEngine, kill_and_wait, until
 
 
 def on_host(engine: TempEngine) -> list[str]:
-    """Mounts of this engine in the host's namespace, but the place at which runtimes find a root."""
+    """Mounts of this engine in the host's namespace, except the directory where runtimes find a
+    root."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if str(engine.base) in line and line.split()[4] != str(engine.run / "root")]
 
 
 def file_of(engine: TempEngine, container: str, path: str) -> bytes:
-    """A file of the container, by the archive call."""
+    """Read a file of the container by the archive call."""
     answer = engine.request("GET", f"/v1.24/containers/{container}/archive?path={path}")
     assert answer.status == 200, answer
     with tarfile.open(fileobj=io.BytesIO(answer.body)) as archive:
@@ -31,7 +33,8 @@ def file_of(engine: TempEngine, container: str, path: str) -> bytes:
 
 
 def looked_into(engine: TempEngine, container: str, word: str) -> None:
-    """Every call that goes through a running container's root sees what the container has, and it sees what they change."""
+    """Every call that goes through a running container's root sees the container's files, and the
+    container sees its changes."""
     engine.docker("exec", "-u", "nobody", container, "sh", "-c", f"echo {word} > /tmp/{word}")
     assert file_of(engine, container, f"/tmp/{word}") == f"{word}\n".encode()
     assert f"A /tmp/{word}" in engine.docker("diff", container).out
@@ -82,7 +85,8 @@ def test_a_start_that_fails_leaves_nothing(own_engine: TempEngine) -> None:
         answer = engine.request("POST", f"/v1.24/containers/{container}/start")
         assert answer.status == 404, answer
     until("nothing is mounted", lambda: not engine.mounts_aside())
-    until("no descriptor is left", lambda: engine.open_files() <= descriptors + 2)  # the runtime's file, the aside's
+    # the runtime's file, the mount namespace's
+    until("no descriptor is left", lambda: engine.open_files() <= descriptors + 2)
     engine.remove_all()
     engine.assert_settles(before)
 
@@ -96,7 +100,7 @@ def test_looked_into_after_deaths(own_engine: TempEngine, victims: str) -> None:
     if "monitor" in victims:
         monitor = engine.kill_monitor()
         until("another monitor", lambda: (found := engine._monitors()) and found != [monitor])
-        engine.docker("exec", container, "true")  # it has taken over
+        engine.docker("exec", container, "true")  # the new daemon has taken over
     if "daemon" in victims:
         engine.restart()
     if "twice" in victims:

@@ -1,6 +1,8 @@
-"""Bundles that containers/spec.py builds, run by the real crun and runc; what is asserted is seen from inside.
+"""Bundles that containers/spec.py builds, run by the real crun and runc; what is asserted is seen
+from inside.
 
-Needs root and a static /bin/busybox. Each test has its own state directory and leaves no cgroup behind.
+Needs root and a static /bin/busybox. Each test has its own state directory and leaves no cgroup
+behind.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Runtime:
     try:
         return Runtime.probe(request.param, run)
     except ServerError as error:
-        if "hybrid" not in error.message:  # crun's own refusal of such a host; .ci/cgroups cures it where it can
+        # crun's own refusal of such a host; .ci/cgroups fixes it where it can
+        if "hybrid" not in error.message:
             raise
         pytest.skip(error.message)
 
@@ -75,7 +78,8 @@ class Box:
     def record(
         self, command: str | list[str], *, mounts: tuple[MountPoint, ...] = (), **fields: Any
     ) -> ContainerRecord:
-        """A record of this command; keyword arguments go to Config or HostConfig, whichever has the field."""
+        """A record of this command; keyword arguments go to Config or HostConfig, whichever has the
+        field."""
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
         config = {
             "hostname": "box",
@@ -113,7 +117,7 @@ class Box:
         return bundle
 
     def run(self, command: str | list[str], *, network: str | None = "", status: int = 0, **fields: Any) -> str:
-        """What the command printed, after it ended."""
+        """The command's output, after it ended."""
         record = self.record(command, **fields)
         bundle = self.bundle(record, network)
         argv = [arg for arg in self.argv(record, bundle) if arg != "--detach"]
@@ -132,7 +136,7 @@ class Box:
         return self.runtime.run_argv(record.id, bundle=bundle, pid_file=bundle / "pid", log=bundle / "log")
 
     def failure(self, command: list[str], **fields: Any) -> oci.Failure:
-        """How its start fails."""
+        """The error of its failed start."""
         record = self.record(command, **fields)
         bundle = self.bundle(record)
         done = subprocess.run(
@@ -465,7 +469,7 @@ def test_verbs(box: Box) -> None:
 
 
 def test_oom_is_seen(box: Box) -> None:
-    # without swap: else what does not fit goes there, on a host that has any
+    # without swap, because otherwise the excess is swapped out on a host that has any
     record = box.record(
         "dd if=/dev/zero of=/dev/shm/big bs=1M count=60; sleep 600", memory=16 << 20, memory_swap=16 << 20
     )

@@ -1,4 +1,5 @@
-"""kill -9 of the daemon, of the monitor, a reboot, an upgrade: containers, their output and their exit codes come through."""
+"""kill -9 of the daemon, of the monitor, a reboot, an upgrade: containers, their output and their
+exit codes survive."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def printing(engine: TempEngine, identifier: str) -> None:
 
 
 def test_daemon_killed_while_containers_print(own_engine: TempEngine) -> None:
-    """No line is missing or doubled, in the log or for the client that was attached all the time; exit codes are kept."""
+    """No line is lost or duplicated, in the log or for a client attached all the time; exit codes
+    are kept."""
     engine = own_engine
     attached_to = engine.create("sh", "-c", PRINT)
     stream, early = hijack(engine.socket, f"/v1.24/containers/{attached_to}/attach?stream=1&stdout=1")
@@ -75,7 +77,7 @@ def test_exits_while_no_daemon_is_there(own_engine: TempEngine) -> None:
         assert (state["Running"], state["Status"], state["ExitCode"]) == (False, "exited", code)
         assert state["FinishedAt"] <= time.strftime(
             "%Y-%m-%dT%H:%M:%S", time.gmtime(ended + 1)
-        )  # when it ended, not when it was seen
+        )  # the time of the exit, not of its detection
         assert engine.wait(identifier) == code
         assert engine.logs(identifier) == b"last words\n"
     assert engine.wait(killed) == 137
@@ -111,7 +113,8 @@ def test_attached_session_talks_on_without_a_daemon(own_engine: TempEngine) -> N
 
 @pytest.mark.parametrize("milliseconds", [0, 3, 8, 15, 30, 60, 120])
 def test_daemon_killed_while_containers_start_and_end(own_engine: TempEngine, milliseconds: int) -> None:
-    """At whatever instant it dies: afterwards each container is one thing or the other, works on, and can be removed without a trace."""
+    """Whenever the daemon dies, each container is afterwards either running or not, works, and can
+    be removed completely."""
     engine = own_engine
     before = engine.footprint()
     fresh = [engine.create("sleep", "600", network="bridge" if number % 2 else "none") for number in range(4)]
@@ -129,7 +132,7 @@ def test_daemon_killed_while_containers_start_and_end(own_engine: TempEngine, mi
     ]
     for thread in asked:
         thread.start()
-    threading.Event().wait(milliseconds / 1000)  # the instant of death is what varies here
+    threading.Event().wait(milliseconds / 1000)  # only the instant of death varies here
     engine.kill9()
     for thread in asked:
         thread.join(30)
@@ -168,7 +171,8 @@ def test_daemon_killed_while_an_image_loads(milliseconds: int) -> None:
 
 
 def test_upgrade(own_engine: TempEngine) -> None:
-    """SIGTERM ends the daemon alone; containers, monitor and attached clients live on, and the next daemon takes over."""
+    """SIGTERM ends only the daemon. Containers, monitor and attached clients continue, and the next
+    daemon takes over."""
     engine = own_engine
     identifier = engine.started("sh", "-c", PRINT)
     stream, early = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?logs=1&stream=1&stdout=1")
@@ -191,7 +195,7 @@ def test_following_readers_after_a_restart(own_engine: TempEngine) -> None:
 
 
 def test_monitor_killed_while_containers_print(own_engine: TempEngine) -> None:
-    """Containers live on, a new monitor watches them, later output and exit codes are recorded."""
+    """Containers continue, a new monitor watches them, later output and exit codes are recorded."""
     engine = own_engine
     printers = [engine.started("sh", "-c", PRINT) for _ in range(3)]
     reader = engine.started("sh", "-c", "read word; echo got $word; exit 4", OpenStdin=True)
@@ -211,7 +215,8 @@ def test_monitor_killed_while_containers_print(own_engine: TempEngine) -> None:
     for identifier in printers:
         assert engine.wait(identifier) == 7
         printed = engine.logs(identifier, "stdout=1").splitlines(keepends=True)
-        # What the dead monitor had read and not yet written (one read at most) is lost with it; nothing is doubled or torn after it.
+        # What the dead monitor had read and not yet written (one read at most) is lost with it;
+        # nothing is doubled or torn after it.
         assert printed[-1] == b"line %d\n" % (LINES - 1)
         assert len(printed) > LINES - 2000
     assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
@@ -229,7 +234,8 @@ def zombies(parent: int) -> list[str]:
 
 @pytest.mark.parametrize("made", [True, False], ids=["process-made", "process-being-made"])
 def test_monitor_killed_in_the_middle_of_an_exec(tmp_path: Path, made: bool) -> None:
-    """Nothing of it runs on or stays as a zombie, which would keep the container from ending; the client sees an end, not words out of place."""
+    """No process of a failed launch runs on or stays as a zombie, which would keep the container
+    from ending. The client sees end of stream, not garbage."""
     runtime, gate = tmp_path / "slow", tmp_path / "gate"
     os.mkfifo(gate)
     wait, run = (
@@ -300,7 +306,7 @@ def test_daemon_and_monitor_killed(own_engine: TempEngine) -> None:
         state = engine.inspect(identifier)["State"]
         return bool(state["Running"] == (state["Pid"] > 0 and alive(state["Pid"])))
 
-    for identifier in (quiet, loud):  # nobody reads what the loud one writes: it may be about to end
+    for identifier in (quiet, loud):  # the loud one's output is not read: it may be about to end
         until("what is told of it is true", lambda identifier=identifier: told(identifier))
     assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
     engine.remove_all()
@@ -308,7 +314,8 @@ def test_daemon_and_monitor_killed(own_engine: TempEngine) -> None:
 
 
 def test_reboot(own_engine: TempEngine) -> None:
-    """Fresh RUN, nothing of the containers on the host: they show as exited, can start again, and leave nothing behind."""
+    """New RUN, nothing of the containers on the host: they show as exited, can start again, and
+    leave nothing behind."""
     engine = own_engine
     before = engine.footprint()
     ran = engine.started("sh", "-c", "echo x >> /count; wc -l < /count; exec sleep 600", network="bridge")
@@ -372,7 +379,7 @@ def test_stop_leaves_nothing_and_keeps_containers(own_engine: TempEngine) -> Non
 
 
 def test_one_daemon_a_run_directory(own_engine: TempEngine) -> None:
-    """A second daemon on the same RUN says so in one line and touches nothing."""
+    """A second daemon on the same RUN reports that in one line and changes nothing."""
     engine = own_engine
     identifier = engine.started("sleep", "600")
     second = subprocess.run(
@@ -410,7 +417,8 @@ def test_a_stale_socket_is_replaced(own_engine: TempEngine) -> None:
 
 
 def test_two_engines_side_by_side() -> None:
-    """Same names, same image, one host: neither sees nor hurts the other, and each keeps its addresses apart."""
+    """Same names, same image, one host: neither engine sees or affects the other, and their
+    addresses do not overlap."""
     with TempEngine() as one, TempEngine() as two:
         for engine in (one, two):
             engine.load_busybox()

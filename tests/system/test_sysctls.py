@@ -1,4 +1,4 @@
-"""Settings of network namespaces, each written in its own and in no other."""
+"""Sysctls of network namespaces: each is written in its own namespace only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def test_each_namespace_has_its_own() -> None:
     here = Path("/proc/sys/net", NAME)
     before = here.read_text()
     sysctls.write({})
-    gc.collect()  # what earlier tests left is theirs
+    gc.collect()  # leftovers of earlier tests are not this one's
     held = len(os.listdir("/proc/self/fd"))
-    for number in range(2 * sysctls.USES):  # and more than one instance of procfs
+    for number in range(2 * sysctls.USES):  # and several instances of procfs
         with namespaces.new_network() as descriptor:
             sysctls.write({NAME: str(number)})
             assert here.read_text() == f"{number}\n"

@@ -1,4 +1,5 @@
-"""What an image's layers come to, beside what umoci makes of the same image: every entry, its owner, mode, attributes, times, links and content."""
+"""The extracted tree of an image, compared with umoci's of the same image: every entry, its owner,
+mode, attributes, times, links and content."""
 
 from __future__ import annotations
 
@@ -141,6 +142,7 @@ def test_the_same_tree_as_umoci(engine: TempEngine, tmp_path: Path) -> None:
 
 
 def _seen(tree: dict[str, tuple[Any, ...]], name: str, named: set[str]) -> tuple[Any, ...]:
-    """An entry without its time, when that is the extraction's: of directories that no entry names, and of the root, which whiteouts change."""
+    """An entry without its time when that is the time of extraction: directories without an entry
+    of their own, and the root, which whiteouts change."""
     found = tree[name]
     return found if name in named or name == "sparse" else (*found[:3], *found[4:])

@@ -1,4 +1,5 @@
-"""Volumes on the host: mounts and directories through kills, restarts and reboots, and containers that pull at them."""
+"""Volumes on the host: mounts and directories through kills, restarts and reboots, and attacks by
+containers."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ def remove(engine: TempEngine, name: str) -> None:
 
 
 def mounted(engine: TempEngine) -> list[str]:
-    """What is mounted below the engine's volumes."""
+    """Mounts below the engine's volumes."""
     return _mounted(f"{engine.root}/volumes/")
 
 
 def placed(engine: TempEngine) -> list[str]:
-    """What is mounted for starts: it goes soon after them."""
+    """Mounts made for container starts, which are removed soon after."""
     return _mounted(f"{engine.run}/volumes/")
 
 
@@ -53,7 +54,8 @@ def gone(engine: TempEngine, container: str) -> None:
 
 @pytest.fixture
 def engine(own_engine: TempEngine) -> Iterator[TempEngine]:
-    """Ends by checking that nothing is mounted for volumes, and that only recorded ones have directories."""
+    """Checks at its end that nothing is mounted for volumes, and that only recorded ones have
+    directories."""
     yield own_engine
     own_engine.remove_all()
     assert mounted(own_engine) == []
@@ -62,7 +64,7 @@ def engine(own_engine: TempEngine) -> Iterator[TempEngine]:
     assert set(os.listdir(own_engine.root / "volumes")) == recorded
 
 
-# --- file systems of volumes -------------------------------------------------------------------------------------------
+# --- file systems of volumes ----------------------------------------------------------------------
 
 
 def test_a_file_system_is_mounted_from_first_to_last_use(engine: TempEngine) -> None:
@@ -132,7 +134,7 @@ def test_a_bind_volume_and_its_removal(engine: TempEngine, tmp_path: Path) -> No
     gone(engine, reads)
     remove(engine, "bound")
     assert (tmp_path / "below" / "precious").read_text() == "x"
-    # A mount that is none of the engine's doing is taken away, never entered, when the volume goes.
+    # A foreign mount is unmounted, never entered, when the volume is removed.
     place = make(engine, "plain")
     subprocess.run(["mount", "--bind", tmp_path, place], check=True)
     remove(engine, "plain")
@@ -160,14 +162,15 @@ def test_mounts_that_fail_say_why(engine: TempEngine, tmp_path: Path) -> None:
 
 
 def test_nfs_options_reach_the_kernel_resolved(engine: TempEngine) -> None:
-    """There is no server and perhaps no nfs here: what counts is that it is tried, refused and leaves nothing."""
+    """There is no server and perhaps no nfs module: the mount is tried, refused, and leaves
+    nothing."""
     make(engine, "far", type="nfs", device=":/export", o="addr=no-such-host.invalid,soft")
     container = engine.create("true", host={"Binds": ["far:/v"]})
     answer = engine.request("POST", f"/v1.24/containers/{container}/start")
     assert answer.status == 500 and "data: addr=no-such-host.invalid,soft" in answer.message
 
 
-# --- what crashes leave --------------------------------------------------------------------------------------------------
+# --- what crashes leave ---------------------------------------------------------------------------
 
 
 def test_half_made_and_half_removed_volumes(engine: TempEngine) -> None:
@@ -177,8 +180,9 @@ def test_half_made_and_half_removed_volumes(engine: TempEngine) -> None:
     volumes = engine.root / "volumes"
     engine.kill9()
     (volumes / "kept").rename(volumes / ".volume-kept")  # its record was not deleted
-    (volumes / ".volume-never" / "_data" / "deep").mkdir(parents=True)  # its record was never written
-    (volumes / ".snapshots").mkdir()  # somebody else's
+    # its record was never written
+    (volumes / ".volume-never" / "_data" / "deep").mkdir(parents=True)
+    (volumes / ".snapshots").mkdir()  # another program's
     subprocess.run(["rm", "-rf", volumes / "lost"], check=True)
     (engine.run / "volumes" / "x" / "0").mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "x", engine.run / "volumes" / "x" / "0"], check=True)
@@ -192,7 +196,7 @@ def test_half_made_and_half_removed_volumes(engine: TempEngine) -> None:
 
 
 def test_an_operators_mount_stays(engine: TempEngine) -> None:
-    """A disk that was mounted in the place of a plain volume's data is nobody's leftover."""
+    """A disk that an operator mounted over a plain volume's data is not removed as a leftover."""
     place = make(engine, "disk")
     subprocess.run(["mount", "-t", "tmpfs", "disk", place], check=True)
     (place / "file").write_text("x\n")
@@ -205,7 +209,7 @@ def test_an_operators_mount_stays(engine: TempEngine) -> None:
     remove(engine, "disk")
 
 
-# --- the image's content ---------------------------------------------------------------------------------------------------
+# --- the image's content --------------------------------------------------------------------------
 
 
 def test_copy_up_is_the_same_tree(engine: TempEngine) -> None:
@@ -234,7 +238,7 @@ def test_copy_up_is_the_same_tree(engine: TempEngine) -> None:
     ] == []
 
 
-# --- binds -----------------------------------------------------------------------------------------------------------------
+# --- binds ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -288,7 +292,7 @@ def test_mounts_in_mounts_come_by_depth(engine: TempEngine) -> None:
     assert [(volumes / name / "_data" / "f").read_text() for name in ("a1", "b1", "c1")] == ["a\n", "b\n", "c\n"]
 
 
-# --- hostile containers --------------------------------------------------------------------------------------------------
+# --- hostile containers ---------------------------------------------------------------------------
 
 
 def test_a_link_in_the_place_of_a_volumes_data(engine: TempEngine, tmp_path: Path) -> None:
@@ -333,7 +337,8 @@ def test_a_volumes_data_swapped_while_others_start(engine: TempEngine, tmp_path:
 
 
 def test_a_destination_swapped_during_starts(engine: TempEngine, tmp_path: Path) -> None:
-    """The runtime resolves destinations: neither a directory is made nor a mount lands outside the container's root."""
+    """The runtime resolves destinations: no directory is created and no mount lands outside the
+    container's root."""
     (tmp_path / "outside").mkdir()
     target = "../" * 30 + f"{tmp_path}/outside".lstrip("/")
     swap = f"mkdir /s/t; while :; do mv /s/t /s/old; ln -s {target} /s/t; rm /s/t; mv /s/old /s/t; done"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,22 @@ def test_rows_are_printed_with_their_cures(monkeypatch: pytest.MonkeyPatch, caps
     ]
     rows.pop()
     assert check.main(5) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 100_000], ids=["one buffer", "many buffers"])
+def test_a_reader_that_has_seen_enough(rows: int) -> None:
+    """`engined check | head`: no traceback, and the exit status is that of the findings."""
+    program = (
+        "import sys; from engine import check;"
+        f"check.findings = lambda _: [check.Finding('words', False, 'text', 'cure')] * {rows};"
+        "sys.exit(check.main(10))"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,15 +1,16 @@
-"""Arguments and the TOML file: what becomes of them, and that each refusal names the option."""
+"""Command line and TOML file: the Config they give, and refusals that name the option."""
 
 from pathlib import Path
 
 import pytest
 
 from engine import __main__ as program
-from engine.config import Config
+from engine.config import Config, decode, encode, options, parse
 
 
 def config(*argv: str) -> Config:
-    return program._config(program._parser().parse_args(["serve", *argv]))
+    arguments = program._parser().parse_args(["serve", *argv])
+    return parse({option.field: getattr(arguments, option.field) for option in options()}, arguments.config)
 
 
 def test_defaults() -> None:
@@ -36,6 +37,7 @@ def test_relative_directories_become_absolute(monkeypatch: pytest.MonkeyPatch, t
         (["--tcp", "127.0.0.1:99999", "--insecure"], "127.0.0.1:99999"),
         (["--tcp", ":80", "--insecure"], "HOST:PORT"),
         (["--tcp", "127.0.0.1:0"], "--tls-ca"),
+        (["--tcp", "0.0.0.0:80", "--insecure"], "loopback"),
         (
             [
                 "--tcp",
@@ -67,3 +69,27 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match=r"engined\.toml"):
         config("--config", str(file))
+
+
+def test_every_field_is_an_option_with_a_description() -> None:
+    found = list(options())
+    assert [option.field for option in found] == list(Config.__struct_fields__)
+    assert len({option.flag for option in found}) == len(found)
+    for option in found:
+        assert option.text.endswith("."), option
+        assert option.value == "" if isinstance(option.default, bool) else option.value, option
+
+
+def test_an_unknown_log_level_is_refused_from_the_command_line_too() -> None:
+    with pytest.raises(ValueError, match="--log-level 'loud'"):
+        config("--log-level", "loud")
+
+
+def test_stop_reads_what_serve_wrote() -> None:
+    chosen = config("--root", "/data", "--plugin-socket-directory", "/p", "--tcp", "127.0.0.1:1", "--insecure")
+    assert decode(encode(chosen)) == chosen
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--config /nonexistent\.toml: No such file"):
+        config("--config", "/nonexistent.toml")

@@ -1,4 +1,4 @@
-"""The event log: what is remembered, who hears what, and who is too slow."""
+"""The event log: the history, the delivery to listeners, and slow listeners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from engine.events import BACKLOG, HISTORY, EventLog, matches
+from engine.events import BACKLOG, EVENT_FILTERS, HISTORY, EventLog, matches
 from engine.wire.events import Message
 
 A, B = "a" * 64, "b" * 64
@@ -158,3 +158,12 @@ NETWORK = EventLog().publish("network", "connect", "n123", {"name": "front", "co
 )
 def test_filters(message: Message, filters: dict[str, list[str]], expected: bool) -> None:
     assert matches(message, filters) is expected
+
+
+def test_filters_of_later_clients() -> None:
+    """They are known, and what they select never occurs here: swarm scope, nodes, services."""
+    message = EventLog().publish("container", "start", A)
+    assert matches(message, {"scope": ["local"]}) and matches(message, {"scope": ["swarm", "local"]})
+    assert not matches(message, {"scope": ["swarm"]})
+    for name in ("node", "service", "secret", "config"):
+        assert name in EVENT_FILTERS and not matches(message, {name: ["x"]})

@@ -1,6 +1,8 @@
-"""The arrows between the packages, held by reading the sources: who may import whom, and how a handler may not look.
+"""The dependencies between packages, checked in the sources: which package may import which, and
+which attributes a handler may not use.
 
-The table is that of docs/ARCHITECTURE.md. A new arrow is a decision: change the table there and here, with its reason.
+The table is that of docs/ARCHITECTURE.md. A new dependency is a decision: change the table there
+and here, with its reason.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = sorted(path for path in (ROOT / "engine").rglob("*.py") if "__pycache__" not in path.parts)
 CYTHON = sorted((ROOT / "engine" / "_fast").glob("*.p[yx][xd]")) + sorted((ROOT / "engine" / "_fast").glob("*.pxd"))
 
-SHARED = {"wire", "errors", "events", "config"}
-"""What anyone but http and _fast may import."""
+SHARED = {"wire", "errors", "events", "config", "facts", "times"}
+"""Modules that every package except http and _fast may import."""
 
 BELOW = {"storage", "runtime", "monitor", "system", "_fast"}
-"""What the resources stand on; of `monitor` its client alone."""
+"""Modules below the resources; of `monitor` only its client."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "wire": {"wire"},
     "errors": set(),
+    "facts": set(),
+    "times": set(),
     "config": set(),
     "events": {"wire", "errors"},
     "_fast": {"_fast"},
@@ -36,15 +40,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http": {"errors"},
     "images": BELOW | SHARED,
     "networks": BELOW | SHARED,
-    "volumes": BELOW | SHARED,
     "plugins": BELOW | SHARED,
+    "volumes": {"plugins"} | BELOW | SHARED,
     "containers": {"images", "networks", "volumes", "logs"} | BELOW | SHARED,
     "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
     "cluster": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
     "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor"} | SHARED,
     "check": {"networks", "system", "runtime", *SHARED},
 }
-"""Package or top module → what it may import besides itself. `daemon` and `__main__` may import everything."""
+"""Package or top module → what it may import besides itself. `daemon` and `__main__` may import
+everything.
+"""
 
 LATE_IMPORTS = {
     ("engine/__main__.py", "engine.daemon"): "--version, stop and check start without uvloop and the engine's parts",
@@ -91,21 +97,24 @@ def test_arrows(path: Path) -> None:
             continue
         assert target in MAY_IMPORT[here], f"{named(path)}:{node.lineno}: {here} may not import {module}"
         if target == "monitor":
-            allowed = module in ("engine.monitor.client", "engine.monitor.messages")
+            allowed = module in ("engine.monitor.client", "engine.monitor.handles", "engine.monitor.messages")
             assert allowed, f"{named(path)}:{node.lineno}: of the monitor only its client may be imported, not {module}"
 
 
 def test_the_monitor_process_is_small() -> None:
-    """What the long-lived process loads: logs, system, _fast and its own messages; not the client, which is the daemon's side."""
+    """Modules loaded by the long-lived process: logs, system, _fast and its own messages; not the
+    client, which is the daemon's side."""
     for path in sorted((ROOT / "engine" / "monitor").glob("*.py")):
-        if path.name == "client.py":
+        if path.name in ("client.py", "handles.py"):
             continue
         for node, module in imports(path):
             if module.split(".")[0] == "engine":
                 assert part(module) in ("", "monitor", "logs", "system", "_fast"), (
                     f"{named(path)}:{node.lineno}: {module}"
                 )
-                assert module != "engine.monitor.client", f"{named(path)}:{node.lineno}: {module}"
+                assert module not in ("engine.monitor.client", "engine.monitor.handles"), (
+                    f"{named(path)}:{node.lineno}: {module}"
+                )
 
 
 @pytest.mark.parametrize("path", CYTHON, ids=named)
@@ -139,14 +148,13 @@ def test_no_star_and_no_late_imports(path: Path) -> None:
                         )
 
 
-HANDLERS = [
-    path for path in SOURCES if path.parent.name == "api" and path.name not in ("versions.py", "routes.py", "router.py")
-]
+HANDLERS = [path for path in SOURCES if path.parent.name == "api" and path.name not in ("routes.py",)]
 
 
 @pytest.mark.parametrize("path", HANDLERS, ids=named)
 def test_handlers_compare_no_versions(path: Path) -> None:
-    """Differences between versions are rows of api/versions.py: nobody else compares a version with a number or a string of one."""
+    """Differences between versions are rows of api/versions/. No other code compares a version with
+    a number or a string."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if not isinstance(node, ast.Compare):
             continue

@@ -14,8 +14,8 @@ from engine.api.routes import ROUTES, Route
 from engine.api.versions import LATEST, VERSIONS
 from engine.config import Config
 from engine.events import EventLog
+from engine.facts import Counts, Host
 from engine.http.messages import Body, Headers, Query, Reply, Request
-from engine.wire.system import Counts, Host
 
 HOST = Host(
     id="ABCD",
@@ -33,7 +33,17 @@ HOST = Host(
 
 
 def engine() -> Engine:
-    counts = Counts(running=2, paused=1, stopped=3, images=7, runtime="crun", runtimes={"crun": "/usr/bin/crun"})
+    counts = Counts(
+        running=2,
+        paused=1,
+        stopped=3,
+        images=7,
+        runtime="crun",
+        runtimes={"crun": "/usr/bin/crun"},
+        network_drivers=("bridge", "host", "macvlan", "null"),
+        log_drivers=("json-file", "none"),
+        descriptors=17,
+    )
     absent: Any = None  # parts that the handlers under test never reach
     return Engine(
         config=Config(),
@@ -45,8 +55,8 @@ def engine() -> Engine:
         images=absent,
         networks=absent,
         remote=absent,
+        statistics=absent,
         volumes=absent,
-        monitor=absent,
     )
 
 

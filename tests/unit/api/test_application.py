@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +13,7 @@ from engine import __version__
 from engine.api import replies
 from engine.api.application import Application
 from engine.api.engine import Engine
-from engine.api.routes import DELETE, GET, HEAD, HIJACK, POST, PUT, ROUTES, STREAM
+from engine.api.routes import DELETE, GET, HEAD, HIJACK, POST, PUT, ROUTES, STREAM, Route
 from engine.errors import (
     Conflict,
     EngineError,
@@ -20,6 +23,9 @@ from engine.errors import (
     NotFound,
     NotModified,
     ServerError,
+    Unauthorized,
+    Unavailable,
+    Unimplemented,
 )
 from engine.http.messages import Reply, Request
 from tests.unit.api.parts import application, ask, request, shown
@@ -91,6 +97,84 @@ def test_page_not_found(method: str, path: str) -> None:
     assert reply.status == 404 and reply.body == b'{"message":"page not found"}\n'
 
 
+@pytest.mark.parametrize("path", ["/", "/v1.24/containers/json", "/nothing", "*", "/v9.9/x"])
+def test_options_is_200_with_nothing(path: str) -> None:
+    reply = ask(APP, path, "OPTIONS")
+    assert (reply.status, reply.body) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("target", "location"),
+    [
+        (b"/v1.24/things//x", "/v1.24/things/x"),
+        (b"//things///x?a=b//c", "/things/x?a=b//c"),
+        (b"/nothing//", "/nothing/"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
+def test_doubled_slashes_move_to_the_clean_path(target: bytes, location: str, method: str) -> None:
+    """As Go's router answers; so a name with its slash is found."""
+    asked = Request(method, target.partition(b"?")[0].decode(), target=target)
+    reply = APP(asked)
+    assert isinstance(reply, Reply)
+    assert reply.status == 301 and dict(reply.headers) == {"Location": location} and reply.body == b""
+
+
+def test_an_encoded_slash_is_part_of_the_name() -> None:
+    asked = Request("PUT", "/v1.24/things//x", target=b"/v1.24/things/%2Fx")
+    assert isinstance(reply := APP(asked), Reply)
+    assert reply.status == 202 and b"'id': 'x'" in reply.body
+
+
+def test_a_query_may_have_slashes() -> None:
+    asked = Request("PUT", "/things/x", target=b"/things/x?from=http://host//y")
+    assert isinstance(reply := APP(asked), Reply)
+    assert reply.status == 202
+
+
+OUTSIDE_A_SWARM = [
+    ("GET", "/swarm"),
+    ("POST", "/swarm/leave"),
+    ("POST", "/swarm/update"),
+    ("GET", "/nodes"),
+    ("GET", "/nodes/self"),
+    ("DELETE", "/nodes/x"),
+    ("POST", "/nodes/x/update"),
+    ("GET", "/services"),
+    ("POST", "/services/create"),
+    ("GET", "/services/x"),
+    ("DELETE", "/services/x"),
+    ("POST", "/services/x/update"),
+    ("GET", "/tasks"),
+    ("GET", "/tasks/x"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), OUTSIDE_A_SWARM)
+def test_outside_a_swarm(method: str, path: str) -> None:
+    reply = ask(application(), "/v1.24" + path, method)
+    words = "This node is not part of a swarm" if path == "/swarm/leave" else "This node is not a swarm manager."
+    assert reply.status == 406 and shown(reply)["message"].startswith(words)
+    assert ask(application(), "/v1.23" + path, method).status == 404, "1.24 brought them"
+
+
+def test_delete_without_a_name() -> None:
+    reply = ask(application(), "/v1.24/containers/", "DELETE")
+    assert reply.status == 400 and shown(reply) == {"message": "No container name or ID supplied"}
+
+
+def test_windows_of_one_route_do_not_overlap() -> None:
+    """A route whose status changed has a row for each window of versions."""
+    rows: dict[tuple[str, str], list[Route]] = {}
+    for route in ROUTES:
+        assert route.since < route.until
+        rows.setdefault((route.method, route.path), []).append(route)
+    for windows in rows.values():
+        for earlier, later in itertools.pairwise(windows):
+            assert earlier.until <= later.since
+    assert [row.status for row in rows["POST", "/exec/{id}/resize"]] == [201, 200]
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -133,7 +217,10 @@ def test_any_path_is_answered(method: str, path: str) -> None:
         (NotFound("m"), 404),
         (NotAcceptable("m"), 406),
         (Conflict("m"), 409),
+        (Unauthorized("m"), 401),
         (ServerError("m"), 500),
+        (Unimplemented("m"), 501),
+        (Unavailable("m"), 503),
         (EngineError("m"), 500),
     ],
 )
@@ -147,6 +234,25 @@ def test_a_more_special_error_is_of_its_kind() -> None:
         pass
 
     assert replies.error_reply(NoSuchThing("x")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 500, "No space left on device"),
+        (OSError(errno.EACCES, "Permission denied", "/a/b"), 500, "/a/b: Permission denied"),
+        (OSError(errno.EMFILE, "Too many open files"), 503, "the engine has no more file descriptors"),
+        (OSError("odd"), 500, "odd"),
+        (RuntimeError("can't start new thread"), 503, "the host has no more threads for the engine"),
+        (MemoryError(), 503, "the host has no more memory for the engine"),
+    ],
+)
+def test_errors_of_the_host_have_plain_words(
+    error: Exception, status: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = replies.error_reply(error)
+    assert reply.status == status and shown(reply) == {"message": message}
+    assert "reached a reply" in caplog.text, "it should have become a kind where it was met"
 
 
 def test_not_modified_has_no_body() -> None:
@@ -195,6 +301,8 @@ def test_json_lines() -> None:
         return b"".join([piece async for piece in replies.json_lines(lines(error), request())])
 
     assert asyncio.run(collect(None)) == b'{"status":"one"}\r\n'
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert b'"error":"No space left on device"' in asyncio.run(collect(full))
     assert asyncio.run(collect(ServerError("disk full"))) == (
         b'{"status":"one"}\r\n{"errorDetail":{"message":"disk full"},"error":"disk full"}\r\n'
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.api import parameters
 from engine.errors import InvalidParameter
-from engine.http.messages import Query
+from engine.http.messages import Headers, Query, Request
 from engine.wire.containers import CreateBody
 from tests.unit.api.parts import request
 
@@ -44,10 +45,20 @@ def test_booleans(text: str, expected: bool) -> None:
     assert parameters.boolean(query(text), "a") is expected
 
 
-@pytest.mark.parametrize("value", ["2", "yes", "TRUE", "on", "-1", "01", " 1", "tru"])
-def test_what_is_no_boolean(value: str) -> None:
-    with pytest.raises(InvalidParameter, match=f"invalid value for follow: '{value.replace('+', ' ')}'"):
-        parameters.boolean(query("follow=" + value), "follow")
+@pytest.mark.parametrize("value", ["2", "yes", "TRUE", "on", "-1", "01", "+1", "t", "x"])
+def test_anything_else_is_true(value: str) -> None:
+    assert parameters.boolean(query("follow=" + value), "follow") is True
+
+
+@pytest.mark.parametrize("value", ["no", "No", "none", "NONE", "FALSE", "+0+", "+"])
+def test_other_words_for_false(value: str) -> None:
+    assert parameters.boolean(query("stream=" + value), "stream", default=True) is False
+
+
+@given(st.text(max_size=10))
+def test_any_text_is_a_boolean(value: str) -> None:
+    found = parameters.boolean(Query(b"a=" + quote(value).encode()), "a") if "\0" not in value else True
+    assert found is (value.strip().lower() not in ("", "0", "no", "false", "none"))
 
 
 def test_default_of_a_boolean() -> None:
@@ -140,7 +151,7 @@ def test_filter_meanings() -> None:
     assert parameters.filter_boolean({"dangling": ["true"]}, "dangling") is True
     assert parameters.filter_boolean({"dangling": ["0"]}, "dangling") is False
     for values in (["x"], [""], ["true", "false"]):
-        with pytest.raises(InvalidParameter, match="invalid filter 'dangling="):
+        with pytest.raises(InvalidParameter, match=r"^Invalid filter 'dangling="):
             parameters.filter_boolean({"dangling": values}, "dangling")
     labels = {"a": "b", "c": ""}
     for wanted, found in (
@@ -150,7 +161,46 @@ def test_filter_meanings() -> None:
         assert parameters.filter_labels({"label": wanted}, labels) is found
 
 
-# --- bodies ---------------------------------------------------------------------------------------------------------
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["label", "name", "x"]), inner),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_any_json_is_filters_or_a_refusal(value: Any) -> None:
+    asked = Query(b"filters=" + quote(msgspec.json.encode(value)).encode())
+    try:
+        found = parameters.filters(asked, ("label", "name"))
+    except InvalidParameter as error:
+        assert "filter" in error.message
+        return
+    assert found.keys() <= {"label", "name"} and all(found.values())
+    assert all(isinstance(each, str) for values in found.values() for each in values)
+    if isinstance(value, dict):
+        for name, values in value.items():
+            wanted = [each for each in values or () if not isinstance(values, dict) or values[each]]
+            assert found.get(name, []) == wanted
+
+
+def with_type(content_type: str) -> Request:
+    return Request("POST", "/", headers=Headers([(b"Content-Type", content_type.encode())] if content_type else []))
+
+
+@pytest.mark.parametrize("given", ["", "application/json", "Application/JSON", "application/json; charset=utf-8"])
+def test_types_of_a_json_body(given: str) -> None:
+    parameters.check_json(with_type(given))
+
+
+@pytest.mark.parametrize("given", ["application/xml", "text/plain", "json", "application/jsonx"])
+def test_other_types_are_refused_in_dockers_words(given: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        parameters.check_json(with_type(given))
+    assert refused.value.message == f"Content-Type specified ({given}) must be 'application/json'"
+
+
+# --- bodies ---------------------------------------------------------------------------------------
 
 
 class Inner(msgspec.Struct, rename="pascal"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 
 from engine import __version__
 from engine.api import system
+from engine.api.application import Application
 from engine.api.engine import Engine
 from engine.api.routes import ROUTES
 from engine.api.system import EventFeed
+from engine.config import Config
 from engine.errors import InvalidParameter
 from engine.http.messages import StreamReply
 from engine.system import host
@@ -66,10 +69,25 @@ def test_info() -> None:
     assert found["Runtimes"] == {"crun": {"path": "/usr/bin/crun"}}
     assert found["Swarm"]["LocalNodeState"] == "inactive"
     assert found["RegistryConfig"]["IndexConfigs"]["docker.io"]["Official"] is True
-    assert found["Plugins"]["Network"] == ["bridge", "host", "null"]
-    assert found["MemoryLimit"] is True and found["Debug"] is False and found["NFd"] > 0
+    assert found["Plugins"]["Network"] == ["bridge", "host", "macvlan", "null"]
+    assert found["Plugins"]["Log"] == ["json-file", "none"] and found["Plugins"]["Volume"] == ["local"]
+    assert found["MemoryLimit"] is True and found["Debug"] is False and found["NFd"] == 17
     assert found["SecurityOptions"] == ["seccomp"] and found["Labels"] == []
     assert found["DockerRootDir"] == found["EngineRootDir"] == "/var/lib/engined"
+
+
+def test_info_shows_the_configuration_of_registries() -> None:
+    config = Config(
+        insecure_registries=("10.0.0.0/8", "registry.example:5000"), registry_mirrors=("https://mirror.example",)
+    )
+    parts = dataclasses.replace(engine(), config=config)
+    found = shown(ask(Application(parts), "/v1.24/info"))["RegistryConfig"]
+    assert found["InsecureRegistryCIDRs"] == ["127.0.0.0/8", "::1/128", "10.0.0.0/8"]
+    assert found["Mirrors"] == ["https://mirror.example/"]
+    assert found["IndexConfigs"] == {
+        "docker.io": {"Name": "docker.io", "Mirrors": ["https://mirror.example/"], "Secure": True, "Official": True},
+        "registry.example:5000": {"Name": "registry.example:5000", "Mirrors": [], "Secure": False, "Official": False},
+    }
 
 
 def test_info_at_older_versions() -> None:
@@ -91,7 +109,7 @@ def test_host(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "engine-id"]
 
 
-# --- events ---------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def feed(parts: Engine, query: str = "", version: str | None = None) -> EventFeed:
@@ -141,7 +159,8 @@ def test_events_since() -> None:
         with pytest.raises(StopAsyncIteration):
             await anext(chunks)
         await chunks.aclose()
-        chunks = feed(parts, "until=25")
+        chunks = feed(parts, "until=25")  # without since: all that is remembered, as Docker answers
+        assert [event["Action"] for event in lines(await anext(chunks))] == ["at10", "at20"]
         with pytest.raises(StopAsyncIteration):
             await anext(chunks)
         await chunks.aclose()

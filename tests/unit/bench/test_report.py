@@ -1,4 +1,5 @@
-"""What follows from the figures of a run: medians, ratios, what is missed; the tables, the comparison, and the chart."""
+"""Results derived from the figures of a run: medians, ratios, missed targets; the tables, the
+comparison, and the chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The benchmark's client against a server that says exactly what a test wants: framing, marks, and what an answer means."""
+"""The benchmark's client against a scripted server: framing, marks, and the meaning of
+responses."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Serve = Callable[..., str]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    """Serve one connection: after each request the next of the answers, in the pieces given; then close."""
+    """Serve one connection: after each request send the next of the responses, in the pieces given;
+    then close."""
 
     def start(*answers: list[bytes]) -> str:
         path = str(tmp_path / "s.sock")

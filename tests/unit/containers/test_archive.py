@@ -9,7 +9,7 @@ import pytest
 
 from engine.containers import archive
 from engine.errors import InvalidParameter
-from engine.images.feed import Feed
+from engine.system.feed import Feed
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_body_reaches_its_thread_whole(size: int) -> None:
         feeding = asyncio.ensure_future(incoming.feed(body()))
 
         def read() -> bytes:
-            assert incoming.head() == data[:8]
+            assert incoming.head(8) == data[:8]
             found = bytearray()
             buffer = memoryview(bytearray(100))
             while got := incoming.readinto(buffer):
@@ -95,7 +95,7 @@ def test_a_body_that_breaks_off_tells_its_thread() -> None:
         incoming = Feed()
         feeding = asyncio.ensure_future(incoming.feed(body()))
         with pytest.raises(InvalidParameter, match="the client left"):
-            await asyncio.to_thread(incoming.head)
+            await asyncio.to_thread(incoming.head, 8)
         await feeding
 
     asyncio.run(run())

@@ -1,11 +1,14 @@
 """The files that are bound into a container."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from engine.containers import bundle
 from engine.containers.store import ContainerRecord
+from engine.errors import InvalidParameter
+from engine.wire import oci
 from engine.wire.containers import Config, EndpointSettings, HostConfig
 
 
@@ -36,7 +39,16 @@ HOST = [
 @pytest.mark.parametrize(
     ("given", "lines"),
     [
-        ({}, ["search a.example b.example", "nameserver 10.0.0.2", "nameserver fe80::1%eth0", "options edns0"]),
+        (
+            {},
+            [
+                "# comment",
+                "search a.example b.example",
+                "nameserver 10.0.0.2",
+                "nameserver fe80::1%eth0",
+                "options edns0",
+            ],
+        ),
         ({"servers": ["1.1.1.1"]}, ["search a.example b.example", "nameserver 1.1.1.1", "options edns0"]),
         ({"search": ["."]}, ["nameserver 10.0.0.2", "nameserver fe80::1%eth0", "options edns0"]),
         (
@@ -46,6 +58,7 @@ HOST = [
         (
             {"loopback_reachable": True},
             [
+                "# comment",
                 "search a.example b.example",
                 "nameserver 127.0.0.53",
                 "nameserver 10.0.0.2",
@@ -113,6 +126,29 @@ def test_resolv_conf_on_a_users_network(tmp_path: Path) -> None:
     assert (tmp_path / "hosts").read_text().endswith("10.0.0.2\tweb\nfd00::2\tweb\n")
 
 
+def test_mount_points_reached_through_links(tmp_path: Path) -> None:
+    """crun follows a link of the image, which must not lead a mount over /proc."""
+    root, volume = tmp_path / "root", tmp_path / "volume"
+    for path in (root / "proc", root / "run", root / "etc", volume / "d"):
+        path.mkdir(parents=True)
+    (root / "var").symlink_to("run")
+    (root / "evil").symlink_to("/x/../proc/self")
+    (root / "etc/hosts").symlink_to("../proc/self/attr/current")
+    (volume / "evil").symlink_to("/proc")
+
+    def mount(destination: str, kind: str = "bind", source: str = str(volume)) -> oci.Mount:
+        return oci.Mount(destination=destination, type=kind, source=source, options=())
+
+    bundle.make_mount_points(root, [mount("/var/x"), mount("/a"), mount("/a/d/e")])
+    assert (root / "run/x").is_dir() and (volume / "d/e").is_dir()
+    for mounts in ([mount("/evil")], [mount("/evil/attr")], [mount("/etc/hosts")], [mount("/a"), mount("/a/evil/sys")]):
+        with pytest.raises(InvalidParameter, match="mount destination"):
+            bundle.make_mount_points(root, mounts)
+    (root / "sys").symlink_to("/run")
+    with pytest.raises(InvalidParameter, match='filesystem "sysfs" must be mounted on ordinary directory'):
+        bundle.make_mount_points(root, [mount("/sys", "sysfs", "sysfs")])
+
+
 @pytest.mark.parametrize(
     ("own", "behind", "reachable", "expected"),
     [
@@ -132,3 +168,35 @@ def test_the_servers_behind_systemds(
             path.write_text(text)
         monkeypatch.setattr(bundle, name, path)
     assert bundle._host_lines(loopback_reachable=reachable) == ([expected] if expected else [])
+
+
+def test_network_files_are_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running container reads this very inode, for example while a linked container starts."""
+    hosts = tmp_path / "hosts"
+    bundle.write_network_files(record(Config(hostname="a-longer-name")), tmp_path, {})
+    inode = hosts.stat().st_ino
+    sizes: list[int] = []
+    pwrite, ftruncate = os.pwrite, os.ftruncate
+
+    def seen(size: int) -> None:
+        if os.fstat(descriptor).st_ino == inode:
+            sizes.append(size)
+
+    def watched_pwrite(file: int, data: bytes, offset: int) -> int:
+        nonlocal descriptor
+        descriptor = file
+        seen(os.fstat(file).st_size)
+        return pwrite(file, data, offset)
+
+    def watched_ftruncate(file: int, size: int) -> None:
+        seen(os.fstat(file).st_size)
+        ftruncate(file, size)
+
+    descriptor = -1
+    monkeypatch.setattr(os, "pwrite", watched_pwrite)
+    monkeypatch.setattr(os, "ftruncate", watched_ftruncate)
+    networks = {"bridge": EndpointSettings(ip_address="172.17.0.2")}
+    for given in (networks, {}):
+        bundle.write_network_files(record(Config(hostname="web")), tmp_path, given)
+    assert len(sizes) == 4 and min(sizes) > 0
+    assert hosts.stat().st_ino == inode and "172.17.0.2" not in hosts.read_text()

@@ -1,4 +1,4 @@
-"""The book-keeping of exec instances: what is kept, for how long, and how many. No process is run."""
+"""The records of exec instances: which are kept, for how long, and how many. No process is run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from engine.containers import exec as exec_module
 from engine.containers.exec import Execs
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, InvalidParameter, NotFound
-from engine.monitor.client import Exit
-from engine.runtime.migration import Migration
+from engine.monitor.handles import Exit
+from engine.system.grace_period import GracePeriod
 from engine.wire.exec import ExecCreate
 
 
@@ -22,6 +22,7 @@ class FakeContainer:
     def __init__(self, identifier: str) -> None:
         self.id = identifier
         self.record = SimpleNamespace(status=SimpleNamespace(state=State.RUNNING, pid=1))
+        self.running = True
         self.said: list[tuple[str, dict[str, str]]] = []
 
     def publish(self, action: str, **attributes: str) -> None:
@@ -47,7 +48,7 @@ class Bench:
         self.container = FakeContainer("c")
         self.monitor = FakeMonitor()
         self.containers = FakeContainers(c=self.container)
-        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace(), Migration(()))  # type: ignore[arg-type]
+        self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace(), GracePeriod(()))  # type: ignore[arg-type]
         self.execs.open()
 
     async def created(self, *command: str) -> str:
@@ -56,7 +57,12 @@ class Bench:
     async def finished(self, at: int) -> str:
         exec_id = await self.created()
         self.execs.exited(exec_id, Exit(status=3, at=at))
+        await settled()
         return exec_id
+
+
+async def settled() -> None:
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
 
 
 def test_finished_ones_are_kept_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +122,7 @@ def test_ids_of_a_container(tmp_path: Path) -> None:
         assert bench.execs.of("c") == [first, second]
         bench.execs.exited(first, Exit(status=0, at=1))
         bench.execs.exited(first, Exit(status=9, at=2))  # a second report changes nothing
+        await settled()
         assert bench.execs.get(first).exit_code == 0
         assert bench.execs.of("c") == [second]
         bench.execs.forget_container("c")
@@ -152,3 +159,53 @@ def test_broken_records_are_swept(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert not list(directory.iterdir())
+
+
+def test_instances_are_forgotten_at_the_end_of_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that was never started cannot be started in the next run. One that ran is kept
+    for a while, for a client that lost its stream."""
+    monkeypatch.setattr(exec_module, "LINGER", 0.01)
+
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        idle, ended = await bench.created(), await bench.finished(1)
+        bench.execs.run_ended("c")
+        with pytest.raises(NotFound, match=f"No such exec instance: {idle}"):
+            await bench.execs.start(idle, detach=True)
+        assert bench.execs.get(ended).exit_code == 3
+        fresh = await bench.created()  # the container has been started again
+        await asyncio.sleep(0.05)
+        with pytest.raises(NotFound):
+            bench.execs.get(ended)
+        assert bench.execs.get(fresh)
+        bench.execs.forget_container("c")
+        assert len(bench.execs) == 0
+
+    asyncio.run(scenario())
+    assert not list((tmp_path / "exec").iterdir())
+
+
+def test_the_monitor_forgets_an_exit_when_its_file_is_gone(tmp_path: Path) -> None:
+    """A daemon that found the file without the exit would report 255."""
+
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        there: list[bool] = []
+        bench.monitor.forget = lambda key: there.append((tmp_path / "exec" / key).exists())  # type: ignore[method-assign]
+        exec_id = await bench.created()
+        (tmp_path / "exec" / exec_id).touch()
+        bench.execs.exited(exec_id, Exit(status=3, at=1))
+        await settled()
+        assert there == [False]
+
+    asyncio.run(scenario())
+
+
+def test_a_paused_container_is_named_as_the_client_did(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        bench.container.record.status.state = State.PAUSED
+        with pytest.raises(Conflict, match="Container web is paused, unpause the container before exec"):
+            await bench.execs.create(bench.container, ExecCreate(cmd=["true"]), "web")  # type: ignore[arg-type]
+
+    asyncio.run(scenario())

@@ -1,12 +1,26 @@
-"""Which test a container has, and what results make of its health: Docker's rules as a table."""
+"""The health check that a container gets, and the effect of results on its health: Docker's rules
+as a table."""
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
 import pytest
 
 from engine.containers.exec import Outcome
-from engine.containers.health import KEPT_RESULTS, OUTPUT_LIMIT, Probe, following, probe_of, shown_output
-from engine.containers.store import Health, HealthResult
+from engine.containers.health import (
+    KEPT_RESULTS,
+    OUTPUT_LIMIT,
+    HealthChecks,
+    Probe,
+    following,
+    probe_of,
+    shown_output,
+)
+from engine.containers.lifecycle import State
+from engine.containers.store import Health, HealthResult, Status
 from engine.wire.containers import Config, Healthcheck
 
 SECOND = 1_000_000_000
@@ -85,3 +99,56 @@ def test_output() -> None:
     assert shown_output(Outcome(timed_out=True), probe(timeout=1500 * 1_000_000)) == (
         "Health check exceeded timeout (1.5s)"
     )
+
+
+class ProbedContainer:
+    """A running container with a health check."""
+
+    id = "c" * 64
+    running = True
+
+    def __init__(self) -> None:
+        check = Healthcheck(test=["CMD", "true"], interval=1_000_000)
+        self.lock = asyncio.Lock()
+        self.record = SimpleNamespace(
+            config=Config(healthcheck=check), status=Status(state=State.RUNNING, started_at=1, pid=7)
+        )
+        self.published: list[str] = []
+        self.healthy = asyncio.Event()
+
+    def set_health(self, health: Health) -> None:
+        self.record.status = msgspec.structs.replace(self.record.status, health=health)
+
+    async def save_health(self) -> None:
+        assert self.lock.locked()
+
+    def publish(self, action: str) -> None:
+        self.published.append(action)
+        self.healthy.set()
+
+
+@pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
+def test_checks_go_on_after_one_that_could_not_be_run(failure: Exception) -> None:
+    """Neither a lack of descriptors nor of threads stops the checks permanently."""
+
+    class FailingExecs:
+        tried = 0
+
+        async def probe(self, container: object, command: object, timeout: float, most: int) -> Outcome:
+            self.tried += 1
+            if self.tried < 3:
+                raise failure
+            return Outcome(exit_code=0, output=b"fine")
+
+    async def scenario() -> None:
+        container, execs = ProbedContainer(), FailingExecs()
+        checks = HealthChecks(execs)  # type: ignore[arg-type]
+        checks.changed(container, True)  # type: ignore[arg-type]
+        async with asyncio.timeout(5):
+            await container.healthy.wait()
+        await checks.close()
+        log = container.record.status.health.log
+        assert [(each.exit_code, each.output) for each in log[:3]] == [(-1, str(failure))] * 2 + [(0, "fine")]
+        assert container.published == ["health_status: healthy"]
+
+    asyncio.run(scenario())

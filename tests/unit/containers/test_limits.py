@@ -1,4 +1,4 @@
-"""Limits: what a host without a feature makes of them, in Docker's words."""
+"""Limits on a host without the feature, with Docker's messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NOWHERE = [ThrottleDevice(path="/dev/x", rate=1)]
         ),
         (
             {"kernel_memory": 1 << 30},
-            {"kernel_memory": 0},
+            {"kernel_memory": 1 << 30},
             f"Your kernel does not support kernel memory limit capabilities {CGROUP} Limitation discarded.",
         ),
         (
@@ -87,7 +87,7 @@ NOWHERE = [ThrottleDevice(path="/dev/x", rate=1)]
         ),
         (
             {"blkio_weight": 50},
-            {"blkio_weight": 0},
+            {"blkio_weight": 50},
             f"Your kernel does not support Block I/O weight {CGROUP} Weight discarded.",
         ),
         (
@@ -123,6 +123,7 @@ def test_nothing_given_nothing_said() -> None:
 def test_swap() -> None:
     host, warnings = limits.adapted(HostConfig(memory=1 << 30), EVERYTHING)
     assert (host.memory_swap, warnings) == (2 << 30, [])
+    assert limits.adapted(HostConfig(memory=1 << 62), EVERYTHING)[0].memory_swap == (1 << 63) - 1
     without = Support(swap=False)
     host, warnings = limits.adapted(HostConfig(memory=1 << 30, memory_swap=2 << 30), without)
     assert host.memory_swap == -1
@@ -141,6 +142,58 @@ def test_cpus_that_are_not(text: str) -> None:
         InvalidParameter, match=f"Requested CPUs are not available - requested {text}, available: 0-3,6"
     ):
         limits.adapted(HostConfig(cpuset_cpus=text), EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"cpu_shares": 1}, "The minimum allowed cpu-shares is 2"),
+        ({"cpu_shares": 262_145}, "The maximum allowed cpu-shares is 262144"),
+        (
+            {"cpu_period": 999},
+            r"CPU cfs period can not be less than 1ms \(i.e. 1000\) or larger than 1s \(i.e. 1000000\)",
+        ),
+        ({"nano_cpus": 1}, "NanoCpus: 1: it must be at least"),
+        ({"nano_cpus": -1}, "NanoCpus: -1: it must be at least"),
+        ({"nano_cpus": 10**9, "cpu_quota": 1000}, "Nano CPUs and CPU Quota cannot both be set"),
+        ({"nano_cpus": 10**9, "cpu_period": 1000}, "Nano CPUs and CPU Period cannot both be set"),
+    ],
+)
+def test_refused_on_any_host(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        limits.check(HostConfig(**given))
+
+
+def test_shares_that_the_kernel_takes() -> None:
+    for shares in (0, 2, 262_144):
+        limits.check(HostConfig(cpu_shares=shares))
+
+
+def test_no_more_cpus_than_there_are() -> None:
+    assert limits.adapted(HostConfig(nano_cpus=5 * 10**9), EVERYTHING)[1] == []
+    with pytest.raises(InvalidParameter, match=r"Range of CPUs is from 0.01 to 5.00"):
+        limits.adapted(HostConfig(nano_cpus=5 * 10**9 + 1), EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["x" * limits.MAX_STRING], [], "argument 'x+' has 131073 bytes of at most 131072: argument list too long"),
+        ([], ["BIG=" + "x" * limits.MAX_STRING], "environment variable 'BIG' has 131077 bytes"),
+        (["sh"], [f"V{n}=" + "x" * 100 for n in range(100_000)], "this kernel takes 2097152: argument list too long"),
+    ],
+)
+def test_more_than_execve_takes(arguments: list[str], environment: list[str], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        limits.check_exec_size(arguments, environment, 8 << 20)
+
+
+def test_as_much_as_execve_takes() -> None:
+    limits.check_exec_size(["sh", "x" * (limits.MAX_STRING - 1)], [f"V{n}=1" for n in range(10_000)], 8 << 20)
+    many = ["x" * 100_000] * 50
+    limits.check_exec_size(many, [], -1)
+    with pytest.raises(InvalidParameter, match="argument list too long"):
+        limits.check_exec_size(many, [], 8 << 20)
 
 
 @pytest.mark.parametrize("text", ["0-2147483647", "99999999999999999999", "-1", "1-", "0x1", "1 2", "٣", "," * 5000])

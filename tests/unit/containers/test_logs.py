@@ -1,4 +1,5 @@
-"""A container's log as a stream: history, the hand-over to an attach, following, and being left at any moment."""
+"""A container's log as a stream: history, the hand-over to an attach, following, and cancellation
+at any moment."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from typing import Any
 import pytest
 
 from engine._fast.frames import Demultiplexer
-from engine._fast.jsonlog import LogWriter
+from engine._fast.logwriter import LogWriter
 from engine.containers import logs
 from engine.errors import ServerError
 
 
 @pytest.fixture(autouse=True)
 def _descriptors() -> Iterator[None]:
-    gc.collect()  # what tests of other files left is theirs
+    gc.collect()  # leftovers of earlier tests are not this one's
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) == before
@@ -85,7 +86,7 @@ def test_a_log_that_cannot_be_read_is_a_server_error_that_names_it(tmp_path: Pat
 
 
 def test_a_directory_in_its_place_is_a_server_error(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="cannot be read: Is a directory"):
+    with pytest.raises(ServerError, match="cannot be read: not a regular file"):
         asyncio.run(collected(logs.opened(logs.read(tmp_path, stdout=True, stderr=True, framed=True))))
 
 
@@ -102,7 +103,8 @@ def test_the_hand_over_to_an_attach_ends_where_it_was_told(writer: LogWriter) ->
 
 
 def test_following_over_rotation_until_the_end(writer: LogWriter) -> None:
-    """`follow` plays the monitor: it writes more, or says that the container has ended, having written a last word."""
+    """`follow` plays the monitor: it writes more, or reports the end of the container after a final
+    line."""
     asked = []
 
     async def follow(inode: int, offset: int) -> bool:
@@ -158,7 +160,7 @@ def test_following_what_is_filtered_out_shows_nothing_and_ends(writer: LogWriter
 
 
 def test_a_promise_that_is_not_kept_does_not_spin(writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that was moved away: the monitor's position is never the reader's."""
+    """A log that was moved away: the monitor's position never equals the reader's."""
     pauses, turns = [], 0
 
     async def pause(seconds: float) -> None:
@@ -229,7 +231,8 @@ def test_cancelled_while_waiting_for_more(writer: LogWriter) -> None:
 
 
 def test_cancelled_while_a_thread_reads(writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread is inside `read` when the client goes: the descriptors are closed once it is out, not under its feet."""
+    """The thread is inside `read` when the client disconnects: the descriptors are closed after it
+    returns."""
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(logs.LogReader):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from engine.containers import security
 from engine.errors import InvalidParameter
-from engine.runtime import seccomp
+from engine.runtime import apparmor, seccomp
 
 
 def section(document: dict[str, Any], *granted: str, machine: str = "x86_64", release: str = "6.1.0-1") -> Any:
@@ -34,21 +35,60 @@ def test_entries(options: list[str], expected: tuple[bool, bool]) -> None:
     assert (found.no_new_privileges, found.confined) == expected
 
 
-def test_apparmor_gives_what_was_asked_for_or_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "_APPARMOR", tmp_path / "enabled")
-    monkeypatch.setattr(security, "_APPARMOR_PROFILES", tmp_path / "profiles")
-    assert security.parse(["apparmor=docker-default"]).apparmor == "", "no AppArmor here: left out, as Docker does"
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Stands for the kernel's files of AppArmor, and for apparmor_parser, which is not
+    installed.
+    """
+    monkeypatch.setattr(apparmor, "_ENABLED", tmp_path / "enabled")
+    monkeypatch.setattr(apparmor, "_PROFILES", tmp_path / "profiles")
+    monkeypatch.setattr(apparmor.shutil, "which", lambda *_, **__: None)
+    for cached in (apparmor.enabled, apparmor.default):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (apparmor.enabled, apparmor.default):
+        cached.cache_clear()
+
+
+def test_without_apparmor_only_the_default_can_be_asked_for(host: Path) -> None:
+    found = security.parse(["apparmor=docker-default"])
+    assert (found.apparmor, found.apparmor_profile) == ("", "")
     with pytest.raises(InvalidParameter, match="not enabled"):
         security.parse(["apparmor=mine"])
-    (tmp_path / "enabled").write_text("Y\n")
-    assert security.parse(["apparmor=mine"]).apparmor == "mine", "nothing tells which there are"
-    (tmp_path / "profiles").write_text("mine (enforce)\nmine//part (enforce)\n/usr/bin/a b (complain)\n")
+
+
+def test_apparmor_profiles_must_be_loaded(host: Path) -> None:
+    (host / "enabled").write_text("Y\n")
+    assert security.parse(["apparmor=mine"]).apparmor_profile == "mine", "securityfs is not mounted"
+    (host / "profiles").write_text("mine (enforce)\nmine//part (enforce)\n/usr/bin/a b (complain)\n")
     for name in ("mine", "/usr/bin/a b", "unconfined"):
-        assert security.parse([f"apparmor={name}"]).apparmor == name
-    assert security.parse([]).apparmor == ""
+        assert security.parse([f"apparmor={name}"]).apparmor_profile == name
     for name in ("docker-default", "min", "enforce"):
         with pytest.raises(InvalidParameter, match=f"apparmor={name}: this host has no such AppArmor profile"):
             security.parse([f"apparmor={name}"])
+
+
+def test_a_profile_that_the_host_no_longer_has_is_still_shown(host: Path) -> None:
+    (host / "enabled").write_text("Y\n")
+    (host / "profiles").write_text("docker-default (enforce)\n")
+    assert security.shown_apparmor_profile(["seccomp=unconfined", "apparmor=gone"]) == "gone"
+    assert security.shown_apparmor_profile(["apparmor:unconfined"]) == "unconfined"
+    assert security.shown_apparmor_profile([]) == "docker-default"
+
+
+def test_the_default_profile_is_used_as_it_is_loaded(host: Path) -> None:
+    (host / "enabled").write_text("Y\n")
+    (host / "profiles").write_text("docker-default (enforce)\n")
+    assert security.parse([]).apparmor_profile == "docker-default"
+
+
+def test_containers_are_unconfined_where_the_default_cannot_be_loaded(
+    host: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (host / "enabled").write_text("Y\n")
+    (host / "profiles").write_text("")
+    assert security.parse([]).apparmor_profile == ""
+    assert "apparmor_parser is not installed" in caplog.text
 
 
 @pytest.mark.parametrize(

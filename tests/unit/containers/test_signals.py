@@ -32,7 +32,24 @@ def test_names_and_numbers(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "65", "-1", "SIG", "FOO", "SIGRTMIN+40", "_IGN", "_DFL", "9.5", "²", "9" * 400, "RTMIN+"]
+    "text",
+    [
+        "",
+        "SIG42",
+        "sig9",
+        "0",
+        "65",
+        "-1",
+        "SIG",
+        "FOO",
+        "SIGRTMIN+40",
+        "_IGN",
+        "_DFL",
+        "9.5",
+        "²",
+        "9" * 400,
+        "RTMIN+",
+    ],
 )
 def test_what_is_no_signal_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidParameter, match="Invalid signal"):

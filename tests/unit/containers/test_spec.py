@@ -11,7 +11,7 @@ from engine.containers import limits, spec
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.runtime import capabilities, seccomp
-from engine.runtime.cgroups import Cgroups
+from engine.runtime.cgroups import Cgroups, Support
 from engine.runtime.oci import SECCOMP_PROGRAM, Runtime
 from engine.runtime.users import Identity
 from engine.wire import oci
@@ -94,6 +94,7 @@ def test_root_user_is_written_out() -> None:
     [
         ([], ["PATH", "HOSTNAME=h", "HOME=/x"]),
         (["HOME=/own", "PATH=/p"], ["PATH=/p", "HOSTNAME=h", "HOME=/own"]),
+        (["HOME="], ["PATH", "HOSTNAME=h", "HOME=/x"]),
         (["HOSTNAME", "B=1", "B=2"], ["PATH", "B=2", "HOME=/x"]),
         (["EMPTY=", "X=a=b"], ["PATH", "HOSTNAME=h", "EMPTY=", "X=a=b", "HOME=/x"]),
     ],
@@ -235,7 +236,6 @@ def test_resources() -> None:
         memory=100,
         memory_reservation=50,
         memory_swappiness=0,
-        kernel_memory=9,
         oom_kill_disable=True,
         cpu_shares=2,
         cpu_quota=1500,
@@ -243,20 +243,56 @@ def test_resources() -> None:
         cpuset_cpus="0-1",
         cpuset_mems="0",
         pids_limit=9,
-        blkio_weight=300,
     )["linux"]["resources"]
     assert found["memory"] == {
         "limit": 100,
         "reservation": 50,
         "swap": 200,
-        "kernel": 9,
         "swappiness": 0,
         "disableOOMKiller": True,
     }
     assert found["cpu"] == {"shares": 2, "quota": 1500, "period": 3000, "cpus": "0-1", "mems": "0"}
     assert found["pids"] == {"limit": 9}
-    assert found["blockIO"] == {"weight": 300}
     assert set(built(pids_limit=-1)["linux"]["resources"]) == {"devices"}
+
+
+def test_what_the_kernel_lacks_is_kept_in_the_record_and_not_given_to_the_runtime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for supported in (True, False):
+        support = Support(kernel_memory=supported, weight=supported)
+        monkeypatch.setattr(Cgroups, "support", lambda self, support=support: support)
+        found = built(kernel_memory=9, blkio_weight=300)["linux"]["resources"]
+        assert ("memory" in found, "blockIO" in found) == (supported, supported)
+    assert (
+        "blockIO"
+        not in built(
+            place(cgroups=Cgroups(mode="v1", controllers={}, block_files=frozenset(("blkio.bfq.weight",)))),
+            blkio_weight=300,
+        )["linux"]["resources"]
+    ), "crun cannot set it: the engine does"
+
+
+def test_nano_cpus_are_a_quota() -> None:
+    assert built(nano_cpus=1_500_000_000)["linux"]["resources"]["cpu"] == {"quota": 150_000, "period": 100_000}
+
+
+def test_more_than_execve_takes_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="argument list too long"):
+        built(config=Config(env=["A=" + "x" * 200_000]))
+    with pytest.raises(InvalidParameter, match="argument list too long"):
+        built(
+            config=Config(env=["A=" + "x" * 100_000] * 1 + [f"B{n}=" + "x" * 60_000 for n in range(3)]),
+            ulimits=[Ulimit(name="stack", soft=512 << 10, hard=512 << 10)],
+        )
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/sys", "/proc/self/attr", "/sys"])
+def test_mounts_over_proc_and_sys_are_refused(path: str) -> None:
+    with pytest.raises(InvalidParameter, match="invalid mount destination"):
+        built(mounts=(point(path),))
+    with pytest.raises(InvalidParameter, match="invalid mount destination"):
+        built(tmpfs={path: ""})
 
 
 def test_no_quota_is_not_written() -> None:
@@ -310,6 +346,14 @@ def test_devices(tmp_path: Path) -> None:
         built(blkio_weight_device=[WeightDevice(path="/dev/null", weight=10)])
     with pytest.raises(NotFound, match=r"BlkioDeviceReadIOps.*no such file"):
         built(blkio_device_read_iops=[ThrottleDevice(path="/dev/not-here", rate=1)])
+
+
+def test_a_directory_without_device_nodes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    for path in (tmp_path, tmp_path / "directory", tmp_path / "file"):
+        with pytest.raises(NotFound, match=f'custom device "{path}": not a device node'):
+            built(devices=[DeviceMapping(path_on_host=str(path))])
 
 
 def test_capabilities() -> None:

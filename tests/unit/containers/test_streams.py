@@ -1,4 +1,5 @@
-"""Detach keys as clients write them (specification, "DetachKeys format"); an attach that comes with the end of the process."""
+"""Detach keys as clients write them (Docker Engine API, ContainerAttach, `detachKeys`); an attach
+that coincides with the end of the process."""
 
 import asyncio
 import os
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine._fast.jsonlog import LogWriter
+from engine._fast.logwriter import LogWriter
 from engine.containers.streams import DEFAULT_DETACH_KEYS, Wanted, attach, parse_detach_keys
 from engine.errors import InvalidParameter
-from engine.monitor.client import Attached, Client
+from engine.monitor.handles import Attached, Client
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,8 @@ def test_sequences(text: str | None, keys: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ab", "ctrl-", "ctrl-1", "ctrl-pq", "a,", "ctrl-p,", "control-p", "a,,b", "é", "ctrl-é", "ctrl-p;q"]
+    "text",
+    ["ab", "ctrl-", "ctrl-1", "ctrl-pq", "a,", "ctrl-p,", "control-p", "a,,b", "é", "ctrl-é", "ctrl-p;q", "ctrl-A,a"],
 )
 def test_what_breaks_the_format_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidParameter) as raised:
@@ -65,7 +67,8 @@ def test_the_default_is_what_the_documentation_says() -> None:
 
 
 class EndedAlready:
-    """A monitor whose process has ended, of which the daemon has not heard: no test can have a real one be that slow."""
+    """A monitor whose process has ended without the daemon knowing yet. A real monitor is never
+    slow enough for a test."""
 
     async def attach(self, _key: str, client: Client, *, hold: bool = False) -> Attached:
         os.write(client.descriptor, client.head)
@@ -89,12 +92,12 @@ def test_an_attach_that_comes_after_the_end_gets_the_end(tmp_path: Path, logs: b
         check_attach=lambda: None,
         log_reading=lambda: None,
         publish=lambda _action: None,
+        parts=SimpleNamespace(monitor=EndedAlready()),
     )
-    monitor: Any = EndedAlready()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         wanted = Wanted(logs=logs, stream=True, stdout=True)
-        asyncio.run(attach(container, monitor, theirs.fileno(), wanted, head=b"head", early=b""))
+        asyncio.run(attach(container, theirs.fileno(), wanted, head=b"head", early=b""))
         ours.settimeout(20)
         found = b""
         while data := ours.recv(4096):

@@ -1,4 +1,4 @@
-"""The merge of an update, its rules, and what the runtime is told to go there and back."""
+"""The merge of an update, its rules, and the runtime's arguments to apply and to undo it."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ def test_the_way_back_has_a_number_for_what_was_never_set() -> None:
         cpu=oci.Cpu(shares=1024, quota=-1, period=100_000, cpus="0-3"),
         block_io=oci.BlockIO(weight=500),
     )
+
+
+def test_what_the_runtime_cannot_set_is_kept_in_the_record() -> None:
+    change = UpdateBody(kernel_memory=32 * MB, blkio_weight=300)
+    for support in (Support(kernel_memory=False, weight=False), Support(kernel_memory=False, weighs_by_bfq=True)):
+        after, _ = merged(HostConfig(), change, Support(cpus="0", mems="0", kernel_memory=False))
+        assert (after.kernel_memory, after.blkio_weight) == (32 * MB, 300)
+        assert resources(HostConfig(), after, support) is None
 
 
 def test_restart_policy() -> None:

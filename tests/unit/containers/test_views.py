@@ -1,4 +1,4 @@
-"""How a record is shown: the words of Status, the list's summary, inspect."""
+"""The views of a record: the text of Status, the list's summary, inspect."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Counters: every parser against the plainest model of its form, recorded file trees of both versions, and a live cgroup."""
+"""Counters: every parser compared with the simplest model of its format, recorded file trees of
+both versions, and a live cgroup."""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ garbage = st.lists(
 
 
 def plain_lines(text: bytes) -> list[bytes]:
-    """Only what a newline ends."""
+    """Only complete lines."""
     return text.split(b"\n")[:-1]
 
 
-# --- forms ---------------------------------------------------------------------------------------------------------------------------------
+# --- forms ----------------------------------------------------------------------------------------
 
 
 @given(st.lists(numbers, min_size=1))
@@ -142,7 +143,7 @@ def test_unknown_form() -> None:
         parse("xml", b"")  # type: ignore[arg-type]
 
 
-# --- recorded trees ------------------------------------------------------------------------------------------------------------------------
+# --- recorded trees -------------------------------------------------------------------------------
 
 
 def write(directory: Path, files: dict[str, str]) -> bytes:
@@ -262,7 +263,7 @@ def test_files_longer_than_any_first_buffer(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    gc.collect()  # what earlier tests left is theirs
+    gc.collect()  # leftovers of earlier tests are not this one's
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         Counters(memory=os.fsencode(tmp_path / "gone"), network=b"/proc/self/net/dev")
@@ -273,7 +274,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_descriptors_live_as_long_as_the_object(tmp_path: Path) -> None:
     places = {name: write(tmp_path / name, files) for name, files in V1.items()}
-    gc.collect()  # what earlier tests left is theirs
+    gc.collect()  # leftovers of earlier tests are not this one's
     before = set(os.listdir("/proc/self/fd"))
     counters = Counters(**places)
     opened = [int(fd) for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")]
@@ -333,11 +334,11 @@ def test_processors_of_this_host() -> None:
         Processors(b"/proc/no-such-file")
 
 
-# --- a live cgroup ---------------------------------------------------------------------------------------------------------------------------
+# --- a live cgroup --------------------------------------------------------------------------------
 
 
 class LiveCgroup:
-    """A cgroup of its own in every hierarchy that counts, with processes put into it."""
+    """A cgroup of its own in every hierarchy with counters, with processes in it."""
 
     def __init__(self, name: str) -> None:
         self.host = Cgroups.detect()
@@ -352,7 +353,7 @@ class LiveCgroup:
             os.makedirs(root + self.path, exist_ok=True)
 
     def run(self, *argv: str, below: str = "", session: bool = False) -> int:
-        """The pid of a program that begins in the cgroup, or in one below it."""
+        """The pid of a program started in the cgroup, or in one below it."""
         for root in self.roots:
             os.makedirs(root + self.path + below, exist_ok=True)
 

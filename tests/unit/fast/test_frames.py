@@ -1,4 +1,4 @@
-"""Frames and detach keys against the plainest model of each, in any split."""
+"""Frames and detach keys compared with the simplest model of each, in any split."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_mux_refuses_an_unknown_stream() -> None:
 
 
 def joined(pairs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Neighbours of the same stream as one."""
+    """Merge neighbouring frames of the same stream."""
     out: list[tuple[int, bytes]] = []
     for stream, data in pairs:
         if out and out[-1][0] == stream:
@@ -87,7 +87,7 @@ def test_demultiplexer_refuses_what_is_no_header(text: bytes) -> None:
 
 
 def detached_model(sequence: bytes, typed: bytes) -> tuple[bytes, bool]:
-    """What a client forwards in all: everything before the first occurrence."""
+    """All that a client forwards: everything before the first occurrence."""
     at = typed.find(sequence) if sequence else -1
     return (typed[:at], True) if at >= 0 else (typed, False)
 

@@ -1,6 +1,7 @@
-"""Layers laid out: every known way out of the directory is shut, whiteouts become overlayfs's, and the tree is the one that GNU tar makes.
+"""Extracted layers: every known escape from the directory is blocked, whiteouts become overlayfs's,
+and the tree equals GNU tar's.
 
-Needs root: owners, devices and trusted attributes are what it is about.
+Needs root, for owners, devices and trusted attributes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import layer
+from engine._fast import layer, tree
 from engine._fast.tar import ArchiveError
 from tests.archives import Node, directory, hard_link, symlink, tar
 from tests.trees import snapshot
@@ -78,7 +79,7 @@ def outside(play: Playground, name: str) -> str:
     return str(play.base / name)
 
 
-# --- ways out ---------------------------------------------------------------------------------------------------------
+# --- ways out -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_absolute_names_stay_inside(play: Playground, name: str) -> None:
 
 @pytest.mark.parametrize("base", ["..", ".", ""])
 def test_whiteout_of_no_name(play: Playground, base: str) -> None:
-    """CVE-2016-style `.wh...`: removing the parent of what is extracted."""
+    """CVE-2016-style `.wh...`: removes the parent of the extracted tree."""
     for prefix in ("", "a/", "a/b/"):
         with pytest.raises(ArchiveError, match="no name"):
             play.apply([Node(f"{prefix}.wh.{base}")])
@@ -131,7 +132,10 @@ def test_whiteout_of_no_name(play: Playground, base: str) -> None:
 )
 @pytest.mark.parametrize("below", ["file", "directory", "symlink", "device", "whiteout", "opaque", "hard link"])
 def test_a_symlink_as_parent_leads_nowhere_else(play: Playground, target: str, below: str) -> None:
-    """CVE-2014-6407 and every traversal since: link first, then an entry behind it. In the layer's own root, or an error."""
+    """CVE-2014-6407 and every traversal since: first a link, then an entry through it.
+
+    It ends in the layer's own root, or in an error.
+    """
     if target == "absolute":
         target = outside(play, "victim")
     nodes = {
@@ -169,7 +173,8 @@ def test_hard_links_out_of_the_root_are_refused(play: Playground, target: str) -
 
 
 def test_hard_links_through_symlinks_and_to_nothing(play: Playground) -> None:
-    """CVE-2014-9357, CVE-2024-0406: a hard link to a file behind a symbolic link that leads out."""
+    """CVE-2014-9357, CVE-2024-0406: a hard link to a file behind a symbolic link that points
+    outside."""
     for target in ("link/secret", "link/victim/file", "absolute/secret"):
         with pytest.raises(ArchiveError, match="not in the layer"):
             play.apply([symlink("link", "../.."), symlink("absolute", str(play.base)), hard_link("h", target)])
@@ -236,11 +241,11 @@ def test_names_too_long(play: Playground) -> None:
 def test_a_thousand_levels(play: Playground) -> None:
     deep = "/".join("d" * 1 for _ in range(1000))
     play.apply([Node(f"{deep}/f", b"x")])
-    layer.remove_tree(os.open(play.base / "outer", os.O_RDONLY), b"root")
+    tree.remove_tree(os.open(play.base / "outer", os.O_RDONLY), b"root")
     assert not play.root.exists()
 
 
-# --- what is laid out -------------------------------------------------------------------------------------------------
+# --- what is laid out -----------------------------------------------------------------------------
 
 
 def is_whiteout(path: Path) -> bool:
@@ -268,7 +273,8 @@ def test_whiteouts(play: Playground) -> None:
 
 
 def test_whiteout_and_entry_of_one_name(play: Playground) -> None:
-    """A whiteout speaks of lower layers alone (OCI): what the same layer brings stays, in either order."""
+    """A whiteout applies only to lower layers (OCI): entries of the same layer stay, in either
+    order."""
     play.apply(
         [
             Node("a", b"x"),
@@ -475,7 +481,7 @@ def test_sparse_bombs_cost_nothing(play: Playground) -> None:
     assert (play.root / "victim").stat().st_blocks < 100
 
 
-# --- fuzz -------------------------------------------------------------------------------------------------------------
+# --- fuzz -----------------------------------------------------------------------------------------
 
 NAMES = [
     "a",
@@ -523,57 +529,7 @@ def test_no_archive_writes_outside(
         play.apply(bytes(data))
 
 
-# --- taking away and measuring ----------------------------------------------------------------------------------------
-
-
-def test_remove_tree_follows_nothing(play: Playground) -> None:
-    (play.root / "a").mkdir()
-    os.symlink(play.base / "victim", play.root / "a" / "link")
-    os.symlink(play.base / "victim", play.root / "link")
-    (play.root / "a" / ".removed-1").mkdir()
-    parent = os.open(play.root.parent, os.O_RDONLY)
-    try:
-        layer.remove_tree(parent, b"root")
-        layer.remove_tree(parent, b"root")
-    finally:
-        os.close(parent)
-    assert not play.root.exists() and (play.base / "victim" / "file").read_text() == "untouched"
-
-
-def test_remove_tree_of_any_depth(tmp_path: Path) -> None:
-    """Deeper than a path can name and than descriptors can be open, and full of names that the removal would use itself."""
-    (tmp_path / "top").mkdir()
-    for serial in range(1, 4):
-        (tmp_path / "top" / f".removed-{serial}").write_text("in the way")
-    at = os.open(tmp_path / "top", os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=at)
-        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=at))
-        below = os.open("d", os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(at)
-    parent = os.open(tmp_path, os.O_RDONLY)
-    try:
-        layer.remove_tree(parent, b"top")
-    finally:
-        os.close(parent)
-    assert os.listdir(tmp_path) == []
-
-
-def test_usage(tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "f").write_bytes(b"x" * 100)
-    os.link(tmp_path / "d" / "f", tmp_path / "g")
-    os.symlink("/", tmp_path / "s")
-    directory_fd = os.open(tmp_path, os.O_RDONLY)
-    try:
-        assert layer.usage(directory_fd) == (101, 4)  # as Docker: the file once, and the link's target
-    finally:
-        os.close(directory_fd)
-
-
-# --- into a container -------------------------------------------------------------------------------------------------
+# --- into a container -----------------------------------------------------------------------------
 
 
 def put(play: Playground, data: bytes | Sequence[Node], at: bytes = b"", *, keep_kinds: bool = False) -> None:
@@ -647,7 +603,7 @@ def test_unpack_refuses_paths_that_get_too_long(play: Playground) -> None:
 
 
 BEFORE = [directory("before"), *(Node(f"before/{at}", b"%d" % at) for at in range(100))]
-"""So many files that the small ones behind them are written by other threads."""
+"""So many files that the small ones after them are written by worker threads."""
 
 
 def without_times_of_directories(play: Playground) -> dict[str, tuple[object, ...]]:
@@ -776,7 +732,7 @@ def test_a_crew_says_what_went_wrong(play: Playground) -> None:
 def test_a_crew_leaves_no_thread_and_no_descriptor(play: Playground) -> None:
     nodes = [*BEFORE, *(Node(f"d{at % 50}/{at}", b"x") for at in range(500))]
     put(play, nodes)
-    gc.collect()  # what earlier tests left is theirs
+    gc.collect()  # leftovers of earlier tests are not this one's
     before = os.listdir("/proc/self/fd"), len(os.listdir("/proc/self/task"))
     put(play, nodes)
     with pytest.raises(ArchiveError):

@@ -1,6 +1,6 @@
-"""Trees written as tar streams that others read, and layers' changes, compared with what plain Python makes of the same directories.
+"""Directory trees written as tar streams, read back by GNU tar and by Python.
 
-Needs root: owners, devices and trusted attributes are what it is about.
+Needs root, for owners, devices and trusted attributes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import os
 import stat
 import subprocess
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine._fast import layer, pack
-from tests.archives import Node, directory, hard_link, symlink, tar
+from engine._fast.changes import changes
+from engine._fast.tree import remove_tree
+from tests.archives import Node, directory, hard_link, tar
 from tests.trees import snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -143,7 +142,8 @@ def test_holes(tmp_path: Path, pieces: list[tuple[int, int]], tail: int) -> None
 
 
 def test_paths_longer_than_the_kernel_takes_at_once(tmp_path: Path) -> None:
-    """9,000 bytes deep, more levels than stay open, with something to be read again on the way up."""
+    """9,000 bytes deep, more levels than stay open, with entries that are read again on the way
+    up."""
     names, above = [], os.open(tmp_path, os.O_RDONLY)
     for level in range(90):
         name = f"{level:02}" + "x" * 98
@@ -168,11 +168,11 @@ def test_paths_longer_than_the_kernel_takes_at_once(tmp_path: Path) -> None:
     assert listed.stdout.count(b"\n") == 3 * 90
     ways = ["/" + "/".join(names[: level + 1]) for level in range(90)]
     added = [(way + name, 1) for way in ways for name in ("", "/z", "/zz")]
-    assert sorted(changes(tmp_path)) == sorted((os.fsencode(path), kind) for path, kind in added)
+    assert sorted(changes_of(tmp_path)) == sorted((os.fsencode(path), kind) for path, kind in added)
     below = tmp_path.parent / f"{tmp_path.name}-below"
     (below / names[0]).mkdir(parents=True)
     (below / names[0] / "z").touch()
-    found = dict(changes(tmp_path, below))
+    found = dict(changes_of(tmp_path, below))
     assert [path for path, kind in found.items() if kind == 0] == [ways[0].encode(), f"{ways[0]}/z".encode()]
     assert len(found) == len(added)
 
@@ -214,11 +214,21 @@ def test_paths_that_are_too_long(tmp_path: Path) -> None:
         packed(tmp_path)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
-        with pytest.raises(OSError, match="list too long"):  # all paths together, before a single one
-            pack.changes(descriptor, [])
-        layer.remove_tree(descriptor, b"n" * 250)
+        # all paths together, before a single one
+        with pytest.raises(OSError, match="list too long"):
+            changes(descriptor, [])
+        remove_tree(descriptor, b"n" * 250)
     finally:
         os.close(descriptor)
+
+
+def changes_of(upper: Path, *lower: Path) -> list[tuple[bytes, int]]:
+    descriptors = [os.open(path, os.O_RDONLY) for path in (upper, *lower)]
+    try:
+        return changes(descriptors[0], descriptors[1:])
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def test_what_vanishes_and_shrinks(tmp_path: Path) -> None:
@@ -238,17 +248,7 @@ def test_what_vanishes_and_shrinks(tmp_path: Path) -> None:
         assert file is not None and file.read() == (b"x" * 100).ljust(10_000, b"\0")
 
 
-# --- layers -----------------------------------------------------------------------------------------------------------
-
-LOW = [
-    directory("d", mode=0o750),
-    Node("d/one", b"1"),
-    Node("d/two", b"2"),
-    directory("e"),
-    Node("e/deep/file", b"f"),
-    Node("gone", b"g"),
-    directory("etc"),
-]
+# --- layers ---------------------------------------------------------------------------------------
 
 
 def test_a_layer_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -281,139 +281,3 @@ def test_mount_points_of_the_runtime_are_nobodys(tmp_path: Path) -> None:
     (upper / "etc" / "hosts").write_bytes(b"content")
     with tarfile.open(fileobj=io.BytesIO(packed(upper, layer=True))) as opened:
         assert opened.getnames() == ["etc", "etc/hosts", "etc/x", "proc", "proc/mine"]
-
-
-def changes(upper: Path, *lower: Path) -> list[tuple[bytes, int]]:
-    descriptors = [os.open(path, os.O_RDONLY) for path in (upper, *lower)]
-    try:
-        return pack.changes(descriptors[0], descriptors[1:])
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def shown(layers: Sequence[Path], path: str) -> Path | None:
-    """What layers (topmost first) show at a path, by the rules of overlayfs in the plainest way."""
-    parts = path.split("/")
-    visible = list(layers)
-    for depth in range(1, len(parts) + 1):
-        at = "/".join(parts[:depth])
-        found: list[Path] = []
-        for each in visible:
-            here = each / at
-            if not os.path.lexists(here):
-                continue
-            looks = os.lstat(here)
-            if stat.S_ISCHR(looks.st_mode) and looks.st_rdev == 0:
-                break
-            if not stat.S_ISDIR(looks.st_mode):
-                if not found:
-                    found.append(each)
-                break
-            found.append(each)
-            if "trusted.overlay.opaque" in os.listxattr(here):
-                break
-        visible = found
-        if not visible or (depth < len(parts) and not stat.S_ISDIR(os.lstat(visible[0] / at).st_mode)):
-            return None
-    return visible[0] / path
-
-
-def everything(layers: Sequence[Path]) -> dict[str, Path]:
-    names = {
-        os.path.relpath(os.path.join(top, name), each)
-        for each in layers
-        for top, below, files in os.walk(each)
-        for name in (*below, *files)
-    }
-    return {name: where for name in names if (where := shown(layers, name)) is not None}
-
-
-def expected(upper: Path, lower: Sequence[Path]) -> dict[str, int]:
-    before, after = everything(lower), everything([upper, *lower])
-    found: dict[str, int] = {}
-    for name, where in after.items():
-        if name not in before:
-            found[name] = 1
-        elif where.is_relative_to(upper):
-            one, other = os.lstat(where), os.lstat(before[name])
-            same = stat.S_ISDIR(one.st_mode) and (one.st_mode, one.st_uid, one.st_gid, one.st_mtime_ns) == (
-                *(other.st_mode, other.st_uid, other.st_gid, other.st_mtime_ns),
-            )
-            if not same or "trusted.overlay.opaque" in os.listxattr(where, follow_symlinks=False):
-                found[name] = 0
-    for name in before:
-        if name not in after and (os.path.dirname(name) in after or "/" not in name):
-            parent = os.path.dirname(name)
-            if not parent or stat.S_ISDIR(os.lstat(after[parent]).st_mode):
-                found[name] = 2
-    for name, kind in list(found.items()):
-        parent = os.path.dirname(name)
-        if kind and parent and parent in before:
-            found.setdefault(parent, 0)
-    return found
-
-
-NAMES = [
-    "a",
-    "b",
-    "c",
-    "a/b",
-    "a/c",
-    "a/b/c",
-    "b/a",
-    "b/a/c",
-    ".wh.a",
-    "a/.wh.b",
-    "b/.wh.a",
-    "a/.wh..wh..opq",
-    "b/.wh..wh..opq",
-    "a/b/.wh..wh..opq",
-]
-
-
-@st.composite
-def nodes(draw: st.DrawFn) -> Node:
-    name = draw(st.sampled_from(NAMES))
-    if ".wh." in name:
-        return Node(name)
-    kind = draw(st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE]))
-    data = b"x" if kind == tarfile.REGTYPE else b""
-    return Node(name, data, kind, draw(st.sampled_from([0o755, 0o700])), "a" if kind == tarfile.SYMTYPE else "")
-
-
-@settings(max_examples=200)
-@given(st.lists(st.lists(nodes(), max_size=7), min_size=1, max_size=4))
-def test_changes_are_those_of_the_plain_comparison(
-    tmp_path_factory: pytest.TempPathFactory, layers: list[list[Node]]
-) -> None:
-    base = tmp_path_factory.mktemp("changes")
-    made: list[Path] = []
-    for at, entries in enumerate(layers):
-        target = base / str(at)
-        target.mkdir()
-        descriptor = os.open(target, os.O_RDONLY)
-        try:
-            layer.apply(io.BytesIO(tar(entries)), descriptor)
-        except (ValueError, OSError):
-            return  # a parent that is no directory, or a link to itself: no layer
-        finally:
-            os.close(descriptor)
-        for top, _, _ in os.walk(target, topdown=False):
-            os.utime(top, ns=(0, 0))  # made because something lies in it
-        made.append(target)
-    found = changes(made[0], *made[1:])
-    assert [path for path, _ in found] == list(dict.fromkeys(path for path, _ in found))
-    assert {path.decode()[1:]: kind for path, kind in found} == expected(made[0], made[1:])
-    positions = {path: at for at, (path, _) in enumerate(found)}
-    for path, at in positions.items():
-        assert positions.get(os.path.dirname(path), -1) < at
-
-
-def test_changes_of_what_was_removed_and_made_again(tmp_path: Path) -> None:
-    low = laid_out(tar(LOW), tmp_path / "low")
-    upper = laid_out(
-        tar([directory("e"), Node("e/.wh..wh..opq"), Node("e/new", b"n"), symlink("d", "e")]), tmp_path / "up"
-    )
-    assert changes(upper, low) == [(b"/d", 0), (b"/e", 0), (b"/e/deep", 2), (b"/e/new", 1)]
-    assert changes(low) == [(b"/" + os.fsencode(name), 1) for name in sorted(everything([low]))]

@@ -1,4 +1,4 @@
-"""The tar reader: each format and its limits, any split of the stream, and whatever a mutation makes of an archive."""
+"""The tar reader: each format and its limits, any split of the stream, and mutated archives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.archives import Node, directory, hard_link, symlink, tar
 
 
 class Dribble:
-    """A source that gives `step` bytes at a time."""
+    """A source that returns `step` bytes at a time."""
 
     def __init__(self, data: bytes, step: int) -> None:
         self._file = io.BytesIO(data)
@@ -102,7 +102,7 @@ def test_a_pipe() -> None:
 
 
 def header(**fields: bytes | int) -> bytearray:
-    """A block with the given fields written over it, its checksum made right."""
+    """A block with the given fields overwritten, and a correct checksum."""
     block = bytearray(tar([Node("victim", b"")], tarfile.USTAR_FORMAT)[:512])
     places = {
         "name": (0, 100),
@@ -210,7 +210,7 @@ def test_every_truncation_is_an_error_or_a_clean_end() -> None:
 
 @pytest.mark.parametrize("step", [1, 512, 1 << 20])
 def test_an_archive_that_ends_with_its_last_entrys_content(step: int) -> None:
-    """What Go's tar.Writer has written before Close, which programs forget."""
+    """The output of Go's tar.Writer without Close, which programs forget to call."""
     head = bytes(header(size=b"%011o" % 700))
     data = head + b"x" * 700 + bytes(324) + head + b"y" * 700
     assert [(size, offset) for _, _, offset, size, _ in index(data, step)] == [(700, 512), (700, 2048)]
@@ -279,3 +279,13 @@ def test_mutations_end_in_entries_or_an_error(seed: bytes, changes: list[tuple[i
             data[block + 148 : block + 156] = b"%06o\0 " % sum(data[block : block + 512])
     with contextlib.suppress(ArchiveError):
         assert len(index(bytes(data), step)) <= len(data) // 512
+
+
+@pytest.mark.parametrize("surplus", [1, 1 << 20, -(1 << 21)])
+def test_a_source_that_claims_more_than_fits_is_refused(surplus: int) -> None:
+    class Liar:
+        def readinto(self, buffer: memoryview) -> int:
+            return len(buffer) + surplus
+
+    with pytest.raises(ValueError, match="readinto returned"):
+        Reader(Liar()).skim()

@@ -265,7 +265,9 @@ def feed(pieces: Iterable[bytes], *, eof: bool = False, limits: Limits | None = 
             if transport.closed:
                 break
             connection.data_received(piece)
+            assert connection.incoming in connection.phase.incoming
             await settle(4)
+            assert connection.incoming in connection.phase.incoming
         await settle(20 + 3 * len(app.requests) + 6 * b"".join(pieces).count(b"HTTP"))
         if eof and not transport.closed:
             if not connection.eof_received():

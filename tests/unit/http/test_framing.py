@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
-from engine.http.framing import ChunkedReader, HeadWriter, LengthReader, field_lines
+from engine.http.framing import ChunkedReader, LengthReader
 
 
 class Collect:
@@ -54,25 +53,3 @@ def test_chunked_never_fails_otherwise(data: bytes) -> None:
     else:
         assert taken <= len(data)
         assert reader.done or taken == len(data)
-
-
-def test_heads() -> None:
-    heads = HeadWriter((("Server", "s"), ("Ostype", "linux")))
-    expected = (
-        b"HTTP/1.1 200 OK\r\nServer: s\r\nOstype: linux\r\nContent-Type: text/plain\r\n"
-        b"Date: Tue, 06 Jan 2015 15:47:31 GMT\r\n"
-    )
-    assert heads.start(200, "text/plain", 1420559251.9) == expected
-    assert heads.start(200, "text/plain", 1420559251.99) == expected
-    assert b"15:47:32" in heads.start(200, "text/plain", 1420559252.0)
-    assert heads.start(204, "", 1420559252.0) == (
-        b"HTTP/1.1 204 No Content\r\nServer: s\r\nOstype: linux\r\nDate: Tue, 06 Jan 2015 15:47:32 GMT\r\n"
-    )
-    assert heads.start(599, "", 1420559252.0).startswith(b"HTTP/1.1 599 Unknown\r\n")
-
-
-def test_a_field_cannot_break_out_of_its_line() -> None:
-    assert field_lines((("A", "b"), ("C", "ü"))) == b"A: b\r\nC: \xfc\r\n"
-    for name, value in (("A", "b\r\nC: d"), ("A", "b\n"), ("A\r", "b"), ("A", "\0")):
-        with pytest.raises(ValueError, match="control characters"):
-            field_lines(((name, value),))

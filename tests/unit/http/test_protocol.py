@@ -63,7 +63,6 @@ GOOD = [
     (get("/sync", "Connection: Upgrade", "Upgrade: tcp"), 200, b'{"ok":true}\n'),
     (get("/sync", "X: " + "y" * 60_000), 200, b'{"ok":true}\n'),
     (b"\r\n\r\n" + get(), 200, b'{"ok":true}\n'),
-    (b"GET /sync HTTP/1.1\r\n\r\n", 200, b'{"ok":true}\n'),
 ]
 
 
@@ -91,6 +90,8 @@ def test_every_split_in_two() -> None:
 
 
 BAD = [
+    (b"GET /sync HTTP/1.1\r\n\r\n", "0 header fields Host"),
+    (get("/sync", "Host: y"), "2 header fields Host"),
     (b"GARBAGE\r\n\r\n", "malformed request"),
     (b"GARBAGE", "malformed request"),
     (b"GET /\r\n\r\n", "HTTP version 0.9"),
@@ -167,7 +168,7 @@ def test_bad_requests_get_one_json_answer_and_the_end(data: bytes, message: str,
 
 
 def test_connect_is_a_path_nobody_has() -> None:
-    transport, _ = feed([b"CONNECT host:80 HTTP/1.1\r\n\r\n" + TAIL])
+    transport, _ = feed([b"CONNECT host:80 HTTP/1.1\r\nHost: host\r\n\r\n" + TAIL])
     assert [answer.status for answer in answers(bytes(transport.out))] == [404, 200]
 
 
@@ -418,6 +419,33 @@ def test_a_stream_that_breaks_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     assert transport.closed and app.closed_chunks == 1
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_an_answer_that_cannot_be_written_ends_the_connection(later: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Here a header with a line break in it, which would be another header.
+
+    No client waits for ever.
+    """
+
+    async def scenario() -> None:
+        app = App()
+        reply = Reply(200, b"{}", headers=(("A", "b\r\nC: d"),))
+
+        async def waits(request: Request) -> Reply:
+            await asyncio.sleep(0)
+            return reply
+
+        app.extra["bad"] = waits if later else lambda request: reply
+        connection, transport = Connection(Server(app)), FakeTransport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.data_received(get("/bad"))
+        await settle()
+        assert transport.closed and not transport.out
+        connection.connection_lost(None)
+
+    asyncio.run(scenario())
+    assert "an answer could not be written" in caplog.text
+
+
 def test_a_bug_is_500_without_traceback(caplog: pytest.LogCaptureFixture) -> None:
     transport, _ = feed([get("/bug") + TAIL])
     found = answers(bytes(transport.out))
@@ -427,7 +455,9 @@ def test_a_bug_is_500_without_traceback(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_client_leaves() -> None:
-    """A handler that only serves the client is cancelled; one that changes something runs to its end."""
+    """A handler that only serves the client is cancelled; one that changes something runs to its
+    end.
+    """
 
     async def scenario() -> None:
         for path, cancelled, finished in (("/wait", 1, 0), ("/slow", 0, 1)):
@@ -501,14 +531,16 @@ def test_request_as_the_application_sees_it() -> None:
     assert "x-thing" in request.headers and "y" not in request.headers and request.headers.get("y", "z") == "z"
 
 
-# --- fuzz -----------------------------------------------------------------------------------------------------------
+# --- fuzz -----------------------------------------------------------------------------------------
 
 FUZZ = settings(max_examples=300)
 SMALL = Limits(head=400)
 
 
 def sane(transport: FakeTransport, data: bytes) -> None:
-    """Whatever came in: each answer is whole, an error is JSON, and after a refusal there is an end."""
+    """Whatever came in: each answer is whole, an error is JSON, and after a refusal there is an
+    end.
+    """
     found = answers(bytes(transport.out), methods(data))
     for answer in found:
         assert answer.complete or transport.closed

@@ -20,8 +20,10 @@ import pytest
 import uvloop
 
 from engine.errors import Conflict, ServerError
-from engine.http.messages import AnyReply, Hijack, Reply, Request, StreamReply
-from engine.http.server import Server
+from engine.http.hijack import Hijack
+from engine.http.messages import AnyReply, Reply, Request, StreamReply
+from engine.http.protocol import Connection
+from engine.http.server import Limits, Server
 from tests.unit.http.harness import SHORT, App, answers, serve, until
 
 RAW = "application/vnd.engine.raw-stream"
@@ -48,7 +50,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "s")
 
 
-# --- listeners ------------------------------------------------------------------------------------------------------
+# --- listeners ------------------------------------------------------------------------------------
 
 
 def test_socket_is_for_root_and_group_alone(path: str) -> None:
@@ -147,7 +149,7 @@ def test_many_clients_at_once(path: str) -> None:
         async def client(number: int) -> None:
             reader, writer = await connect(path)
             for _ in range(3):
-                writer.write(b"POST /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\n<%03d>" % number)
+                writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n<%03d>" % number)
                 assert answers(await reader.readuntil(b">"))[0].body == b"<%03d>" % number
             writer.close()
 
@@ -157,7 +159,7 @@ def test_many_clients_at_once(path: str) -> None:
     serve(scenario, path)
 
 
-# --- time limits ----------------------------------------------------------------------------------------------------
+# --- time limits ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,9 +168,15 @@ def test_many_clients_at_once(path: str) -> None:
         (b"G", "head was not complete within 0.2 s"),
         (b"GET /sync HTTP/1.1\r\nHost: x\r\n", "head was not complete within 0.2 s"),
         (GET + b"GET /sync HTTP/1.1\r\nHost: x\r\n", "head was not complete within 0.2 s"),
-        (b"POST /echo HTTP/1.1\r\nContent-Length: 9\r\n\r\n1234", "no byte of the request's body came for 0.2 s"),
-        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n12", "no byte of the request's body"),
-        (b"POST /hijack HTTP/1.1\r\nContent-Length: 9\r\n\r\n1234", "no byte of the request's body"),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1234",
+            "no byte of the request's body came for 0.2 s",
+        ),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n12",
+            "no byte of the request's body",
+        ),
+        (b"POST /hijack HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1234", "no byte of the request's body"),
     ],
 )
 def test_what_trickles_is_ended(path: str, data: bytes, message: str) -> None:
@@ -186,7 +194,7 @@ def test_a_body_nobody_waits_for_has_no_limit_and_idle_connections_neither(path:
     async def scenario(app: App, path: str, server: Server) -> None:
         idle = await connect(path)
         reader, writer = await connect(path)
-        writer.write(b"POST /lazy HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo")
+        writer.write(b"POST /lazy HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbo")
 
         async def lazy(request: Request) -> Reply:
             await asyncio.sleep(0.5)
@@ -205,9 +213,39 @@ def test_a_body_nobody_waits_for_has_no_limit_and_idle_connections_neither(path:
     serve(scenario, path, SHORT)
 
 
+def test_hundreds_that_expire_at_once_do_not_hold_up_others(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end in turns; here of one each."""
+    monkeypatch.setattr("engine.http.server.TURN", -1.0)
+
+    async def scenario(app: App, path: str, server: Server) -> None:
+        half = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1234"
+        clients = [await connect(path) for _ in range(200)]
+        for _, writer in clients:
+            writer.write(half)
+        await until(lambda: len(server.timed) == 200)
+        turns = 0
+        expire = server._expire
+
+        def counted(connections: list[Connection]) -> None:
+            nonlocal turns
+            turns += 1
+            expire(connections)
+
+        server._expire = counted  # type: ignore[method-assign]
+        for connection in server.timed:
+            connection.deadline = 0.0
+        for reader, writer in clients:
+            (answer,) = answers(await reader.read())
+            assert answer.status == 400
+            writer.close()
+        assert turns >= 200
+
+    serve(scenario, path, Limits(body_seconds=30))
+
+
 def test_a_drained_body_that_never_comes_ends(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
-        found = answers(await exchange(path, b"POST /ignore HTTP/1.1\r\nContent-Length: 9\r\n\r\n1234"))
+        found = answers(await exchange(path, b"POST /ignore HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1234"))
         assert [answer.status for answer in found] == [204]
 
     serve(scenario, path, SHORT)
@@ -218,14 +256,14 @@ def test_a_client_that_never_reads_its_last_answer_is_dropped(path: str) -> None
         app.extra["big"] = lambda request: Reply(200, b"x" * 5_000_000)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
-            client.sendall(b"GET /big HTTP/1.1\r\nConnection: close\r\n\r\n")
+            client.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             await until(lambda: bool(app.requests))
             await until(lambda: not server.connections)
 
     serve(scenario, path, SHORT)
 
 
-# --- answers under way ----------------------------------------------------------------------------------------------
+# --- answers under way ----------------------------------------------------------------------------
 
 
 def test_early_answer_reaches_a_client_that_still_sends(path: str) -> None:
@@ -234,7 +272,7 @@ def test_early_answer_reaches_a_client_that_still_sends(path: str) -> None:
     def client(path: str) -> bytes:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
-            connection.sendall(b"POST /conflict HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n")
+            connection.sendall(b"POST /conflict HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n")
             for _ in range(64):
                 connection.sendall(b"x" * 65536)
             connection.shutdown(socket.SHUT_WR)
@@ -255,7 +293,9 @@ def test_large_answers_and_large_bodies(path: str) -> None:
         body = os.urandom(3_000_000)
         found = answers(
             await exchange(
-                path, b"POST /echo HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                path,
+                b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body),
             )
         )
         assert found[0].body == body
@@ -263,7 +303,7 @@ def test_large_answers_and_large_bodies(path: str) -> None:
         found = answers(
             await exchange(
                 path,
-                b"POST /echo HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
                 + parts
                 + b"0\r\n\r\n",
             )
@@ -285,7 +325,7 @@ def test_stream_of_large_chunks_to_a_slow_reader(path: str) -> None:
 
         app.extra["chunks"] = lambda request: StreamReply(200, chunks())
         reader, writer = await connect(path)
-        writer.write(b"GET /chunks HTTP/1.1\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /chunks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         await asyncio.sleep(0.05)
         assert taken < 5  # it is not all in memory
         assert answers(await reader.read(-1))[0].body == body * 20
@@ -297,7 +337,7 @@ def test_stream_of_large_chunks_to_a_slow_reader(path: str) -> None:
 def test_endless_stream_ends_when_the_client_leaves(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
         reader, writer = await connect(path)
-        writer.write(b"GET /endless HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"first\r\n")
         writer.close()
         await until(lambda: app.closed_chunks == 1)
@@ -308,7 +348,7 @@ def test_endless_stream_ends_when_the_client_leaves(path: str) -> None:
 
 def test_half_closed_client_of_an_endless_stream_keeps_it_until_it_leaves(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
-        for request in (b"GET /endless HTTP/1.1\r\n\r\n", GET + b"GET /endless HTTP/1.1\r\n\r\n"):
+        for request in (b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n", GET + b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n"):
             closed = app.closed_chunks
             reader, writer = await connect(path)
             writer.write(request)
@@ -329,7 +369,7 @@ def test_half_closed_client_over_tcp_has_left(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
         port = await server.listen_tcp("127.0.0.1", 0, None)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /endless HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"first\r\n")
         writer.close()
         await until(lambda: app.closed_chunks == 1)
@@ -340,7 +380,7 @@ def test_half_closed_client_over_tcp_has_left(path: str) -> None:
 def test_half_closed_client_gets_its_answer(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
         asyncio.get_running_loop().call_later(0.05, app.go.set)
-        found = answers(await exchange(path, b"GET /slow HTTP/1.1\r\n\r\n" + GET, half_close=True))
+        found = answers(await exchange(path, b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + GET, half_close=True))
         assert [answer.body for answer in found] == [b'"slow"\n', b'{"ok":true}\n']
 
     serve(scenario, path)
@@ -349,9 +389,9 @@ def test_half_closed_client_gets_its_answer(path: str) -> None:
 def test_close_waits_for_changes_and_not_for_streams(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
         slow, endless, wait, idle = [await connect(path) for _ in range(4)]
-        slow[1].write(b"GET /slow HTTP/1.1\r\n\r\n")
-        endless[1].write(b"GET /endless HTTP/1.1\r\n\r\n")
-        wait[1].write(b"GET /wait HTTP/1.1\r\n\r\n")
+        slow[1].write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        endless[1].write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait[1].write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         await endless[0].readuntil(b"first\r\n")
         await until(lambda: len(app.requests) == 3)
         asyncio.get_running_loop().call_later(0.1, app.go.set)
@@ -370,7 +410,7 @@ def test_close_waits_for_changes_and_not_for_streams(path: str) -> None:
 def test_close_gives_up_after_its_grace(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
         reader, writer = await connect(path)
-        writer.write(b"GET /slow HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: len(app.requests) == 1)
         await server.close(0.1)
         assert await reader.read(-1) == b""
@@ -379,7 +419,7 @@ def test_close_gives_up_after_its_grace(path: str) -> None:
     serve(scenario, path)
 
 
-# --- hijack ---------------------------------------------------------------------------------------------------------
+# --- hijack ---------------------------------------------------------------------------------------
 
 
 class Hijacker:
@@ -429,22 +469,27 @@ class Hijacker:
 
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: tcp\r\n"
 FORMS = {
-    "upgrade": (b"POST /hijack HTTP/1.1\r\n" + UPGRADE + b"\r\n", b""),
+    "upgrade": (b"POST /hijack HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"\r\n", b""),
     "upgrade with an empty body": (
-        b"POST /hijack HTTP/1.1\r\n" + UPGRADE + b"Content-Type: text/plain\r\nContent-Length: 0\r\n\r\n",
+        b"POST /hijack HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"Content-Type: text/plain\r\nContent-Length: 0\r\n\r\n",
         b"",
     ),
-    "upgrade with a body": (b"POST /hijack HTTP/1.1\r\n" + UPGRADE + b"Content-Length: 13\r\n\r\n", b'{"Tty":false}'),
+    "upgrade with a body": (
+        b"POST /hijack HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"Content-Length: 13\r\n\r\n",
+        b'{"Tty":false}',
+    ),
     "upgrade with a chunked body": (
-        b"POST /hijack HTTP/1.1\r\n" + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n",
+        b"POST /hijack HTTP/1.1\r\nHost: x\r\n"
+        + UPGRADE
+        + b"Transfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n",
         b"",
     ),
-    "plain": (b"POST /hijack HTTP/1.1\r\n\r\n", b""),
-    "plain with a body": (b"POST /hijack HTTP/1.1\r\nContent-Length: 2\r\n\r\n", b"{}"),
+    "plain": (b"POST /hijack HTTP/1.1\r\nHost: x\r\n\r\n", b""),
+    "plain with a body": (b"POST /hijack HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n", b"{}"),
     "plain 1.0": (b"POST /hijack HTTP/1.0\r\n\r\n", b""),
-    "expecting": (b"POST /hijack HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n", b"{}"),
+    "expecting": (b"POST /hijack HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n", b"{}"),
 }
-STDIN = b"GET /sync HTTP/1.1\r\n\r\nnot a request\x00\xff"
+STDIN = b"GET /sync HTTP/1.1\r\nHost: x\r\n\r\nnot a request\x00\xff"
 
 
 @pytest.mark.parametrize("early", [b"", STDIN, b"x" * 400_000], ids=["later", "early", "much"])
@@ -511,7 +556,9 @@ def test_hijack(path: str, form: str, split: str, early: bytes, before: bytes, p
 
 
 def test_another_process_keeps_the_stream(path: str) -> None:
-    """What the monitor does: the descriptor lives on elsewhere when the daemon has let go, and when its server is gone."""
+    """What the monitor does: the descriptor lives on elsewhere when the daemon has let go, and when
+    its server is gone.
+    """
     program = "import os\nwhile data := os.read(0, 100): os.write(0, b'<' + data + b'>')\nos.write(0, b'end')\n"
 
     async def scenario(app: App, path: str, server: Server) -> None:
@@ -549,7 +596,7 @@ def test_hijack_waits_for_earlier_answers(path: str) -> None:
         hijacker = Hijacker(app)
         for before in (1, 2):
             reader, writer = await connect(path)
-            writer.write(b"GET /big HTTP/1.1\r\n\r\n" * before + FORMS["plain with a body"][0] + b"{}stdin")
+            writer.write(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n" * before + FORMS["plain with a body"][0] + b"{}stdin")
             await asyncio.sleep(0.05)
             assert hijacker.taken is None  # nobody reads yet
             for _ in range(before):
@@ -607,7 +654,7 @@ def test_hijack_body_over_its_limit(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
         hijacker = Hijacker(app)
         body = b"x" * 1_100_000
-        data = b"POST /hijack HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        data = b"POST /hijack HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         reader, writer = await connect(path)
         writer.write(data)
         found = answers(await reader.read(-1))

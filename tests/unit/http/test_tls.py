@@ -1,4 +1,5 @@
-"""Mutual TLS: who may come in, half-close both ways, and hijacked streams that the daemon relays."""
+"""Mutual TLS: which clients are admitted, half-close both ways, and hijacked streams that the
+daemon relays."""
 
 from __future__ import annotations
 
@@ -151,7 +152,7 @@ class Client:
         return received
 
     def close_write(self) -> None:
-        # SSL_shutdown(3) takes data that is there already for an error: it is read first.
+        # SSL_shutdown(3) treats pending data as an error, so it is read first.
         with contextlib.suppress(ssl.SSLWantReadError):
             while data := self.tls.read(65536):
                 self._kept += data
@@ -186,7 +187,7 @@ def test_requests(path: str, certificates: Certificates) -> None:
             client.send(b"GET /sync HTTP/1.1\r\nHost: x\r\n\r\n")
             assert answers(client.receive_until(b"}\n"))[0].status == 200
         body = os.urandom(2_000_000)
-        client.send(b"POST /echo HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
+        client.send(b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         for at in range(0, len(body), 100_000):
             client.send(body[at : at + 100_000])
         assert answers(client.receive_all())[0].body == body
@@ -195,7 +196,8 @@ def test_requests(path: str, certificates: Certificates) -> None:
 
 
 def test_slow_handler_of_a_large_body(path: str, certificates: Certificates) -> None:
-    """Pausing what is read leaves decrypted bytes behind, which must come when it goes on."""
+    """When reading is paused, decrypted bytes remain buffered; they must be delivered when it
+    resumes."""
 
     def act(client: Client, app: App) -> None:
         async def count(request: Request) -> AnyReply:
@@ -206,7 +208,7 @@ def test_slow_handler_of_a_large_body(path: str, certificates: Certificates) -> 
             return Reply(200, b"%d\n" % size)
 
         app.extra["count"] = count
-        client.send(b"POST /count HTTP/1.1\r\nContent-Length: 3000000\r\n\r\n")
+        client.send(b"POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
         client.send(b"x" * 3_000_000)
         assert answers(client.receive_until(b"3000000\n"))[0].status == 200
 
@@ -215,7 +217,7 @@ def test_slow_handler_of_a_large_body(path: str, certificates: Certificates) -> 
 
 def test_half_close_still_gets_the_answer(path: str, certificates: Certificates) -> None:
     def act(client: Client, app: App) -> None:
-        client.send(b"GET /stream HTTP/1.1\r\n\r\n")
+        client.send(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
         client.close_write()
         found = answers(client.receive_all())
         assert found[0].complete and found[0].body.startswith(b"onetwo")
@@ -225,7 +227,7 @@ def test_half_close_still_gets_the_answer(path: str, certificates: Certificates)
 
 def test_stream_under_way_ends_when_the_client_leaves(path: str, certificates: Certificates) -> None:
     def act(client: Client, app: App) -> None:
-        client.send(b"GET /endless HTTP/1.1\r\n\r\n")
+        client.send(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         client.receive_until(b"first\r\n")
 
     with_client(path, certificates, act)
@@ -233,7 +235,8 @@ def test_stream_under_way_ends_when_the_client_leaves(path: str, certificates: C
 
 @pytest.mark.parametrize("early", [b"", b"early stdin", b"e" * 200_000], ids=["later", "early", "much"])
 def test_hijack_is_relayed_with_half_close(path: str, certificates: Certificates, early: bytes) -> None:
-    """`cat` at the other end of a pair: all that is sent comes back, also after the client has closed its side."""
+    """`cat` at the other end of a pair: all bytes are echoed, also after the client has closed its
+    side."""
     size = 1_500_000
 
     def act(client: Client, app: App) -> None:
@@ -259,7 +262,7 @@ def test_hijack_is_relayed_with_half_close(path: str, certificates: Certificates
             return taken.release()
 
         app.extra["hijack"] = hijack
-        client.send(b"POST /hijack HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n" + early)
+        client.send(b"POST /hijack HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n" + early)
         head = b""
         while b"\r\n\r\n" not in head:
             head += client.receive()
@@ -289,7 +292,7 @@ def test_hijack_whose_owner_hangs_up(path: str, certificates: Certificates) -> N
             return taken.release()
 
         app.extra["hijack"] = hijack
-        client.send(b"POST /hijack HTTP/1.1\r\n\r\n")
+        client.send(b"POST /hijack HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.receive_all().endswith(b"\r\n\r\nbye")
 
     with_client(path, certificates, act)
@@ -303,7 +306,7 @@ def test_hijack_that_fails(path: str, certificates: Certificates) -> None:
 
         app.extra["hijack"] = hijack
         for _ in range(2):
-            client.send(b"POST /hijack HTTP/1.1\r\n\r\n")
+            client.send(b"POST /hijack HTTP/1.1\r\nHost: x\r\n\r\n")
             assert answers(client.receive_until(b"}\n"))[0].status == 500
 
     with_client(path, certificates, act)
@@ -318,7 +321,8 @@ def test_only_known_clients_come_in(path: str, certificates: Certificates) -> No
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 client = Client(port, make())
                 client.send(b"GET /sync HTTP/1.0\r\n\r\n")
-                client.receive()  # with TLS 1.3 the refusal comes after the client's own handshake
+                # with TLS 1.3 the refusal arrives after the client's own handshake
+                client.receive()
 
         await asyncio.to_thread(refused, certificates.anonymous)
         await asyncio.to_thread(refused, certificates.stranger)

@@ -1,4 +1,4 @@
-"""Compressed streams and layers on their way in, apart from what becomes of them."""
+"""Compressed streams and layers while they are received, apart from their later use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import re
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +17,10 @@ from typing import Any
 import pytest
 
 from engine.errors import ServerError
-from engine.images import layers, push, save
-from engine.images.layers import Incoming, Span
+from engine.images import layers, push, save, tarsplit
+from engine.images.spans import Incoming, Span
 from engine.system import files
+from engine.system.threads import LongWork
 
 SIZE = 256 << 20
 
@@ -40,7 +40,7 @@ def bomb(into: int) -> Span:
 
 
 def peak() -> int:
-    """Bytes that this process has had in memory at most since `clear_refs` (proc(5)), mapped files included."""
+    """Peak resident memory of this process since `clear_refs` (proc(5)), mapped files included."""
     found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found
     return int(found[1]) * 1024
@@ -62,7 +62,8 @@ def test_who_has_left_inflates_no_further(descriptors: tuple[int, int]) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 class Slow:
-    """A layer's stream whose reading takes as long as the test likes, and that must not be closed meanwhile."""
+    """A layer's stream that is read as slowly as the test requires, and must not be closed
+    meanwhile."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -81,14 +82,15 @@ class Slow:
             self.told.append("read")
             return len(buffer)
 
-        monkeypatch.setattr(layers, "stream", stream)
-        monkeypatch.setattr(layers, "read", read)
-        monkeypatch.setattr(layers, "stream_size", lambda diff: 1 << 30)
+        monkeypatch.setattr(tarsplit, "stream", stream)
+        monkeypatch.setattr(tarsplit, "read", read)
+        monkeypatch.setattr(tarsplit, "stream_size", lambda diff: 1 << 30)
 
 
 @pytest.mark.parametrize("verb", ["save", "push"])
 def test_a_layer_is_closed_when_nobody_reads_it_any_more(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client leaves in the middle: the thread still reads by the descriptors for a while, whose numbers nobody may have by then."""
+    """A client disconnects in the middle. The thread still reads from the descriptors for a while,
+    so their numbers must not be reused by then."""
     slow = Slow(monkeypatch)
     store: Any = SimpleNamespace(snapshots=SimpleNamespace(layer_path=lambda chain_id: Path("/nowhere")))
 
@@ -98,7 +100,9 @@ def test_a_layer_is_closed_when_nobody_reads_it_any_more(verb: str, monkeypatch:
                 pass
 
     async def work() -> None:
-        with ThreadPoolExecutor(2) as threads:
+        threads = LongWork(2, "pack")
+        with contextlib.ExitStack() as stack:
+            stack.callback(threads.release)
             if verb == "save":
                 chunks = save._Archive(store).layer("sha256:" + "0" * 64, "")
             else:
@@ -144,7 +148,7 @@ def test_bytes_are_waited_for(descriptors: tuple[int, int]) -> None:
         assert await waiting == 7
         assert incoming.wait(6) == 1
         there = 10
-        assert incoming.wait(9, 8) == 1  # no more will come than all of it
+        assert incoming.wait(9, 8) == 1  # at most all of it can come
         await incoming.whole()
 
     asyncio.run(work())

@@ -1,4 +1,5 @@
-"""Archives of images whose layers are laid out while they come. What becomes of the images is test_store.py's."""
+"""Image archives whose layers are extracted while they arrive. The resulting images are tested in
+test_store.py."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ import random
 import threading
 from array import array
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from engine._fast import layer as _layer
 from engine.errors import InvalidParameter, ServerError
-from engine.images import layers, receiving
-from engine.images.layers import Hashing, Laid, Span
-from engine.storage.snapshots import Draft
+from engine.images import layers, receiving, tarsplit
+from engine.images.layers import Extracted, Hashing
+from engine.images.spans import Span
+from engine.storage.snapshots import Ingest
 from engine.system import files
 from tests.archives import Image, Node, directory, docker_archive, tar
 from tests.unit.images.test_store import LOW, ONE, OTHER, TWO, Stage, pieces
@@ -30,20 +31,20 @@ SHARED = tar([directory("d"), Node("d/one", os.urandom(700_000)), Node("d/two", 
 
 
 def count_drafts(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows with every layer that is laid out while an archive comes."""
+    """Grows with every layer that is extracted while an archive arrives."""
     made: list[None] = []
-    draft = layers.Layers.draft
+    ingest = layers.Layers.ingest
 
-    async def counted(self: layers.Layers) -> Draft:
+    async def counted(self: layers.Layers) -> Ingest:
         made.append(None)
-        return await draft(self)
+        return await ingest(self)
 
-    monkeypatch.setattr(layers.Layers, "draft", counted)
+    monkeypatch.setattr(layers.Layers, "ingest", counted)
     return made
 
 
 def test_one_layer_below_several_parents(tmp_path: Path) -> None:
-    """Its bytes came once; the second time it is made from where it lies."""
+    """Its bytes were sent once; the second time it is made from the stored layer."""
     images = [Image([LOW, SHARED], ["a:latest"]), Image([OTHER, SHARED], ["b:latest"]), Image([SHARED], ["c:latest"])]
 
     async def work() -> None:
@@ -52,9 +53,9 @@ def test_one_layer_below_several_parents(tmp_path: Path) -> None:
             for name in "abc":
                 diff = stage.snapshots.layer_path(stage.images.get(name).chain_ids[-1])
                 assert (diff / "d" / "two").read_bytes() == b"2" * 10
-                with layers.stream(diff) as source:
+                with tarsplit.stream(diff) as source:
                     buffer = bytearray(len(SHARED) + 1)
-                    assert layers.read(source, memoryview(buffer)) == len(SHARED) and buffer[:-1] == SHARED
+                    assert tarsplit.read(source, memoryview(buffer)) == len(SHARED) and buffer[:-1] == SHARED
             assert len(stage.on_disk()[0]) == 5 and stage.on_disk()[2] == []
 
     asyncio.run(work())
@@ -78,7 +79,7 @@ def test_what_is_here_is_not_laid_out_again(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_more_members_than_are_laid_out_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "MAX_LAID", 1)
+    monkeypatch.setattr(receiving, "MAX_EARLY", 1)
     made = count_drafts(monkeypatch)
     decoys = [Node(f"decoy{at}", tar([Node(f"{at}", b"x" * at)])) for at in range(20)]
 
@@ -104,7 +105,7 @@ def test_a_layer_where_a_document_should_be(tmp_path: Path) -> None:
 
 
 def test_all_that_comes_is_taken_before_it_is_refused(tmp_path: Path) -> None:
-    """A client reads no answer while it sends."""
+    """A client reads no response while it sends."""
     left = [docker_archive(ONE)[:300], b"\xff" * 1000, *[bytes(100_000)] * 50]
 
     async def body() -> AsyncIterator[bytes]:
@@ -157,11 +158,11 @@ def test_work_that_nobody_wants_any_more_ends(tmp_path: Path) -> None:
     try:
         os.write(file, SHARED)
         unwanted = array("q", [0, 1])
-        with pytest.raises(OSError, match="told to stop"):
+        with pytest.raises(OSError, match="cancelled"):
             _layer.apply(file, directory, size=len(SHARED), progress=unwanted)
         with pytest.raises(ServerError):
             layers.digest_of(Span(file, 0, len(SHARED)), unwanted)
-        with pytest.raises(ValueError, match="two items"):
+        with pytest.raises(ValueError, match="two 64-bit integers"):
             _layer.apply(file, directory, size=len(SHARED), progress=array("q", [0]))
         assert os.listdir(tmp_path / "diff") == []
     finally:
@@ -169,22 +170,25 @@ def test_work_that_nobody_wants_any_more_ends(tmp_path: Path) -> None:
         os.close(file)
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_hashing_beside(busy: bool) -> None:
-    """With a thread for it, and where none ever comes."""
+@pytest.mark.parametrize("refused", [False, True])
+def test_hashing_beside(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thread for it, and on a host that allows no more threads."""
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if refused:
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
     data = random.Random(1).randbytes(20 << 20)
-    release = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        if busy:
-            pool.submit(release.wait)
-        digest = Hashing(pool)
-        for at in range(0, len(data), 100_001):
-            digest.update(data[at : at + 100_001])
-        assert digest.finish() == f"sha256:{hashlib.sha256(data).hexdigest()}"
-        release.set()
-        assert Hashing(pool).finish() == f"sha256:{hashlib.sha256().hexdigest()}"
+    before = threading.active_count()
+    digest = Hashing()
+    for at in range(0, len(data), 100_001):
+        digest.update(data[at : at + 100_001])
+    assert threading.active_count() == before + (not refused)
+    assert digest.finish() == f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert Hashing().finish() == f"sha256:{hashlib.sha256().hexdigest()}"
 
 
 def test_a_layer_that_was_not_received() -> None:
     with pytest.raises(ServerError, match="not received"):
-        Laid(5).extracted()
+        Extracted(5).extraction()

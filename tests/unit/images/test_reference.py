@@ -1,4 +1,4 @@
-"""Names of images: the grammar, short forms, Docker's words."""
+"""Names of images: the grammar, short forms, Docker's messages."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         ("index.docker.io/busybox:a", "docker.io/library/busybox:a", "busybox:a"),
         ("user/name", "docker.io/user/name", "user/name"),
         ("a/b/c:t", "docker.io/a/b/c:t", "a/b/c:t"),
+        ("library/a/b", "docker.io/library/a/b", "library/a/b"),
+        (f"library/{'a1' * 32}", f"docker.io/library/{'a1' * 32}", f"library/{'a1' * 32}"),
+        ("docker.io/docker.io/a/b", "docker.io/docker.io/a/b", "docker.io/docker.io/a/b"),
         ("localhost/name", "localhost/name", "localhost/name"),
         ("localhost:5000/name:tag", "localhost:5000/name:tag", "localhost:5000/name:tag"),
         ("quay.io/x/y", "quay.io/x/y", "quay.io/x/y"),

@@ -1,6 +1,8 @@
-"""Pulls from registries of every sort, the hostile ones among them: an error that says why, in time, in little memory, and nothing left behind.
+"""Pulls from registries of many kinds, including hostile ones: an error with the reason, in time,
+in little memory, and nothing left behind.
 
-The registries are scripts behind a loopback socket. Needs root: layers are laid out as they are. A real registry: tests/api/test_registry.py.
+The registries are scripts behind a loopback socket. Needs root, because layers are extracted. A
+real registry: tests/api/test_registry.py.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import pytest
 import zstandard
 
 from engine.config import Config
-from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
+from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unauthorized
 from engine.images.credentials import NOBODY, Challenge, Credentials, challenges, next_page, registry_auth
-from engine.images.remote import Remote
+from engine.images.remote import Remote, Search
 from engine.wire.images import Progress
-from tests.archives import Image, Node, digest, directory, tar
+from tests.archives import Image, Node, digest, directory, docker_archive, tar
 from tests.unit.images.test_store import Stage
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -37,7 +39,7 @@ LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 OCI = "application/vnd.oci.image.manifest.v1+json"
 
 
-# --- headers --------------------------------------------------------------------------------------------------------
+# --- headers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,11 +112,11 @@ def test_bad_registry_auth_is_told_without_its_value(header: str) -> None:
     assert len(caught.value.message) < 200
 
 
-# --- registries -----------------------------------------------------------------------------------------------------
+# --- registries -----------------------------------------------------------------------------------
 
 
 class Ask:
-    """One request as a script sees it, and what it answers with."""
+    """One request as a script receives it, with methods to respond."""
 
     def __init__(
         self, method: str, target: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
@@ -137,14 +139,14 @@ class Ask:
 
 
 class Close(Exception):
-    """A script ends the connection."""
+    """Raised by a script to end the connection."""
 
 
 Script = Callable[[Ask], Awaitable[None]]
 
 
 class Server:
-    """A loopback port that a script answers for; it remembers what it was asked."""
+    """A loopback port that a script serves; it records the requests."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -213,7 +215,7 @@ class Good:
         self.layers = [digest(data) for data in packed]
         self.media_type = OCI
         self.special: dict[str, Script] = {}
-        """By path: what is answered instead."""
+        """Responses that replace the registry's, by path."""
 
     def manifest(self) -> bytes:
         return json.dumps(self.document).encode()
@@ -288,8 +290,14 @@ async def stage(root: Path, script: Script, **config: Any) -> AsyncIterator[tupl
         yield server, puller
 
 
+async def nothing() -> AsyncIterator[bytes]:
+    for chunk in ():
+        yield chunk
+
+
 async def asked(probe: Callable[[], bool]) -> None:
-    """Until a server has been asked for what it should be; the test's own time limit ends it."""
+    """Wait until a server has received the expected requests; the test's own time limit ends the
+    wait."""
     while not probe():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
@@ -297,7 +305,8 @@ async def asked(probe: Callable[[], bool]) -> None:
 def refused(
     root: Path, script: Script, kind: type[EngineError], text: str, tag: str = "t", stall: float | None = None
 ) -> None:
-    """A pull ends with this error, and leaves nothing. `stall`: how long the client waits for an answer, and it asks twice then."""
+    """A pull ends with this error, and leaves nothing. `stall`: the client's timeout for a
+    response; it then asks twice."""
 
     async def work() -> None:
         async with stage(root, script) as (server, puller):
@@ -367,7 +376,8 @@ def test_an_index(tmp_path: Path) -> None:
         async with stage(tmp_path, good) as (server, puller):
             await puller.pull(f"{server.host}/a/b", "mine")
             (name,) = puller.stage.images.get(f"{server.host}/a/b:mine").digests
-            assert name.rpartition("@")[2] not in (digest(good.manifest()), "")  # the index's, as it was asked for
+            # the digest of the index, as requested
+            assert name.rpartition("@")[2] not in (digest(good.manifest()), "")
             with pytest.raises(NotFound, match="no matching manifest for linux/amd64"):
                 await puller.pull(f"{server.host}/a/b", "others")
 
@@ -635,7 +645,7 @@ def test_passing_trouble_is_waited_for(tmp_path: Path, status: int) -> None:
     assert set(seen.values()) == {3}
 
 
-# --- many pulls, and those that are given up ------------------------------------------------------------------------
+# --- many pulls, and those that are given up ------------------------------------------------------
 
 
 @needs_root
@@ -744,7 +754,7 @@ def test_every_tag(tmp_path: Path) -> None:
     run(work)
 
 
-# --- credentials ----------------------------------------------------------------------------------------------------
+# --- credentials ----------------------------------------------------------------------------------
 
 ME = Credentials(username="me", password="secret")
 BASIC = "Basic " + base64.b64encode(b"me:secret").decode()
@@ -850,7 +860,7 @@ def test_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("realm", "text"),
     [
-        ("http://192.0.2.1/token", "no insecure registry"),
+        ("http://192.0.2.1/token", "plain HTTP is allowed only for loopback"),
         ("file:///etc/passwd", "names no token server"),
         ("::::", "names no token server"),
     ],
@@ -894,13 +904,85 @@ def test_login(tmp_path: Path) -> None:
             address = f"http://{server.host}/v1/"
             good = Credentials(username="me", password="secret", serveraddress=address)
             assert await puller.remote.log_in(good) == "identity"
-            with pytest.raises(ServerError, match="incorrect username or password"):
+            with pytest.raises(Unauthorized, match=r"login attempt to http.*/v2/ failed with status: 401 Unauthorized"):
                 await puller.remote.log_in(Credentials(username="me", password="x", serveraddress=address))
 
     run(work)
 
 
-# --- transport ------------------------------------------------------------------------------------------------------
+TOKEN_ERRORS = {
+    "in words": (
+        401,
+        b'{"errors":[{"Code":"UNAUTHORIZED","message":"a message","detail":null}]}',
+        "unauthorized: a message",
+    ),
+    "of another shape": (401, b'{"error":"unauthorized"}', "unauthorized: authentication required"),
+    "too many": (
+        429,
+        b'{"errors":[{"code":"TOOMANYREQUESTS","message":"out of tokens"}]}',
+        "toomanyrequests: out of tokens",
+    ),
+    "no JSON": (403, b"no way", 'error parsing HTTP 403 response body: no error details found: "no way"'),
+    "of the server": (500, b"", "received unexpected HTTP status: 500 X"),
+    "without a token": (200, b'{"something":"wrong"}', "authorization server did not include a token in the response"),
+    "without a message": (403, b'{"errors":[{"code":"DENIED"}]}', "denied: requested access to the resource is denied"),
+    "unknown": (400, b'{"errors":[{"code":"NAME_INVALID","message":"bad"}]}', "name invalid: bad"),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("kind", TOKEN_ERRORS)
+def test_what_a_token_server_says(tmp_path: Path, kind: str) -> None:
+    """A push ends with the server's message. Where it retries, it reports that first."""
+    status, body, text = TOKEN_ERRORS[kind]
+
+    async def script(ask: Ask) -> None:
+        if ask.path == "/token":
+            await ask.answer(status, body)
+        else:
+            await ask.answer(401, WWW_Authenticate=f'Bearer realm="http://{ask.headers["host"]}/token"')
+
+    async def work() -> None:
+        async with stage(tmp_path, script) as (server, puller):
+            name = f"{server.host}/a/b:t"
+            await puller.stage.load(docker_archive(Image([LOW], [name])))
+            said: list[Progress] = []
+            sending = await puller.remote.push(name, "", NOBODY)
+            with pytest.raises(ServerError) as caught:
+                async for progress in sending.run():
+                    said.append(progress)
+            assert caught.value.message == text
+            again = [progress for progress in said if progress.status == "Retrying in 1 second"]
+            assert len(again) == (3 if status in (429, 500) else 0)
+            assert server.count("/token") == len(again) + 1
+
+    run(work)
+
+
+@needs_root
+def test_a_pull_says_that_it_tries_again(tmp_path: Path) -> None:
+    good = Good()
+    failures = [503, 503]
+
+    async def sometimes(ask: Ask) -> None:
+        if failures:
+            await asyncio.sleep(0.2)
+            await ask.answer(failures.pop())
+        else:
+            await ask.answer(200, good.blobs[good.layers[0]])
+
+    good.special[blob(0, good)] = sometimes
+
+    async def work() -> None:
+        async with stage(tmp_path, good) as (server, puller):
+            said = await puller.pull(f"{server.host}/a/b")
+            again = [progress for progress in said if progress.status == "Retrying in 1 second"]
+            assert 1 <= len(again) <= 2 and {progress.id for progress in again} == {good.layers[0][7:19]}
+
+    run(work)
+
+
+# --- transport ------------------------------------------------------------------------------------
 
 
 @needs_root
@@ -954,7 +1036,8 @@ def test_who_may_be_spoken_to_in_the_clear(tmp_path: Path, url: str, insecure: t
 
 @needs_root
 def test_plain_http_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object, **__: object) -> None:  # whatever name servers this host has, and how fast they are
+    # independent of this host's name servers and their speed
+    def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
@@ -964,7 +1047,13 @@ def test_plain_http_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
             with pytest.raises(ServerError) as caught:
                 await puller.pull("registry.invalid:5000/a/b")
             assert "https://registry.invalid:5000/v2/" in caught.value.message
-            assert "no such host" in caught.value.message
+            assert "dial tcp: lookup registry.invalid: no such host" in caught.value.message
+            bringing = puller.remote.bring("http://registry.invalid/x.tar", nothing(), "", "", (), "")
+            with pytest.raises(ServerError, match=r"dial tcp: lookup registry.invalid"):
+                async for _ in bringing:
+                    pass
+            with pytest.raises(ServerError, match=r"dial tcp 127.0.0.1:1: connect: connection refused"):
+                await puller.pull("127.0.0.1:1/a/b")
 
     run(work)
 
@@ -982,11 +1071,15 @@ def test_search(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with stage(tmp_path, index) as (server, puller):
-            found = await puller.remote.search(f"{server.host}/box", 25, NOBODY)
+            box = Search(f"{server.host}/box")
+            found = await puller.remote.search(box, NOBODY)
             assert [(result.name, result.is_official) for result in found] == [("b", True), ("a", False)]
+            for wanted in (box._replace(stars=2), box._replace(official=True)):
+                assert [result.name for result in await puller.remote.search(wanted, NOBODY)] == ["b"]
+            assert await puller.remote.search(box._replace(automated=True), NOBODY) == []
         async with stage(tmp_path / "other", Good()) as (server, puller):
             with pytest.raises(ServerError, match="does not offer a search"):
-                await puller.remote.search(f"{server.host}/box", 25, NOBODY)
+                await puller.remote.search(Search(f"{server.host}/box"), NOBODY)
 
     (tmp_path / "other").mkdir()
     run(work)

@@ -1,12 +1,14 @@
-"""Images in the engine: load in every wrapping, names, list, inspect, history, and Docker's rules of deletion.
+"""Images in the engine: load in every packaging, names, list, inspect, history, and Docker's rules
+of deletion.
 
-Needs root: layers are laid out as they are.
+Needs root, because layers are extracted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import bz2
+import dataclasses
 import gzip
 import json
 import lzma
@@ -21,7 +23,10 @@ import zstandard
 
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
 from engine.events import EventLog
-from engine.images.store import ImageStore, ImageUser, bar, chain_ids
+from engine.images.layers import chain_ids
+from engine.images.progress import bar
+from engine.images.save import save
+from engine.images.store import ImageStore, ImageUser
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
@@ -113,7 +118,7 @@ def xz(data: bytes) -> bytes:
     return lzma.compress(data, preset=0)
 
 
-# --- load -------------------------------------------------------------------------------------------------------------
+# --- load -----------------------------------------------------------------------------------------
 
 WRAPPINGS = {
     "docker": docker_archive,
@@ -372,7 +377,7 @@ def test_a_failing_body_or_leaving_client_leaves_nothing(run: Run) -> None:
     run(work)
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_get(run: Run) -> None:
@@ -382,7 +387,7 @@ def test_get(run: Run) -> None:
             assert stage.images.get(name).id == ONE.id
         assert stage.images.get("registry.example:5000/team/two:b").id == TWO.id
         for name, message in {
-            "two": "No such image: two$",
+            "two": "No such image: two:latest$",
             "none:x": "No such image: none:x$",
             "One": "No such image: One: .*must be lowercase",
             "": "No such image: ",
@@ -431,7 +436,92 @@ def test_tag(run: Run) -> None:
     run(after)
 
 
-# --- list, inspect, history -------------------------------------------------------------------------------------------
+CHILD = Image([LOW, HIGH], ["child:latest"], parent=ONE)
+GRANDCHILD = Image([LOW, HIGH, OTHER], ["grandchild:latest"], parent=CHILD)
+
+
+def test_parents_come_with_an_archive(run: Run) -> None:
+    """As Docker saves them, when the parent is in the archive too."""
+
+    async def work(stage: Stage) -> None:
+        await stage.load(docker_archive(GRANDCHILD, ONE, CHILD))
+        images = stage.images
+        assert [images.inspect(name).parent for name in ("one", "child", "grandchild")] == ["", ONE.id, CHILD.id]
+        assert [item.id for item in images.history("grandchild")][:3] == [GRANDCHILD.id, CHILD.id, ONE.id]
+        saving = await save(images, stage.events, ["one", "grandchild", "child"])
+        saved = b"".join([chunk async for chunk in saving])
+        await saving.aclose()
+        with pytest.raises(Conflict, match="dependent child images"):
+            await images.delete(ONE.id)
+        await images.delete("grandchild")
+        await images.delete("child")
+        assert not images.get("one").parent and len(images) == 1
+        await stage.load(saved)
+        assert [images.inspect(name).parent for name in ("one", "child", "grandchild")] == ["", ONE.id, CHILD.id]
+        await stage.load(docker_archive(dataclasses.replace(CHILD, names=["alone:latest"])))
+        assert images.get("alone").parent == ONE.id, "what is known of an image stays"
+
+    run(work)
+
+
+def test_a_parent_that_is_not_in_the_archive(run: Run) -> None:
+    async def work(stage: Stage) -> None:
+        await stage.load(docker_archive(ONE))
+        await stage.load(docker_archive(CHILD))
+        assert stage.images.get("child").parent == ""
+
+    run(work)
+
+
+@pytest.mark.parametrize("parent", [TWO, BARE])
+def test_a_parent_that_an_image_was_not_made_from(run: Run, parent: Image) -> None:
+    archive = docker_archive(parent, CHILD).replace(ONE.id.encode(), parent.id.encode())
+
+    async def work(stage: Stage) -> None:
+        with pytest.raises(InvalidParameter, match="is not a valid parent for"):
+            await stage.load(archive)
+        assert len(stage.images) == 0 and stage.on_disk() == ([], [], [])
+
+    run(work)
+
+
+def test_images_that_are_their_own_parents(run: Run) -> None:
+    """Cycles are refused, because a deletion follows parents."""
+    empty = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}
+    documents = [json.dumps({**empty, "author": author}).encode() for author in "ab"]
+    ids = [digest(document) for document in documents]
+    items = [
+        {"Config": f"{at}.json", "RepoTags": [f"{at}:latest"], "Layers": [], "Parent": parent}
+        for at, parent in enumerate(reversed(ids))
+    ]
+    nodes = [Node(f"{at}.json", document) for at, document in enumerate(documents)]
+
+    async def work(stage: Stage) -> None:
+        with pytest.raises(InvalidParameter, match="is not a valid parent for"):
+            await stage.load(tar([*nodes, Node("manifest.json", json.dumps(items).encode())]))
+
+    run(work)
+
+
+def test_deletion_takes_nameless_parents_along(run: Run) -> None:
+    """Unless another image was made from them."""
+    nameless = dataclasses.replace(CHILD, names=[])
+    other = Image([LOW, HIGH, LOW], ["other:latest"], parent=nameless)
+    both = dataclasses.replace(GRANDCHILD, parent=nameless)
+
+    async def work(stage: Stage) -> None:
+        await stage.load(docker_archive(ONE, nameless, both, other))
+        deleted = [line.deleted for line in await stage.images.delete("grandchild") if line.deleted]
+        assert deleted[0] == GRANDCHILD.id and nameless.id not in deleted
+        assert {summary.id for summary in stage.images.summaries()} == {ONE.id, other.id}
+        deleted = [line.deleted for line in await stage.images.delete("other") if line.deleted]
+        assert deleted[0] == other.id and nameless.id in deleted and ONE.id not in deleted
+        assert len(stage.images) == 1
+
+    run(work)
+
+
+# --- list, inspect, history -----------------------------------------------------------------------
 
 
 def test_list(run: Run) -> None:
@@ -444,13 +534,13 @@ def test_list(run: Run) -> None:
             return [summary.id for summary in images.summaries(**query)]
 
         assert ids() == [BARE.id, TWO.id, ONE.id]
-        bare, two, one = images.summaries(digests=True)
+        bare, two, one = images.summaries()
         assert bare.repo_tags == ["<none>:<none>"] and bare.repo_digests == ["<none>@<none>"]
         assert two.repo_tags == ["registry.example:5000/team/two:b", "two:a"] and two.repo_digests == []
         assert one.labels == {"kind": "first", "x": ""} and one.created == 1577934245
         assert one.size == one.virtual_size == 3003 and one.parent_id == ""
         assert msgspec.to_builtins(images.summaries()[0]).keys() == {
-            *("Id", "ParentId", "RepoTags", "Created", "Size", "VirtualSize", "Labels")
+            *("Id", "ParentId", "RepoTags", "RepoDigests", "Created", "Size", "VirtualSize", "Labels")
         }
         assert ids(filters={"dangling": ["true"]}) == [BARE.id]
         assert ids(filters={"dangling": ["false"]}) == [TWO.id, ONE.id]
@@ -498,7 +588,7 @@ def test_history(run: Run) -> None:
     run(work)
 
 
-# --- delete -----------------------------------------------------------------------------------------------------------
+# --- delete ---------------------------------------------------------------------------------------
 
 
 def lines(done: list[Any]) -> list[dict[str, str]]:
@@ -605,7 +695,7 @@ def test_load_and_delete_at_once(run: Run) -> None:
     run(work)
 
 
-# --- after a crash ----------------------------------------------------------------------------------------------------
+# --- after a crash --------------------------------------------------------------------------------
 
 
 def test_what_a_power_failure_may_have_torn_is_dropped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

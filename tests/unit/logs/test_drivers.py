@@ -1,4 +1,5 @@
-"""Which log drivers a create takes, which a start, and what they make of their options."""
+"""The log drivers that a create accepts, those that a start accepts, and the effect of their
+options."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 
 from engine.errors import InvalidParameter, ServerError
 from engine.logs import drivers
+from engine.logs.targets import JsonFile, Target
 from engine.monitor import messages
 from engine.wire.containers import Config, LogConfig
 
@@ -18,53 +20,51 @@ PATH = Path("/root/containers/1/1-json.log")
 def test_json_file_is_the_default() -> None:
     for kind in ("", "json-file"):
         drivers.validate(LogConfig(type=kind))
-        assert drivers.log_file(LogConfig(type=kind), PATH) == (str(PATH), 0, 1, b"")
+        assert drivers.target(LogConfig(type=kind), PATH) == JsonFile(str(PATH), 0, 1, b"")
     log = LogConfig(
         type="json-file", config={"max-size": "10m", "max-file": "3", "mode": "non-blocking", "max-buffer-size": "4m"}
     )
     drivers.validate(log)
-    assert drivers.log_file(log, PATH) == (str(PATH), 10_000_000, 3, b"")
+    assert drivers.target(log, PATH) == JsonFile(str(PATH), 10_000_000, 3, b"")
 
 
-def test_what_the_monitor_is_told_has_its_form() -> None:
-    told = drivers.log_file(LogConfig(config={"max-size": "1k"}), PATH)
-    assert told is not None
-    assert msgspec.convert(told, messages.LogFile) == messages.LogFile(*told) == messages.LogFile(str(PATH), 1000, 1)
-    assert msgspec.msgpack.decode(messages.encode(told), type=messages.LogFile) == messages.LogFile(*told)
-    assert drivers.LogFile._fields == messages.LogFile.__struct_fields__
+def test_a_target_survives_its_message() -> None:
+    target = drivers.target(LogConfig(config={"max-size": "1k"}), PATH)
+    assert target == JsonFile(str(PATH), 1000, 1)
+    assert msgspec.msgpack.decode(messages.encode(target), type=Target) == target
 
 
 def test_files_without_a_size_never_rotate() -> None:
-    assert drivers.log_file(LogConfig(config={"max-file": "5"}), PATH) == (str(PATH), 0, 5, b"")
+    assert drivers.target(LogConfig(config={"max-file": "5"}), PATH) == JsonFile(str(PATH), 0, 5, b"")
 
 
 def test_entries_carry_the_attributes_that_the_options_name() -> None:
     config = Config(labels={"b": "<é>", "a": "&"}, env=["PATH=/bin", "X=y"])
-    told = drivers.log_file(LogConfig(config={"labels": "a,b", "env": "X"}), PATH, config)
+    told = drivers.target(LogConfig(config={"labels": "a,b", "env": "X"}), PATH, config)
     assert told is not None
     assert told.attrs == b'{"X":"y","a":"\\u0026","b":"\\u003c\xc3\xa9\\u003e"}'
-    assert drivers.log_file(LogConfig(), PATH, config) == (str(PATH), 0, 1, b"")
+    assert drivers.target(LogConfig(), PATH, config) == JsonFile(str(PATH), 0, 1, b"")
     with pytest.raises(InvalidParameter, match="too many"):
-        drivers.log_file(LogConfig(config={"labels": "a"}), PATH, Config(labels={"a": "x" * 40_000}))
+        drivers.target(LogConfig(config={"labels": "a"}), PATH, Config(labels={"a": "x" * 40_000}))
 
 
 def test_none_keeps_nothing() -> None:
     log = LogConfig(type="none", config={"anything": "goes"})
     drivers.validate(log)
-    assert drivers.log_file(log, None) is None
+    assert drivers.target(log, None) is None
 
 
-@pytest.mark.parametrize("kind", sorted(drivers.NOT_SHIPPED))
-def test_drivers_of_the_specification_can_be_created_but_not_started(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["syslog", "journald", "gelf", "fluentd", "awslogs", "splunk", "etwlogs", "gcplogs", "local"]
+)
+def test_a_driver_that_is_not_there_is_refused_at_create(kind: str) -> None:
+    """A container of an earlier version with such a driver fails to start, and the error contains
+    the driver's name."""
     log = LogConfig(type=kind, config={"syslog-address": "tcp://1.2.3.4:5"})
-    drivers.validate(log)
-    with pytest.raises(ServerError, match=f"does not ship the log driver '{kind}'"):
-        drivers.log_file(log, None)
-
-
-def test_the_specification_s_types_are_all_known() -> None:
-    text = "json-file, syslog, journald, gelf, fluentd, awslogs, splunk, etwlogs, none"
-    assert set(text.split(", ")) == drivers.NOT_SHIPPED | {drivers.DEFAULT, drivers.NONE}
+    with pytest.raises(InvalidParameter, match=f"logger: no log driver named '{kind}' is registered"):
+        drivers.validate(log)
+    with pytest.raises(ServerError, match=f"failed to initialize logging driver: .*'{kind}'"):
+        drivers.target(log, None)
 
 
 @pytest.mark.parametrize(

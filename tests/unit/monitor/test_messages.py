@@ -1,17 +1,30 @@
-"""Every message survives its encoding, and a packet's limit holds for the largest that is sent."""
+"""Messages survive their encoding, in this protocol and in the previous one, and no packet harms
+its reader."""
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from engine.monitor import messages
-from engine.monitor.messages import LogFile, Size
+from engine.logs.targets import JsonFile
+from engine.monitor import messages, previous
+from engine.monitor.messages import Size
+from tests.unit.monitor import protocol3
 
 ORDERS = [
     messages.Hello(1, attach_stall=5),
-    messages.Run(2, "k", ("crun", "run"), "/", True, True, True, Size(1, 2), LogFile("/x", 3, 4, b"{}")),
-    messages.Run(2, "k", ("crun", "exec"), "/", document=True, attach=messages.Attach(0, "", True, True, True, False)),
+    messages.Run(2, "k", ("crun", "run"), "/", True, True, True, Size(1, 2), JsonFile("/x", 3, 4, b"{}")),
+    messages.Run(
+        *(2, "k", ("crun", "exec"), "/"),
+        document=True,
+        attach=messages.Attach(0, "", True, True, True, False),
+        namespace=True,
+    ),
     messages.Attach(3, "k", True, True, False, True, b"head", b"\x00\xff", b"\x10\x11", True),
     messages.Release(4, "k", 5),
     messages.Resize(5, "k", Size(24, 80)),
@@ -22,6 +35,7 @@ ORDERS = [
     messages.Drop(8, "k"),
     messages.Forget(9, "k"),
     messages.Keep(14),
+    messages.Adopt(10, "k", 11, "ioe", False, JsonFile("/x")),
     messages.Adopt(10, "k", 11, "ioe", False, None),
     messages.Reaped(11, "k", 137),
     messages.Relay(15, b"\x7f\0\0\1"),
@@ -30,22 +44,32 @@ ORDERS = [
 REPORTS = [
     messages.Done(1, pid=2, client=3, log_inode=4, log_offset=5),
     messages.Failed(2, "reason", 1),
-    messages.State("k", 5, True, "t", True, LogFile("/x"), 0, 0),
+    messages.State("k", 5, True, "t", True, JsonFile("/x"), 0, 0),
     messages.Kept(),
     messages.Exited("k", 255, 1 << 62),
     messages.InputEnded("k"),
     messages.Detached("k", 4, True),
+    messages.Superseded(),
 ]
+CODECS = [messages.CURRENT, previous.CODEC]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=lambda each: type(each).__name__)
-def test_orders(order: messages.Order) -> None:
-    assert messages.decode_order(messages.encode(order)) == order
+def named(each: object) -> str:
+    return str(each.protocol) if isinstance(each, messages.Codec) else type(each).__name__
 
 
-@pytest.mark.parametrize("report", REPORTS, ids=lambda each: type(each).__name__)
-def test_reports(report: messages.Report) -> None:
-    assert messages.decode_report(messages.encode(report)) == report
+@pytest.mark.parametrize("codec", CODECS, ids=named)
+@pytest.mark.parametrize("order", ORDERS, ids=named)
+def test_orders(order: messages.Order, codec: messages.Codec) -> None:
+    if isinstance(order, messages.Hello):
+        order = msgspec.structs.replace(order, protocol=codec.protocol)
+    assert codec.decode_order(codec.encode(order)) == order
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=named)
+@pytest.mark.parametrize("report", REPORTS, ids=named)
+def test_reports(report: messages.Report, codec: messages.Codec) -> None:
+    assert codec.decode_report(codec.encode(report)) == report
 
 
 def test_every_message_is_tested() -> None:
@@ -53,7 +77,75 @@ def test_every_message_is_tested() -> None:
     assert {type(each) for each in REPORTS} == set(messages.Report.__args__)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"\x81", messages.encode({"type": "nothing"}), b"\xc1" * 100])
-def test_what_is_no_message(data: bytes) -> None:
-    with pytest.raises(msgspec.MsgspecError):
-        messages.decode_order(data)
+@pytest.mark.parametrize(("order", "golden"), list(zip(ORDERS, protocol3.ORDERS, strict=True)), ids=named)
+def test_orders_of_the_previous_protocol(order: messages.Order, golden: str) -> None:
+    """Byte for byte the encoding of that version, and decoded from it."""
+    if isinstance(order, messages.Hello):
+        order = msgspec.structs.replace(order, protocol=3)
+    assert previous.encode(order) == bytes.fromhex(golden)
+    assert previous.decode_order(bytes.fromhex(golden)) == order
+
+
+@pytest.mark.parametrize(("report", "golden"), list(zip(REPORTS, protocol3.REPORTS, strict=True)), ids=named)
+def test_reports_of_the_previous_protocol(report: messages.Report, golden: str) -> None:
+    assert previous.encode(report) == bytes.fromhex(golden)
+    assert previous.decode_report(bytes.fromhex(golden)) == report
+
+
+def test_a_hello_is_understood_before_the_protocol_is_known() -> None:
+    hello = messages.Hello(1, previous.PREVIOUS, 5)
+    assert messages.decode_order(previous.encode(hello)) == hello == previous.decode_order(messages.encode(hello))
+
+
+NESTED = b"\x82\xa4type\xa5hello\xa1x" + b"\x91" * 3000 + b"\xc0"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x81", messages.encode({"type": "nothing"}), b"\xc1" * 100, NESTED])
+@pytest.mark.parametrize("codec", CODECS, ids=named)
+def test_what_is_no_message(data: bytes, codec: messages.Codec) -> None:
+    with pytest.raises(messages.NOT_A_MESSAGE):
+        codec.decode_order(data)
+    assert messages.number(data) == 0
+
+
+def test_a_packet_that_is_no_order_can_be_answered() -> None:
+    assert messages.number(messages.encode({"type": "of a later version", "seq": 7})) == 7
+
+
+def mutated(pick: Any, data: bytes) -> bytes:
+    """Some bytes changed, dropped or doubled."""
+    changed = bytearray(data)
+    for place, kind, byte in pick:
+        at = place % (len(changed) or 1)
+        if kind == 0 and changed:
+            changed[at] = byte
+        elif kind == 1:
+            del changed[at : at + 1 + byte % 7]
+        else:
+            changed[at:at] = changed[at : at + 1 + byte % 7]
+    return bytes(changed)
+
+
+MUTATIONS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 2), st.integers(0, 255)), min_size=1, max_size=6)
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(ORDERS + REPORTS), st.sampled_from(CODECS), MUTATIONS)
+@example(ORDERS[1], previous.CODEC, [(0, 0, 0xC0)])
+def test_mutated_packets(message: object, codec: messages.Codec, mutations: list[tuple[int, int, int]]) -> None:
+    """A mutated packet is decoded as a message, or raises one of NOT_A_MESSAGE, and nothing
+    else."""
+    data = mutated(mutations, codec.encode(message))
+    for decode in (codec.decode_order, codec.decode_report):
+        with contextlib.suppress(*messages.NOT_A_MESSAGE):
+            decode(data)
+    assert messages.number(data) >= 0
+
+
+@given(st.sampled_from(ORDERS + REPORTS), st.sampled_from(CODECS))
+def test_cut_packets(message: object, codec: messages.Codec) -> None:
+    data = codec.encode(message)
+    for end in range(len(data)):
+        for decode in (codec.decode_order, codec.decode_report):
+            with pytest.raises(messages.NOT_A_MESSAGE):
+                decode(data[:end])

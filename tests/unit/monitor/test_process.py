@@ -11,9 +11,11 @@ import pytest
 BEGIN = """
 import os, select, time
 from types import SimpleNamespace
-from engine._fast.pump import Loop, become_subreaper
+from engine._fast.pump import Loop
+from engine._fast.spawn import become_subreaper
 from engine.monitor import messages
-from engine.monitor.process import Monitor, Process
+from engine.monitor.monitor import Monitor
+from engine.monitor.process import Process
 
 become_subreaper()
 read, write = os.pipe()
@@ -35,8 +37,8 @@ concluded = []
 monitor = SimpleNamespace(loop=Loop(), by_pid={}, concluded=lambda process, status: concluded.append(status))
 found = Process(monitor, "key")
 monitor.processes = {"key": found}
-found.start(pid, pidfd)
-found.stdio.start(-1, -1, -1, -1, False, None)
+found.start(pid, pidfd, {}, None, False, None)
+found.stdio.begin()
 found.exited()
 assert found.status is None and pid in monitor.by_pid, "its parent is another one"
 """
@@ -60,7 +62,8 @@ assert concluded == [7] and not monitor.by_pid, (concluded, monitor.by_pid)
 
 @pytest.mark.parametrize("then", [BECOMES_A_CHILD, THE_DAEMON_TELLS], ids=["becomes-a-child", "the-daemon-tells"])
 def test_a_process_that_was_no_child_at_its_end(then: str) -> None:
-    """A runtime has a process between itself and the container, which may end last; and who reaped it may be another one."""
+    """A runtime has an intermediate process that may end last; and another parent may have reaped
+    it."""
     command = [sys.executable, "-c", textwrap.dedent(BEGIN + then + END)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""DNS messages against dnslib, an implementation of others, and against noise."""
+"""DNS messages compared with dnslib, an independent implementation, and with random bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refused(message: bytes) -> DNSRecord | None:
     return None if caught.value.reply is None else DNSRecord.parse(caught.value.reply)
 
 
-# --- queries ---------------------------------------------------------------------------------------------------------
+# --- queries --------------------------------------------------------------------------------------
 
 
 def test_a_plain_query() -> None:
@@ -157,7 +157,7 @@ def test_any_name_comes_back_as_it_was(labels: list[bytes], kind: int, number: i
     assert dns.answer(query, ())[12:] == query.section
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
 def test_addresses() -> None:
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_cut_at_a_record_and_says_so(count: int, size: int)
     assert len(DNSRecord.parse(dns.answer(query, records)).rr) == count
 
 
-# --- passing on ------------------------------------------------------------------------------------------------------
+# --- passing on -----------------------------------------------------------------------------------
 
 
 def reply_of_others(**changes: int) -> bytes:
@@ -241,7 +241,7 @@ def test_another_id() -> None:
     assert dns.rcode(dns.answer(dns.parse(question()), (), rcode=dns.NAME_ERROR)) == dns.NAME_ERROR
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_encoded() -> None:
@@ -281,3 +281,34 @@ def test_names_that_are_no_address(text: str) -> None:
 @given(st.binary(max_size=80), st.sampled_from([b"\x07in-addr\x04arpa", b"\x03ip6\x04arpa"]))
 def test_noise_is_no_address(noise: bytes, zone: bytes) -> None:
     assert len(dns.address_of(noise + zone) or b"") in (0, 4, 16)
+
+
+@given(
+    st.sampled_from([b"web", b"a.b", b"www.example.org", b"x" * 63, b"4.3.2.1.in-addr.arpa"]),
+    st.sampled_from(["A", "AAAA", "PTR", "ANY", "TXT"]),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
+    st.integers(0, 40),
+)
+def test_mutated_queries(name: bytes, kind: str, edns: bool, changes: list[tuple[int, int]], cut: int) -> None:
+    """Mutated queries: an accepted one is read as dnslib reads it, all others are refused."""
+    record = DNSRecord.question(name.decode(), kind)
+    if edns:
+        record.add_ar(EDNS0(udp_len=1232))
+    message = bytearray(record.pack())
+    for at, value in changes:
+        message[at % len(message)] = value
+    text = bytes(message[: len(message) - cut] if cut < 20 else message)
+    try:
+        query = dns.parse(text)
+    except dns.Malformed as error:
+        assert error.reply is None or len(error.reply) >= 12
+        return
+    if not query.name.isascii():
+        return  # dnslib refuses such labels; to DNS they are ordinary octets
+    buffer = dnslib.DNSBuffer(text)
+    number = DNSHeader.parse(buffer).id
+    asked = DNSQuestion.parse(buffer)
+    assert (query.id, query.type) == (number, asked.qtype)
+    labels = b"".join(bytes((len(each),)) + each.lower() for each in asked.qname.label)
+    assert query.name == labels

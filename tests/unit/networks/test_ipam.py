@@ -117,18 +117,18 @@ def test_a_range_is_given_and_the_rest_can_be_asked_for() -> None:
     addresses.claim(IPv4Address("10.0.0.200"))
 
 
-def test_spared_addresses_come_last() -> None:
+def test_reserved_addresses_come_last() -> None:
     addresses = pool()
     for _ in range(2):
-        addresses.spare(IPv4Address("10.0.0.3"))
+        addresses.reserve(IPv4Address("10.0.0.3"))
     assert [str(addresses.take()) for _ in range(4)] == ["10.0.0.2", "10.0.0.4", "10.0.0.5", "10.0.0.6"]
     assert str(addresses.take()) == "10.0.0.3"
     addresses.give(IPv4Address("10.0.0.3"))
-    addresses.spare_no_more(IPv4Address("10.0.0.3"))
+    addresses.unreserve(IPv4Address("10.0.0.3"))
     addresses.give(IPv4Address("10.0.0.4"))
-    assert str(addresses.take()) == "10.0.0.4", "it is spared still"
-    addresses.spare_no_more(IPv4Address("10.0.0.3"))
-    addresses.spare_no_more(IPv4Address("10.0.0.3"))
+    assert str(addresses.take()) == "10.0.0.4", "it is still reserved"
+    addresses.unreserve(IPv4Address("10.0.0.3"))
+    addresses.unreserve(IPv4Address("10.0.0.3"))
     assert str(addresses.take()) == "10.0.0.3"
 
 
@@ -149,7 +149,7 @@ def test_ipv6() -> None:
 
 @given(st.lists(st.one_of(st.just(-1), st.integers(0, 20)), max_size=80))
 def test_no_address_is_given_twice(steps: list[int]) -> None:
-    """-1 takes, a number gives back the one at that place."""
+    """-1 allocates an address, another number releases the address at that index."""
     addresses = pool("10.0.0.0/28")
     held: list[Address] = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""Who is called what: networks apart, aliases, links, turns, reverse."""
+"""Resolution of names: separation of networks, aliases, links, rotation, reverse lookups."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ ENDPOINTS = st.tuples(st.integers(0, 4), st.integers(0, 2))
 
 @given(st.lists(st.tuples(st.booleans(), ENDPOINTS), max_size=40))
 def test_nothing_is_left_of_what_was_removed(steps: list[tuple[bool, tuple[int, int]]]) -> None:
-    """Any order of adds and removes tells what a plain list of endpoints would."""
+    """After any order of adds and removes, the lookups equal those of a plain list of endpoints."""
     table = NameTable()
     present: dict[tuple[int, int], None] = {}
     for adds, (container, network) in steps:

@@ -37,7 +37,7 @@ def pool(**fields: Any) -> dict[str, Any]:
     return {"Config": [fields]}
 
 
-# --- the store -------------------------------------------------------------------------------------------------------
+# --- the store ------------------------------------------------------------------------------------
 
 
 def test_predefined_networks_keep_their_ids(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_wrong_subnets(text: str) -> None:
         bridge.configured_subnet(text)
 
 
-# --- create bodies ---------------------------------------------------------------------------------------------------
+# --- create bodies --------------------------------------------------------------------------------
 
 
 def test_a_whole_body() -> None:
@@ -152,7 +152,8 @@ def test_a_whole_body() -> None:
     assert (record.driver, record.internal, record.enable_ipv6, record.labels) == ("bridge", True, True, {"a": "b"})
     four, six = record.ipam.config
     assert (four.subnet, four.ip_range, four.gateway) == ("10.1.0.0/16", "10.1.5.0/24", "10.1.0.3")
-    assert four.aux_address == four.auxiliary_addresses == {"router": "10.1.0.1", "printer": "10.1.0.2"}
+    assert (four.aux_address, four.auxiliary_addresses) == ({"router": "10.1.0.1"}, {"printer": "10.1.0.2"})
+    assert network.excluded(four) == {"router": "10.1.0.1", "printer": "10.1.0.2"}
     assert (six.subnet, six.gateway) == ("fd00:1::/64", "fd00:1::9")
     assert record.chosen_by_user == (4, 6)
     meant = options(record)
@@ -162,12 +163,43 @@ def test_a_whole_body() -> None:
     assert [subnet.version for subnet, _, _ in network.pools(without)] == [4]
 
 
+def test_ipam_is_echoed_as_it_was_given() -> None:
+    """IPv4 comes first in any order; options and auxiliary addresses keep their names, and whether
+    they were given."""
+    config = [{"Subnet": "fd80::/64"}, {"Subnet": "172.28.0.0/16", "AuxiliaryAddresses": {"a": "172.28.1.1"}}]
+    record = checked(body(EnableIPv6=True, IPAM={"Config": config}))
+    assert [each.subnet for each in record.ipam.config] == ["172.28.0.0/16", "fd80::/64"]
+    assert msgspec.to_builtins(record.ipam) == {
+        "Driver": "default",
+        "Options": None,
+        "Config": [
+            {"Subnet": "172.28.0.0/16", "AuxiliaryAddresses": {"a": "172.28.1.1"}},
+            {"Subnet": "fd80::/64"},
+        ],
+    }
+    assert checked(body(IPAM={"Options": {}})).ipam.options == {}
+    assert checked(body(IPAM={"Options": {"a": "b"}})).ipam.options == {"a": "b"}
+
+
+@pytest.mark.parametrize("name", ["test@#$", "kiwl$%^", " a ", "a b", "ä", "-x", "a:b", "x" * 255])
+def test_names_that_docker_takes(name: str) -> None:
+    assert checked(body(Name=name)).name == name
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "words"),
     [
         ({"Name": ""}, InvalidParameter, "invalid network name ''"),
         ({"Name": "a/b"}, InvalidParameter, "invalid network name 'a/b'"),
-        ({"Name": " a"}, InvalidParameter, "invalid network name"),
+        ({"Name": " "}, InvalidParameter, "invalid network name"),
+        ({"Name": ".."}, InvalidParameter, "invalid network name"),
+        ({"Name": "a\x1b[2J"}, InvalidParameter, "invalid network name"),
+        ({"Name": "ä" * 128}, InvalidParameter, "invalid network name 'ä*': it is longer than 255 bytes"),
+        (
+            {"EnableIPv6": True, "Options": {"com.docker.network.driver.mtu": "1279"}},
+            InvalidParameter,
+            "network net: mtu 1279 is less than 1280",
+        ),
         ({"Name": "a\n"}, InvalidParameter, "invalid network name"),
         ({"Name": "x" * 256}, InvalidParameter, "invalid network name"),
         ({"Name": "bridge"}, Forbidden, "operation is not permitted on predefined bridge network"),
@@ -263,7 +295,7 @@ def test_static_addresses() -> None:
         network.link_local_addresses(given, wanted(LinkLocalIPs=["10.0.0.1"]))
 
 
-# --- filters ---------------------------------------------------------------------------------------------------------
+# --- filters --------------------------------------------------------------------------------------
 
 MINE = NetworkRecord(id="abc" * 21 + "d", name="my_net", driver="bridge", created=0, labels={"a": "b", "c": ""})
 HOST = NetworkRecord(id="f" * 64, name="host", driver="host", created=0)

@@ -1,4 +1,4 @@
-"""Published ports: what bodies say, and which ports are given."""
+"""Published ports: the forms in request bodies, and the allocation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from engine.errors import InvalidParameter
 from engine.networks import ports
 from engine.networks.ports import Listeners, Ports, PortTaken, Published, Wanted
-from engine.system import namespaces, netlink
-from engine.system.netlink import Netlink
+from engine.system import namespaces
+from engine.system.netlink import rtnl
+from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import PortBinding
 
 V4 = ("0.0.0.0",)
@@ -184,7 +185,7 @@ asked_ports = st.lists(
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), asked_ports), max_size=10))
 def test_nobody_shares_a_port(steps: list[tuple[str, list[Wanted]]]) -> None:
-    """Against the plainest model: every single port, and who has it."""
+    """Compared with the simplest model: an owner for every single port."""
     held = Ports((30, 40))
     model: dict[str, list[Published]] = {}
     for owner, asked in steps:
@@ -237,9 +238,9 @@ def test_shown() -> None:
 
 @pytest.fixture
 def own_network() -> Iterator[None]:
-    """Where no other program has a port."""
-    with namespaces.new_network() as made, Netlink() as links:
-        links.apply(netlink.change_link("lo", up=True))
+    """Assume that no other program uses a port."""
+    with namespaces.new_network() as made, RouteSocket() as links:
+        links.apply(rtnl.change_link("lo", up=True))
         yield
     os.close(made)
 

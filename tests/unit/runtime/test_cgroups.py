@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.runtime import cgroups
 from engine.runtime.cgroups import Cgroups, numbers
+from tests.unit.fast.test_cgroup import LiveCgroup, live
+
+__all__ = ["live"]  # the fixture
 
 
 def host(directory: Path, *mounts: tuple[str, str, str], kept: str | None = None) -> Cgroups:
@@ -108,6 +113,17 @@ def test_lists_of_numbers() -> None:
             numbers(wrong)
 
 
+def test_the_weight_of_bfq_is_the_engines_to_set(tmp_path: Path) -> None:
+    (tmp_path / "engined" / "id").mkdir(parents=True)
+    bfq = Cgroups(mode="v1", controllers={"blkio": str(tmp_path)}, block_files=frozenset(("blkio.bfq.weight",)))
+    assert bfq.weighs_by_bfq and bfq.support().weight and bfq.support().usual_weight == 100
+    assert not bfq.support().weight_device
+    bfq.set_weight("/engined/id", 300)
+    assert (tmp_path / "engined/id/blkio.bfq.weight").read_text() == "300"
+    cfq = msgspec.structs.replace(bfq, block_files=frozenset(("blkio.weight",)))
+    assert not cfq.weighs_by_bfq and cfq.support().usual_weight == 500
+
+
 def test_what_v1_offers_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = (*V1, ("cpuset", "cgroup", "cpuset"), ("blkio", "cgroup", "blkio"), ("pids", "cgroup", "pids"))
     found = host(tmp_path, *mounts)
@@ -118,12 +134,13 @@ def test_what_v1_offers_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monkey
     for path in (
         *("memory/memory.memsw.limit_in_bytes", "memory/memory.soft_limit_in_bytes", "memory/memory.swappiness"),
         *("memory/memory.kmem.limit_in_bytes", "memory/memory.oom_control", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us"),
-        *("blkio/blkio.weight", "blkio/blkio.weight_device", "blkio/blkio.throttle.read_bps_device"),
+        "blkio/blkio.throttle.read_bps_device",
     ):
         (tmp_path / path).touch()
     (tmp_path / "cpuset" / "cpuset.effective_cpus").write_text("0-5\n")
     (tmp_path / "cpuset" / "cpuset.effective_mems").write_text("0\n")
     monkeypatch.setattr("platform.release", lambda: "5.10.0-1")
+    found = msgspec.structs.replace(found, block_files=frozenset(("blkio.weight", "blkio.weight_device")))
     full = found.support()
     assert full.swap and full.reservation and full.kernel_memory and full.swappiness and full.oom_kill_disable
     assert full.shares and full.quota and full.weight and full.weight_device and full.throttle
@@ -162,3 +179,26 @@ def test_a_quota_is_taken_away(tmp_path: Path) -> None:
         found.lift_quota("/parent/id")
         assert (directory / file).read_text() == text
     Cgroups(mode="none", controllers={}).lift_quota("/parent/id")
+
+
+def test_cgroups_above_go_when_the_engine_had_them_made(live: LiveCgroup) -> None:
+    """Those that were there before stay, as does one that another cgroup is in."""
+    top = f"{live.path}-above"
+    cgroup = f"{top}/inner/id"
+    for root in live.host.roots():
+        os.mkdir(root + top)
+    try:
+        made = live.host.missing_above(cgroup)
+        assert made == [f"{root}{top}/inner" for root in live.host.roots()]
+        for root in live.host.roots():
+            os.makedirs(root + cgroup)
+        live.host.claim(made)
+        for root in live.host.roots():
+            os.mkdir(f"{root}{top}/inner/other")
+        live.host.remove(cgroup)
+        assert all(os.path.isdir(each) for each in made), "another one is in it"
+        live.host.remove(f"{top}/inner/other")
+        assert not any(os.path.isdir(each) for each in made)
+        assert all(os.path.isdir(root + top) for root in live.host.roots()), "it was there before"
+    finally:
+        live.host.remove(top)

@@ -20,6 +20,7 @@ ann:x:1000:1001:Ann,,,:/home/ann:/bin/sh
 bob:x:1002:1002::
 big:x:99999999999:1::/big:
 ann:x:5:5::/second:
+1003:x:0:0::/evil:
 """
 GROUP = b"""\
 root:x:0:root
@@ -29,6 +30,7 @@ short:x:44
 video:x:45:bob
 
 wheel:x:10:ann
+10:x:0:
 """
 
 
@@ -50,6 +52,9 @@ def found(user: str, *more: str) -> Identity:
         ("7:wheel", Identity(7, 10, (10,), "/")),
         ("4242", Identity(4242, 0, (0,), "/")),
         (":wheel", Identity(0, 10, (10,), "/root")),
+        # Digits are a uid and a gid, even where an entry has them as its name (CVE-2016-3697).
+        ("1003", Identity(1003, 0, (0,), "/")),
+        ("ann:10", Identity(1000, 10, (10,), "/home/ann")),
         (str(MAX_ID), Identity(MAX_ID, 0, (0,), "/")),
     ],
 )
@@ -60,6 +65,7 @@ def test_forms(user: str, expected: Identity) -> None:
 def test_more_groups() -> None:
     assert found("ann", "video", "7", "29").groups == (1001, 29, 10, 45, 7)
     assert found("ann:5", "5", "short").groups == (5, 44)
+    assert found("ann:5", "10").groups == (5, 10)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,8 @@ def test_more_groups() -> None:
         ("ann:nogroup", "unable to find group nogroup: no matching entries in group file"),
         ("2147483648", "uids and gids must be in range 0-2147483647"),
         ("0:99999999999999999999", "uids and gids must be in range"),
-        ("-1", "unable to find user -1"),
+        ("-1", "uids and gids must be in range 0-2147483647"),
+        ("ann:-5", "uids and gids must be in range 0-2147483647"),
         ("big", "unable to find user big"),
         ("word", "unable to find user word"),
         ("٣", "unable to find user"),

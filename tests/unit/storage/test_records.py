@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from engine.containers.store import ContainerStore
 from engine.errors import ServerError
+from engine.images.store import ImageRecord
+from engine.networks.network import NetworkRecord
+from engine.storage import schema
+from engine.storage.overlay import Snapshot
 from engine.storage.records import Change, Records
+from engine.storage.snapshots import Layer
+from engine.volumes.store import VolumeRecord
+
+DATA = Path(__file__).resolve().parent.parent.parent / "data"
 
 
 class Thing(msgspec.Struct, frozen=True):
@@ -79,28 +91,212 @@ def test_a_cancelled_callers_changes_are_written(path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_corrupt_record_is_named(path: Path) -> None:
-    Records(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("INSERT INTO record VALUES('thing', 'broken one', x'c1')")
+def change_file(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
     connection.close()
+
+
+def filled(path: Path) -> None:
+    """A database with two things, closed."""
+
+    async def main() -> None:
+        records = Records(path)
+        things = records.table("thing", Thing)
+        await records.commit(things.put("a", Thing("one", 1)), things.put("b", Thing("two", 2)))
+        records.close()
+
+    asyncio.run(main())
+
+
+def test_a_record_that_does_not_decode_is_named(path: Path) -> None:
+    Records(path).close()
+    value = b"\xc1"
+    row = f"('thing', 'broken one', x'{value.hex()}', {schema.checksum('thing', 'broken one', value)})"
+    change_file(path, f"INSERT INTO record VALUES{row}")
     records = Records(path)
     with pytest.raises(ServerError, match=r"thing broken one .*corrupt"):
         records.table("thing", Thing).load()
     records.close()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        # it still decodes
+        "UPDATE record SET value = CAST(replace(value, x'6f', x'70') AS BLOB) WHERE key = 'a'",
+        "UPDATE record SET value = CAST(value AS TEXT) WHERE key = 'a'",
+        "UPDATE record SET checksum = checksum + 1 WHERE key = 'a'",
+        "UPDATE record SET kind = 'think' WHERE key = 'a'",
+    ],
+)
+def test_a_damaged_record_is_refused_by_name_and_nothing_is_changed(path: Path, damage: str) -> None:
+    filled(path)
+    change_file(path, damage)
+    before = path.read_bytes()
+    with pytest.raises(ServerError, match=r"state\.db is damaged: wrong checksum of thin. a\b.*Nothing was changed"):
+        Records(path)
+    assert path.read_bytes() == before
+
+
+def test_any_flipped_byte_is_found_or_harmless(path: Path, tmp_path: Path) -> None:
+    """A byte of a page's free space changes nothing; every other one refuses the file."""
+    filled(path)
+    whole = path.read_bytes()
+    refused = 0
+    copy = tmp_path / "copy.db"
+    used = [at for at in range(3 * 4096) if whole[at]]
+    for at in random.Random(14).sample(used, 80):
+        copy.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            records = Records(copy)
+        except ServerError:
+            refused += 1
+            continue
+        assert records.table("thing", Thing).load() == {"a": Thing("one", 1), "b": Thing("two", 2)}
+        records.close()
+    assert refused > 40
+
+
 def test_a_newer_or_damaged_file_is_refused(path: Path, tmp_path: Path) -> None:
     Records(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=99")
-    connection.close()
-    with pytest.raises(ServerError, match="newer engine"):
+    change_file(path, "PRAGMA user_version=99")
+    with pytest.raises(
+        ServerError, match=rf"state\.db was written by a newer engine \(schema 99; .* {schema.SCHEMA}\)"
+    ):
         Records(path)
     garbage = tmp_path / "garbage.db"
     garbage.write_bytes(b"not a database" * 1000)
     with pytest.raises(ServerError, match=r"garbage\.db"):
         Records(garbage)
+
+
+def test_one_engine_at_a_time(path: Path) -> None:
+    records = Records(path)
+    with pytest.raises(ServerError, match="another engine uses this ROOT"):
+        Records(path)
+    records.close()
+    Records(path).close()
+
+
+# --- a root that lost its records -----------------------------------------------------------------
+
+
+def trace_of_engine_id(root: Path) -> None:
+    (root / "engine-id").write_text("ABCD\n")
+
+
+def trace_of_layers(root: Path) -> None:
+    (root / "layers" / "100" / "diff").mkdir(parents=True)
+
+
+def trace_of_a_volume(root: Path) -> None:
+    (root / "volumes" / "data").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("trace", [trace_of_engine_id, trace_of_layers, trace_of_a_volume])
+@pytest.mark.parametrize("state", ["missing", "empty", "no records"])
+def test_a_used_root_without_records_is_refused(tmp_path: Path, trace: Callable[[Path], None], state: str) -> None:
+    trace(tmp_path)
+    path = tmp_path / "state.db"
+    if state == "empty":
+        path.touch()
+    elif state == "no records":
+        change_file(path, "PRAGMA journal_mode=WAL")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ServerError, match=r"state\.db is missing or empty, but .*Nothing was changed.*move .* away"):
+        Records.in_root(tmp_path)
+    assert [each for each in sorted(tmp_path.rglob("*")) if "-room" not in each.name] == before
+
+
+def test_a_fresh_root_and_a_used_one(tmp_path: Path) -> None:
+    for name in ("layers/init", "containers", "volumes"):
+        (tmp_path / name).mkdir(parents=True)
+    Records.in_root(tmp_path).close()
+    trace_of_layers(tmp_path)
+    trace_of_engine_id(tmp_path)
+    Records.in_root(tmp_path).close()
+
+
+# --- migrations -----------------------------------------------------------------------------------
+
+
+def test_a_file_of_the_first_schema(path: Path) -> None:
+    """tests/data/state-1.db was written by an engine of schema 1: three containers, an image,
+    volumes and networks.
+    """
+    shutil.copy(DATA / "state-1.db", path)
+    for _ in range(2):  # migrated, and then read as it is
+        records = Records(path)
+        containers = {each.name: each for each in ContainerStore(records).load().values()}
+        images = records.table("image", ImageRecord).load()
+        volumes = records.table("volume", VolumeRecord).load()
+        networks = {each.name: each for each in records.table("network", NetworkRecord).load().values()}
+        layers, snapshots = records.table("layer", Layer).load(), records.table("snapshot", Snapshot).load()
+        records.close()
+        assert set(containers) == {"finished", "web", "anon"}
+        assert containers["finished"].status.exit_code == 7 and "A=b" in (containers["finished"].config.env or ())
+        web = containers["web"]
+        assert web.host.memory == 64 << 20 and web.host.binds == ["data:/data", "/tmp:/host:ro"]
+        assert web.host.restart_policy.name == "on-failure" and web.host.restart_policy.maximum_retry_count == 3
+        (image,) = images.values()
+        assert sorted(image.tags) == ["docker.io/library/busybox:latest", "docker.io/library/other:v1"]
+        assert set(image.chain_ids) == set(layers) and {each.parent for each in containers.values()} == set(layers)
+        assert set(snapshots) == {each.id for each in containers.values()}
+        assert volumes["data"].labels == {"keep": "yes"} and len(volumes) == 2
+        assert [each.anonymous for name, each in volumes.items() if name != "data"] == [True]
+        assert {"bridge", "host", "none", "front"} <= set(networks)
+        assert networks["front"].labels == {"tier": "front"}
+    change = sqlite3.connect(path)
+    assert change.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA,)
+    change.close()
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(DATA / "state-1.db", path)
+
+    def fails(connection: sqlite3.Connection) -> None:
+        schema.MIGRATIONS_OF_TEST[1](connection)
+        raise sqlite3.OperationalError("broken on the way")
+
+    monkeypatch.setattr(schema, "MIGRATIONS_OF_TEST", dict(schema.MIGRATIONS), raising=False)
+    monkeypatch.setitem(schema.MIGRATIONS, 1, fails)
+    with pytest.raises(ServerError, match="broken on the way"):
+        Records(path)
+    monkeypatch.undo()
+    records = Records(path)
+    assert len(records.rows("container")) == 3
+    records.close()
+
+
+def test_records_are_rewritten_by_a_migration(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(msgspec.Struct):
+        title: str
+        size: int
+
+    filled(path)
+
+    def renamed(connection: sqlite3.Connection) -> None:
+        schema.rewrite(connection, "thing", lambda old: {"title": old["name"], "size": old["size"]})
+
+    monkeypatch.setattr(schema, "SCHEMA", schema.SCHEMA + 1)
+    monkeypatch.setitem(schema.MIGRATIONS, schema.SCHEMA - 1, renamed)
+    records = Records(path)
+    assert records.table("thing", Named).load() == {"a": Named("one", 1), "b": Named("two", 2)}
+    records.close()
+
+
+def test_a_failure_that_is_not_sqlites_is_the_callers_and_the_writer_goes_on(path: Path) -> None:
+    async def main() -> None:
+        records = Records(path)
+        with pytest.raises(ServerError):
+            await records.commit(Change("thing", "bad", "text"))  # type: ignore[arg-type]
+        await records.commit(records.table("thing", Thing).put("a", Thing("one")))
+        records.close()
+
+    asyncio.run(main())
 
 
 def test_nobody_but_the_owner_reads_the_files(path: Path) -> None:

@@ -113,7 +113,9 @@ NAMES = ["a", "b", "c", "..", ".", ""]
 def test_where_a_path_leads_is_where_the_kernel_goes(
     tmp_path_factory: pytest.TempPathFactory, made: list[tuple[str, int]], parts: list[str]
 ) -> None:
-    """Trees of directories, files and links of every kind; whatever openat2(2) opens is found at the resolved path, without a link."""
+    """Trees of directories, files and links of every kind; whatever openat2(2) opens is found at
+    the resolved path, without a link.
+    """
     top = tmp_path_factory.mktemp("resolve")
     targets = ["a", "/b", "../a/b", "/", "../../../..", "c/../a", "/a/./c"]
     for name, target in made:

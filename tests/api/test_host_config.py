@@ -1,0 +1,353 @@
+"""HostConfig wherever clients put it and in every version: Mounts, Init, AutoRemove, outside
+HostConfig, and in the body of a start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests import cgroups
+from tests.harness import TempEngine, until
+
+MISSING = 'invalid mount config for type "bind": bind source path does not exist: '
+
+
+def post(engine: TempEngine, path: str, body: Any = None, status: int = 204, version: str = "1.24") -> Any:
+    answer = engine.request("POST", f"/v{version}{path}", body)
+    assert answer.status == status, answer
+    return answer.json() if answer.body else None
+
+
+@pytest.fixture
+def tidied(engine: TempEngine) -> Iterator[TempEngine]:
+    """The engine, for a test that makes images."""
+    yield engine
+    engine.remove_all()
+    busybox = engine.request("GET", "/v1.24/images/busybox/json").json()["Id"]
+    for image in engine.request("GET", "/v1.24/images/json?all=1").json():
+        if image["Id"] != busybox:
+            assert engine.request("DELETE", f"/v1.24/images/{image['Id']}?force=1").status == 200
+    assert engine.request("DELETE", "/v1.24/images/x:1").status in (200, 404)
+
+
+def filters(**wanted: str) -> str:
+    return quote(json.dumps({name: [value] for name, value in wanted.items()}))
+
+
+def output(engine: TempEngine, *command: str, **host: Any) -> str:
+    """Output of a container that runs to its end."""
+    identifier = engine.started(*command, host=host)
+    assert engine.wait(identifier) == 0, engine.logs(identifier)
+    return engine.logs(identifier).decode()
+
+
+# --- Mounts ---------------------------------------------------------------------------------------
+
+
+def test_mounts_of_each_type(engine: TempEngine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("from the host")
+    mounts = [
+        {"Type": "volume", "Source": "mounts-v", "Target": "/x", "VolumeOptions": {"Labels": {"a": "b"}}},
+        {"Type": "bind", "Source": str(tmp_path), "Target": "/y", "ReadOnly": True},
+        {"Type": "tmpfs", "Target": "/z", "TmpfsOptions": {"SizeBytes": 1 << 20, "Mode": 0o700}},
+    ]
+    first = engine.started(
+        "sh", "-c", "echo kept >/x/f; cat /y/file; ! touch /y/no; df -k /z | tail -1", host={"Mounts": mounts}
+    )
+    assert engine.wait(first) == 0
+    said = engine.logs(first).decode()
+    assert "from the host" in said and " 1024 " in said
+    shown = {each["Destination"]: each for each in engine.inspect(first)["Mounts"]}
+    assert {path: each["Type"] for path, each in shown.items()} == {"/x": "volume", "/y": "bind", "/z": "tmpfs"}
+    assert (shown["/x"]["Name"], shown["/y"]["Source"], shown["/y"]["RW"]) == ("mounts-v", str(tmp_path), False)
+    assert engine.inspect(first)["HostConfig"]["Mounts"][0]["Source"] == "mounts-v"
+    assert engine.request("GET", "/v1.24/volumes/mounts-v").json()["Labels"] == {"a": "b"}
+    assert output(engine, "cat", "/x/f", Mounts=mounts) == "kept\n"
+    listed = engine.request("GET", "/v1.24/containers/json?all=1").json()
+    assert {each["Type"] for entry in listed for each in entry["Mounts"]} >= {"volume", "bind", "tmpfs"}
+
+
+def test_mounts_by_the_docker_cli(engine: TempEngine) -> None:
+    engine.docker("run", "--rm", "--mount", "type=volume,source=cli-v,target=/x", "busybox", "touch", "/x/there")
+    result = engine.docker("run", "--rm", "--mount", "type=volume,source=cli-v,target=/x", "busybox", "ls", "/x")
+    assert result.line == "there"
+    result = engine.docker(
+        "run", "--rm", "--mount", "type=bind,source=/no/such,target=/x", "busybox", "true", status=125
+    )
+    assert MISSING + "/no/such" in result.err
+
+
+def test_binds_of_mounts_are_not_made_unless_asked_for(engine: TempEngine, tmp_path: Path) -> None:
+    path = str(tmp_path / "new")
+    mount: dict[str, Any] = {"Type": "bind", "Source": path, "Target": "/x"}
+    answer = engine.request("POST", "/v1.24/containers/create", {"Image": "busybox", "HostConfig": {"Mounts": [mount]}})
+    assert (answer.status, answer.message) == (400, MISSING + path)
+    identifier = engine.create("true", host={"Mounts": [mount | {"BindOptions": {"CreateMountpoint": True}}]})
+    engine.post(f"/containers/{identifier}/start")
+    assert os.path.isdir(path)
+    os.mkdir(tmp_path / "gone")
+    identifier = engine.create("true", host={"Mounts": [mount | {"Source": f"{tmp_path}/gone"}]})
+    os.rmdir(tmp_path / "gone")
+    assert MISSING in engine.request("POST", f"/v1.24/containers/{identifier}/start").message
+
+
+@pytest.mark.parametrize(
+    ("host", "image_volume"),
+    [
+        ({"Binds": ["/tmp:/proc//sys"]}, ""),
+        ({"Binds": ["/tmp:/proc"]}, ""),
+        ({"Binds": ["/tmp:/sys"]}, ""),
+        ({"Tmpfs": {"/proc/self/attr": ""}}, ""),
+        ({"Mounts": [{"Type": "tmpfs", "Target": "/proc/self"}]}, ""),
+        ({}, "/proc"),
+    ],
+)
+def test_nothing_is_mounted_over_proc_and_sys(tidied: TempEngine, host: dict[str, Any], image_volume: str) -> None:
+    """Nor by an image's VOLUME (CVE-2019-16884), whichever the runtime."""
+    engine = tidied
+    image = "busybox"
+    if image_volume:
+        base = engine.create("true")
+        image = "evil"
+        post(engine, f"/commit?container={base}&repo={image}&changes=" + quote(f"VOLUME {image_volume}"), status=201)
+    answer = engine.request("POST", "/v1.24/containers/create", {"Image": image, "Cmd": ["true"], "HostConfig": host})
+    assert answer.status == 400 and "invalid mount destination" in answer.message, answer
+
+
+def test_a_link_of_the_image_leads_no_mount_over_proc(tidied: TempEngine) -> None:
+    engine = tidied
+    base = engine.started("ln", "-s", "/proc/self", "/link")
+    assert engine.wait(base) == 0
+    post(engine, f"/commit?container={base}&repo=linked", status=201)
+    identifier = engine.create("true", Image="linked", Volumes={"/link/attr": {}})
+    answer = engine.request("POST", f"/v1.24/containers/{identifier}/start")
+    assert answer.status == 400 and "invalid mount destination" in answer.message, answer
+
+
+def test_the_top_of_the_cgroup_tree_is_read_only(engine: TempEngine) -> None:
+    assert (
+        output(
+            engine,
+            "sh",
+            "-c",
+            "mkdir /sys/fs/cgroup/x 2>/dev/null && echo made; touch /sys/fs/cgroup/y 2>/dev/null && echo made; true",
+        )
+        == ""
+    )
+
+
+# --- other fields of newer versions ---------------------------------------------------------------
+
+
+def test_auto_remove(engine: TempEngine) -> None:
+    identifier = engine.create("sh", "-c", "exit 3", Volumes={"/v": {}}, host={"AutoRemove": True})
+    volume = engine.inspect(identifier)["Mounts"][0]["Name"]
+    engine.post(f"/containers/{identifier}/start")
+    until("it is gone", lambda: engine.request("GET", f"/v1.24/containers/{identifier}/json").status == 404)
+    until("its volume is gone", lambda: engine.request("GET", f"/v1.24/volumes/{volume}").status == 404)
+    query = f"&filters={filters(container=identifier)}"
+
+    def actions() -> list[str]:
+        history = engine.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}{query}").body
+        return [json.loads(line)["status"] for line in history.splitlines()]
+
+    until("the events", lambda: actions()[-2:] == ["die", "destroy"])
+    body = {"Image": "busybox", "HostConfig": {"AutoRemove": True, "RestartPolicy": {"Name": "always"}}}
+    assert "AutoRemove" in engine.request("POST", "/v1.24/containers/create", body).message
+
+
+def test_stop_timeout(engine: TempEngine) -> None:
+    identifier = engine.started("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", StopTimeout=1)
+    begin = time.monotonic()
+    engine.post(f"/containers/{identifier}/stop")
+    assert 0.9 < time.monotonic() - begin < 8
+
+
+def test_nano_cpus(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600", host={"NanoCpus": 500_000_000})
+    group = cgroups.Group(engine.inspect(identifier)["State"]["Pid"])
+    assert (group.quota, group.period) == (50_000, 100_000)
+    assert engine.inspect(identifier)["HostConfig"]["NanoCpus"] == 500_000_000
+
+
+def test_init_is_obeyed_or_refused(engine: TempEngine) -> None:
+    body = {"Image": "busybox", "Cmd": ["ps", "-o", "pid,args"], "HostConfig": {"Init": True, "NetworkMode": "none"}}
+    answer = engine.request("POST", "/v1.24/containers/create", body)
+    path = "/usr/libexec/docker:/usr/libexec/podman:" + os.environ["PATH"]
+    if not any(shutil.which(name, path=path) for name in ("docker-init", "tini-static", "catatonit")):
+        assert (answer.status, answer.message[:5]) == (400, "Init:")
+        return
+    identifier = answer.json()["Id"]
+    engine.post(f"/containers/{identifier}/start")
+    assert engine.wait(identifier) == 0
+    assert "1 /sbin/docker-init -- ps" in engine.logs(identifier).decode()
+
+
+def test_platform(engine: TempEngine) -> None:
+    body = {"Image": "busybox", "Cmd": ["true"]}
+    assert engine.request("POST", "/v1.24/containers/create?platform=linux", body).status == 201
+    answer = engine.request("POST", "/v1.24/containers/create?platform=plan9%2Fmips", body)
+    assert answer.status == 404 and "does not match the specified platform (plan9/mips)" in answer.message
+
+
+# --- where else clients put it --------------------------------------------------------------------
+
+
+def test_fields_of_host_config_beside_it(engine: TempEngine) -> None:
+    def host(body: dict[str, Any]) -> dict[str, Any]:
+        return dict(
+            engine.inspect(post(engine, "/containers/create", {"Image": "busybox"} | body, 201)["Id"])["HostConfig"]
+        )
+
+    found = host({"CpuShares": 512, "Cpuset": "0", "memory": 64 << 20, "Binds": ["/tmp:/x"]})
+    assert (found["CpuShares"], found["CpusetCpus"], found["Memory"], found["Binds"]) == (
+        512,
+        "0",
+        64 << 20,
+        ["/tmp:/x"],
+    )
+    found = host({"CpuShares": 512, "Binds": ["/tmp:/x"], "HostConfig": {"Memory": 64 << 20}})
+    assert (found["CpuShares"], found["Memory"], found["Binds"]) == (512, 64 << 20, None)
+    assert host({"CpuShares": 512, "HostConfig": {"CpuShares": 7}})["CpuShares"] == 7
+    answer = engine.request("POST", "/v1.24/containers/create", {"Image": "busybox", "Memory": 524287})
+    assert answer.status == 400 and "Minimum memory limit allowed is 4MB" in answer.message
+
+
+def test_host_config_in_the_body_of_a_start(engine: TempEngine, tmp_path: Path) -> None:
+    """Applied below 1.24, refused there."""
+    (tmp_path / "file").write_text("bound")
+    identifier = engine.create("cat", "/foo/file", Volumes={"/foo": {}})
+    body = {"Binds": [f"{tmp_path}:/foo"], "Memory": 64 << 20, "NetworkMode": "none"}
+    answer = engine.request("POST", f"/v1.24/containers/{identifier}/start", body)
+    assert (answer.status, answer.message) == (
+        *(400, "starting container with HostConfig was deprecated since v1.10 and removed in v1.12"),
+    )
+    assert engine.inspect(identifier)["State"]["Status"] == "created"
+    anonymous = engine.inspect(identifier)["Mounts"][0]["Name"]
+    post(engine, f"/containers/{identifier}/start", {"Memory": 5}, 400, "1.23")
+    post(engine, f"/containers/{identifier}/start", {"Binds": ["/a:/x", "/b:/x"]}, 400, "1.23")
+    post(engine, f"/containers/{identifier}/start", body, version="1.23")
+    assert engine.wait(identifier) == 0
+    assert engine.logs(identifier) == b"bound"
+    found = engine.inspect(identifier)
+    assert (found["HostConfig"]["Memory"], found["HostConfig"]["Binds"]) == (64 << 20, body["Binds"])
+    assert [each["Source"] for each in found["Mounts"]] == [str(tmp_path)]
+    assert engine.request("DELETE", f"/v1.24/volumes/{anonymous}").status == 204, "nothing uses it any more"
+    post(engine, f"/containers/{identifier}/start", {}, version="1.24")
+
+
+# --- links, working directory, size ---------------------------------------------------------------
+
+
+def test_links_are_shown_by_name_and_follow_a_shared_network(engine: TempEngine) -> None:
+    engine.started("sleep", "600", name="target", network="bridge")
+    engine.started("sleep", "600", name="proxy", network="container:target")
+    engine.started("sleep", "600", name="one", network="bridge", host={"Links": ["target:t"]})
+    engine.started("sleep", "600", name="two", network="bridge", host={"Links": ["proxy:p"]})
+    address = engine.inspect("target")["NetworkSettings"]["IPAddress"]
+    assert engine.inspect("one")["HostConfig"]["Links"] == ["/target:/one/t"]
+    assert engine.inspect("two")["HostConfig"]["Links"] == ["/target:/two/p"]
+    assert f"{address}\tp " in Path(engine.inspect("two")["HostsPath"]).read_text()
+    post(engine, "/containers/target/rename?name=renamed")
+    assert engine.inspect("one")["HostConfig"]["Links"] == ["/renamed:/one/t"]
+    assert engine.request("DELETE", "/v1.24/containers/one/t?link=1").status == 204
+    assert engine.inspect("one")["HostConfig"]["Links"] is None
+    assert engine.request("DELETE", "/v1.24/containers/nosuch?link=1").status == 404
+
+
+def test_the_working_directory_is_made_at_the_create(engine: TempEngine) -> None:
+    identifier = engine.create("sh", "-c", "pwd; stat -c %u:%a .", WorkingDir="/home/foo/bar", User="1000")
+    assert engine.request("HEAD", f"/v1.24/containers/{identifier}/archive?path=/home/foo/bar").status == 200
+    engine.post(f"/containers/{identifier}/start")
+    assert engine.wait(identifier) == 0
+    assert engine.logs(identifier) == b"/home/foo/bar\n0:755\n"
+    answer = engine.request("POST", "/v1.24/containers/create", {"Image": "busybox", "WorkingDir": "/bin/busybox"})
+    assert answer.status == 400 and "Cannot mkdir: /bin/busybox" in answer.message, answer
+
+
+def test_resize_with_and_without_a_terminal_and_a_run(engine: TempEngine) -> None:
+    plain = engine.started("sleep", "600")
+    post(engine, f"/containers/{plain}/resize?h=40&w=40", status=200)
+    terminal = engine.create("stty", "size", Tty=True)
+    post(engine, f"/containers/{terminal}/resize?h=11&w=22", status=500)
+    engine.post(f"/containers/{terminal}/start")
+    assert engine.wait(terminal) == 0
+    assert engine.request("GET", f"/v1.24/containers/{terminal}/logs?stdout=1").body == b"11 22\r\n"
+    post(engine, f"/containers/{terminal}/resize?h=33&w=44", status=500)
+    history = engine.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body
+    assert history.count(b'"status":"resize"') == 1
+
+
+def test_kill_by_a_number_with_sig(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600")
+    answer = engine.request("POST", f"/v1.24/containers/{identifier}/kill?signal=SIG42")
+    assert (answer.status, answer.message) == (400, "Invalid signal: SIG42")
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def test_the_list_shows_an_image_by_id_when_its_name_has_moved_on(tidied: TempEngine) -> None:
+    engine = tidied
+
+    def shown() -> str:
+        return str(
+            next(each["Image"] for each in engine.request("GET", "/v1.24/containers/json").json() if each["Id"] == one)
+        )
+
+    post(engine, "/images/busybox/tag?repo=x&tag=1", status=201)
+    one = engine.started("sleep", "600", Image="x:1")
+    assert shown() == "x:1"
+    post(engine, f"/commit?container={one}&repo=x&tag=1", status=201)
+    assert shown() == engine.inspect(one)["Image"]
+    post(engine, f"/images/{engine.inspect(one)['Image']}/tag?repo=x&tag=1", status=201)
+    assert shown() == "x:1"
+
+
+def test_filters_ancestor_with_descendants_and_health(tidied: TempEngine) -> None:
+    engine = tidied
+
+    def listed(name: str, value: str) -> set[str]:
+        return {
+            each["Id"]
+            for each in engine.request("GET", f"/v1.24/containers/json?all=1&filters={filters(**{name: value})}").json()
+        }
+
+    base = engine.create("true")
+    post(engine, f"/commit?container={base}&repo=child", status=201)
+    child = engine.create("true", Image="child")
+    assert {base, child} <= listed("ancestor", "busybox")
+    assert listed("ancestor", "child") == {child}
+    assert {base, child} <= listed("health", "none")
+    assert not {base, child} & listed("health", "healthy")
+    answer = engine.request("GET", "/v1.24/containers/json?filters=" + quote('{"health":["well"]}'))
+    assert (answer.status, answer.message) == (400, "Unrecognised filter value for health: well")
+
+
+# --- control groups -------------------------------------------------------------------------------
+
+
+@pytest.mark.own
+def test_parents_of_control_groups_go_with_the_last_container(engine: TempEngine) -> None:
+    """Only directories that the engine had made are removed, after a crash of the daemon too; not
+    pre-existing ones."""
+    name = f"/engt{os.getpid()}"
+
+    def there() -> list[str]:
+        return [path for path, _, _ in os.walk(cgroups.ROOT) if f"{name}/" in f"{path}/"]
+
+    one, two = (engine.started("sleep", "600", host={"CgroupParent": f"{name}/x"}) for _ in range(2))
+    assert there()
+    engine.post(f"/containers/{one}/stop?t=0")
+    engine.restart()
+    assert there()
+    engine.post(f"/containers/{two}/stop?t=0")
+    until("they are gone", lambda: not there())

@@ -1,0 +1,471 @@
+"""The parsers: each target takes a source of chance and raises what it must not raise, or fails an
+assertion.
+
+A target makes its own input, from seeds that are well-formed, and knows which errors the parser may
+raise for it. Where a parser reads a stream, the target also asserts that the split into pieces
+makes no difference; where two of them are inverse, that what comes back is what went in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import os
+import random
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from engine._fast import cgroup, changes, frames, layer, pack, tar, tarsplit, tree
+from engine._fast.logreader import LogReader
+from engine._fast.logwriter import LogWriter
+from engine.api import parameters
+from engine.errors import EngineError, InvalidParameter
+from engine.http.framing import ChunkedReader
+from engine.images import reference
+from engine.monitor import messages
+from engine.monitor.journal import Journal
+from engine.networks import dns
+from tests import archives
+from tests.archives import Node, directory, hard_link, symlink
+from tests.fuzz.mutate import mutated, mutated_tar, pieces
+from tests.unit.http.harness import feed
+
+Noise = random.Random
+TARGETS: dict[str, Callable[[Noise], None]] = {}
+
+
+def target(function: Callable[[Noise], None]) -> Callable[[Noise], None]:
+    TARGETS[function.__name__] = function
+    return function
+
+
+# --- archives -------------------------------------------------------------------------------------
+
+
+class Drip:
+    """A source that gives few bytes at a time."""
+
+    def __init__(self, data: bytes, size: int = 1 << 20) -> None:
+        self._data = io.BytesIO(data)
+        self._size = size
+
+    def readinto(self, buffer: memoryview) -> int:
+        return self._data.readinto(memoryview(buffer)[: self._size])
+
+
+@functools.cache
+def _archives() -> list[bytes]:
+    nodes = [
+        directory("a/", mode=0o2755),
+        Node("a/empty"),
+        Node("a/small", b"x" * 700, uid=1000, gid=1 << 22, mtime=1.5),
+        Node("a/" + "long" * 60, b"name"),
+        Node("a/.wh.gone", b"with content"),
+        Node("a/.wh..wh..opq"),
+        symlink("way", "a"),
+        symlink("up", "../../.."),
+        Node("way/through", b"a link"),
+        hard_link("again", "a/small"),
+        hard_link("a/deep/again", "a/" + "long" * 60),
+        Node("implied/parent/file", b"y" * 512),
+        Node("dev", type=tarfile.CHRTYPE, device=(1, 3)),
+        Node("fifo", type=tarfile.FIFOTYPE),
+        Node("a/small", b"again", mode=0o4755),
+        Node("tagged", b"t", pax=(("SCHILY.xattr.user.a", "b"), ("mtime", "1.123456789"))),
+    ]
+    nodes += [Node(f"many/f{at}", bytes([at]) * at) for at in range(100)]
+    small = [directory("d/"), Node("d/f", b"content"), symlink("d/l", "f"), hard_link("d/h", "d/f")]
+    found = [archives.tar(some, form) for some in (nodes, small) for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)]
+    found.append(archives.tar(small, tarfile.USTAR_FORMAT))
+    sparse = Node(
+        "GNUSparseFile.0/sparse",
+        b"2\n0\n5\n1000\n5\n".ljust(512, b"\0") + b"1234567890",
+        pax=(
+            ("GNU.sparse.major", "1"),
+            ("GNU.sparse.minor", "0"),
+            ("GNU.sparse.name", "sparse"),
+            ("GNU.sparse.realsize", "4096"),
+        ),
+    )
+    older = Node(
+        "older", b"1234567890", pax=(("GNU.sparse.map", "0,5,1000,5"), ("GNU.sparse.size", "4096"), ("size", "10"))
+    )
+    found.append(archives.tar([sparse, older]))
+    return found
+
+
+def _archive(noise: Noise) -> bytes:
+    return mutated_tar(noise.choice(_archives()), noise, _archives())
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[tuple[Path, int]]:
+    """An empty directory beside a file that must stay as it is."""
+    base = Path(tempfile.mkdtemp(prefix="engined-fuzz-"))
+    (base / "outside").write_text("untouched")
+    (base / "root").mkdir()
+    descriptor = os.open(base / "root", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield base / "root", descriptor
+        assert sorted(os.listdir(base)) == ["outside", "root"] and (base / "outside").read_text() == "untouched"
+    finally:
+        os.close(descriptor)
+        above = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
+        tree.remove_tree(above, b"root")
+        os.close(above)
+        shutil.rmtree(base)
+
+
+REFUSED = (tar.ArchiveError, OSError)
+
+
+@target
+def tar_index(noise: Noise) -> None:
+    data = _archive(noise)
+    answers = []
+    for size in (1 << 20, noise.choice([1, 7, 511, 512, 513])):
+        try:
+            answers.append(repr(tar.Reader(Drip(data, size)).index(10_000)))
+        except tar.ArchiveError as error:
+            answers.append(str(error))
+    assert answers[0] == answers[1]
+
+
+class Recorded:
+    """Tar-split data in memory."""
+
+    def __init__(self, root: int) -> None:
+        self.data = b""
+        self._root = root
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def inline_files(self) -> None:
+        so_far = _reassembled(self.data, self._root)
+        self.data = len(so_far).to_bytes(8, "little") + bytes(12) + so_far
+
+    def finish(self, size: int) -> None:
+        pass
+
+
+def _reassembled(data: bytes, root: int, size: int = 1 << 20) -> bytes:
+    stream = tarsplit.Stream(Drip(data, size), root)
+    found = []
+    buffer = bytearray(65_536)
+    while got := stream.readinto(buffer):
+        found.append(bytes(buffer[:got]))
+    stream.close()
+    return b"".join(found)
+
+
+@target
+def layer_apply(noise: Noise) -> None:
+    """Extract a layer, reassemble its stream, pack the tree again and read that."""
+    data = _archive(noise)
+    with _directory() as (_, root):
+        recorded = Recorded(root)
+        digest = hashlib.sha256()
+        try:
+            layer.apply(Drip(data, noise.choice([1 << 20, 100, 513])), root, digest=digest, tar_split=recorded)
+        except REFUSED:
+            return
+        assert _reassembled(recorded.data, root) == data
+        assert digest.digest() == hashlib.sha256(data).digest()
+        packer = pack.Packer(root, b"", top=False, layer=True, fine=bool(noise.randrange(2)))
+        packed = b"".join(iter(lambda: packer.read(noise.choice([1, 512, 100_000])), b""))
+        assert tar.Reader(Drip(packed)).skim() >= 0
+        changes.changes(root, [])
+        tree.usage(root)
+
+
+@target
+def layer_unpack(noise: Noise) -> None:
+    data = _archive(noise)
+    with _directory() as (path, root):
+        (path / "at").mkdir()
+        with contextlib.suppress(*REFUSED):
+            layer.unpack(Drip(data), root, noise.choice([b"", b"at", b"none"]), keep_kinds=bool(noise.randrange(2)))
+
+
+@target
+def tar_split(noise: Noise) -> None:
+    with _directory() as (_, root):
+        recorded = Recorded(root)
+        layer.apply(Drip(noise.choice(_archives()[:2])), root, tar_split=recorded)
+        data = mutated(recorded.data, noise)
+        with contextlib.suppress(*REFUSED):
+            # Sizes are as large as it says: what is read is not.
+            stream = tarsplit.Stream(Drip(data, noise.choice([1, 100, 1 << 20])), root)
+            buffer = bytearray(4096)
+            for _ in range(2000):
+                if not stream.readinto(buffer):
+                    break
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+LOGS = [
+    b'{"log":"a line\\n","stream":"stdout","time":"2024-02-29T01:02:03.123456789Z"}\n',
+    b'{"log":"\\ud83d\\ude00\\u00e9\\/\\b\\t\\"\\\\\\n","stream":"stderr",'
+    b'"attrs":{"k":"v"},"time":"2024-02-29T01:02:04Z"}\n',
+    b' { "log" : "b\\n" , "stream" : "stdout" , "time" : "2024-02-29T03:02:03.5+02:00" , "x" : {"y":[1,"}"]} } \r\n',
+    b'{"log":"' + b"x" * 20_000 + b'","stream":"stdout","time":"2024-02-29T01:02:06.1Z"}\n',
+]
+
+
+@target
+def log_read(noise: Noise) -> None:
+    data = mutated(b"".join(noise.choices(LOGS, k=noise.randrange(1, 6))), noise, LOGS)
+    directory = tempfile.mkdtemp(prefix="engined-fuzz-")
+    try:
+        path = os.path.join(directory, "log")
+        Path(path).write_bytes(data)
+        if noise.random() < 0.3:
+            Path(path + ".1").write_bytes(mutated(noise.choice(LOGS), noise))
+        answers = []
+        options = {
+            "stdout": noise.random() < 0.9,
+            "stderr": noise.random() < 0.9,
+            "since_ns": noise.choice([0, 0, 1709168523_000000000]),
+            "timestamps": bool(noise.randrange(2)),
+            "framed": bool(noise.randrange(2)),
+        }
+        tail = noise.choice([None, 0, 1, 3])
+        for most in (1 << 20, noise.choice([1, 100, 4096])):
+            reader = LogReader(os.fsencode(path), **options)  # type: ignore[arg-type]
+            if tail is not None:
+                reader.seek_tail(tail)
+            found = []
+            while piece := reader.read(most):
+                found.append(piece)
+            answers.append(b"".join(found))
+            reader.position()
+            reader.newest()
+            reader.close()
+        assert answers[0] == answers[1]
+    finally:
+        shutil.rmtree(directory)
+
+
+@target
+def log_write(noise: Noise) -> None:
+    """Any bytes, in any pieces, over rotations: each line comes back, as text."""
+    text = mutated(
+        b"one\ntwo \xc3\xa9\r\n<three>&\x01\xe2\x80\xa8\n" + b"y" * noise.choice([0, 16_383, 16_384, 40_000]), noise
+    )
+    directory = tempfile.mkdtemp(prefix="engined-fuzz-")
+    try:
+        path = os.fsencode(os.path.join(directory, "log"))
+        rotated = noise.random() < 0.3
+        writer = LogWriter(path, 5000 if rotated else 0, 3 if rotated else 1)
+        for piece in pieces(text, noise):
+            writer.write(1, piece)
+        writer.end()
+        writer.close()
+        reader = LogReader(path)
+        found = b"".join(iter(lambda: reader.read(1 << 16), b""))
+        reader.close()
+        if not rotated and b"\n" in text:
+            assert found.count(b"\n") == text.count(b"\n")
+            assert found.startswith(text.partition(b"\n")[0].decode("ascii", "ignore").encode()[:0])
+        # A writer that opens it again finds whole entries.
+        LogWriter(path).close()
+    finally:
+        shutil.rmtree(directory)
+
+
+# --- streams and messages -------------------------------------------------------------------------
+
+
+@target
+def frames_demultiplex(noise: Noise) -> None:
+    seed = b"".join(frames.mux(noise.randrange(3), noise.randbytes(noise.choice([0, 1, 9, 70_000]))) for _ in range(4))
+    data = mutated(seed, noise)
+    answers = []
+    for split in ([data], pieces(data, noise)):
+        reader = frames.Demultiplexer()
+        streams = [b"", b"", b""]
+        try:
+            for piece in split:
+                for number, payload in reader.feed(piece):
+                    streams[number] += payload
+            answers.append((streams, reader.complete))
+        except ValueError as error:
+            answers.append((streams if len(split) == 0 else str(error), False))  # type: ignore[arg-type]
+    if isinstance(answers[0][0], list):
+        assert answers[0] == answers[1]
+
+
+@target
+def detach_keys(noise: Noise) -> None:
+    sequence = noise.choice([b"\x10\x11", b"a", b"aab", b"abab", noise.randbytes(noise.randrange(1, 8))])
+    data = mutated(b"some keys " + sequence[:-1] + b"x" + sequence, noise)
+    answers = []
+    for split in ([data], pieces(data, noise)):
+        keys = frames.DetachKeys(sequence)
+        forwarded = b""
+        for piece in split:
+            forwarded += keys.feed(piece)[0]
+        answers.append((forwarded, keys.detached, keys.held()))
+    assert answers[0] == answers[1]
+    if not answers[0][1]:
+        assert answers[0][0] + answers[0][2] == data
+
+
+@target
+def dns_message(noise: Noise) -> None:
+    name = b"\x03www\x07example\x03com\x00"
+    seed = (
+        b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x01"
+        + name
+        + b"\x00\x01\x00\x01"
+        + b"\0\0\x29\x10\0\0\0\x80\0\0\0"
+    )
+    try:
+        query = dns.parse(mutated(seed, noise))
+    except dns.Malformed:
+        return
+    reply = dns.answer(query, (), limit=noise.choice([0, 512]))
+    assert reply[:2] == query.id.to_bytes(2, "big")
+
+
+@functools.cache
+def _packets() -> list[bytes]:
+    """An order and a report of each kind that needs no more than defaults, and some that do."""
+    made: list[bytes] = []
+    for kind in (*messages.Order.__args__, *messages.Report.__args__):
+        values = []
+        for field in msgspec.structs.fields(kind):
+            if not field.required:
+                break
+            values.append({int: 7, str: "key", bytes: b"bytes", bool: True}.get(field.type, []))
+        made.append(messages.encode(kind(*values)))
+    return made
+
+
+@target
+def monitor_message(noise: Noise) -> None:
+    data = mutated(noise.choice(_packets()), noise, _packets())
+    for decode in (messages.decode_order, messages.decode_report):
+        try:
+            message = decode(data)
+        except messages.NOT_A_MESSAGE:
+            continue
+        assert decode(messages.encode(message)) == message
+
+
+@target
+def monitor_journal(noise: Noise) -> None:
+    """A journal torn or damaged anywhere: it is cut there, and takes new entries."""
+    directory = tempfile.mkdtemp(prefix="engined-fuzz-")
+    path = os.path.join(directory, "journal")
+
+    def opened() -> Journal:
+        journal = Journal(path)
+        stack.callback(lambda: os.close(journal._file))
+        return journal
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory)
+        journal = opened()
+        for number in range(3):
+            journal.add(f"key{number}", number, number << 40)
+        Path(path).write_bytes(mutated(Path(path).read_bytes(), noise))
+        again = opened()
+        kept = dict(again.exits)
+        again.add("new", 1, 2)
+        assert opened().exits == {**kept, "new": (1, 2)}
+
+
+# --- clients and registries -----------------------------------------------------------------------
+
+REQUESTS = [
+    b"GET /sync?a=b HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody",
+    b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"4\r\nbody\r\n3;x=y\r\nabc\r\n0\r\nA: b\r\n\r\n",
+    b"POST /hijack HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\nearly",
+    b"GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    b"POST /ignore HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
+]
+
+
+@target
+def http_requests(noise: Noise) -> None:
+    data = mutated(b"".join(noise.choices(REQUESTS, k=noise.randrange(1, 4))), noise, REQUESTS, 4096)
+    split = noise.choice([[data], pieces(data, noise)])
+    transport, _ = feed(split, eof=bool(noise.randrange(2)))
+    out = bytes(transport.out)
+    assert not out or out.startswith(b"HTTP/1.1 ")
+
+
+class Payload:
+    def __init__(self) -> None:
+        self.data = b""
+
+    def feed(self, chunk: bytes) -> None:
+        self.data += chunk
+
+
+@target
+def http_chunks(noise: Noise) -> None:
+    data = mutated(b"4\r\nbody\r\n3;x=y\r\nabc\r\n00a\r\n0123456789\r\n0\r\nA: b\r\n\r\ntail", noise)
+    answers = []
+    for split in ([data], pieces(data, noise)):
+        reader, payload, used = ChunkedReader(), Payload(), 0
+        failed = ""
+        try:
+            for piece in split:
+                if not reader.done:
+                    used += reader.read(piece, 0, payload)
+        except InvalidParameter as error:
+            failed = str(error)
+        answers.append((failed, payload.data, reader.done, used if not failed else 0))
+    assert answers[0] == answers[1]
+
+
+@target
+def image_reference(noise: Noise) -> None:
+    seeds = [
+        b"busybox",
+        b"user/name:tag",
+        b"localhost:5000/a/b@sha256:" + b"0123456789abcdef" * 4,
+        b"docker.io/library/a",
+    ]
+    text = mutated(noise.choice(seeds), noise, seeds, 1000).decode("utf-8", "surrogateescape")
+    try:
+        found = reference.parse(text)
+    except InvalidParameter:
+        return
+    assert reference.parse(found.canonical) == found and reference.parse(found.familiar) == found
+
+
+@target
+def cgroup_text(noise: Noise) -> None:
+    seeds = {
+        "numbers": b"12 0 7\n",
+        "flat": b"usage_usec 12\nuser_usec 99\n",
+        "io_v1": b"8:0 Read 12\n8:0 Write 3\nTotal 15\n",
+        "io_v2": b"8:0 rbytes=12 wbytes=0 rios=1\n253:1 rbytes=max\n",
+        "interfaces": b"Inter-|\n face |\n  eth0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n",
+        "processors": b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1\n",
+    }
+    form = noise.choice(list(seeds))
+    for name, major, minor, value in cgroup.parse(form, mutated(seeds[form], noise)):  # type: ignore[arg-type]
+        assert isinstance(name, bytes) and 0 <= major < 1 << 32 and 0 <= minor < 1 << 32 and 0 <= value < 1 << 64
+
+
+@target
+def filters(noise: Noise) -> None:
+    seeds = [b'{"label":["a=b"],"name":{"x":true}}', b'{"dangling":["true"]}', b"{}"]
+    text = mutated(noise.choice(seeds), noise, seeds, 1000).decode("utf-8", "surrogateescape")
+    with contextlib.suppress(EngineError):
+        parameters.decode_json(text.encode("utf-8", "surrogateescape"), dict)

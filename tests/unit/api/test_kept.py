@@ -1,0 +1,71 @@
+"""Kept replies: one entry for all versions that show an object alike, none for an object that
+changed or is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+from engine.api import networks
+from engine.api.kept import Entry, KeptReplies
+from engine.api.versions import VERSIONS
+from engine.http.messages import Reply
+from engine.wire.containers import ContainerInspect
+from engine.wire.networks import IPAM, Network
+from tests.unit.api.parts import engine, request
+
+
+def test_entries_by_shape_and_object() -> None:
+    kept = KeptReplies()
+    older, newest = (VERSIONS[name].shape(ContainerInspect) for name in ("1.18", "1.24"))
+    kept.of(older)["a"] = Entry(1, b"old")
+    kept.of(newest)["a"] = Entry(1, b"new")
+    kept.of(newest)["b"] = Entry(7, b"other")
+    assert kept.of(older)["a"].body == b"old"
+    kept.forget("a")
+    assert kept.of(older) == {} and list(kept.of(newest)) == ["b"]
+    kept.forget("a")
+
+
+def test_an_object_is_encoded_again_when_its_generation_grows() -> None:
+    shown = 0
+
+    def show(found: Any) -> Network:
+        nonlocal shown
+        shown += 1
+        return Network(
+            name="n",
+            id=found.record.id,
+            scope="local",
+            driver="bridge",
+            enable_ipv6=False,
+            ipam=IPAM(),
+            internal=False,
+            containers={},
+            options={},
+            labels={},
+        )
+
+    network: Any = SimpleNamespace(record=SimpleNamespace(id="1"), generation=0)
+    fake: Any = SimpleNamespace(get=lambda name: network, shown=show)
+    parts = dataclasses.replace(engine(), networks=fake)
+
+    def inspect(version: str) -> bytes:
+        asked = request("/networks/1", version=version)
+        asked.parameters = {"id": "1"}
+        reply = networks.inspect(parts, asked)
+        assert isinstance(reply, Reply)
+        return reply.body
+
+    for version in ("1.24", "1.23", "1.24"):
+        assert b"Internal" in inspect(version)
+    assert shown == 1, "1.23 shows networks as 1.24 does"
+    for version in ("1.22", "1.18"):
+        assert b"Internal" not in inspect(version)
+    assert shown == 2
+    network.generation += 1
+    inspect("1.24")
+    inspect("1.18")
+    assert shown == 4

@@ -1,0 +1,286 @@
+"""Samples of every struct that has rows, in all versions; and how a row is checked at its version
+and just before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.api import parameters
+from engine.api.versions import VERSIONS
+from engine.wire.containers import (
+    Config,
+    ContainerInspect,
+    ContainerState,
+    ContainerSummary,
+    CreateBody,
+    EndpointSettings,
+    GraphDriver,
+    Healthcheck,
+    HealthState,
+    HostConfig,
+    MountPoint,
+    NetworkSettings,
+    SummaryHostConfig,
+    SummaryNetworks,
+    UpdateBody,
+)
+from engine.wire.events import Actor, Message
+from engine.wire.images import HistoryItem, ImageSummary
+from engine.wire.networks import IPAM, Network, NetworkConnect, NetworkCreate, NetworkDisconnect
+from engine.wire.stats import NetworkStats, Stats
+from engine.wire.system import IndexInfo, Info, InfoPlugins, RegistryConfig, Runtime, SwarmInfo
+
+MOUNTS = [
+    MountPoint(name="v", source="/volumes/v", destination="/data", driver="local", mode="z"),
+    MountPoint(source="/srv", destination="/srv", mode="ro", rw=False),
+]
+
+INSPECT = ContainerInspect(
+    id="c" * 64,
+    created="2026-01-02T03:04:05Z",
+    path="top",
+    args=["-b"],
+    state=ContainerState(
+        status="running",
+        running=True,
+        paused=False,
+        restarting=False,
+        oom_killed=False,
+        dead=False,
+        pid=4711,
+        exit_code=0,
+        error="",
+        started_at="2026-01-02T03:04:06Z",
+        finished_at="0001-01-01T00:00:00Z",
+        health=HealthState(status="healthy", failing_streak=0, log=[]),
+    ),
+    image="sha256:" + "1" * 64,
+    resolv_conf_path="/r",
+    hostname_path="/h",
+    hosts_path="/e",
+    log_path="/l",
+    name="/web",
+    restart_count=0,
+    driver="overlay2",
+    host_config=HostConfig(
+        binds=["/srv:/srv:ro"],
+        memory=64 << 20,
+        memory_swap=128 << 20,
+        cpu_shares=512,
+        cpuset_cpus="0-1",
+        volume_driver="local",
+        tmpfs={"/run": ""},
+        storage_opt={"size": "1G"},
+        sysctls={"net.core.somaxconn": "1"},
+    ),
+    graph_driver=GraphDriver("overlay2", {"UpperDir": "/u"}),
+    mounts=MOUNTS,
+    config=Config(
+        hostname="web",
+        env=["A=b"],
+        cmd=["top"],
+        image="busybox",
+        labels={"a": "b"},
+        exposed_ports={"80/tcp": {}},
+        healthcheck=Healthcheck(test=["CMD", "true"]),
+        stop_signal="SIGINT",
+    ),
+    network_settings=NetworkSettings(
+        ip_address="172.17.0.2", networks={"bridge": EndpointSettings(ip_address="172.17.0.2")}
+    ),
+)
+
+SUMMARY = ContainerSummary(
+    id="c" * 64,
+    names=["/web"],
+    image="busybox",
+    image_id="sha256:" + "1" * 64,
+    command="top",
+    created=1,
+    ports=[],
+    labels={},
+    state="running",
+    status="Up 2 seconds",
+    host_config=SummaryHostConfig("default"),
+    network_settings=SummaryNetworks({}),
+    mounts=MOUNTS,
+)
+
+INFO = Info(
+    id="ABCD",
+    containers=0,
+    containers_running=0,
+    containers_paused=0,
+    containers_stopped=0,
+    images=0,
+    driver="overlay2",
+    driver_status=[],
+    plugins=InfoPlugins(volume=["local"], network=["bridge"]),
+    memory_limit=True,
+    swap_limit=False,
+    kernel_memory=True,
+    cpu_cfs_period=True,
+    cpu_cfs_quota=True,
+    cpu_shares=True,
+    cpu_set=True,
+    pids_limit=True,
+    ipv4_forwarding=True,
+    bridge_nf_iptables=True,
+    bridge_nf_ip6tables=True,
+    debug=False,
+    nfd=1,
+    oom_kill_disable=True,
+    n_goroutines=1,
+    system_time="",
+    logging_driver="json-file",
+    cgroup_driver="cgroupfs",
+    n_events_listener=0,
+    kernel_version="6.1",
+    operating_system="Debian",
+    os_type="linux",
+    architecture="x86_64",
+    index_server_address="",
+    registry_config=RegistryConfig(
+        insecure_registry_cidrs=[],
+        index_configs={"docker.io": IndexInfo(name="docker.io", mirrors=[], secure=True, official=True)},
+        mirrors=[],
+    ),
+    ncpu=1,
+    mem_total=1,
+    docker_root_dir="/",
+    engine_root_dir="/",
+    http_proxy="",
+    https_proxy="",
+    no_proxy="",
+    name="node",
+    labels=[],
+    experimental_build=False,
+    server_version="1",
+    cluster_store="",
+    cluster_advertise="",
+    security_options=["seccomp"],
+    runtimes={"crun": Runtime("/usr/bin/crun")},
+    default_runtime="crun",
+    swarm=SwarmInfo(),
+    live_restore_enabled=True,
+)
+
+STATS = Stats(
+    read="2026-01-02T03:04:05Z",
+    networks={"eth0": NetworkStats(1, 2, 3, 4, 5, 6, 7, 8), "eth1": NetworkStats(*[10] * 8)},
+)
+
+NETWORK = Network(
+    name="n",
+    id="1" * 64,
+    scope="local",
+    driver="bridge",
+    enable_ipv6=False,
+    ipam=IPAM(),
+    internal=False,
+    containers={},
+    options={},
+    labels={},
+)
+
+MESSAGE = Message(
+    status="start",
+    id="c1",
+    image="busybox",
+    type="container",
+    action="start",
+    actor=Actor("c1", {}),
+    time=1,
+    time_nano=1,
+)
+
+IMAGE = ImageSummary(id="i", repo_tags=["a:1"], repo_digests=[], created=1, size=1, virtual_size=1, labels={})
+
+HISTORY = HistoryItem(id="i", created=1, created_by="sh", tags=None, size=1, comment="")
+
+REPLIES: tuple[Any, ...] = (INSPECT, SUMMARY, INFO, STATS, NETWORK, MESSAGE, IMAGE, HISTORY)
+
+BODIES: dict[type, dict[str, Any]] = {
+    CreateBody: {
+        "Image": "busybox",
+        "StopSignal": "SIGINT",
+        "Healthcheck": {"Test": ["CMD", "true"]},
+        "NetworkingConfig": {"EndpointsConfig": {"n": {"Aliases": ["a"]}}},
+        "HostConfig": {
+            "CpuPercent": 1,
+            "IOMaximumBandwidth": 2,
+            "IOMaximumIOps": 3,
+            "PidsLimit": 4,
+            "UsernsMode": "host",
+            "Sysctls": {"a": "b"},
+            "StorageOpt": {"size": "1G"},
+            "Tmpfs": {"/run": ""},
+            "BlkioWeightDevice": [{"Path": "/dev/a", "Weight": 10}],
+            "BlkioDeviceReadBps": [{"Path": "/dev/a", "Rate": 10}],
+            "BlkioDeviceWriteBps": [{"Path": "/dev/a", "Rate": 10}],
+            "BlkioDeviceReadIOps": [{"Path": "/dev/a", "Rate": 10}],
+            "BlkioDeviceWriteIOps": [{"Path": "/dev/a", "Rate": 10}],
+            "OomScoreAdj": 5,
+            "ShmSize": 6,
+            "MemoryReservation": 7,
+            "KernelMemory": 8,
+            "DnsOptions": ["ndots:1"],
+            "VolumeDriver": "local",
+            "GroupAdd": ["audio"],
+            "MemorySwappiness": 9,
+            "CpuPeriod": 10,
+            "CpuQuota": 11,
+            "CpusetMems": "0",
+            "BlkioWeight": 12,
+            "OomKillDisable": True,
+            "Memory": 13,
+        },
+    },
+    UpdateBody: {"Memory": 1, "RestartPolicy": {"Name": "always"}},
+    NetworkCreate: {"Name": "n", "EnableIPv6": True, "Labels": {"a": "b"}, "Internal": True},
+    NetworkConnect: {"Container": "c", "EndpointConfig": {"Aliases": ["a"]}},
+    NetworkDisconnect: {"Container": "c", "Force": True},
+}
+"""Requests in which every field that has a row is given, and is not the default."""
+
+
+def reply(value: Any, version: str) -> dict[str, Any]:
+    """How `version` shows a struct."""
+    found = msgspec.json.decode(VERSIONS[version].shape(type(value)).encode(value))
+    assert isinstance(found, dict)
+    return found
+
+
+def request(of: type, version: str) -> dict[str, Any]:
+    """What a handler is given of the sample body that a client of `version` sends."""
+    body = msgspec.json.encode(BODIES[of])
+    decoded: dict[str, Any] = msgspec.to_builtins(parameters.decode_json(body, of, VERSIONS[version].upgrade(of)))
+    return decoded
+
+
+def at(shape: Any, path: str) -> Any:
+    """The value at a path, or `ABSENT`."""
+    for name in path.split("."):
+        if not isinstance(shape, dict) or name not in shape:
+            return ABSENT
+        shape = shape[name]
+    return shape
+
+
+ABSENT = "absent"
+
+
+def check_new_field(value: Any, path: str, since: str, before: str) -> None:
+    """The reply has the field from `since` on, and not at `before`."""
+    assert at(reply(value, since), path) == at(msgspec.to_builtins(value), path) != ABSENT
+    assert at(reply(value, before), path) == ABSENT
+
+
+def check_new_parameter(of: type, path: str, since: str, before: str) -> None:
+    """The request's field counts from `since` on; a client of `before` gets the default."""
+    default = at(msgspec.to_builtins(msgspec.convert({}, of)), path)
+    assert at(request(of, since), path) == at(request(of, "1.24"), path) != default
+    assert at(request(of, before), path) == default

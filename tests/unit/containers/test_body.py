@@ -1,0 +1,230 @@
+"""The rules of a create body, and the merge with the image's configuration."""
+
+import msgspec
+import pytest
+
+from engine.containers import body as rules
+from engine.errors import InvalidParameter
+from engine.wire.containers import Config, CreateBody, Healthcheck
+
+
+def body(**fields: object) -> CreateBody:
+    return msgspec.convert({"Image": "busybox", **fields}, CreateBody)
+
+
+def host(**fields: object) -> CreateBody:
+    return body(HostConfig=fields)
+
+
+REFUSED = [
+    (body(Hostname="-bad"), "hostname"),
+    (body(Hostname="a..b"), "hostname"),
+    (body(Hostname="a" * 65), "hostname"),
+    (body(Hostname="under_score"), "hostname"),
+    (body(Env=["=x"]), "environment"),
+    (body(Env=[""]), "environment"),
+    (body(Env=["A=\0"]), "NUL"),
+    (body(Cmd=["a\0b"]), "NUL"),
+    (body(WorkingDir="relative"), "absolute"),
+    (body(ExposedPorts={"0/tcp": {}}), "ExposedPorts"),
+    (body(ExposedPorts={"80/xyz": {}}), "ExposedPorts"),
+    (body(ExposedPorts={"70000": {}}), "ExposedPorts"),
+    (body(ExposedPorts={"90-80/tcp": {}}), "ExposedPorts"),
+    (body(Volumes={"relative": {}}), "volume path"),
+    (body(Volumes={"/": {}}), "volume path"),
+    (body(StopSignal="FOO"), "Invalid signal: FOO"),
+    (body(StopSignal=99), "Invalid signal: 99"),
+    (body(Healthcheck={"Interval": 999_999}), "interval"),
+    (body(Healthcheck={"Timeout": 1}), "timeout"),
+    (body(Healthcheck={"StartPeriod": -5}), "start_period"),
+    (body(Healthcheck={"Retries": -1}), "retries"),
+    (body(Healthcheck={"Test": ["RUN", "x"]}), "NONE, CMD or CMD-SHELL"),
+    (host(Binds=["/a:relative"]), "absolute"),
+    (host(Binds=["/a:/"]), "destination can't be '/'"),
+    (host(Binds=["/a:/b/../.."]), "destination can't be '/'"),
+    (host(Binds=[":/a"]), "Invalid bind mount spec"),
+    (host(Binds=["/a:/b:xx"]), "invalid mode: xx"),
+    (host(Binds=["/a:/b:ro,rw"]), "invalid mode"),
+    (host(Binds=["/a:/b:shared,slave"]), "invalid mode"),
+    (host(Binds=["vol:/b:shared"]), "invalid mode"),
+    (host(Binds=["/a:/b:nocopy"]), "invalid mode"),
+    (host(Memory=1 << 20), "4MB"),
+    (host(Memory=-5), "4MB"),
+    (host(MemorySwap=1 << 30), "Memory limit"),
+    (host(Memory=1 << 30, MemorySwap=1 << 29), "larger than memory"),
+    (host(MemorySwap=-2), "MemorySwap"),
+    (host(Memory=1 << 24, MemoryReservation=1 << 25), "MemoryReservation"),
+    (host(MemorySwappiness=101), "0-100"),
+    (host(MemorySwappiness=-2), "0-100"),
+    (host(BlkioWeight=9), "10 to 1000"),
+    (host(BlkioWeight=1001), "10 to 1000"),
+    (host(BlkioWeightDevice=[{"Path": "/dev/vda", "Weight": 5}]), "10 to 1000"),
+    (host(CpuShares=-1), "CpuShares"),
+    (host(CpuPeriod=999), "CpuPeriod"),
+    (host(CpuPeriod=1_000_001), "CpuPeriod"),
+    (host(CpuQuota=999), "CpuQuota"),
+    (host(PidsLimit=-2), "PidsLimit"),
+    (host(ShmSize=-1), "greater than 0"),
+    (host(OomScoreAdj=1001), "OomScoreAdj"),
+    (host(Isolation="hyperv"), "Isolation"),
+    (host(CpuPercent=5), "Windows"),
+    (host(IOMaximumIOps=5), "Windows"),
+    (host(UsernsMode="private"), "UsernsMode"),
+    (host(PortBindings={"80/tcp": [{"HostPort": "x"}]}), "Invalid port specification: 'x'"),
+    (host(PortBindings={"80/tcp": [{"HostPort": "70000"}]}), "70000"),
+    (host(PortBindings={"x": []}), "PortBindings"),
+    (host(PortBindings={"80/tcp": [{"HostIp": "1.2.3"}]}), "1.2.3"),
+    (host(ExtraHosts=["nocolon"]), "nocolon"),
+    (host(ExtraHosts=["a:notip"]), "notip"),
+    (host(Dns=["x"]), "Dns"),
+    (host(Ulimits=[{"Name": "nofile", "Soft": 5, "Hard": 4}]), "soft limit"),
+    (host(RestartPolicy={"Name": "sometimes"}), "sometimes"),
+    (host(RestartPolicy={"Name": "always", "MaximumRetryCount": 3}), "maximum retry count"),
+    (host(RestartPolicy={"Name": "on-failure", "MaximumRetryCount": -3}), "negative"),
+    (host(ConsoleSize=[1]), "ConsoleSize"),
+    (body(Domainname="a\nb"), "domainname"),
+    (body(MacAddress="03:00:00:00:00:01"), "MacAddress"),
+    (host(MemoryReservation=1), "MemoryReservation"),
+    (host(KernelMemory=1), "KernelMemory"),
+    (host(CpuQuota=-2), "CpuQuota"),
+    (host(BlkioDeviceReadBps=[{"Path": "x", "Rate": 1}]), "BlkioDeviceReadBps"),
+    (host(BlkioDeviceWriteIOps=[{"Path": "/x", "Rate": -1}]), "BlkioDeviceWriteIOps"),
+    (host(DiskQuota=1), "DiskQuota"),
+    (host(CgroupParent="a/../../b"), "CgroupParent"),
+    (host(Links=["a:b:c"]), "bad format for links"),
+    (host(Links=[""]), "bad format for links"),
+    (host(VolumesFrom=[":ro"]), "malformed volumes-from"),
+    (host(VolumesFrom=["a:nocopy"]), "invalid mode: nocopy"),
+    (host(Tmpfs={"/t": "size=1m,bind"}), 'Invalid tmpfs option "bind"'),
+    (host(Tmpfs={"/": ""}), "destination can't be '/'"),
+    (host(Sysctls={"net.": "1"}), "Sysctls"),
+    (host(Sysctls={"net..x": "1"}), "Sysctls"),
+    (host(Sysctls={"fs.file-max": "1"}), "not in a separate kernel namespace"),
+    (host(Sysctls={"fs.mqueue.msg_max": "1"}, IpcMode="container:x"), "ipc namespace"),
+    (host(Sysctls={"net.core.somaxconn": "1"}, NetworkMode="container:x"), "network namespace"),
+    (host(Sysctls={"kernel.domainname": "x"}, UTSMode="host"), "UTS namespace"),
+    (host(Devices=[{"PathOnHost": "/dev/x", "PathInContainer": "/dev/../x"}]), "PathInContainer"),
+    (host(Devices=[{"PathOnHost": "/dev/x", "CgroupPermissions": "rr"}]), "CgroupPermissions"),
+    (host(StorageOpt={"size": "1G"}), "pquota"),
+    (host(GroupAdd=["a:b"]), "GroupAdd"),
+    (host(DnsOptions=["a b"]), "DnsOptions"),
+    (host(PidMode="shareable"), "PidMode"),
+    (host(IpcMode="container:"), "container:<name|id>"),
+    (host(UTSMode="container:x"), "UTSMode"),
+    (host(NetworkMode="host", Links=["a"]), "conflicting options"),
+    (body(ExposedPorts={"80": {}}, HostConfig={"NetworkMode": "container:x"}), "port exposing"),
+    (body(MacAddress="02:00:00:00:00:01", HostConfig={"NetworkMode": "host"}), "mac-address and the network mode"),
+]
+
+
+@pytest.mark.parametrize(("refused", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_a_broken_rule_is_refused_by_name(refused: CreateBody, words: str) -> None:
+    with pytest.raises(InvalidParameter) as raised:
+        rules.checked(refused)
+    assert words in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        body(),
+        body(
+            Hostname="a.b-c.example",
+            StopSignal=10,
+            ExposedPorts={"80/tcp": {}, "53/udp": {}, "8000-8010/tcp": {}, "9": {}},
+        ),
+        body(Healthcheck={"Interval": 1_000_000, "Test": []}),
+        # Go clients send these for 'not given'
+        host(
+            ShmSize=0,
+            MemorySwappiness=-1,
+            BlkioWeight=0,
+            RestartPolicy={"Name": "no"},
+            LogConfig={"Type": ""},
+            NetworkMode="default",
+        ),
+        host(Memory=1 << 30, MemorySwap=1 << 30),
+        host(Memory=1 << 30, MemorySwap=-1),
+        host(Binds=["/a:/b", "/a:/c:ro", "vol:/d:rw,nocopy", "/a:/e:ro,z,rshared"]),
+        host(PortBindings={"80/tcp": [{"HostPort": ""}, {"HostIp": "::1", "HostPort": "8000-8010"}], "81": None}),
+        host(Links=["a", "b:c", "/b:/me/c"], VolumesFrom=["a", "b:ro", "c:rw,z"], UsernsMode="host", StorageOpt={}),
+        host(PidMode="container:a", IpcMode="container:b", UTSMode="host", NetworkMode="container:c"),
+        host(Sysctls={"net.ipv4.conf.eth0/1.forwarding": "1", "kernel.shmmax": "1", "fs.mqueue.msg_max": "5"}),
+        host(PidsLimit=-1, Ulimits=[{"Name": "nofile", "Soft": 4, "Hard": 4}]),
+    ],
+)
+def test_what_clients_send_is_taken(accepted: CreateBody) -> None:
+    rules.checked(accepted)
+
+
+def test_normal_forms_of_what_is_not_given() -> None:
+    config, host_config = rules.checked(body(Cmd="ls", HostConfig={"CapAdd": "SYS_PTRACE"}))
+    assert config.cmd == ["ls"] and host_config.cap_add == ["SYS_PTRACE"]
+    assert host_config.network_mode == "default" and host_config.restart_policy.name == "no"
+    assert host_config.log_config.type == "json-file" and host_config.shm_size == 67108864
+    assert host_config.memory_swappiness == -1 and host_config.dns == []
+
+
+def test_stop_signal_as_a_number_is_kept_as_text() -> None:
+    assert rules.checked(body(StopSignal=10))[0].stop_signal == "10"
+    assert rules.checked(body(StopSignal=""))[0].stop_signal is msgspec.UNSET
+
+
+IMAGE = Config(
+    cmd=["sh"],
+    entrypoint=["/entry"],
+    env=["PATH=/bin", "A=image"],
+    labels={"from": "image", "both": "image"},
+    user="app",
+    working_dir="/srv",
+    exposed_ports={"80/tcp": {}},
+    volumes={"/data": {}},
+    stop_signal="SIGQUIT",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("/entry", ("sh",))),
+        ({"cmd": ["ls", "-l"]}, ("/entry", ("ls", "-l"))),
+        ({"entrypoint": ["/own"]}, ("/own", ())),
+        ({"entrypoint": ["/own"], "cmd": ["x"]}, ("/own", ("x",))),
+        ({"entrypoint": []}, ("sh", ())),
+        ({"entrypoint": [], "cmd": ["x"]}, ("x", ())),
+        ({"entrypoint": [""], "cmd": ["x", "y"]}, ("x", ("y",))),
+    ],
+)
+def test_entrypoint_and_command_follow_dockers_rules(
+    given: dict[str, list[str]], expected: tuple[str, tuple[str, ...]]
+) -> None:
+    assert rules.command(rules.merged(Config(**given), IMAGE)) == expected
+
+
+def test_no_command_at_all_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="No command specified"):
+        rules.command(rules.merged(Config(), Config()))
+
+
+def test_merge_takes_from_the_image_what_is_left_out() -> None:
+    config = rules.merged(
+        Config(
+            env=["A=own", "B=2"],
+            labels={"both": "own"},
+            exposed_ports={"81/tcp": {}},
+            healthcheck=Healthcheck(retries=2),
+        ),
+        msgspec.structs.replace(IMAGE, healthcheck=Healthcheck(test=["CMD", "x"], retries=5, interval=10**9)),
+    )
+    assert config.env == ["PATH=/bin", "A=own", "B=2"]
+    assert config.labels == {"from": "image", "both": "own"}
+    assert config.exposed_ports == {"80/tcp": {}, "81/tcp": {}}
+    assert config.volumes == {"/data": {}}
+    assert (config.user, config.working_dir, config.stop_signal) == ("app", "/srv", "SIGQUIT")
+    assert config.healthcheck == Healthcheck(test=["CMD", "x"], retries=2, interval=10**9)
+
+
+def test_links() -> None:
+    assert rules.parse_link("web:db") == rules.Link("web", "db")
+    assert rules.parse_link("web") == rules.Link("web", "web")
+    assert rules.parse_link("/web:/me/db") == rules.Link("web", "db")

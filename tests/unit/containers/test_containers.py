@@ -1,0 +1,343 @@
+"""Containers on a host in memory, case by case; test_concurrency.py has every verb in every
+other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from engine.containers.container import Container
+from engine.containers.lifecycle import State
+from engine.errors import Conflict, EngineError, NotFound, ServerError
+from engine.system import tasks
+from engine.wire.containers import EndpointSettings
+from tests.fakes.world import Cgroups, Engine, World, check, run, world
+
+__all__ = ["world"]
+
+
+async def _started(world: World, policy: str = "no", retries: int = 0, **host: object) -> tuple[Engine, Container]:
+    engine = await world.boot()
+    container = engine.containers.get(await engine.create(policy=policy, retries=retries, **host))
+    await container.start()
+    return engine, container
+
+
+def test_a_record_is_changed_under_its_lock_alone(world: World) -> None:
+    async def story() -> None:
+        _, container = await _started(world)
+        with pytest.raises(AssertionError):
+            container._replace(name="other")
+
+    run(story())
+
+
+def test_a_start_whose_row_cannot_be_saved_takes_its_process_back(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        container = engine.containers.get(await engine.create())
+
+        async def fill(name: str) -> None:
+            world.disk_full = world.disk_full or name == "monitor run answered"
+
+        world.decide = fill
+        waiting = asyncio.ensure_future(container.wait())
+        with pytest.raises(ServerError, match="disk is full"):
+            await container.start()
+        assert container.record.status.state == State.CREATED
+        assert not world.host.processes
+        world.disk_full, world.decide = False, None
+        assert await waiting == container.record.status.exit_code
+        await asyncio.sleep(5)  # the reason of the failure is saved when there is room
+        check(engine)
+        await container.start()
+        check(engine)
+
+    run(story())
+
+
+def test_an_exit_is_saved_until_it_succeeds(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world)
+        world.disk_full = True
+        world.host.end(container.id, 5)
+        assert await container.wait() == 5
+        await asyncio.sleep(3)
+        assert container.id in world.host.journal, "a daemon that comes now still learns of it"
+        world.disk_full = False
+        await asyncio.sleep(3)
+        check(engine)
+
+    run(story())
+
+
+def test_an_exit_counts_when_no_thread_can_ask_for_the_oom_killer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bool:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> None:
+        engine, container = await _started(world, memory=64 << 20, memory_swap=-1)
+        monkeypatch.setattr(Cgroups, "oom_killed", fail)
+        await container.kill(9)
+        assert container.record.status.exit_code == 137
+        await container.settled()
+        check(engine)
+
+    run(story())
+
+
+def test_a_policy_outlives_a_monitor_that_dies_during_the_restart(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world, "always")
+        deaths = 0
+
+        async def die(name: str) -> None:
+            nonlocal deaths
+            if name == "monitor run sent" and deaths < 3:
+                deaths += 1
+                world.host.kill_monitor()
+
+        world.decide = die
+        world.host.end(container.id, 1)
+        await asyncio.sleep(20)
+        assert deaths == 3
+        assert container.running
+        assert container.record.restart_count == 1
+        check(engine)
+
+    run(story())
+
+
+def test_a_planned_restart_is_not_lost_with_the_daemon(world: World) -> None:
+    """`on-failure:1`: the only attempt is counted when it is planned, and made by the next
+    daemon."""
+
+    async def story() -> None:
+        _, container = await _started(world, "on-failure", retries=1)
+        world.host.end(container.id, 1)
+        await asyncio.sleep(0.05)
+        assert container.record.status.state == State.RESTARTING
+        world.crash()
+        after = await world.boot()
+        await asyncio.sleep(0.01)
+        (found,) = after.containers
+        assert found.running
+        assert found.record.restart_count == 1
+        world.host.end(found.id, 1)
+        await asyncio.sleep(5)
+        assert found.record.status.state == State.EXITED
+        check(after)
+
+    run(story())
+
+
+def test_an_exit_that_the_row_has_is_not_recorded_again(world: World) -> None:
+    """The daemon died between the save and the monitor's confirmation."""
+
+    async def story() -> None:
+        _, container = await _started(world)
+        world.host.end(container.id, 9)
+        exit_record = world.host.journal[container.id]
+        await container.wait()
+        await container.settled()
+        before = container.record
+        world.crash()
+        world.host.journal[container.id] = exit_record
+        after = await world.boot()
+        await asyncio.sleep(1)
+        (found,) = after.containers
+        assert found.record.status == before.status
+        check(after)
+
+    run(story())
+
+
+def test_containers_that_build_on_each_other_do_not_wait_for_each_other(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        one = engine.containers.get(await engine.create("one", pid_mode="container:two"))
+        two = engine.containers.get(await engine.create("two", ipc_mode="container:one"))
+        began = asyncio.get_running_loop().time()
+        outcomes = await asyncio.gather(one.restart(0), two.restart(0), return_exceptions=True)
+        assert all(isinstance(each, Exception) for each in outcomes), "neither runs, so neither can be joined"
+        assert asyncio.get_running_loop().time() - began < 1
+
+    run(story())
+
+
+def test_a_start_waits_for_the_restart_of_the_container_that_it_builds_on(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        peer = engine.containers.get(await engine.create("peer"))
+        await peer.start()
+        released = asyncio.Event()
+
+        async def slow(name: str) -> None:
+            if name == "mount root" and not released.is_set():
+                await released.wait()
+
+        world.decide = slow
+        restarting = asyncio.ensure_future(peer.restart(0))
+        await asyncio.sleep(0.1)
+        child = engine.containers.get(await engine.create("child", pid_mode="container:peer"))
+        starting = asyncio.ensure_future(child.start())
+        await asyncio.sleep(0.1)
+        assert not starting.done()
+        assert not child.lock.locked(), "it can be removed meanwhile"
+        released.set()
+        await restarting
+        with pytest.raises(EngineError):  # the namespaces of this kernel are fakes
+            await starting
+
+    run(story())
+
+
+def test_a_create_that_is_cancelled_behind_its_row_has_made_a_container(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        at_row = asyncio.Event()
+
+        async def note(name: str) -> None:
+            if name == "commit: done":
+                at_row.set()
+
+        world.decide = note
+        creating = asyncio.ensure_future(engine.create())
+        await at_row.wait()
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        check(engine)
+        assert len(engine.containers) == 1
+
+    run(story())
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_create_that_is_cancelled_leaves_all_or_nothing(world: World, at: int) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        passed = 0
+        creating: asyncio.Future[str]
+
+        async def cancel(name: str) -> None:
+            nonlocal passed
+            passed += 1
+            if passed == at + 1:
+                creating.cancel()
+                await asyncio.sleep(0)
+
+        world.decide = cancel
+        creating = asyncio.ensure_future(engine.create())
+        await asyncio.wait({creating})
+        world.decide = None
+        await asyncio.sleep(1)
+        check(engine)
+        if not len(engine.containers):
+            await engine.create()  # its name is free again
+
+    run(story())
+
+
+def test_nothing_starts_again_while_the_engine_ends(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world, "always")
+        await engine.containers.stop_all(1)
+        await asyncio.sleep(100)
+        assert container.record.status.state == State.EXITED
+        world.crash()
+        after = await world.boot()
+        await asyncio.sleep(1)
+        (found,) = after.containers
+        assert found.running
+
+    run(story())
+
+
+def test_a_signal_to_a_process_that_has_just_ended_is_no_event(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world)
+        published: list[str] = []
+        publish = engine.events.publish
+        engine.events.publish = lambda *args, **more: (published.append(args[1]), publish(*args, **more))  # type: ignore[method-assign,assignment]
+        world.host.end(container.id, 0)
+        await container.kill(9)
+        await container.settled()
+        assert published == ["die"]
+
+    run(story())
+
+
+def test_a_removed_container_is_not_found_by_a_verb_that_waited(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world)
+        removing = asyncio.ensure_future(container.remove(force=True))
+        resizing = asyncio.ensure_future(container.resize(1, 2))
+        connecting = asyncio.ensure_future(container.connect("mynet", EndpointSettings()))
+        await removing
+        for verb in (resizing, connecting):
+            with pytest.raises(NotFound):
+                await verb
+        assert not world.rows
+        check(engine)
+
+    run(story())
+
+
+def test_a_name_is_of_one_container_after_two_renames_at_once(world: World) -> None:
+    """The second takes the name back that the first has released."""
+
+    async def story() -> None:
+        engine = await world.boot()
+        container = engine.containers.get(await engine.create("web"))
+        await asyncio.gather(*(engine.containers.rename(container, name) for name in ("other", "web")))
+        assert container.record.name == "web"
+        with pytest.raises(Conflict):
+            await engine.create("web")
+        await engine.create("other")
+        check(engine)
+
+    run(story())
+
+
+def test_of_two_rows_with_one_name_the_younger_container_is_renamed(world: World) -> None:
+    """Earlier versions could write them."""
+
+    async def story() -> None:
+        engine = await world.boot()
+        older, younger = [await engine.create(name) for name in ("web", "other")]
+        record = world.record(younger)
+        assert record is not None
+        await engine.parts.store.save(msgspec.structs.replace(record, name="web"))
+        world.crash()
+        after = await world.boot()
+        assert after.containers.get("web").id == older
+        assert after.containers.get(f"web-{younger[:12]}").id == younger
+        check(after)
+
+    run(story())
+
+
+def test_a_failed_exit_ends_the_daemon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that has ended must not be shown as running forever."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("a fault of the engine")
+
+    async def story() -> list[str]:
+        told: list[str] = []
+        tasks.when_fatal(told.append)
+        _, container = await _started(world)
+        monkeypatch.setattr(Container, "_record_exit", fail)
+        world.host.end(container.id, 0)
+        await asyncio.sleep(0.1)
+        tasks.when_fatal(None)
+        return told
+
+    (message,) = run(story())
+    assert "record its exit" in message

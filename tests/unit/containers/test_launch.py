@@ -1,0 +1,59 @@
+"""A process in a root of its own, with no record of a container: what builds, plugins and tasks of
+a cluster use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from engine.containers import launch
+from engine.errors import ServerError
+from engine.monitor.handles import LaunchFailed
+from tests.fakes.world import World, run, world
+
+__all__ = ["world"]
+
+STEP = launch.Program(key="step-1", bundle=Path("/run/step-1"), cgroup="/engined/step-1", tty=True, size=(24, 80))
+
+
+def test_a_program_runs_and_ends(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        async with contextlib.AsyncExitStack() as undo:
+            process = await launch.run(STEP, engine.parts, 3, undo)
+            assert world.host.processes["step-1"].argv == ("crun", "run", "step-1")
+            world.host.end("step-1", 7)
+            assert (await process.exit).status == 7
+            undo.pop_all()
+        assert not world.rows
+
+    run(story())
+
+
+def test_what_is_raised_later_takes_the_process_back(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        with pytest.raises(ServerError, match="no network"):
+            async with contextlib.AsyncExitStack() as undo:
+                await launch.run(STEP, engine.parts, 3, undo)
+                raise ServerError("no network")
+        assert not world.host.processes
+        assert not world.host.journal
+
+    run(story())
+
+
+def test_a_refusal_of_the_runtime_leaves_nothing(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        world.host.refuse["step-1"] = LaunchFailed("exec: no such file", 1)
+        with pytest.raises(LaunchFailed):
+            async with contextlib.AsyncExitStack() as undo:
+                await launch.run(STEP, engine.parts, 3, undo)
+        assert not world.host.processes
+        assert "step-1" in engine.monitor.forgotten
+
+    run(story())

@@ -1,0 +1,220 @@
+"""Binds, Mounts, Tmpfs and volumes: accepted forms, refusals with their messages, and the resulting
+mounts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.containers import mount_points
+from engine.errors import InvalidParameter
+from engine.wire.containers import Config, HostConfig, Mount, MountPoint
+
+
+def test_binds_are_shown_as_mounts() -> None:
+    host_config = HostConfig(binds=["/src:/dst/./x//", "vol:/v:ro"])
+    bind, volume = mount_points.mount_points(Config(), host_config).points
+    assert (bind.source, bind.destination, bind.rw, bind.propagation) == ("/src", "/dst/x", True, "rprivate")
+    assert (volume.name, volume.source, volume.driver, volume.rw) == ("vol", "", "", False)
+
+
+def test_two_mounts_on_one_destination_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="Duplicate mount point: /x"):
+        mount_points.mount_points(Config(), HostConfig(binds=["/a:/x", "/b:/x/"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", ("noexec", "nosuid", "nodev")),
+        ("defaults", ("noexec", "nosuid", "nodev")),
+        ("exec,size=64m", ("nosuid", "nodev", "exec", "size=64m")),
+        ("rw,ro,mode=1777", ("noexec", "nosuid", "nodev", "ro", "mode=1777")),
+        ("size=1m,size=2m,dev,suid", ("noexec", "dev", "suid", "size=2m")),
+        ("shared", ("noexec", "nosuid", "nodev", "shared")),
+        ("rslave,size=1m,private", ("noexec", "nosuid", "nodev", "size=1m", "private")),
+        ("size=50%,nr_inodes=1k,uid=3,gid=4,mpol=bind:0-1", None),
+    ],
+)
+def test_tmpfs_options(given: str, expected: tuple[str, ...] | None) -> None:
+    found = mount_points.tmpfs_options(given)
+    assert found == (expected or ("noexec", "nosuid", "nodev", *given.split(",")))
+
+
+def test_binds_take_the_place_of_inherited_mounts() -> None:
+    inherited = mount_points.mount_points(Config(), HostConfig(binds=["/a:/x", "/b:/y", "/d:/t"])).points
+    found = mount_points.mount_points(Config(), HostConfig(binds=["/c:/x"], tmpfs={"/t/": ""}), inherited).points
+    assert {each.destination: each.source for each in found} == {"/x": "/c", "/y": "/b"}
+    with pytest.raises(InvalidParameter, match="Duplicate mount point: /t"):
+        mount_points.mount_points(Config(), HostConfig(binds=["/c:/t"], tmpfs={"/t/": ""}))
+
+
+def test_volumes_without_a_name_are_made_where_nothing_else_is() -> None:
+    config = Config(volumes={"/a": {}, "/b/": {}, "/t": {}, "relative": {}})
+    host_config = HostConfig(binds=["named:/a:nocopy", "other:/c"], tmpfs={"/t": ""}, volume_driver="d")
+    points, populated, _ = mount_points.mount_points(config, host_config)
+    assert [each.destination for each in points] == ["/a", "/c", "/b", "/relative"]
+    assert populated == {"/b", "/c", "/relative"}
+    anonymous = points[2]
+    assert re.fullmatch("[0-9a-f]{64}", str(anonymous.name)) and (anonymous.driver, anonymous.mode) == ("d", "")
+    assert mount_points.named_volumes(host_config) == {"named", "other"}
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/", "/proc//sys", "/proc/self/attr", "/x/../proc/1", "/sys"])
+def test_mounts_over_proc_and_sys_are_refused(path: str) -> None:
+    """Also an image's VOLUME, which the image's author controls (CVE-2019-16884)."""
+    for config, host_config in (
+        (Config(), HostConfig(binds=[f"/tmp:{path}"])),
+        (Config(), HostConfig(binds=[f"name:{path}"])),
+        (Config(), HostConfig(tmpfs={path: ""})),
+        (Config(volumes={path: {}}), HostConfig()),
+    ):
+        with pytest.raises(InvalidParameter, match="invalid mount destination"):
+            mount_points.mount_points(config, host_config)
+
+
+def test_mounts_that_hide_nothing_of_proc_and_sys() -> None:
+    for bind in (
+        "/x:/proc/cpuinfo",
+        "/x:/proc/sys/kernel/ns_last_pid",
+        "/x:/sys/fs/cgroup",
+        "/sys/:/sys:ro",
+        "/proc:/proc",
+    ):
+        mount_points.mount_points(Config(), HostConfig(binds=[bind]))
+    for bind in ("/:/sys", "/sys/kernel:/sys", "/sys:/proc"):
+        with pytest.raises(InvalidParameter, match="invalid mount destination"):
+            mount_points.mount_points(Config(), HostConfig(binds=[bind]))
+
+
+@given(text=st.text(alphabet="ab/:.,rowzZ\0nc", max_size=30))
+def test_a_bind_is_read_whole_or_refused(text: str) -> None:
+    try:
+        bind = mount_points.parse_bind(text)
+    except InvalidParameter as error:
+        assert "bind mount spec" in error.message
+        return
+    assert bind.destination.startswith("/") and ".." not in bind.destination.split("/")
+    if ":" not in text:
+        assert (bind.source, bind.named, bind.mode) == ("", True, "")
+        return
+    assert text.startswith(f"{bind.source}:") and bind.named == (not bind.source.startswith("/"))
+    options = bind.mode.split(",") if bind.mode else []
+    assert len(set(options)) == len(options) and bind.read_only == ("ro" in options)
+    again = mount_points.parse_bind(f"{bind.source}:{bind.destination}" + (f":{bind.mode}" if bind.mode else ""))
+    assert again == bind
+
+
+def test_volumes_from() -> None:
+    assert mount_points.parse_volumes_from("a") == ("a", True)
+    assert mount_points.parse_volumes_from("a:ro,z") == ("a", False)
+    with pytest.raises(InvalidParameter, match="invalid mode: bar"):
+        mount_points.parse_volumes_from("a:bar")
+
+
+# --- HostConfig.Mounts ----------------------------------------------------------------------------
+
+
+def mount(**fields: Any) -> Mount:
+    """As a client sends it."""
+    return msgspec.convert(fields, Mount)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"Type": "npipe", "Target": "/x"}, 'invalid mount config for type "npipe": mount type unknown'),
+        ({"Target": "/x"}, 'invalid mount config for type "": mount type unknown'),
+        ({"Type": "bind", "Source": "/s"}, "field Target must not be empty"),
+        ({"Type": "bind", "Target": "/x"}, 'invalid mount config for type "bind": field Source must not be empty'),
+        ({"Type": "bind", "Source": "s", "Target": "/x"}, "invalid mount path: 's' mount path must be absolute"),
+        ({"Type": "bind", "Source": "/s", "Target": "x"}, "invalid mount path: 'x' mount path must be absolute"),
+        ({"Type": "volume", "Source": "s", "Target": "/"}, "invalid specification: destination can't be '/'"),
+        ({"Type": "volume", "Source": "s", "Target": "/x/.."}, "destination can't be '/'"),
+        ({"Type": "bind", "Source": "/s", "Target": "/x", "VolumeOptions": {}}, "field VolumeOptions must not be"),
+        ({"Type": "volume", "Target": "/x", "BindOptions": {}}, "field BindOptions must not be specified"),
+        ({"Type": "bind", "Source": "/s", "Target": "/x", "BindOptions": {"Propagation": "p"}}, "invalid propagation"),
+        ({"Type": "volume", "Target": "/x", "ReadOnly": True}, "ReadOnly mode when using anonymous volumes"),
+        ({"Type": "volume", "Source": "v", "Target": "/x", "VolumeOptions": {"Subpath": "a"}}, "Subpath"),
+        ({"Type": "tmpfs", "Source": "s", "Target": "/x"}, "field Source must not be specified"),
+        ({"Type": "tmpfs", "Target": "/x", "TmpfsOptions": {"Options": [["bogus"]]}}, "bogus"),
+        (
+            {"Type": "bind", "Source": "/s", "Target": "/x", "BindOptions": {"ReadOnlyForceRecursive": True}},
+            "ReadOnlyForceRecursive is not supported",
+        ),
+    ],
+)
+def test_mounts_that_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=re.escape(words)):
+        mount_points.check(mount(**fields))
+
+
+def test_mounts_of_each_type() -> None:
+    host = HostConfig(
+        binds=["/b:/y"],
+        tmpfs={"/u": "exec"},
+        mounts=[
+            mount(
+                Type="volume",
+                Source="v",
+                Target="/x/",
+                VolumeOptions={
+                    "NoCopy": True,
+                    "Labels": {"a": "b"},
+                    "DriverConfig": {"Name": "local", "Options": {"o": "size=1m"}},
+                },
+            ),
+            mount(Type="volume", Target="/anonymous"),
+            mount(Type="bind", Source="/s//t", Target="/z", ReadOnly=True, BindOptions={"NonRecursive": True}),
+            mount(Type="bind", Source="/", Target="/w", BindOptions={"Propagation": "rslave"}),
+            mount(
+                Type="tmpfs",
+                Target="/t",
+                ReadOnly=True,
+                TmpfsOptions={"SizeBytes": 4096, "Mode": 0o1777, "Options": [["exec"], ["uid", "5"]]},
+            ),
+        ],
+    )
+    for each in host.mounts or ():
+        mount_points.check(each)
+    points, populated, volumes = mount_points.mount_points(Config(volumes={"/t": {}}), host)
+    found = {each.destination: each for each in points}
+    assert set(found) == {"/y", "/x", "/anonymous", "/z", "/w"}
+    assert found["/x"] == MountPoint(type="volume", name="v", destination="/x", driver="local")
+    assert found["/z"] == MountPoint(type="bind", source="/s/t", destination="/z", rw=False, propagation="rprivate")
+    assert (found["/w"].source, found["/w"].propagation) == ("/", "rslave")
+    assert populated == {"/anonymous"}
+    assert (volumes["v"].driver_opts, volumes["v"].labels) == ({"o": "size=1m"}, {"a": "b"})
+    assert mount_points.named_volumes(host) == {"v"}
+    assert mount_points.shallow(host) == {"/z"}
+    assert mount_points.temporary(host) == {"/u": "exec", "/t": "ro,size=4096,mode=1777,exec,uid=5"}
+    assert mount_points.tmpfs_options("ro,size=4096,mode=1777,exec,uid=5") == (
+        *("nosuid", "nodev", "ro", "exec"),
+        *("size=4096", "mode=1777", "uid=5"),
+    )
+
+
+def test_one_destination_once() -> None:
+    volume = mount(Type="volume", Source="v", Target="/x")
+    for host in (
+        HostConfig(binds=["/b:/x"], mounts=[volume]),
+        HostConfig(tmpfs={"/x": ""}, mounts=[volume]),
+        HostConfig(mounts=[volume, mount(Type="tmpfs", Target="/x/")]),
+    ):
+        with pytest.raises(InvalidParameter, match="Duplicate mount point: /x"):
+            mount_points.mount_points(Config(), host)
+
+
+def test_sources_of_binds_in_mounts_exist(tmp_path: Path) -> None:
+    there = mount(Type="bind", Source=str(tmp_path), Target="/x")
+    missing = mount(Type="bind", Source=f"{tmp_path}/no", Target="/y")
+    made = mount(Type="bind", Source=f"{tmp_path}/no", Target="/z", BindOptions={"CreateMountpoint": True})
+    mount_points.check_sources(HostConfig(mounts=[there, made], binds=["/nowhere:/q"]))
+    with pytest.raises(InvalidParameter, match=f"bind source path does not exist: {tmp_path}/no"):
+        mount_points.check_sources(HostConfig(mounts=[missing]))

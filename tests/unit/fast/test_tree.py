@@ -1,0 +1,57 @@
+"""Trees removed and measured by descriptor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from engine._fast import tree
+
+
+def test_remove_tree_follows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("untouched")
+    (tmp_path / "root" / "a" / ".removed-1").mkdir(parents=True)
+    os.symlink(tmp_path / "victim", tmp_path / "root" / "a" / "link")
+    os.symlink(tmp_path / "victim", tmp_path / "root" / "link")
+    parent = os.open(tmp_path, os.O_RDONLY)
+    try:
+        tree.remove_tree(parent, b"root")
+        tree.remove_tree(parent, b"root")
+    finally:
+        os.close(parent)
+    assert not (tmp_path / "root").exists() and (tmp_path / "victim" / "file").read_text() == "untouched"
+
+
+def test_remove_tree_of_any_depth(tmp_path: Path) -> None:
+    """Deeper than PATH_MAX and the descriptor limit, with names that the removal uses itself."""
+    (tmp_path / "top").mkdir()
+    for serial in range(1, 4):
+        (tmp_path / "top" / f".removed-{serial}").write_text("in the way")
+    at = os.open(tmp_path / "top", os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=at)
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    parent = os.open(tmp_path, os.O_RDONLY)
+    try:
+        tree.remove_tree(parent, b"top")
+    finally:
+        os.close(parent)
+    assert os.listdir(tmp_path) == []
+
+
+def test_usage(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_bytes(b"x" * 100)
+    os.link(tmp_path / "d" / "f", tmp_path / "g")
+    os.symlink("/", tmp_path / "s")
+    directory_fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        # as Docker: the file once, and the link's target
+        assert tree.usage(directory_fd) == (101, 4)
+    finally:
+        os.close(directory_fd)

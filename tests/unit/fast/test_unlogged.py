@@ -1,0 +1,118 @@
+"""Output that a monitor had read when it was killed is found by the next one, at every instant, and
+logged once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from engine._fast.logwriter import LogWriter
+from engine._fast.pump import Loop, Stdio
+from engine._fast.unlogged import Unlogged, left_in
+
+
+class Owner:
+    def detached(self, number: int, keys: bool) -> None: ...
+    def input_ended(self) -> None: ...
+    def drained(self) -> None: ...
+
+
+def logged(path: Path) -> bytes:
+    """The output in the log with its rotated files."""
+    files = [path, *(Path(f"{path}.{number}") for number in range(1, 100))]
+    data = b"".join(file.read_bytes() for file in reversed(files) if file.exists())
+    return "".join(json.loads(line)["log"] for line in data.splitlines()).encode()
+
+
+def monitor(directory: Path, pipe: int, number: int, max_size: int) -> None:
+    """Does what engine/monitor does with the file of an earlier monitor, in a process of its own,
+    until it is killed."""
+    loop = Loop()
+    sink = LogWriter(os.fsencode(directory / "log"), max_size, 50)
+    found = {}
+    for before in range(1, number):  # one may have been killed before it took over
+        if (path := directory / f"u{before}").exists():
+            found.update(left_in(os.fsencode(path)))
+    if "key" in found:
+        left = found["key"]
+        sink.resume(left.lines, left.stream, left.chunk, left.inode, left.offset)
+    loop.unlogged = Unlogged(os.fsencode(directory / f"u{number}"))
+    stdio = Stdio(loop, Owner())
+    stdio.start(-1, pipe, -1, -1, False, sink, b"key")
+    stdio.begin()
+    loop.run()
+
+
+@pytest.mark.parametrize("max_size", [0, 1_000_000], ids=["one-file", "rotated"])
+@pytest.mark.parametrize("block", [37, 4096, 1 << 18])
+def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, block: int, max_size: int) -> None:
+    ours, theirs = os.pipe()
+    end = time.monotonic() + 2
+    writer = os.fork()
+    if writer == 0:
+        os.close(ours)
+        data, count, written = b"", 0, 0
+        # No more than the rotated files hold.
+        while (time.monotonic() < end and written < 20_000_000) or len(data) >= block:
+            while len(data) < block:
+                data += b"line %d of %s\n" % (count, b"x" * (count % 200))
+                count += 1
+            written += os.write(theirs, data[:block])
+            data = data[block:]
+        os.write(theirs, data + b"end %d\n" % count)
+        os._exit(0)
+    os.close(theirs)
+    choose = random.Random(block)
+    number = 0
+    ended = 0
+    while not ended or number < 2:
+        number += 1
+        pid = os.fork()
+        if pid == 0:
+            try:
+                monitor(tmp_path, ours, number, max_size)
+            finally:
+                os._exit(1)
+        time.sleep(0.02 + choose.random() / 10)
+        if not ended:
+            ended = os.waitpid(writer, os.WNOHANG)[0]
+        if ended:
+            time.sleep(0.5)  # all is read
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os.close(ours)
+    lines = logged(tmp_path / "log").splitlines()
+    assert lines[-1].startswith(b"end ")
+    expected = [b"line %d of %s" % (count, b"x" * (count % 200)) for count in range(int(lines[-1].split()[1]))]
+    assert lines[:-1] == expected, f"{len(expected)} lines, {number} monitors"
+
+
+def test_a_prompt_survives(tmp_path: Path) -> None:
+    """An unfinished line is in no log yet: the next monitor restores it, and logs it whole."""
+    ours, theirs = os.pipe()
+    for number, text in enumerate((b"pass", b"wo", b"rd: x\n"), 1):
+        pid = os.fork()
+        if pid == 0:
+            monitor(tmp_path, ours, number, 0)
+        os.write(theirs, text)
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert logged(tmp_path / "log") == b"password: x\n"
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 270_000, 400_000])
+def test_a_damaged_file_is_harmless(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "u1"
+    for seed in range(20):
+        path.write_bytes(random.Random(seed).randbytes(size))
+        for left in left_in(os.fsencode(path)).values():
+            assert all(len(line) <= 16384 for line in left.lines)

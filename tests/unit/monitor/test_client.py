@@ -1,0 +1,363 @@
+"""The daemon's side of the monitor, against a monitor played by the test: the effect of each report
+and each death on waiting callers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ServerError
+from engine.logs.targets import JsonFile
+from engine.monitor import client as client_module
+from engine.monitor import messages, previous
+from engine.monitor.client import Monitor
+from engine.monitor.handles import Exit, Interrupted, LaunchFailed
+from tests.fakes.peer import Peer
+
+
+async def no_monitor(self: Monitor) -> None:
+    """Replaces the spawn of a monitor: the client retries until the test's peer listens."""
+    raise ServerError("no monitor is started in this test")
+
+
+@pytest.fixture(autouse=True)
+def bystander(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep this process from becoming a subreaper, and from searching the host's processes for
+    ended ones."""
+    monkeypatch.setattr(client_module, "become_subreaper", lambda: None)
+    monkeypatch.setattr(client_module.orphans, "end_launches", lambda run: None)
+    monkeypatch.setattr(client_module.orphans, "collect", lambda known: None)
+    monkeypatch.setattr(client_module.orphans, "monitors", lambda run: [])
+    monkeypatch.setattr(client_module, "RESTART_PAUSE", 0.001)
+    monkeypatch.setattr(Monitor, "_start", no_monitor)
+
+
+Ends = list[tuple[str, Exit]]
+
+
+def drive(
+    tmp_path: Path,
+    story: Callable[[Monitor, Peer, Ends], Awaitable[None]],
+    codec: messages.Codec = messages.CURRENT,
+) -> None:
+    """Run a story with an open client; at its end no descriptor is left."""
+
+    async def play() -> None:
+        ends: Ends = []
+        peer = Peer(tmp_path, codec)
+        peer.listen()
+        monitor = Monitor(tmp_path, attach_stall=5, on_exit=lambda key, end: ends.append((key, end)))
+        opening = asyncio.ensure_future(monitor.open())
+        await peer.greet()
+        await asyncio.wait_for(opening, 10)
+        try:
+            await story(monitor, peer, ends)
+        finally:
+            await monitor.close()
+            peer.die()
+            await asyncio.sleep(0)
+
+    before = os.listdir("/proc/self/fd")
+    asyncio.run(asyncio.wait_for(play(), 30))
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is waited for has no event)
+            await asyncio.sleep(0.001)
+
+
+def descriptors(count: int) -> list[int]:
+    """The pidfd of a process that is not a child of this one, and other descriptors."""
+    return [os.pidfd_open(os.getpid()), *(os.open(os.devnull, os.O_RDONLY) for _ in range(count - 1))]
+
+
+async def launch(monitor: Monitor, peer: Peer, key: str = "one", pid: int = 77) -> asyncio.Task[client_module.Process]:
+    """A run whose answer has been sent and not been read yet."""
+    task = asyncio.ensure_future(monitor.run(key, ["runtime"], cwd="/"))
+    order = await peer.next()
+    assert isinstance(order, messages.Run)
+    peer.send(messages.Done(order.seq, pid=pid), descriptors(3))
+    return task
+
+
+def test_a_process_hands_out_its_exit(tmp_path: Path) -> None:
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        process = await (await launch(monitor, peer))
+        assert monitor.processes == {"one": process} and not process.exit.done()
+        assert process.stdio == "oe" and len(process.descriptors) == 3
+        peer.send(messages.Exited("one", 3, 9))
+        assert await asyncio.wait_for(asyncio.shield(process.exit), 10) == Exit(3, 9)
+        await asyncio.sleep(0)
+        assert ends == [("one", Exit(3, 9))] and not monitor.processes and process.descriptors == []
+
+    drive(tmp_path, story)
+
+
+def test_a_process_that_ends_during_its_run(tmp_path: Path) -> None:
+    """Answer and exit are read in one turn of the loop: the caller of `run` gets the exit, however
+    many tasks are between."""
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        task = await launch(monitor, peer)
+        peer.send(messages.Exited("one", 127, 9))
+        process = await asyncio.wait_for(asyncio.shield(task), 10)
+        assert process.pid == 77 and process.exit.done() and process.exit.result() == Exit(127, 9)
+        await asyncio.sleep(0)
+        assert ends == [("one", Exit(127, 9))]
+
+    drive(tmp_path, story)
+
+
+def test_a_run_that_nobody_awaits_any_more(tmp_path: Path) -> None:
+    """The process exists all the same: `processes` has it, with its exit."""
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        task = asyncio.ensure_future(monitor.run("one", ["runtime"], cwd="/"))
+        order = await peer.next()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        peer.send(messages.Done(order.seq, pid=77), descriptors(3))
+        peer.send(messages.Exited("one", 1, 9))
+        await until(lambda: bool(ends))
+        assert ends == [("one", Exit(1, 9))] and not monitor._launched
+
+    drive(tmp_path, story)
+
+
+def test_a_process_lives_through_its_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next monitor receives it; a caller that awaits its exit keeps waiting, and a launch in
+    flight has failed."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        process = await (await launch(monitor, peer))
+        pending = asyncio.ensure_future(monitor.run("two", ["runtime"], cwd="/"))
+        assert isinstance(await peer.next(), messages.Run)
+        peer.die()
+        peer.listen()
+        await peer.greet()
+        adopt = await peer.next()
+        assert isinstance(adopt, messages.Adopt) and (adopt.key, adopt.pid, adopt.stdio) == ("one", 77, "oe")
+        assert peer.descriptors[adopt.seq] == 3
+        with pytest.raises(LaunchFailed) as caught:
+            await pending
+        assert caught.value.interrupted
+        assert not process.exit.done() and monitor.processes["one"] is process
+        peer.send(messages.Exited("one", 0, 9))
+        assert await asyncio.wait_for(asyncio.shield(process.exit), 10) == Exit(0, 9)
+
+    drive(tmp_path, story)
+
+
+def test_a_monitor_that_lives_on_tells_of_its_processes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the connection was lost: the process stays the same object, with the descriptors of
+    the new State.
+    """
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        process = await (await launch(monitor, peer))
+        monkeypatch.setattr(client_module, "DYING_LIMIT", 0.01)
+        peer.die()
+        peer.listen()
+        hello = await peer.next()
+        peer.send(messages.State("one", 77, True, "oe"), descriptors(3))
+        peer.send(messages.Done(hello.seq))
+        await until(monitor._connected.is_set)
+        assert monitor.processes == {"one": process} and len(process.descriptors) == 3
+        peer.send(messages.Exited("one", 5, 9))
+        assert await asyncio.wait_for(asyncio.shield(process.exit), 10) == Exit(5, 9)
+
+    drive(tmp_path, story)
+
+
+def test_a_monitor_of_the_previous_protocol(tmp_path: Path) -> None:
+    """After an upgrade the daemon speaks the previous protocol, logs and adoption included."""
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        target = JsonFile("/x", 3, 4, b"{}")
+        task = asyncio.ensure_future(monitor.run("one", ["runtime"], cwd="/", log=target))
+        order = await peer.next()
+        assert isinstance(order, messages.Run) and order.log == target
+        peer.send(messages.Done(order.seq, pid=77), descriptors(3))
+        process = await task
+        peer.send(messages.State("two", 78, True, "oe", False, target), descriptors(3))
+        await until(lambda: "two" in monitor.processes)
+        assert monitor.processes["two"].log == target
+        peer.send(messages.Exited("one", 0, 9))
+        await asyncio.wait_for(asyncio.shield(process.exit), 10)
+
+    drive(tmp_path, story, previous.CODEC)
+
+
+def test_a_monitor_of_an_unknown_protocol(tmp_path: Path) -> None:
+    async def play() -> None:
+        peer = Peer(tmp_path)
+        peer.listen()
+        monitor = Monitor(tmp_path, attach_stall=5, on_exit=lambda key, end: None)
+        opening = asyncio.ensure_future(monitor.open())
+        for protocol in (messages.PROTOCOL, previous.PREVIOUS):
+            hello = await peer.next()
+            assert isinstance(hello, messages.Hello) and hello.protocol == protocol
+            peer.send(messages.Failed(hello.seq, "the monitor speaks protocol 99"))
+        with pytest.raises(ServerError, match="of another version: the monitor speaks protocol 99"):
+            await asyncio.wait_for(opening, 10)
+        await monitor.close()
+        peer.die()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+@pytest.mark.parametrize(
+    "report", [messages.Failed(0, "not an order"), messages.Superseded()], ids=["refused", "superseded"]
+)
+def test_only_another_daemon_ends_the_work_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: messages.Report
+) -> None:
+    """After an order that the monitor could not read, the next monitor is restored as usual; after
+    another daemon's Hello it is left alone."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        peer.send(report)
+        monitor.forget("nothing")
+        await peer.next()
+        await until(lambda: isinstance(report, messages.Failed) or monitor.closing)
+        peer.die()
+        peer.listen()
+        if isinstance(report, messages.Failed):
+            await peer.greet()
+            await until(monitor._connected.is_set)
+        else:
+            await asyncio.sleep(0.1)
+            assert peer.connection is None
+
+    drive(tmp_path, story)
+
+
+def test_a_process_that_the_next_monitor_does_not_take_is_offered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log cannot be opened, for example. Without a monitor its output would stall, and its exit
+    would go unnoticed."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        monkeypatch.setattr(client_module, "RESTART_PAUSE", 0.01)
+        await (await launch(monitor, peer))
+        peer.die()
+        peer.listen()
+        await peer.greet()
+        for _ in range(3):
+            adopt = await peer.next()
+            assert isinstance(adopt, messages.Adopt) and peer.descriptors[adopt.seq] == 3
+            peer.send(messages.Failed(adopt.seq, "No space left on device"))
+        adopt = await peer.next()
+        peer.send(messages.Done(adopt.seq))
+        peer.send(messages.Exited("one", 0, 9))
+        await until(lambda: bool(ends))
+        assert peer.orders.empty() and not monitor._adopting
+
+    drive(tmp_path, story)
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_only_a_terminal_has_a_size(tmp_path: Path, tty: bool) -> None:
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        task = asyncio.ensure_future(monitor.run("one", ["runtime"], cwd="/", tty=tty))
+        order = await peer.next()
+        peer.send(messages.Done(order.seq, pid=77), descriptors(2 if tty else 3))
+        await task
+        resizing = asyncio.ensure_future(monitor.resize("one", 24, 80))
+        if tty:
+            order = await peer.next()
+            assert isinstance(order, messages.Resize)
+            peer.send(messages.Done(order.seq))
+        await asyncio.wait_for(resizing, 10)
+        assert peer.orders.empty()
+
+    drive(tmp_path, story)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_monitor_that_dies_during_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool) -> None:
+    """The launch fails as interrupted, so that a restart policy can try again. Other requests are
+    interrupted too; a log watch is repeated with the next monitor."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        run = asyncio.ensure_future(monitor.run("one", ["runtime"], cwd="/"))
+        order = await peer.next()
+        watch = asyncio.ensure_future(monitor.watch_log("two", 1, 2))
+        assert isinstance(await peer.next(), messages.Watch)
+        attach = asyncio.ensure_future(monitor.resize("three", 1, 2))
+        assert isinstance(await peer.next(), messages.Resize)
+        if answered:
+            peer.send(messages.Done(order.seq, pid=77), descriptors(3))
+        monitor.forget("four")
+        await peer.next()
+        peer.die()
+        await until(lambda: not monitor._connected.is_set())
+        monitor.forget("five")
+        peer.listen()
+        await peer.greet()
+        with pytest.raises(Interrupted):
+            await attach
+        if answered:
+            assert (await run).pid == 77
+            assert isinstance(await peer.next(), messages.Adopt)
+        else:
+            with pytest.raises(LaunchFailed) as caught:
+                await run
+            assert caught.value.interrupted
+        orders = [await peer.next(), await peer.next()]
+        assert {type(each) for each in orders} == {messages.Forget, messages.Watch}
+        asked = next(each for each in orders if isinstance(each, messages.Watch))
+        peer.send(messages.Done(asked.seq))
+        await asyncio.wait_for(watch, 10)
+
+    drive(tmp_path, story)
+
+
+def test_a_confirmation_that_a_dead_monitor_did_not_read_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next daemon would receive an old exit."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        await (await launch(monitor, peer))
+        peer.send(messages.Exited("one", 0, 9))
+        await until(lambda: bool(ends))
+        peer.die()
+        monitor.forget("one")  # goes nowhere
+        peer.listen()
+        hello = await peer.next()
+        peer.send(messages.State("one", 0, False, status=0, at=9))
+        peer.send(messages.Done(hello.seq))
+        order = await peer.next()
+        assert isinstance(order, messages.Forget) and order.key == "one"
+        assert len(ends) == 1
+
+    drive(tmp_path, story)

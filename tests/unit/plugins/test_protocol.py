@@ -1,0 +1,106 @@
+"""The paths where plugins are found, and the content of their files."""
+
+import asyncio
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import NotFound, ServerError
+from engine.plugins.protocol import Endpoint, Plugin, Plugins, endpoint, read_specification
+from tests.plugins import VolumePlugin
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("unix:///run/p.sock", Endpoint(socket="/run/p.sock")),
+        (" unix:///run/p.sock\n", Endpoint(socket="/run/p.sock")),
+        ("tcp://localhost:8080", Endpoint(url="http://localhost:8080")),
+        ("http://localhost:8080/base/", Endpoint(url="http://localhost:8080/base")),
+        ("https://h:1", Endpoint(url="https://h:1")),
+    ],
+)
+def test_addresses(address: str, expected: Endpoint) -> None:
+    assert endpoint(address) == expected
+
+
+@pytest.mark.parametrize("address", ["", "unix://relative", "ftp://x", "nonsense", "tcp://", "/a/path"])
+def test_bad_addresses(address: str) -> None:
+    with pytest.raises(ValueError, match=r"path|address"):
+        endpoint(address)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    try:
+        found = endpoint(text)
+    except ValueError:
+        return
+    assert found.socket.startswith("/") or found.url.startswith(("http://", "https://"))
+
+
+def test_files(tmp_path: Path) -> None:
+    (tmp_path / "a.spec").write_text("tcp://localhost:1\n")
+    (tmp_path / "b.json").write_text(
+        '{"Name":"b","Addr":"https://h:2","TLSConfig":{"InsecureSkipVerify":true,"CAFile":"/ca","CertFile":"/c","KeyFile":"/k"}}'
+    )
+    assert read_specification(tmp_path / "a.spec") == Endpoint(url="http://localhost:1")
+    expected = Endpoint(url="https://h:2", ca="/ca", certificate="/c", key="/k", insecure=True)
+    assert read_specification(tmp_path / "b.json") == expected
+    (tmp_path / "c.json").write_text('{"Name":"c"}')
+    with pytest.raises(ValueError, match="Addr"):
+        read_specification(tmp_path / "c.json")
+
+
+def test_a_name_is_looked_for_in_order() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:  # short: sun_path has 108 bytes
+        sockets, specifications = Path(made) / "s", Path(made) / "f"
+        (sockets / "deep").mkdir(parents=True)
+        specifications.mkdir()
+        (specifications / "both.spec").write_text("tcp://localhost:1")
+        (specifications / "file.spec").write_text("tcp://localhost:2")
+        (specifications / "file.json").write_text('{"Addr":"tcp://localhost:3"}')
+        for path in (sockets / "both.sock", sockets / "deep" / "deep.sock"):
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+        (sockets / "plain.sock").write_text("")
+        (Path(made) / "outside.spec").write_text("tcp://localhost:4")
+        plugins = Plugins([sockets], [specifications, Path(made) / "absent"], 1)
+        assert plugins._endpoint("both") == Endpoint(socket=str(sockets / "both.sock"))
+        assert plugins._endpoint("deep") == Endpoint(socket=str(sockets / "deep" / "deep.sock"))
+        assert plugins._endpoint("file") == Endpoint(url="http://localhost:2")
+        for absent in ("plain", "nobody", "../outside", "..", "", "a/b", "both\0"):
+            assert plugins._endpoint(absent) is None, absent
+        assert plugins._names() == ["both", "deep", "file", "plain"]
+
+
+def test_two_first_uses_activate_once() -> None:
+    """A second activation would close the session that the first caller is using."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        fake = VolumePlugin(Path(made) / "volumes")
+        fake.delays["Plugin.Activate"] = 0.05
+        fake.listen(Path(made) / "p.sock")
+
+        async def main() -> None:
+            plugins = Plugins([Path(made)], [], 5)
+            both: list[Plugin] = await asyncio.gather(*(plugins.get("p", "VolumeDriver") for _ in range(2)))
+            assert both[0] is both[1] and both[0].implements == {"VolumeDriver"}
+            assert [method for method, _ in fake.calls] == ["Plugin.Activate"]
+            assert plugins.active("VolumeDriver") == ["p"] and plugins.active("LogDriver") == []
+            with pytest.raises(NotFound, match="does not implement the requested interface: LogDriver"):
+                await plugins.get("p", "LogDriver")
+            with pytest.raises(NotFound, match='plugin "q" not found'):
+                await plugins.get("q", "VolumeDriver")
+            fake.answers["Plugin.Activate"] = (500, b"broken")
+            with pytest.raises(ServerError, match="broken"):
+                await plugins.get("p", "LogDriver")
+            await plugins.close()
+
+        try:
+            asyncio.run(main())
+        finally:
+            fake.close()

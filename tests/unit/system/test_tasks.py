@@ -1,0 +1,87 @@
+"""Background tasks: they live until they are done, and no failure of one stays unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+
+import pytest
+
+from engine.system import tasks
+from engine.system.tasks import spawn
+
+
+async def _fail(reason: str) -> None:
+    await asyncio.sleep(0)
+    raise OSError(reason)
+
+
+def test_a_failure_is_logged_with_its_traceback_and_what_was_done(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        spawn(_fail("no room"), "sweep the cellar")
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.message == "sweep the cellar: failed: no room"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is OSError
+
+
+def test_a_task_lives_without_a_reference_of_its_own() -> None:
+    reached = []
+
+    async def wait_alone() -> None:
+        # Only the task holds this future, and the future the task: a cycle.
+        own = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.01, lambda: own.done() or own.set_result(None))
+        await own
+        reached.append(True)
+
+    async def run() -> None:
+        spawn(wait_alone(), "wait")
+        gc.collect()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    assert reached
+    assert not tasks._running
+
+
+def test_cancellation_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        task = spawn(asyncio.sleep(10), "sleep")
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert not caplog.records
+
+
+def test_the_result_may_be_awaited() -> None:
+    async def answer() -> int:
+        return 42
+
+    async def run() -> int:
+        return await spawn(answer(), "answer")
+
+    assert asyncio.run(run()) == 42
+
+
+@pytest.mark.parametrize("fatal", [False, True])
+def test_a_fatal_failure_calls_the_hook(fatal: bool) -> None:
+    told: list[str] = []
+
+    async def run() -> None:
+        spawn(_fail("gone"), "restore the monitor", fatal=fatal)
+        await asyncio.sleep(0.01)
+
+    tasks.when_fatal(told.append)
+    try:
+        asyncio.run(run())
+    finally:
+        tasks.when_fatal(None)
+    assert told == (["restore the monitor failed: gone"] if fatal else [])

@@ -1,0 +1,54 @@
+"""The options in docs/ and README are those of `engine.config`; the rest of docs/ can be used as it
+is."""
+
+import runpy
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from engine.config import Config, options, parse
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+
+
+@pytest.mark.parametrize("path", GENERATE["files"](), ids=lambda path: path.name)
+def test_generated_files_are_current(path: Path) -> None:
+    assert path.read_text() == GENERATE["files"]()[path], "run `make docs`"
+
+
+def test_the_example_file_changes_nothing_until_it_is_edited(tmp_path: Path) -> None:
+    assert parse({}, str(ROOT / "docs" / "engined.toml")) == Config()
+
+
+def test_the_example_file_has_every_option_with_a_value_that_is_accepted(tmp_path: Path) -> None:
+    commented = (ROOT / "docs" / "engined.toml").read_text().splitlines()
+    file = tmp_path / "engined.toml"
+    file.write_text("\n".join(line[1:] for line in commented if line.startswith("#") and not line.startswith("# ")))
+    values = tomllib.loads(file.read_text())
+    assert values.keys() == {option.name for option in options()}
+    for name in ("tls_ca", "tls_cert", "tls_key"):  # such files do not exist here
+        values[name] = "/dev/null"
+    file.write_text("\n".join(f"{name} = {_toml(value)}" for name, value in values.items()))
+    assert parse({}, str(file)).runtime == "/usr/bin/crun"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)
+
+
+def test_the_manual_page_is_valid() -> None:
+    formatter = shutil.which("man") and shutil.which("groff")
+    text = (ROOT / "docs" / "engined.1").read_text()
+    assert not any(line.startswith("@") for line in text.splitlines())
+    assert all(line.strip() for line in text.splitlines()), "man(7) has no blank lines"
+    if formatter:
+        done = subprocess.run(
+            ["groff", "-man", "-ww", "-z", "-Tutf8"], input=text.encode(), capture_output=True, check=True
+        )
+        assert not done.stderr, done.stderr

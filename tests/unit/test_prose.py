@@ -1,0 +1,48 @@
+"""The width of prose and code in every source, as tests/prose.py measures it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.prose import ROOT, files, too_long, wrapped
+
+EXEMPT = frozenset((Path(__file__).parent / "prose.exempt").read_text().split())
+"""Files that are still to be wrapped. A file leaves the list for good."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in files() if str(path.relative_to(ROOT)) not in EXEMPT],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_width(path: Path) -> None:
+    found = [f"line {number}: {size} columns, not {limit}" for number, size, limit in too_long(path.read_text())]
+    assert not found, "\n".join(found) + "\npython -m tests.prose --fix wraps comments and docstrings"
+
+
+def test_wrapping() -> None:
+    """Prose is wrapped with its shape; code, C in Cython, tables and directives stay."""
+    words = "word " * 30
+    text = f'''"""Title.
+
+{words}
+Owns:    {words}
+- {words}
+"""
+
+X = 1  # {words}
+
+
+def f():
+    """One sentence of some length, which is followed by another. Then {words}"""
+    # {words}
+    return "{words}"  # noqa: E501
+'''
+    new = wrapped(text)
+    assert [number for number, _, limit in too_long(new) if limit == 100] == []
+    assert wrapped(new) == new
+    assert "\nOwns:    word" in new and "\n         word" in new and "\n- word" in new and "\n  word" in new
+    assert new.index("# word") < new.index("X = 1") and "  # noqa: E501" in new
+    assert '    """One sentence of some length, which is followed by another.\n\n    Then word' in new

@@ -1,0 +1,259 @@
+"""`make test-vm`: the tests in a virtual machine with Debian's own kernel, cgroup v2 and AppArmor.
+
+Builds a Debian root with mmdebstrap (packages of .ci/packages, this checkout, its virtual
+environment), makes a disk image of it, and boots it under QEMU once per part of the tests, each
+time from the unchanged image. The guest runs pytest under systemd, writes its results to a second
+disk as a tar archive, and powers off.
+
+Needs root, and network access to Debian's mirror and PyPI as this host has it. KVM is used where it
+works, else emulation, which is about ten times slower: the tests' waits are scaled by
+ENGINED_TEST_PATIENCE then.
+
+    python -m tests.vm [PART …]        parts: see PARTS; default all
+    python -m tests.vm --build         only the disk image
+    python -m tests.vm -- ARGUMENTS    one part: pytest with these arguments
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+HERE = Path(__file__).resolve().parent
+WORK = Path(os.environ.get("ENGINED_VM_DIRECTORY", "/var/tmp/engined-vm"))
+"""Holds the disk image and the results. Not in the repository: it takes some gigabytes."""
+
+SUITE = "bookworm"
+PACKAGES = (
+    *("linux-image-amd64", "systemd-sysv", "dbus", "udev", "kmod", "initramfs-tools", "apparmor", "nftables"),
+    *("python3", "python3-venv", "python3-dev", "docker.io", "docker-compose", "iptables"),
+)
+"""Beyond .ci/packages. iptables is what docker.io asks for; no service is started but pytest's."""
+
+DISK = "6G"
+MEMORY = "4G"
+RESULTS = 256 * 2**20
+"""Bytes of the disk that the guest writes its results to."""
+
+PARTS = {
+    "unit": ("tests/unit", "tests/contract"),
+    "api-1": tuple(f"tests/api/test_{letter}*.py" for letter in "abcde"),
+    "api-2": tuple(f"tests/api/test_{letter}*.py" for letter in "fghijklmn"),
+    "api-3": tuple(f"tests/api/test_{letter}*.py" for letter in "opqrstuvwxyz"),
+    "system-1": tuple(f"tests/system/test_{letter}*.py" for letter in "abcdefghijklm"),
+    "system-2": tuple(f"tests/system/test_{letter}*.py" for letter in "nopqrstuvwxyz"),
+}
+"""Parts that take an hour at most under emulation."""
+
+EMULATION_PATIENCE = 10
+KVM_PATIENCE = 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.vm", description="The tests in a virtual machine.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} [all]")
+    parser.add_argument("--build", action="store_true", help="only build the disk image")
+    arguments, words = sys.argv[1:], []
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments, words = arguments[:at], arguments[at + 1 :]
+    chosen = parser.parse_args(arguments)
+    if unknown := set(chosen.parts) - PARTS.keys():
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if os.geteuid() != 0:
+        parser.error("must run as root: mmdebstrap makes a root file system with its owners")
+    WORK.mkdir(parents=True, exist_ok=True)
+    build()
+    if chosen.build:
+        return 0
+    jobs = {"chosen": words} if words else {name: _files(PARTS[name]) for name in chosen.parts or PARTS}
+    return max([run(name, targets) for name, targets in jobs.items()])
+
+
+def _files(patterns: tuple[str, ...]) -> list[str]:
+    found = [str(path.relative_to(REPOSITORY)) for pattern in patterns for path in sorted(REPOSITORY.glob(pattern))]
+    assert found, f"no tests match {patterns}"
+    return found
+
+
+# --- the image ------------------------------------------------------------------------------------
+
+
+def build() -> None:
+    """Make root file system, kernel and disk image in WORK.
+
+    The Debian part is kept until .ci/packages changes.
+    """
+    wanted = [line for line in (REPOSITORY / ".ci/packages").read_text().split("\n") if line and line[0] != "#"]
+    base, stamp = WORK / "base.tar", WORK / "base.packages"
+    names = ",".join(sorted({*wanted, *PACKAGES}))
+    if not base.exists() or not stamp.exists() or stamp.read_text() != names:
+        _say("building a Debian root with mmdebstrap")
+        sources = next(
+            path
+            for path in map(Path, ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"))
+            if path.exists()
+        )
+        command = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={names}"]
+        # Packages of services must not start them in the guest: it runs nothing but the tests.
+        command += [
+            "--customize-hook=systemctl --root=$1 mask docker.service docker.socket containerd.service docker-registry.service"
+        ]
+        subprocess.run([*command, SUITE, base, sources], check=True, stdout=sys.stderr)
+        stamp.write_text(names)
+    _say("installing this checkout into it")
+    root = Path(tempfile.mkdtemp(prefix="root", dir=WORK))
+    try:
+        subprocess.run(["tar", "-xf", base, "--numeric-owner", "--xattrs", "-C", root], check=True)
+        _install(root)
+        for name, pattern in (("vmlinuz", "vmlinuz-*"), ("initrd", "initrd.img-*")):
+            shutil.copy(next(iter((root / "boot").glob(pattern))), WORK / name)
+        image = WORK / "disk.ext4"
+        image.unlink(missing_ok=True)
+        subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", root, image, DISK], check=True)
+    finally:
+        subprocess.run(["rm", "-rf", "--one-file-system", root], check=True)
+
+
+def _install(root: Path) -> None:
+    """The checkout, its virtual environment, and the unit that runs the tests."""
+    place = root / "root/engined"
+    place.mkdir()
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True).stdout
+    subprocess.run(
+        ["tar", "-c", "--null", "-T", "-"],
+        cwd=REPOSITORY,
+        input=tracked,
+        check=True,
+        stdout=(place / ".tar").open("wb"),
+    )
+    subprocess.run(["tar", "-xf", ".tar"], cwd=place, check=True)
+    (place / ".tar").unlink()
+    # The packages of PyPI are fetched here, with this host's settings, and installed there without
+    # a network.
+    wheels = root / "wheels"
+    requires = subprocess.run(
+        [sys.executable, "-c", _REQUIREMENTS], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    ).stdout.split("\n")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "-w", wheels, *filter(None, requires)], check=True)
+    environment = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "/wheels",
+        "HOME": "/root",
+    }
+    # With /proc and /dev, in a mount namespace of its own: nothing stays mounted whatever happens.
+    script = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" sh -c "$1"'
+    subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, root, "cd /root/engined && .ci/prepare test"],
+        check=True,
+        env=environment,
+        stdout=sys.stderr,
+    )
+    shutil.rmtree(wheels)
+    docker = shutil.which("docker")
+    if docker is not None:
+        shutil.copy(docker, root / "usr/local/bin/docker")
+    shutil.copy(HERE / "guest", root / "usr/local/sbin/engined-tests")
+    (root / "etc/systemd/system/engined-tests.service").write_text(UNIT)
+    target = root / "etc/systemd/system/multi-user.target.wants"
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "engined-tests.service").symlink_to("../engined-tests.service")
+    (root / "etc/fstab").write_text("/dev/vda / ext4 rw 0 1\n")
+    (root / "etc/hostname").write_text("engined-vm\n")
+
+
+_REQUIREMENTS = """
+import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+print(*project["build-system"]["requires"], "wheel", "pip", "setuptools", sep="\\n")
+print(*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["test"], sep="\\n")
+"""
+
+UNIT = """[Unit]
+Description=The tests of engined
+After=basic.target apparmor.service
+[Service]
+Type=oneshot
+ExecStart=/usr/local/sbin/engined-tests
+StandardOutput=journal+console
+StandardError=journal+console
+Delegate=yes
+TimeoutStartSec=infinity
+LimitNOFILE=1048576
+TasksMax=infinity
+"""
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def run(name: str, targets: list[str]) -> int:
+    """Boot, run pytest on `targets`, collect the results in WORK/results/NAME; pytest's exit
+    status.
+    """
+    kvm = _kvm_works()
+    patience = KVM_PATIENCE if kvm else EMULATION_PATIENCE
+    outbox = WORK / "results.img"
+    with outbox.open("wb") as file:
+        file.truncate(RESULTS)
+    inbox = WORK / "orders.tar"
+    orders = WORK / "orders"
+    orders.write_text("\n".join([str(patience), *targets]) + "\n")
+    with tarfile.open(inbox, "w") as archive:
+        archive.add(orders, "orders")
+    with inbox.open("ab") as file:  # whole sectors
+        file.truncate(-(-inbox.stat().st_size // 4096) * 4096)
+    drives = [f"file={WORK / 'disk.ext4'},format=raw,if=virtio,snapshot=on"]
+    drives += [f"file={path},format=raw,if=virtio" for path in (outbox, inbox)]
+    command = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi", "-cpu", "host" if kvm else "max"]
+    command += ["-smp", str(os.cpu_count() or 1), "-m", MEMORY, "-nographic", "-no-reboot", "-nic", "none"]
+    command += [word for drive in drives for word in ("-drive", drive)]
+    command += ["-kernel", str(WORK / "vmlinuz"), "-initrd", str(WORK / "initrd")]
+    command += [
+        "-append",
+        "root=/dev/vda rw console=ttyS0 panic=-1 systemd.unified_cgroup_hierarchy=1 security=apparmor",
+    ]
+    _say(f"{name}: booting ({'KVM' if kvm else 'emulation'}, waits times {patience})")
+    began = time.monotonic()
+    results = WORK / "results" / name
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True)
+    with (results / "console").open("wb") as console:
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, check=False)
+    try:
+        with tarfile.open(outbox) as archive:
+            archive.extractall(results, filter="data")
+        status = int((results / "status").read_text())
+    except (OSError, tarfile.TarError, ValueError) as error:
+        _say(f"{name}: no results ({error}); see {results / 'console'}")
+        return 70
+    lines = (results / "pytest").read_text(errors="replace").splitlines()
+    print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR"))))
+    _say(f"{name}: {lines[-1] if lines else 'no output'} ({time.monotonic() - began:.0f} s; {results})")
+    return status
+
+
+def _kvm_works() -> bool:
+    """Returns True if KVM has the CPU's own virtualization.
+
+    A /dev/kvm without it may exist and hang a guest.
+    """
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return os.access("/dev/kvm", os.R_OK | os.W_OK) and bool({"vmx", "svm"} & set(flags))
+
+
+def _say(text: str) -> None:
+    print(f"test-vm: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
