@@ -1,6 +1,8 @@
-"""A document as a chart: for each row, how many times better engined is than each peer, on a logarithmic scale. Pure; SVG by hand.
+"""Draws a document as an SVG chart: for each row, how many times better engined is than each peer,
+on a logarithmic scale.
 
-Colours are chosen for light and dark backgrounds alike, or change with the reader's scheme; the background is the page's.
+Pure. The colours suit light and dark backgrounds, or follow the reader's colour scheme. The
+background is transparent.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ LINE = 20
 LEFT, WIDTH, RIGHT = 190, 520, 200
 TOP, BOTTOM = 78, 16
 LEAST, MOST = 0.25, 1000.0
-"""The ends of the scale; what lies beyond is drawn at the end."""
+"""The ends of the scale. Values beyond are drawn at the end."""
 TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 SHAPES = {"dockerd": "circle", "podman": "diamond"}
 
@@ -40,7 +42,7 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 
 
 def svg(document: Document) -> str:
-    """Rows that have a target in times of a peer, or all that can be compared when none has."""
+    """Rows whose target is a multiple of a peer, or all comparable rows when there are none."""
     peers = document.peers()
     shown = [row for row in document.rows if any(row.times(peer) is not None for peer in peers)]
     aimed = [row for row in shown if row.target and any(times > 1 for times in row.target.times.values())]

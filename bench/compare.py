@@ -1,4 +1,6 @@
-"""`make compare A=one.json B=other.json`: two runs side by side, row by row; `better` or `worse` where their samples lie apart."""
+"""`make compare A=one.json B=other.json`: two runs row by row, with `better` or `worse` where
+the samples do not overlap.
+"""
 
 from __future__ import annotations
 

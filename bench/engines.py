@@ -1,9 +1,12 @@
-"""The engines that are compared: each on a root of its own, in a network and mount namespace of its own, ended with all it started.
+"""The engines that are compared. Each has its own root directory, network namespace and mount
+namespace.
 
-The namespaces are held by a process that reads a pipe of this one's: an interruption ends all from here; when this process is killed
-outright, the holder ends the engine and what its containers run, and removes its directories and control groups. Every engine runs with
-its defaults, but for paths and what is said at its class. What belongs to an engine is what runs in its network namespace: daemon,
-monitor, containerd, shims, conmon, proxies; its containers have their own.
+A holder process keeps the namespaces and reads a pipe from this process. An interruption ends
+everything from here. If this process is killed, the holder sees the end of the pipe, kills the
+engine and its containers, and removes its directories and cgroups. Engines run with their defaults,
+except for paths and what their classes document. All processes in the network namespace belong to
+the engine: daemon, monitor, containerd, shims, conmon, proxies. Containers have network namespaces
+of their own.
 """
 
 from __future__ import annotations
@@ -46,15 +49,17 @@ tac /proc/self/mountinfo | cut -d' ' -f5 | grep -F "$base/" | xargs -r umount -l
 find /sys/fs/cgroup -depth -type d | grep -F -e "/${groups:?}" $(ls "$base/root/containers" | sed 's,^,-e /,') | xargs -r rmdir
 rm -rf --one-file-system "$base"
 """
-"""/run/netns, /var/lib/cni and /dev/shm (podman's locks) are where peers keep what they cannot be told to keep elsewhere. Its only line
-of input names a directory and the control groups that go with it; with the end of the input, all that is in here, the directory and the
-groups go."""
+"""The holder. Peers keep state in /run/netns, /var/lib/cni and /dev/shm (podman's locks) that
+cannot be configured, so these are private. The only line of input names a directory and a cgroup
+name; at the end of input, all processes in the namespaces, the directory and the cgroups are
+removed.
+"""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Namespaces:
-    """A network and a mount namespace, and the process that holds them."""
+    """A network and a mount namespace, and the process that keeps them alive."""
 
     def __init__(self) -> None:
         self._holder = subprocess.Popen(
@@ -68,21 +73,23 @@ class Namespaces:
             raise RuntimeError("no namespaces can be made here: unshare --net --mount failed")
         self._network = os.readlink(f"/proc/{self._holder.pid}/ns/net")
         self.not_the_engine: set[int] = {self._holder.pid}
-        """Processes in here that are the benchmark's own."""
+        """The benchmark's own processes in the namespaces."""
 
     def own(self, base: Path, groups: str = "") -> None:
-        """What goes too when this process is killed: a directory, and the control groups named so or like a container in it."""
+        """Registers a directory, and cgroups with that name or a container's id, for removal
+        when this process is killed.
+        """
         assert self._holder.stdin is not None
         self._holder.stdin.write(f"{base} {groups or base.name}\n".encode())
         self._holder.stdin.flush()
 
     def command(self, *arguments: str) -> list[str]:
-        """A command that runs `arguments` in here; the process keeps its pid."""
+        """A command that runs `arguments` in the namespaces. The process keeps its pid."""
         here = f"--wd={REPOSITORY}"
         return ["nsenter", "--target", str(self._holder.pid), "--net", "--mount", here, "--", *arguments]
 
     def pids(self) -> list[int]:
-        """Every process of the engine in here."""
+        """Every process of the engine."""
         found = []
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) not in self.not_the_engine:
@@ -92,7 +99,7 @@ class Namespaces:
         return found
 
     def close(self) -> None:
-        """Kill what is in here and let the namespaces go."""
+        """Kill all processes in the namespaces and release them."""
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -109,14 +116,14 @@ class Engine:
     def __init__(self) -> None:
         self.namespaces = Namespaces()
         self.idle: list[str] = []
-        """Containers that run and do nothing (`steps.stock`)."""
+        """Idle running containers (`steps.stock`)."""
 
     base: Path
     socket: str
 
     @classmethod
     def missing(cls) -> str:
-        """Why it cannot take part; "" when it can."""
+        """Why this engine cannot take part; empty when it can."""
         return "" if shutil.which(cls.program) else f"{cls.program} is not installed (make bench-peers)"
 
     def start(self) -> None:
@@ -124,11 +131,14 @@ class Engine:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """SIGTERM for the daemon alone, as a service manager does; returns when it has ended. Containers run on."""
+        """Send SIGTERM to the daemon only, as a service manager does, and wait until it has exited.
+
+        Containers keep running.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
-        """End everything, with the containers, and remove its directories; whatever failed before."""
+        """End the engine and its containers and remove its directories, whatever failed before."""
         raise NotImplementedError
 
     def version(self) -> str:
@@ -138,7 +148,7 @@ class Engine:
         return wire.Connection(self.socket)
 
     def answers(self) -> bool:
-        """Whether the API answers a ping."""
+        """Returns True if the API answers a ping."""
         try:
             with wire.Connection(self.socket, 10) as connection:
                 return connection.ask("GET", "/_ping")[0] == 200
@@ -146,7 +156,7 @@ class Engine:
             return False
 
     def proportional_set_size(self) -> int:
-        """PSS of all its processes together, in bytes: shared pages count once in all."""
+        """PSS of all its processes, in bytes. Shared pages are counted once."""
         return self.memory("Pss")
 
     def memory(self, field: str) -> int:
@@ -159,7 +169,9 @@ class Engine:
         return total
 
     def processor_time(self) -> float:
-        """Seconds that its threads spent on a processor (to the microsecond: schedstat), and its children that have ended (in ticks)."""
+        """CPU seconds of its threads (from schedstat, in microseconds) and of its exited
+        children (in ticks).
+        """
         total = 0.0
         for pid in self.namespaces.pids():
             with contextlib.suppress(OSError):
@@ -178,7 +190,7 @@ class Engine:
 
 
 class Engined(Engine):
-    """This engine, as its users start it."""
+    """engined, as its users start it."""
 
     name = "engined"
     program = sys.executable
@@ -209,14 +221,14 @@ class Engined(Engine):
 
 
 class _Peer(Engine):
-    """Another engine: a program that Debian has."""
+    """Another engine, from Debian's packages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.base = Path(tempfile.mkdtemp(prefix="peer", dir="/tmp"))
         self.socket = str(self.base / "s.sock")
         self.groups = self.base.name
-        """Name of the control groups that go with it; "" for none."""
+        """Name of the cgroups that belong to it; empty for none."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
@@ -248,7 +260,10 @@ class _Peer(Engine):
         self._process.wait(120)
 
     def close(self) -> None:
-        """Kill all of it at once, asking it nothing: what it would tidy up goes with the namespaces and the directory."""
+        """Kill all its processes at once.
+
+        The namespaces and the directory take the rest with them.
+        """
         deadline = time.monotonic() + 10
         while found := [*self.namespaces.pids(), *self._containers()]:
             if time.monotonic() > deadline:
@@ -264,7 +279,10 @@ class _Peer(Engine):
         _remove_groups(self.groups)
 
     def _containers(self) -> list[int]:
-        """Processes whose mounts lie in this engine's root. It mounts in its own namespace alone, so they are its containers'."""
+        """Processes with mounts below this engine's root.
+
+        It mounts only in its own namespace, so these are its containers.
+        """
         found = []
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -280,7 +298,7 @@ class _Peer(Engine):
 
 
 class Dockerd(_Peer):
-    """With live-restore, so that its containers too outlive a restart of the daemon."""
+    """dockerd with live-restore, so that its containers survive a restart of the daemon as well."""
 
     name = "dockerd"
     program = "dockerd"
@@ -299,7 +317,11 @@ class Dockerd(_Peer):
 
 
 class Podman(_Peer):
-    """Its service. Its own default asks for a higher RLIMIT_NOFILE than root may set everywhere, and for systemd and journald."""
+    """podman's API service.
+
+    Its defaults ask for a higher RLIMIT_NOFILE than root may set everywhere, and for systemd and
+    journald.
+    """
 
     name = "podman"
     program = "podman"
@@ -338,12 +360,12 @@ KINDS: tuple[type[Engine], ...] = (Engined, Dockerd, Podman)
 
 
 def _groups(name: str) -> list[str]:
-    """Control groups of that name in any hierarchy. Others come and go meanwhile."""
+    """Cgroups of that name in any hierarchy. Others may appear and vanish meanwhile."""
     return [f"{path}/{name}" for path, names, _ in os.walk("/sys/fs/cgroup") if name in names]
 
 
 def _remove_groups(name: str) -> None:
-    """The empty control groups that a peer leaves in each hierarchy."""
+    """Remove the empty cgroups that a peer leaves in each hierarchy."""
     for top in _groups(name):
         for directory, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):

@@ -1,10 +1,11 @@
-"""The floors beneath rows that miss their figure: the same system calls from C (floors.c), with no engine around them.
+"""Floors of rows that miss their figure: the same system calls from C (floors.c), without an
+engine.
 
     python -m bench.floors put          PUT of an archive: receiving it, making its files in an overlay, all at once
     python -m bench.floors terminal     output of a terminal: reading what busybox writes to one
 
-Shown are the least and the median of nine, the processor time, and the load average. What an engine adds (HTTP, the archive's headers, resolving
-paths, its caller's own sending) comes on top. Run it when nothing else runs.
+Prints minimum and median of nine samples, the CPU time and the load average. An engine adds HTTP,
+tar headers, path resolution and the client's sending. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ TERMINAL_SIZE = 190_000_000
 IN_OVERLAY = """
 cd "$1" && mkdir lower upper work root && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay root && shift && exec "$@"
 """
-"""Run in a mount namespace of its own: the mount goes with it."""
+"""Runs in its own mount namespace, so the mount vanishes with it."""
 
 
 class Floors:
-    """The compiled program, and a directory for what it writes."""
+    """The compiled program, and a directory for its output."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -42,8 +43,9 @@ class Floors:
         subprocess.run(["cc", "-O2", "-pthread", "-o", self.program, source, "-lutil"], check=True)
 
     def show(self, what: str, *words: str | Path, memory: int = 0, overlay: bool = True, size: int = 0) -> None:
-        """Take samples. A `directory` among the words stands for a new one each time, in an overlay or on the file system itself. `memory`: see
-        `touch`. `size`: bytes, to show the rate too."""
+        """Take samples. A `directory` among the words stands for a new one each time, in an overlay
+        or on the file system itself. `memory`: see `touch`. `size`: bytes, to show the rate too.
+        """
         samples = []
         for _ in range(ROUNDS):
             directory = Path(tempfile.mkdtemp(dir=self.base))

@@ -1,7 +1,8 @@
-"""The images that everybody runs and moves: made on the spot, the same bytes in every run.
+"""The images that all engines run and move. They are generated, with the same bytes in every run.
 
-`bench:latest` is busybox and a file of lines. `big:0` and its like are 450 MB in four layers of 15,000 files: half noise, half text, sizes from
-some hundred bytes to some hundred KB, as an image of a language's run time is.
+`bench:latest` is busybox and a file of lines. `big:0`, `big:1` and so on are 450 MB in four layers
+of 15,000 files: half random bytes, half text, sizes from some hundred bytes to some hundred KB,
+like the image of a language's runtime.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests import archives
 
 LINE = b"2023-11-14T22:13:20Z INFO  request id=%08d path=/v1/things status=200 duration=12ms size=512 ~\n" % 12345678
 MARK = b"~"
-"""In each line once, and in no framing."""
+"""Occurs once in each line, and never in frame headers."""
 LINES_SIZE = 160_000 * len(LINE)
 EPOCH = 1_700_000_000
 
@@ -31,14 +32,14 @@ BIG_SIZE = 450_000_000
 
 @functools.cache
 def small() -> bytes:
-    """`bench:latest` as `docker save` gives it."""
+    """`bench:latest` in the format of `docker save`."""
     lines = archives.tar([archives.Node("lines", LINE * (LINES_SIZE // len(LINE)))])
     image = archives.Image([archives.busybox_layer(), lines], ("bench:latest",), {"Cmd": ["sh"]})
     return archives.docker_archive(image)
 
 
 class Pool:
-    """Bytes for files: pieces of a few megabytes of noise and text in turns."""
+    """File contents: alternating pieces of random bytes and text, a few megabytes each."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -60,7 +61,7 @@ class Pool:
         return repeated
 
     def sizes(self, count: int, total: int) -> list[int]:
-        """So many sizes that add up to `total`, of all magnitudes."""
+        """`count` sizes of all magnitudes whose sum is `total`."""
         wanted = [self._random.lognormvariate(0, 1.5) for _ in range(count)]
         scale = total / sum(wanted)
         found = [int(one * scale) for one in wanted]
@@ -69,7 +70,10 @@ class Pool:
 
 
 def tree(path: Path, seed: int, files: int, size: int, root: str = "") -> str:
-    """Write an archive of so many files, `size` bytes together, in directories of a hundred; its digest."""
+    """Write an archive of `count` files with `size` bytes in total, a hundred files a directory.
+
+    Returns its digest.
+    """
     pool = Pool(seed)
     with tarfile.open(path, "w") as archive:
         for at, length in enumerate(pool.sizes(files, size)):
@@ -89,10 +93,15 @@ def digest(path: Path) -> str:
 
 
 class Big:
-    """`big:NUMBER` as files in a directory, no layer but the first that of another number: its layers, its configuration, and the archive of all."""
+    """`big:NUMBER` as files in a directory, no layer but the first that of another number: its
+    layers, its configuration, and the archive of all.
+    """
 
     def __init__(self, directory: Path, scale: int, number: int) -> None:
-        """`scale` divides files and bytes, for a quick run. The first layer is busybox's, so that it runs."""
+        """`scale` divides files and bytes, for a quick run.
+
+        The first layer is busybox's, so that it runs.
+        """
         self.name = f"big:{number}"
         self.size = BIG_SIZE // scale
         self.layers = []

@@ -1,8 +1,9 @@
-"""A job: a piece of work that every engine is given, and the rows of the table that it yields.
+"""A job: work that every engine does, and the rows of the table that it yields.
 
-A job first has each engine `prepare` (where it asserts that the engine's answers are right), then takes samples in turns: one of each
-engine, again and again, another engine first each time, so that what the host does meanwhile meets all alike. An engine that has not got
-what the job needs, or answers wrongly, drops out of its rows with the reason; the others go on.
+A job first calls `prepare` for each engine, which asserts that the engine's answers are right. Then
+it takes samples in turns, each round with another engine first, so that noise of the host affects
+all alike. An engine that lacks what the job needs, or answers wrongly, is left out of its rows with
+the reason; the others continue.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.wire import Lacks
 
 @dataclass(frozen=True)
 class Size:
-    """How much work: a full run, or a quick one that shows whether everything works."""
+    """Amount of work: a full run, or a quick one that only shows whether everything works."""
 
     quick: bool = False
 
@@ -46,11 +47,12 @@ class Figure:
 
 
 def touch(size: int) -> None:
-    """Use so many bytes of the page cache and give them back.
+    """Use so many bytes of page cache and release them.
 
-    A virtual machine may have handed what was free in it to its host, which gives it back a page at a time when it is used again: that takes several
-    times as long as to write a file to it, and is no engine's doing. They are used as a file that is written at a megabyte a time uses them:
-    the kernel has lists of its own for pages of each size, and anonymous memory would have come from others.
+    A virtual machine may have returned free memory to its host. Using it again costs a fault per
+    page, which takes several times as long as writing a file to it and is not the engine's doing.
+    The bytes are written to a file, a megabyte at a time: the kernel keeps free lists per page
+    order, and anonymous memory would come from other lists.
     """
     piece = bytes(1 << 20)
     with tempfile.TemporaryFile(dir="/tmp", buffering=0) as file:
@@ -60,7 +62,10 @@ def touch(size: int) -> None:
 
 @dataclass
 class Job:
-    """`prepare` gives what `sample` and `finish` are given back; `sample` returns a number for each figure, in their order."""
+    """The result of `prepare` is passed to `sample` and `finish`.
+
+    `sample` returns one number per figure, in order.
+    """
 
     name: str
     figures: Sequence[Figure]
@@ -69,25 +74,27 @@ class Job:
     prepare: Callable[[Engine], Any] = lambda _engine: None
     finish: Callable[[Engine, Any], None] = lambda _engine, _state: None
     idle: int | None = 0
-    """How many containers run and do nothing meanwhile; None: as many as there are."""
+    """Number of idle running containers meanwhile. None: as many as there are."""
     warm: bool = True
-    """Whether one sample of each engine is taken and dropped before: the first one pays for caches."""
+    """Take and discard one sample of each engine first: it fills caches."""
     rest: float = 0.5
-    """Seconds before a sample in which an engine may end what it does behind its replies: not its successor's to bear."""
+    """Seconds before a sample in which an engine can finish background work that would slow the
+    next engine.
+    """
     flush: bool = False
-    """Whether dirty pages are written back before each sample: those of one engine are not to slow another's."""
+    """Write back dirty pages before each sample, so that one engine's do not slow another."""
     memory: int = 0
-    """Bytes of the page cache to `touch` before each sample: more than the work fills anew."""
+    """Bytes of page cache to `touch` before each sample: more than the work fills."""
     only: Sequence[str] = ()
-    """Engines that are asked; every one when empty. For what would take a peer minutes."""
+    """Engines that take part; all when empty. For work that would take a peer minutes."""
     default: bool = True
-    """Whether it is run unless asked for by name."""
+    """Part of a default run. Others run only when named."""
     _samples: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     _lacking: dict[str, str] = field(default_factory=dict)
     _wrong: dict[str, str] = field(default_factory=dict)
 
     def measure(self, engines: Sequence[Engine]) -> list[Row]:
-        """Do all of it; an exception only for an interruption."""
+        """Run the job. Raises only for an interruption."""
         here: dict[str, tuple[Engine, Any]] = {}
         prepared: list[tuple[Engine, Any]] = []
         try:

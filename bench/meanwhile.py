@@ -1,7 +1,8 @@
-"""What an engine is like for others while it works: its slowest answer to `_ping`, and the memory that it took at its peak.
+"""How responsive an engine is while it works: its slowest answer to `_ping`, and its peak memory.
 
-The pings come from a process of their own (`python -m bench.meanwhile SOCKET`): from this one they would wait for whoever feeds the engine. It runs
-before all others (SCHED_FIFO, else nice -20), or it would tell how long an answer that had come waited for the pinging process to get a processor.
+The pings come from a separate process (`python -m bench.meanwhile SOCKET`), since this one is busy
+feeding the engine. It has real-time priority (SCHED_FIFO, else nice -20). Otherwise it would
+measure how long an answer waited for a CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _PAUSE = 0.002
 
 
 class Meanwhile:
-    """A context in which the engine works; `ping` (ms) and `memory` (MiB over what its processes had before) are known after it."""
+    """A context in which the engine works.
+
+    Afterwards `ping` (ms) and `memory` (MiB above the start) are set.
+    """
 
     ping = memory = 0.0
 
@@ -34,7 +38,8 @@ class Meanwhile:
         self._processes = {pid: size for pid in self._engine.namespaces.pids() if (size := _size(pid, "VmRSS"))}
         for pid in self._processes:
             with contextlib.suppress(OSError):
-                Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew (proc_pid_clear_refs(5))
+                # resets the peak, proc_pid_clear_refs(5)
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
         self._pinging = subprocess.Popen(
             [sys.executable, "-m", "bench.meanwhile", self._engine.socket],
             cwd=REPOSITORY,
@@ -54,7 +59,7 @@ class Meanwhile:
 
 
 def _size(pid: int, name: str) -> float:
-    """MiB; 0 when the process is gone."""
+    """MiB; 0 when the process has exited."""
     try:
         found = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
@@ -63,11 +68,11 @@ def _size(pid: int, name: str) -> float:
 
 
 def main(path: str) -> None:
-    """Ping until the end of stdin, then print the milliseconds of the slowest answer."""
+    """Ping until the end of stdin, then print the slowest answer in milliseconds."""
     slowest = 0.0
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except PermissionError:  # where control groups share out real time (RT_GROUP_SCHED), a session may have none
+    except PermissionError:  # with RT_GROUP_SCHED a cgroup may have no real-time budget
         os.nice(-20)
     with wire.Connection(path) as connection:
         connection.expect(200, "GET", "/_ping")

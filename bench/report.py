@@ -1,7 +1,9 @@
-"""What a run found: its document (JSON), what follows from the numbers, and the tables that show it. Pure; it measures nothing.
+"""The document of a run (JSON), what is derived from it, and the tables that show it. Pure;
+measures nothing.
 
-The document has a format number, the time, the commit, the machine, the engines' versions, and for every row its samples by engine. Medians,
-ratios and what missed its target are derived from it, here, whenever they are shown.
+The document has a format number, the time, the commit, the machine, the engines' versions, and each
+row's samples by engine. Medians, ratios and missed targets are derived here whenever they are
+shown.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ OURS = "engined"
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a row is to reach: so many times better than a peer, measured in the same run, and a bound in the row's own unit."""
+    """Target of a row: a multiple of a peer in the same run, and a bound in the row's unit."""
 
     times: dict[str, float] = {}
     at_most: float | None = None
@@ -32,7 +34,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One figure, of every engine that gave it."""
+    """One figure, with the samples of each engine."""
 
     name: str
     what: str
@@ -41,16 +43,16 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     target: Target | None = None
     samples: dict[str, list[float]] = {}
     lacking: dict[str, str] = {}
-    """Engine → what it has not got (or why it was not asked)."""
+    """Engine → what it lacks, or why it was not asked."""
     wrong: dict[str, str] = {}
-    """Engine → how its answer was wrong. Such a row has failed."""
+    """Engine → how its answer was wrong. The row has failed then."""
 
     def median(self, engine: str) -> float | None:
         values = self.samples.get(engine)
         return statistics.median(values) if values else None
 
     def times(self, peer: str) -> float | None:
-        """How many times better engined is than `peer`; None unless both gave the figure."""
+        """How many times better engined is than `peer`. None unless both have the figure."""
         ours, theirs = self.median(OURS), self.median(peer)
         if ours is None or theirs is None:
             return None
@@ -60,7 +62,10 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return bad / good
 
     def misses(self) -> list[str]:
-        """Each part of the target that is not reached; none when there is no target or the figures to judge it are not there."""
+        """The parts of the target that are missed.
+
+        Empty without a target or without the figures to judge it.
+        """
         if self.target is None or self.median(OURS) is None:
             return []
         found = [
@@ -74,11 +79,11 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
     def judged(self) -> bool:
-        """Whether there is a target and every figure that it needs."""
+        """Returns True if there is a target and every figure that it needs."""
         return self.target is not None and all(self.median(engine) is not None for engine in (OURS, *self.target.times))
 
     def cell(self, engine: str) -> str:
-        """The engine's figure, or why there is none."""
+        """The engine's figure, or the reason why there is none."""
         if engine in self.wrong:
             return "WRONG"
         value = self.median(engine)
@@ -124,7 +129,7 @@ def load(path: str | Path) -> Document:
 
 
 def number(value: float) -> str:
-    """Three digits of it, in full."""
+    """Three significant digits, without an exponent."""
     if value == float("inf"):
         return "inf"
     if abs(value) >= 1000:
@@ -134,7 +139,7 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-# --- tables --------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def table_head(names: Sequence[str]) -> str:
@@ -142,7 +147,9 @@ def table_head(names: Sequence[str]) -> str:
 
 
 def table_line(row: Row, names: Sequence[str]) -> str:
-    """A row for a terminal: what each gave, how many times better the first is, and a mark where it misses its target."""
+    """A row for a terminal: each engine's figure, the ratios, and a mark where the target is
+    missed.
+    """
     cells = [f"{row.name:<24}{row.cell(names[0]):>10}"]
     for name in names[1:]:
         times = row.times(name)
@@ -182,7 +189,9 @@ def markdown(document: Document) -> str:
 
 
 def comparison(before: Document, after: Document) -> str:
-    """Two runs side by side, every row and engine of either: medians, their ratio, and whether the samples lie apart."""
+    """Two runs, every row and engine of either: medians, their ratio, and whether the samples
+    overlap.
+    """
     lines = [
         f"A: {before.heading()}; commit {before.commit}, {before.time}",
         f"B: {after.heading()}; commit {after.commit}, {after.time}",
@@ -206,7 +215,9 @@ def comparison(before: Document, after: Document) -> str:
 
 
 def _change(old: Row, new: Row, engine: str) -> tuple[str, str]:
-    """How many times better the new median is; and `better` or `worse` when no sample of one lies among the other's."""
+    """How many times better the new median is, and `better` or `worse` when the samples do not
+    overlap.
+    """
     one, two = old.samples[engine], new.samples[engine]
     good, bad = (statistics.median(two), statistics.median(one))
     if not new.less_is_better:

@@ -1,9 +1,11 @@
-"""`make bench`: engined, dockerd and podman through the same API on this host, in one run, a row each figure.
+"""`make bench`: engined, dockerd and podman through the same API on this host, in one run, one row
+per figure.
 
-Every job first asserts that the engines' answers are right, then takes samples in turns. Shown is the median; beside each peer's, how many
-times better engined's is, and at the end of the row what it is to reach. MISSED marks a row that does not. An engine that is not installed, or has
-not got what a row asks for, is said so; an answer that is wrong fails the row and, at its end, the run. The table goes to stdout, every
-sample to bench/results/*.json.
+Every job first asserts that the engines' answers are right, then takes samples in turns. A row
+shows medians, beside each peer's how many times better engined is, and the row's target at the end.
+MISSED marks a missed target. A row says so when an engine is not installed or lacks something. A
+wrong answer fails the row and, at the end, the run. The table goes to stdout, every sample to
+bench/results/*.json.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ def load_image(engine: Engine) -> None:
 
 @contextlib.contextmanager
 def running(wanted: Sequence[str]) -> Iterator[list[Engine]]:
-    """The engines asked for, started, each with the image; all ended afterwards, with whatever of them is left."""
+    """The wanted engines, started and with the image loaded.
+
+    All are ended afterwards and leave nothing.
+    """
     with contextlib.ExitStack() as stack:
         engines: list[Engine] = []
         for kind in KINDS:
@@ -78,7 +83,7 @@ def running(wanted: Sequence[str]) -> Iterator[list[Engine]]:
 
 
 def measured(jobs: Sequence[Job], engines: Sequence[Engine], seconds: bool) -> Iterator[report.Row]:
-    """The rows, each printed as soon as it is there."""
+    """The rows, each printed as soon as it is complete."""
     names = [engine.name for engine in engines]
     print(report.table_head(names))
     for job in jobs:
@@ -132,7 +137,8 @@ def main() -> int:
     else:
         jobs = [job for job in jobs if job.default]
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # and what was started is ended
+        # exit handlers end what was started
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     now = datetime.datetime.now(datetime.UTC)
     with contextlib.closing(material), running(arguments.engine or []) as engines:
         document = report.Document(

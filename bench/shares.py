@@ -1,6 +1,7 @@
-"""`python -m bench.shares`: where the processor's time of a job goes in engined, by process: daemon, monitor, and the runtime they ran.
+"""`python -m bench.shares`: CPU time of a job in engined, by process: daemon, monitor, and the
+runtime.
 
-Processor time, not time that passes: it means the same on a busy machine, and it is what a dense host pays.
+CPU time, not wall-clock time: it hardly depends on other load, and it is the cost on a dense host.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TIMES = 40
 
 
 def spent(engine: Engined) -> dict[str, float]:
-    """Seconds: of each process's own threads, and of the children that have ended."""
+    """CPU seconds of each process's own threads, and of exited children."""
     found = {}
     for pid in engine.namespaces.pids():
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -46,7 +47,7 @@ def memory(engine: Engined) -> str:
 
 
 def share(engine: Engined, what: str, times: int, work: Callable[[], object]) -> None:
-    """Print milliseconds a time."""
+    """Print milliseconds per repetition."""
     work()
     before = spent(engine)
     for _ in range(times):

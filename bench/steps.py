@@ -1,4 +1,4 @@
-"""What a client asks of an engine, a function each: the steps that jobs are made of. Each asserts the answer's status."""
+"""The requests that jobs are made of, one function each. Each asserts the answer's status."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from bench.engines import Engine
 
 IMAGE = "bench:latest"
 CLIENTS = 8
-"""How many clients start and remove containers side by side, where that is not what is timed."""
+"""Number of clients that start and remove containers at once, where this is not timed."""
 
 
 def create(connection: wire.Connection, *command: str, network: str = "none", name: str = "", **more: Any) -> str:
-    """A container's id. `host` are fields of HostConfig, the rest fields of the body."""
+    """Create a container; returns its id.
+
+    `host` has fields of HostConfig, the rest are fields of the body.
+    """
     host = {"NetworkMode": network, **more.pop("host", {})}
     body = {"Image": IMAGE, "Cmd": command, "HostConfig": host, **more}
     made = connection.expect(201, "POST", f"/containers/create{f'?name={name}' if name else ''}", body)
@@ -27,7 +30,7 @@ def start(connection: wire.Connection, container: str) -> None:
 
 
 def wait(connection: wire.Connection, container: str) -> int:
-    """The exit code."""
+    """Wait; returns the exit code."""
     return int(connection.json("POST", f"/containers/{container}/wait")["StatusCode"])
 
 
@@ -40,14 +43,14 @@ def inspect(connection: wire.Connection, container: str) -> Any:
 
 
 def run(connection: wire.Connection, *command: str, **more: Any) -> str:
-    """A container that runs; its id."""
+    """Create and start a container; returns its id."""
     container = create(connection, *command, **more)
     start(connection, container)
     return container
 
 
 def execute(engine: Engine, container: str, *command: str) -> bytes:
-    """What a command in a running container writes to stdout; it must exit with 0."""
+    """Stdout of a command in a running container, which must exit with 0."""
     with engine.connection() as connection:
         config = {"AttachStdout": True, "Tty": True, "Cmd": command}
         made = json.loads(wire.joined(connection.expect(201, "POST", f"/containers/{container}/exec", config)))["Id"]
@@ -61,7 +64,9 @@ def execute(engine: Engine, container: str, *command: str) -> bytes:
 
 
 def side_by_side(engine: Engine, jobs: list[Any], work: Any) -> list[Any]:
-    """`work(connection, job)` for each, by several clients at once; the results in order."""
+    """Run `work(connection, job)` for each job with several clients; returns the results in
+    order.
+    """
     connections = [engine.connection() for _ in range(min(CLIENTS, len(jobs)))]
     try:
 
@@ -80,7 +85,9 @@ def side_by_side(engine: Engine, jobs: list[Any], work: Any) -> list[Any]:
 
 
 def stock(engine: Engine, count: int) -> None:
-    """Start or remove containers until `count` run and do nothing, on the bridge network, each with a label of its own."""
+    """Start or remove idle containers until `count` run, on the bridge network, each with its
+    own label.
+    """
 
     def begin(connection: wire.Connection, number: int) -> str:
         labels = {"bench": "idle", "number": str(number)}
@@ -95,6 +102,6 @@ def stock(engine: Engine, count: int) -> None:
         engine.idle += side_by_side(engine, list(range(have, count)), begin)
     with engine.connection() as connection:
         there = {one["Id"] for one in connection.json("GET", "/containers/json?all=1")}
-        for stray in there - set(engine.idle):  # of a job that failed
+        for stray in there - set(engine.idle):  # left by a failed job
             remove(connection, stray)
     assert set(engine.idle) <= there, (engine.name, len(there), len(engine.idle))

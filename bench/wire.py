@@ -1,8 +1,9 @@
-"""HTTP over a Unix socket with as little of a client as will do: what is timed is the engine.
+"""A minimal HTTP client over a Unix socket, so that the engine is what is timed.
 
-Sockets block in the kernel (SO_RCVTIMEO, SO_SNDTIMEO; Python's own timeout would cost a poll(2) a call). Requests are bytes made
-beforehand; answers are cut at their framing and not looked into. One request is under way on a connection at a time. A request and
-its answer cost this side about 5 us, so that tens of thousands a second are the engine's own number.
+Sockets block in the kernel (SO_RCVTIMEO, SO_SNDTIMEO; Python's timeouts would cost a poll(2) per
+call). Requests are prepared bytes; of answers only the framing is parsed. One request at a time on
+a connection. Request and answer cost this side about 5 us, so tens of thousands a second are the
+engine's own limit.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import time
 from typing import Any
 
 TIMEOUT = 120
-"""Seconds after which an answer that does not come is a failure."""
+"""Seconds without an answer after which a request fails."""
 
 _BUFFER = 1 << 20
 
 
 class Lacks(Exception):
-    """The engine does not have what was asked for: `page not found`, 501 and the like. Not a wrong answer."""
+    """The engine lacks the endpoint: `page not found`, 501 and the like. Not a wrong answer."""
 
 
 def connect(path: str, timeout: float = TIMEOUT) -> socket.socket:
-    """A connected, blocking socket; BlockingIOError from calls that wait longer than `timeout` seconds."""
+    """A connected, blocking socket; BlockingIOError from calls that wait longer than `timeout`
+    seconds.
+    """
     stream = socket.socket(socket.AF_UNIX)
     try:
         interval = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
@@ -60,9 +63,9 @@ class Connection:
         self._socket.sendall(data)
 
     def answer(self) -> tuple[int, bytes]:
-        """Status and body (chunks still in their framing) of the next answer."""
+        """Status and body of the next answer; a chunked body keeps its framing."""
         received = self._received or self._more(b"")
-        if received.startswith(self._known_head):  # the same head as the last one's: nothing to parse
+        if received.startswith(self._known_head):  # same head as the last answer: nothing to parse
             status, end = self._known
             while len(received) < end:
                 received += self._more(received)
@@ -112,21 +115,27 @@ class Connection:
         return self.answer()
 
     def json(self, method: str, target: str, body: Any = None) -> Any:
-        """The value that a successful answer holds; Lacks or ValueError naming the answer for any other."""
+        """The JSON value of a successful answer. Raises Lacks, or ValueError naming the answer."""
         status, data = self.ask(method, target, body)
         if status >= 300:
             raise refusal(f"{method} {target}", status, data)
         return json.loads(joined(data)) if data.strip() else None
 
     def expect(self, status: int, method: str, target: str, body: Any = None) -> bytes:
-        """The body of an answer with just this status; Lacks or ValueError for any other."""
+        """The body of an answer with exactly this status.
+
+        Raises Lacks or ValueError for any other.
+        """
         answered, data = self.ask(method, target, body)
         if answered != status:
             raise refusal(f"{method} {target}", answered, data)
         return data
 
     def upload(self, method: str, target: str, path: str) -> bytes:
-        """The answer's body to a request whose body is a file; Lacks or ValueError unless it is a success."""
+        """Send a file as the body; returns the answer's body.
+
+        Raises Lacks or ValueError unless it succeeds.
+        """
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             self._socket.sendall(_head(method, target, "application/x-tar", size))
@@ -138,7 +147,7 @@ class Connection:
 
 
 def refusal(what: str, status: int, body: bytes) -> Exception:
-    """The error that an answer is: Lacks where the engine has no such thing at all."""
+    """The exception for an error answer: Lacks where the engine has no such endpoint."""
     text = f"{what}: {status} {body[:500].decode(errors='replace').strip()}"
     if status in (405, 501) or (status == 404 and (b"page not found" in body or b"Not Found" in body)):
         return Lacks(text)
@@ -160,7 +169,7 @@ def _head(method: str, target: str, kind: str, size: int, headers: str = "") -> 
 
 
 def joined(data: bytes) -> bytes:
-    """A body out of its chunks, when it is in chunks."""
+    """A body without its chunk framing."""
     pieces = []
     at = 0
     while at < len(data):
@@ -177,17 +186,17 @@ def joined(data: bytes) -> bytes:
 
 
 class Download:
-    """An answer read to the end of its connection: how much there was, not what. For bodies too long to look into."""
+    """An answer read to the end of its connection. Counts bytes and does not keep them."""
 
     def __init__(self, path: str, method: str, target: str) -> None:
         self.size = 0
-        """Bytes of the body, its chunks' framing included."""
+        """Bytes of the body, including chunk framing."""
         self._socket = connect(path)
         self._socket.sendall(request(method, target, headers="Connection: close\r\n"))
         self._early = b""
 
     def head(self) -> None:
-        """Read the head; Lacks or ValueError unless it is a success."""
+        """Read the head. Raises Lacks or ValueError unless it is a success."""
         head, _, self._early = _read_head(self._socket).partition(b"\r\n\r\n")
         if int(head[9:12]) >= 300:
             with self._socket:
@@ -196,8 +205,9 @@ class Download:
             raise refusal("download", int(head[9:12]), self._early)
 
     def count(self, mark: bytes, seconds: float = TIMEOUT) -> tuple[int, bool]:
-        """Read the rest, or as much as comes in so long; how often the one byte `mark` was in it (one byte: no framing can cut it), and
-        whether that was all."""
+        """Read the rest, for at most `seconds`. Returns how often the byte `mark` occurred (one
+        byte cannot be cut by framing), and whether the end was reached.
+        """
         assert len(mark) == 1
         until = time.monotonic() + seconds
         self.head()
@@ -214,7 +224,7 @@ class Download:
         return found, True
 
     def read(self) -> bytes:
-        """Read and return the rest, out of its chunks."""
+        """Read and return the rest, without chunk framing."""
         self.head()
         pieces = [self._early]
         with self._socket:
@@ -224,7 +234,7 @@ class Download:
         return joined(b"".join(pieces))
 
     def skip(self) -> int:
-        """Read the rest and forget it; how many bytes there were."""
+        """Read and discard the rest. Returns the number of bytes."""
         self.head()
         view = memoryview(bytearray(_BUFFER))
         self.size = len(self._early)
@@ -245,12 +255,16 @@ def _read_head(stream: socket.socket) -> bytes:
 
 
 def attach(path: str, container: str, query: str = "stream=1&stdin=1&stdout=1&stderr=1") -> tuple[socket.socket, bytes]:
-    """A hijacked connection to the container, and the bytes of its stream that came with the answer's head."""
+    """A hijacked connection to the container, and the bytes of its stream that came with the
+    answer's head.
+    """
     return hijack(path, f"/containers/{container}/attach?{query}")
 
 
 def hijack(path: str, target: str, body: bytes = b"") -> tuple[socket.socket, bytes]:
-    """A connection upgraded by POST of a JSON `body`, and the bytes of its stream that came with the answer's head."""
+    """A connection upgraded by POST of a JSON `body`, and the bytes of its stream that came with
+    the answer's head.
+    """
     stream = connect(path)
     stream.sendall(
         _head("POST", target, "application/json", len(body), "Connection: Upgrade\r\nUpgrade: tcp\r\n") + body
@@ -264,12 +278,15 @@ def hijack(path: str, target: str, body: bytes = b"") -> tuple[socket.socket, by
 
 
 def drain(stream: socket.socket, early: bytes) -> int:
-    """Read frames until the server closes; the payload bytes of stdout. ValueError for anything that is not whole frames."""
+    """Read frames until the server closes; the payload bytes of stdout.
+
+    ValueError for anything that is not whole frames.
+    """
     buffer = bytearray(_BUFFER)
     view = memoryview(buffer)
-    kept = len(early)  # bytes at the buffer's start that are not used yet
+    kept = len(early)  # unused bytes at the start of the buffer
     buffer[:kept] = early
-    missing = 0  # payload of the frame at hand that is still to come
+    missing = 0  # bytes of the current frame's payload still to be read
     total = 0
     with stream:
         while True:
@@ -294,7 +311,7 @@ def drain(stream: socket.socket, early: bytes) -> int:
 
 
 def drain_raw(stream: socket.socket, early: bytes, mark: bytes) -> int:
-    """Read until the server closes; how often the one byte `mark` was in it."""
+    """Read until the server closes. Returns how often the byte `mark` occurred."""
     buffer = bytearray(_BUFFER)
     view = memoryview(buffer)
     found = early.count(mark)

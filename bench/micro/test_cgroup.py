@@ -1,6 +1,7 @@
 """A sample of a container's counters, and 150 containers with an open statistics stream each.
 
-Budgets: 60 us a sample (design §5), 3 % of a core for the streams at one sample a second, without what HTTP adds. In live cgroups with
+Budgets: 60 us a sample, 3 % of a core for the streams at one sample a second, without
+         what HTTP adds. In live cgroups with
 limits and interfaces, since most of it is the kernel's own work.
 """
 

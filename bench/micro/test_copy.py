@@ -1,4 +1,6 @@
-"""A tree of 5,000 small files and 100 MB copied, beside GNU cp: what a volume gets of its image at its first use."""
+"""A tree of 5,000 small files and 100 MB copied, beside GNU cp: what a volume gets of its image
+at its first use.
+"""
 
 from __future__ import annotations
 

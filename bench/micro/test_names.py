@@ -1,4 +1,6 @@
-"""The resolver over real UDP in a namespace of its own, and its messages beside dnslib's: the answer first, then the time. Needs root."""
+"""The resolver over real UDP in a namespace of its own, and its messages beside dnslib's: the
+answer first, then the time. Needs root.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ import uvloop
 from engine.networks import dns
 from engine.networks.names import NameTable
 from engine.networks.resolver import TTL, Resolver
-from engine.system import namespaces, netlink
-from engine.system.netlink import Netlink
+from engine.system import namespaces
+from engine.system.netlink import rtnl
+from engine.system.netlink.rtnl import RouteSocket
 
 QUERIES = 20_000
 WINDOW = 32
@@ -44,8 +47,8 @@ def table() -> NameTable:
 @pytest.fixture
 def served() -> Iterator[tuple[int, int]]:
     """A namespace, and the process that answers in it."""
-    with namespaces.new_network() as namespace, Netlink() as links:
-        links.apply(netlink.change_link("lo", up=True))
+    with namespaces.new_network() as namespace, RouteSocket() as links:
+        links.apply(rtnl.change_link("lo", up=True))
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

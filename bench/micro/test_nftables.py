@@ -1,4 +1,6 @@
-"""A table laid out through libnftables: in a thread without the process's descriptors, however many it has open."""
+"""A table laid out through libnftables: in a thread without the process's descriptors, however
+many it has open.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,9 @@ def many_open() -> Iterator[None]:
 
 def test_lay(benchmark: Any) -> None:
     assert nftables.load()
-    text = b"add table inet t\ndelete table inet t\nadd table inet t\nadd chain inet t c { type filter hook forward priority 0; }\n"
+    text = (
+        b"add table inet t\ndelete table inet t\nadd table inet t\n"
+        b"add chain inet t c { type filter hook forward priority 0; }\n"
+    )
     taken, said = benchmark(nftables.run, text)
     assert taken, said

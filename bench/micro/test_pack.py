@@ -1,4 +1,4 @@
-"""A tree of 5,000 small files and 100 MB as a tar stream, beside GNU tar; and the changes that an upper directory of 20,000 paths makes."""
+"""A tree of 5,000 small files and 100 MB as a tar stream, beside GNU tar."""
 
 from __future__ import annotations
 
@@ -66,21 +66,3 @@ def test_gnu_tar(benchmark: Any, tree: Path) -> None:
         assert process.returncode == 0
 
     benchmark(run)
-
-
-def test_changes(benchmark: Any, tmp_path: Path) -> None:
-    """Half of the paths are in the layer below already."""
-    count = 20_000
-    lower, upper = tmp_path / "lower", tmp_path / "upper"
-    for directory, first in ((lower, 0), (upper, count // 2)):
-        for at in range(first, first + count):
-            if at % 100 == 0:
-                (directory / f"d{at // 100}").mkdir(parents=True)
-            (directory / f"d{at // 100}/f{at}").touch()
-    here, below = files.open_directory(upper), files.open_directory(lower)
-    found = dict(pack.changes(here, [below]))
-    assert len(found) == count + count // 100
-    assert found[b"/d150/f15000"] == 0 and found[b"/d250/f25000"] == 1
-    benchmark(pack.changes, here, [below])
-    os.close(here)
-    os.close(below)

@@ -1,4 +1,6 @@
-"""200 ports of the host held and let go, beside Python's sockets: what a container that publishes a range costs."""
+"""200 ports of the host held and let go, beside Python's sockets: what a container that
+publishes a range costs.
+"""
 
 from __future__ import annotations
 

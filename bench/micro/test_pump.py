@@ -1,7 +1,9 @@
-"""The pump from a process's pipe to an attached client: bytes a second, and that they are the right ones.
+"""The pump from a process's pipe to an attached client: bytes a second, and that they are the right
+ones.
 
-Budget (design §5): 1 GB/s container to client, framed, without a log. Writer, pump and reader are a process each, as in life; the reader is plain
-C recv(2) into one buffer with the frames' headers checked, so that the figure is the pump's and not a Python client's.
+Budget: 1 GB/s container to client, framed, without a log. Writer, pump and reader are a
+process each, as in life; the reader is plain C recv(2) into one buffer with the frames' headers
+checked, so that the figure is the pump's and not a Python client's.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from engine._fast.jsonlog import LogWriter
+from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Loop, Stdio
 
 SIZE = 1 << 30
@@ -47,6 +49,7 @@ def pump(pipe: int, client: int, raw: bool, log: str) -> None:
     stdio = Stdio(loop, Owner(loop))
     stdio.attach(client, False, True, True, raw, b"", b"", b"", False)
     stdio.start(-1, pipe, -1, -1, False, LogWriter(log.encode()) if log else None)
+    stdio.begin()
     stdio.finish(3600)
     loop.run()
 
@@ -135,6 +138,7 @@ def test_idle_descriptors_cost_nothing(benchmark: Any) -> None:
         stdio = Stdio(loop, Owner(loop))
         output, stdout = os.pipe()
         stdio.start(-1, output, -1, -1, False, None)
+        stdio.begin()
         silent.append(stdout)
         keep.append(stdio)
     ask, answer = os.pipe()

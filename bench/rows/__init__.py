@@ -1,7 +1,7 @@
-"""The jobs, in the order of a run: a module per subject. To add a row, add a job to its module.
+"""The jobs in the order of a run, a module per subject. To add a row, add a job to its module.
 
-The order is not that of the table alone: memory at rest is taken first, jobs beside 150 idle containers follow one another, and the thousands
-of containers come last.
+The order matters: memory at rest is measured first, jobs beside 150 idle containers follow each
+other, and those with thousands of containers are last.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bench.rows.images import Material
 
 
 def jobs(size: Size, material: Material) -> list[Job]:
-    """All of them; those that are not in a default run say so (`Job.default`)."""
+    """All jobs. Those that are not part of a default run have `default=False`."""
     return [
         *resources.rest_jobs(size),
         *daemons.few(size),

@@ -1,4 +1,4 @@
-"""The daemon itself: how long it takes to come, with nothing and with running containers; and all of them removed."""
+"""The daemon: its start without and with running containers; and the removal of all containers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from bench.report import Target
 
 
 def come(engine: Engine, _: Any) -> float:
-    """Milliseconds from the start of a daemon that has an image and no container until its API answers."""
+    """Milliseconds from the start of a daemon with an image and no container until its API
+    answers.
+    """
     engine.stop()
     begin = time.perf_counter()
     engine.start()
@@ -32,7 +34,7 @@ def come_back(engine: Engine, _: Any) -> float:
 
 
 def remove_running(engine: Engine, _: Any) -> float:
-    """Milliseconds until all are removed by force, several clients at once."""
+    """Milliseconds until all containers are removed by force, several clients at once."""
     begin = time.perf_counter()
     steps.side_by_side(engine, engine.idle, steps.remove)
     elapsed = (time.perf_counter() - begin) * 1000

@@ -1,4 +1,6 @@
-"""Files into and out of containers: archives, one small file, a whole root, and what has changed."""
+"""Files into and out of containers: archives, one small file, a whole root, and the list of
+changes.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,11 @@ def many_files(path: Path, small: int, large: int) -> None:
 
 
 class Archives:
-    """One container that runs; the archive goes into it and comes out again."""
+    """One running container. The archive is put into it and read back."""
 
     def __init__(self, small: int, large: int) -> None:
         self._small, self._large = small, large
-        # In memory: a file that the client would have to read from the disk again is no engine's doing.
+        # In memory, so that the client does not read it from the disk.
         self._file = os.fdopen(os.memfd_create("files.tar"))
         self._path = Path(f"/proc/self/fd/{self._file.fileno()}")
 
@@ -126,7 +128,7 @@ def exported(material: Material) -> Any:
 
 
 def changed(count: int) -> Any:
-    """Prepare: a container that has made so many files, a hundred in a directory."""
+    """Prepare: a container that has created `count` files, a hundred a directory."""
     command = f"i=0; while [ $i -lt {count // 100 - 1} ]; do mkdir -p /new/$i; (cd /new/$i; touch $(seq 99)); i=$((i+1)); done; touch /new/end"
 
     def prepare(engine: Engine) -> str:

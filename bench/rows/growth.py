@@ -1,6 +1,7 @@
-"""What grows in engined: memory with a thousand restarts and ten thousand execs, the time of a start with a thousand containers that run.
+"""Growth in engined: memory over a thousand restarts and ten thousand execs, start time beside a
+thousand containers.
 
-Nothing should. Asked for by name; they take minutes.
+Nothing should grow. These rows run only when named, and take minutes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from bench.rows.resources import settled
 PORTS, FIRST_PORT = 4, 20000
 TIMES = 30
 PAUSE = 0.1
-"""Seconds before a start: what the removal before it does behind its reply is not its own to bear."""
+"""Seconds before a start, so that the background work of the removal before it has ended."""
 
 
 def growth(engine: Engine, warm_up: Callable[[], object], work: Callable[[], object]) -> tuple[float, ...]:
-    """KiB of anonymous memory, descriptors and processes that `work` leaves beyond `warm_up`.
+    """KiB of anonymous memory, descriptors and processes that `work` adds after `warm_up`.
 
-    Not PSS: it moves with whatever else of the host shares the pages of Python.
+    Not PSS, which changes when other processes of the host share Python's pages.
     """
 
     def now() -> tuple[float, ...]:
@@ -69,7 +70,8 @@ def execs(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
         job = (engine, engine.idle[0])
         return growth(
             engine,
-            lambda: steps.side_by_side(engine, [job] * 2000, one),  # as many as the engine remembers, and more
+            # as many as the engine remembers, and more
+            lambda: steps.side_by_side(engine, [job] * 2000, one),
             lambda: steps.side_by_side(engine, [job] * count, one),
         )
 
@@ -77,9 +79,10 @@ def execs(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
 
 
 def starts(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
-    """Milliseconds of the first start with PORTS published ports and of the `count`th, and how many times the first that is.
+    """Milliseconds of the first start with PORTS published ports and of the `count`th, and their
+    ratio.
 
-    Each is the best of TIMES, every one of which is removed again.
+    Each is the best of TIMES starts; each container is removed again.
     """
 
     def made(connection: wire.Connection, number: int) -> str:

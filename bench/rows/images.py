@@ -1,4 +1,7 @@
-"""An image of 450 MB in four layers: loaded, saved, pulled, pushed. Debian's registry runs in each engine's own network namespace."""
+"""An image of 450 MB in four layers: loaded, saved, pulled, pushed.
+
+Debian's registry runs in each engine's own network namespace.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from typing import Any
 
 from isal import igzip
 
-from bench import wire
+from bench import steps, wire
 from bench.engines import Engine
 from bench.image import BIG, Big
 from bench.job import Figure, Job, Size
 from bench.meanwhile import Meanwhile
 from bench.report import Target
+from bench.rows import resources
 from tests import registry as registries
 from tests.harness import until
 
@@ -29,10 +33,12 @@ HOST = f"127.0.0.1:{PORT}"
 
 
 class Material:
-    """Images on disk, and in a registry's storage; made when they are first asked for, gone at `close`.
+    """Images on disk, and in a registry's storage; made when they are first asked for, gone at
+    `close`.
 
-    Every load and every pull has an image of its own, and none is deleted in between: ext4 passes over inodes that were deleted within the last
-    minutes, one by one (`recently_deleted`), which takes longer than all that an engine does.
+    Every load and every pull has an image of its own, and none is deleted in between: ext4 passes
+    over inodes that were deleted within the last minutes, one by one (`recently_deleted`), which
+    takes longer than all that an engine does.
     """
 
     PULLED = 10
@@ -65,7 +71,9 @@ class Material:
 
     @property
     def stored(self) -> Path:
-        """Storage of a registry that has the images to pull, their layers packed by igzip at its best."""
+        """Storage of a registry that has the images to pull, their layers packed by igzip at its
+        best.
+        """
         if self._stored is None:
             with registries.Registry() as registry, ThreadPoolExecutor(2) as pool:
                 for number in range(self.PULLED, self.PULLED + self._pulls):
@@ -135,7 +143,7 @@ def registry(engine: Engine, storage: Path) -> Iterator[None]:
 
 
 def has(engine: Engine, name: str, identifier: str) -> None:
-    """The image is there, and is what it should be."""
+    """Assert that the image exists and has the expected id."""
     with engine.connection() as connection:
         shown = connection.json("GET", f"/images/{name}/json")
     assert shown["Id"].removeprefix("sha256:") == identifier[7:], f"{name} is {shown['Id']}, not {identifier}"
@@ -210,8 +218,45 @@ def pushed(material: Material) -> Any:
     return sample
 
 
+def rest_after_work(material: Material, lives: int) -> Any:
+    """PSS once the engine has loaded an image, pulled two, pushed one and run a number of
+    containers.
+    """
+
+    def live(connection: wire.Connection, _: int) -> None:
+        container = steps.run(connection, "true")
+        assert steps.wait(connection, container) == 0
+        steps.remove(connection, container)
+
+    def sample(engine: Engine, _: Any) -> float:
+        tag = material.image(Material.PULLED).name.partition(":")[2]
+        storage = Path(tempfile.mkdtemp(prefix="pushed", dir=material.directory))
+        try:
+            with engine.connection() as connection:
+                connection.ask("DELETE", f"/images/{BIG}?force=1")
+                load(engine, material.big)
+                with registry(engine, material.stored):
+                    for _ in range(2):
+                        connection.ask("DELETE", f"/images/{HOST}/big:{tag}?force=1")
+                        body = connection.expect(200, "POST", f"/images/create?fromImage={HOST}/big&tag={tag}")
+                        assert b'"error"' not in body, body[-500:]
+                with registry(engine, storage):
+                    connection.expect(201, "POST", f"/images/{BIG}/tag?repo={HOST}/pushed&tag=latest")
+                    body = connection.expect(200, "POST", f"/images/{HOST}/pushed/push?tag=latest")
+                    assert b'"error"' not in body, body[-500:]
+                connection.ask("DELETE", f"/images/{HOST}/pushed:latest")
+        finally:
+            shutil.rmtree(storage)
+        steps.side_by_side(engine, list(range(lives)), live)
+        return resources.settled(engine) / (1 << 20)
+
+    return sample
+
+
 def with_images(material: Material, first: int, count: int) -> Any:
-    """Prepare: so many images are on the disk before any sample, from the one of this number on; those of Material.PULLED in a registry's storage."""
+    """Prepare: generate images from this number on before any sample; those of Material.PULLED
+    in a registry's storage.
+    """
 
     def prepare(_: Engine) -> Iterator[int]:
         for number in range(first, first + count):
@@ -224,7 +269,7 @@ def with_images(material: Material, first: int, count: int) -> Any:
 
 
 def with_big(material: Material) -> Any:
-    """Prepare: the image is there."""
+    """Prepare: load the image."""
 
     def prepare(engine: Engine) -> None:
         with engine.connection() as connection:
@@ -239,6 +284,7 @@ def with_big(material: Material) -> Any:
 def jobs(size: Size, material: Material) -> list[Job]:
     megabytes = 450 // size.of(1, 10)
     rounds = size.rounds(2)
+    lives = size.of(1000, 50)
 
     def job(name: str, what: str, target: Target, sample: Any, prepare: Any, *, writes: bool = False) -> Job:
         figures = [
@@ -262,5 +308,20 @@ def jobs(size: Size, material: Material) -> list[Job]:
             *("pull", "pull", Target({"dockerd": 3, "podman": 1}), pulled(material)),
             with_images(material, Material.PULLED, rounds),
             writes=True,
+        ),
+        Job(
+            "rest-after-work",
+            [
+                Figure(
+                    "rest-after-work",
+                    f"PSS of all engine processes after a load, two pulls, a push and {lives} container lives",
+                    "MiB",
+                    target=Target(at_most=65),
+                )
+            ],
+            rest_after_work(material, lives),
+            prepare=with_images(material, Material.PULLED, 1),
+            warm=False,
+            idle=0,
         ),
     ]

@@ -1,4 +1,4 @@
-"""Containers that come and go: create, start, wait, remove, alone and many at once; exec."""
+"""Container lifecycles: create, start, wait, remove, one by one and many at once; exec."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ FIRST_PORT = 30000
 RANGE = 200
 AT_ONCE = 16
 PAUSE = 0.25
-"""Seconds in which a kernel forgets that processes were moved into cgroups: the next one has to wait for that again."""
+"""Seconds after which the next move of a process into a cgroup waits for an RCU grace period
+again.
+"""
 
 
 def ports(count: int) -> dict[str, Any]:
-    """The part of a create body that publishes so many ports."""
+    """The part of a create body that publishes `count` ports."""
     numbers = range(1000, 1000 + count)
     return {
         "ExposedPorts": {f"{port}/tcp": {} for port in numbers},
@@ -33,7 +35,9 @@ def ports(count: int) -> dict[str, Any]:
 
 
 def one_life(connection: wire.Connection, network: str, published: int = 0) -> tuple[float, ...]:
-    """Milliseconds of each of PARTS for a container of `true`, and of all; the exit code must be 0."""
+    """Milliseconds of each of PARTS for a container of `true`, and of all; the exit code must be
+    0.
+    """
     more = ports(published) if published else {}
     begin = time.perf_counter()
     container = steps.create(connection, "true", network=network, **more)
@@ -51,7 +55,9 @@ def one_life(connection: wire.Connection, network: str, published: int = 0) -> t
 
 
 def answers_right(engine: Engine, network: str, published: int) -> None:
-    """What a container prints is what is logged, its exit code is its own, its address is reached, each port leads to it."""
+    """Assert that output is logged, exit codes are right, and the container is reached at its
+    address and each port.
+    """
     with engine.connection() as connection:
         container = steps.run(connection, "sh", "-c", "echo right; exit 3", network=network)
         assert steps.wait(connection, container) == 3
@@ -73,7 +79,9 @@ def answers_right(engine: Engine, network: str, published: int) -> None:
 
 
 def reaches(engine: Engine, host: str, port: int) -> None:
-    """From the engine's own network the container's listener is there, within two seconds."""
+    """Assert that the container's listener is reachable from the engine's network within two
+    seconds.
+    """
     deadline = time.monotonic() + 2
     while True:
         command = engine.namespaces.command("busybox", "nc", "-w", "1", host, str(port))
@@ -84,8 +92,10 @@ def reaches(engine: Engine, host: str, port: int) -> None:
 
 
 def in_a_row(work: Callable[[], tuple[float, ...]], seconds: float) -> tuple[float, ...]:
-    """The medians of as many as are begun in that time, after one that wakes the machine: an idle virtual machine's first steps cost
-    more than the work. The same time for each engine, not the same number: the machine is to be as awake for one as for another."""
+    """Medians of all runs that start within the time, after one that wakes the machine: an idle
+    virtual machine's first run is slower. Each engine gets the same time, not the same number, so
+    that the machine is equally awake.
+    """
     work()
     found: list[tuple[float, ...]] = []
     begin = time.perf_counter()
@@ -116,9 +126,10 @@ def life_job(size: Size, name: str, where: str, network: str, published: int, ta
 
 
 def range_beside_none(pairs: int) -> Callable[[Engine, Any], tuple[float, ...]]:
-    """Milliseconds of a start with RANGE published ports, and how many times that of one with none it is: medians of several, in turns.
+    """Milliseconds of a start with RANGE published ports, and its ratio to a start with none:
+    medians, in turns.
 
-    One pair is enough of an engine that takes seconds for it.
+    One pair is enough for an engine that takes seconds.
     """
 
     def sample(engine: Engine, _: Any) -> tuple[float, ...]:
@@ -135,7 +146,9 @@ def range_beside_none(pairs: int) -> Callable[[Engine, Any], tuple[float, ...]]:
 
 
 def alone(count: int) -> Callable[[Engine, Any], tuple[float, float]]:
-    """Milliseconds of a life on the bridge and of an `echo`, when nothing was started for a while: medians of so many."""
+    """Milliseconds of a lifecycle on the bridge and of an exec of `echo`, each after a pause:
+    medians.
+    """
 
     def sample(engine: Engine, _: Any) -> tuple[float, float]:
         lives, execs = [], []
@@ -151,7 +164,7 @@ def alone(count: int) -> Callable[[Engine, Any], tuple[float, float]]:
 
 
 def lives_at_once(lives: int) -> Callable[[Engine, Any], float]:
-    """Containers a second: AT_ONCE clients side by side, some lives each."""
+    """Containers a second: AT_ONCE clients at once, several lifecycles each."""
 
     def sample(engine: Engine, _: Any) -> float:
         def client(_: int) -> None:
@@ -168,7 +181,7 @@ def lives_at_once(lives: int) -> Callable[[Engine, Any], float]:
 
 
 def exec_echo(seconds: float) -> Callable[[Engine, Any], tuple[float, ...]]:
-    """Milliseconds of one `echo` in a running container: create, start, its output to the end, its exit code."""
+    """Milliseconds of one exec of `echo`: create, start, all output, exit code."""
 
     def sample(engine: Engine, _: Any) -> tuple[float, ...]:
         with engine.connection() as connection:

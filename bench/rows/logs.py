@@ -1,4 +1,6 @@
-"""The log of one container that wrote a gigabyte: written, read whole, from the end, since a time; and followed."""
+"""The log of a container that wrote a gigabyte: written, read whole, read from the end, read
+since a time, followed.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from bench.job import Figure, Job, Size
 from bench.report import Target
 
 LOG_LINE = 175
-"""About what a line of LINE takes in a json-file log: the gigabyte is that of the log."""
+"""Approximate bytes of LINE in a json-file log; the gigabyte is the log's size."""
 LAST = 10
 
 
 def seconds(text: str) -> int:
-    """Unix time of an inspect's time, rounded down."""
+    """An inspect's time as Unix time, rounded down."""
     return int(datetime.datetime.fromisoformat(text[:19] + "+00:00").timestamp())
 
 
 def lines_of(engine: Engine, container: str, query: str) -> list[bytes]:
-    """Payloads of the log that is asked for, a frame each."""
+    """Payloads of the requested log, one per frame."""
     body = wire.Download(engine.socket, "GET", f"/containers/{container}/logs?stdout=1&{query}").read()
     found, at = [], 0
     while at < len(body):
@@ -36,7 +38,7 @@ def lines_of(engine: Engine, container: str, query: str) -> list[bytes]:
 
 
 class Gigabyte:
-    """Writes the log in the sample's first part, by a container that runs twice: so many copies of the lines, then LAST lines."""
+    """Writes the log with a container that runs twice: `copies` of the lines, then LAST lines."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
@@ -65,7 +67,9 @@ class Gigabyte:
                 steps.remove(connection, container)
 
     def _read(self, engine: Engine, container: str, payload: int, since: int) -> tuple[float, ...]:
-        """MB/s of reading all, or of as much as four seconds hold; milliseconds of the end and of what came since."""
+        """MB/s of reading all (four seconds at most); milliseconds of reading the end, and of
+        reading since a time.
+        """
         rates: list[float] = []
         enough = time.perf_counter() + 2
         while not rates or time.perf_counter() < enough:
@@ -79,7 +83,10 @@ class Gigabyte:
 
     @staticmethod
     def _times(engine: Engine, container: str, query: str, lines: list[bytes]) -> float:
-        """Milliseconds, the median of what two seconds hold, twenty at most. The answer must be `lines`."""
+        """Milliseconds: median of at most twenty reads within two seconds.
+
+        The answer must be `lines`.
+        """
         found: list[float] = []
         while not found or (len(found) < 20 and sum(found) < 2000):
             begin = time.perf_counter()
@@ -90,7 +97,10 @@ class Gigabyte:
 
 
 def follow_latency(engine: Engine, _: Any) -> float:
-    """Milliseconds from a line into the container's stdin until a follower of its log has it. Median of eight."""
+    """Milliseconds from a line on the container's stdin until a log follower receives it.
+
+    Median of eight.
+    """
     with engine.connection() as connection:
         container = steps.run(
             *(connection, "cat"), OpenStdin=True, AttachStdin=True, host={"LogConfig": {"Type": "json-file"}}
@@ -117,7 +127,8 @@ def follow_latency(engine: Engine, _: Any) -> float:
             time.sleep(0.005)
         follower.close()
         stdin.close()
-        # podman ends `cat` with its stdin, and can't remove what is about to end.
+        # podman ends `cat` when its stdin ends, and cannot remove a container that is about to
+        # exit.
         connection.ask("POST", f"/containers/{container}/kill")
         steps.wait(connection, container)
         steps.remove(connection, container)

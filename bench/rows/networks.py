@@ -1,4 +1,4 @@
-"""Many networks: made, listed, removed."""
+"""Many networks: created, listed, removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.report import Target
 
 
 def sample_of(count: int) -> Any:
-    """Milliseconds to make one (on average), to list all (median of five), and to remove one."""
+    """Milliseconds to create one (mean), to list all (median of five), and to remove one."""
 
     def sample(engine: Engine, _: Any) -> tuple[float, ...]:
         made = []
@@ -59,5 +59,5 @@ def job(name: str, count: int, default: bool) -> Job:
 
 
 def jobs(size: Size) -> list[Job]:
-    """The five hundred by name alone: dockerd takes minutes for them."""
+    """The five hundred run only when named: dockerd takes minutes."""
     return [job("networks", size.of(25, 5), True), job("networks-500", size.of(500, 10), False)]

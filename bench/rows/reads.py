@@ -1,4 +1,6 @@
-"""Lists and inspects at 1, 150, 1,000 and 5,000 containers: the time of one, and how many a second."""
+"""Lists and inspects with 1, 150, 1,000 and 5,000 containers: milliseconds of one, and requests
+a second.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CONNECTIONS = 8
 
 
 def rate(engine: Engine, target: str, seconds: float) -> tuple[float, float]:
-    """Milliseconds of one GET on a connection alone (median), and GETs a second over CONNECTIONS, one under way on each."""
+    """Milliseconds of one GET on one connection (median), and GETs a second over CONNECTIONS,
+    one at a time on each.
+    """
     data = wire.request("GET", target)
     alone: list[float] = []
     with engine.connection() as connection:
@@ -53,7 +57,7 @@ def filtered(**filters: str) -> str:
 
 
 def right(engine: Engine, target: str, count: int) -> None:
-    """The list has so many containers, each once."""
+    """Assert that the list has `count` containers, each once."""
     with engine.connection() as connection:
         listed = connection.json("GET", target)
     assert len({one["Id"] for one in listed}) == len(listed) == count, f"{target}: {len(listed)}, not {count}"
@@ -62,7 +66,9 @@ def right(engine: Engine, target: str, count: int) -> None:
 def read_jobs(
     size: Size, called: int, count: int, idle: int | None, made: Callable[[Engine], None] = lambda _: None
 ) -> list[Job]:
-    """`count` containers (in the rows' names: `called`), of which `idle` run (None: as many as do); `made` makes the others, once."""
+    """`count` containers (in the rows' names: `called`), of which `idle` run (None: as many as
+    do); `made` makes the others, once.
+    """
     bound = {1000: 5.0}.get(called)
     everything = "/containers/json?all=1"
     one = f"{everything}&filters={filtered(label='number=0')}"
@@ -109,7 +115,7 @@ def read_jobs(
 
 
 def with_created(count: int) -> Callable[[Engine], None]:
-    """Containers that were never started, until there are `count` altogether."""
+    """Create containers without starting them, until there are `count` in total."""
 
     def make(engine: Engine) -> None:
         with engine.connection() as connection:
@@ -125,7 +131,9 @@ def with_created(count: int) -> Callable[[Engine], None]:
 
 
 def stopping(engine: Engine, target: str, seconds: float) -> float:
-    """The worst of many lists in milliseconds, while a container that ignores SIGTERM is being stopped."""
+    """The slowest of many lists in milliseconds, while a container that ignores SIGTERM is being
+    stopped.
+    """
     with engine.connection() as connection:
         container = steps.run(connection, "sh", "-c", "trap '' TERM; while :; do sleep 1; done")
 
@@ -152,13 +160,15 @@ def few(size: Size) -> list[Job]:
 
 
 def dense(size: Size) -> list[Job]:
-    """Beside so many that run."""
+    """Beside `count` running containers."""
     count = size.of(150, 20)
     return read_jobs(size, 150, count, count)
 
 
 def many(size: Size) -> list[Job]:
-    """The last of a run: they leave their containers, whose removal would take peers longer than all that is measured here."""
+    """Last in a run: their containers stay, because peers would take longer to remove them than
+    all the measuring.
+    """
     thousand, most = size.of(1000, 100), size.of(5000, 300)
 
     def prepared(engine: Engine) -> str:

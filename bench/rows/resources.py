@@ -1,4 +1,4 @@
-"""What an engine takes while nothing happens: memory, and the processor when idle and when it is watched."""
+"""Resources at rest: memory, and CPU when idle and with stats streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.report import Target
 
 
 def settled(engine: Engine) -> int:
-    """PSS when it no longer falls, ten seconds at most."""
+    """PSS once it no longer falls, after ten seconds at most."""
     last = engine.proportional_set_size()
     for _ in range(10):
         time.sleep(1)
@@ -32,16 +32,17 @@ def at_rest(engine: Engine, _: Any) -> float:
 
 
 def processor(engine: Engine, seconds: float) -> float:
-    """Percent of one processor."""
+    """Percent of one CPU."""
     before, begin = engine.processor_time(), time.monotonic()
     time.sleep(seconds)
     return (engine.processor_time() - before) / (time.monotonic() - begin) * 100
 
 
 def watched(engine: Engine, seconds: float) -> tuple[float, float]:
-    """Percent of one processor that a sample of each idle container a second costs, and how many a second there were of each.
+    """Percent of one CPU for one sample a second of each idle container, and the samples a second
+    that each stream got.
 
-    Engines send samples at intervals of their own: the cost is that of the samples sent, for one a second.
+    Engines choose their own interval, so the cost is scaled from the samples sent to one a second.
     """
     streams: dict[int, socket.socket] = {}
     texts: dict[int, bytearray] = {}
@@ -82,7 +83,7 @@ def watched(engine: Engine, seconds: float) -> tuple[float, float]:
 
 
 def rest_jobs(size: Size) -> list[Job]:
-    """Without a container; the first of a run."""
+    """Without containers; first in a run."""
     return [
         Job(
             "memory",
@@ -94,7 +95,7 @@ def rest_jobs(size: Size) -> list[Job]:
 
 
 def dense(size: Size) -> list[Job]:
-    """From none to so many containers that run and do nothing; they stay."""
+    """From none to `count` idle running containers, which stay."""
     few, many = size.of(20, 5), size.of(150, 20)
 
     def per_container(engine: Engine, _: Any) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Output to an attached client: with frames and from a terminal, not logged and logged."""
+"""Output to an attached client: framed and from a terminal, logged and not logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from bench.report import Target
 
 
 def attached(engine: Engine, copies: int, driver: str, tty: bool) -> float:
-    """MB/s from a container that writes `copies` of the image's file of lines to a client; every line must come."""
+    """MB/s from a container that writes `copies` of the image's file of lines.
+
+    Every line must arrive.
+    """
     command = f"read go; for i in $(seq {copies}); do cat /lines; done"
     with engine.connection() as connection:
         container = steps.run(

@@ -1,4 +1,6 @@
-"""A layer's tar stream made again from its recipe and its files: what push and save do for each byte they send."""
+"""A layer's tar stream made again from its tar-split data and its files: what push and save do
+for each byte they send.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from typing import Any
 import pytest
 
 from bench.micro.test_layer import archive
-from engine._fast import layer, recipe
+from engine._fast import layer, tarsplit
 from engine.system import files
-from tests.unit.fast.test_recipe import Drip, Kept
+from tests.unit.fast.test_tarsplit import Drip, Kept
 
 __all__ = ["archive"]
 
@@ -24,11 +26,11 @@ def test_stream(benchmark: Any, archive: int, tmp_path: Path) -> None:
     (tmp_path / "diff").mkdir()
     root = files.open_directory(tmp_path / "diff")
     kept = Kept(-1)
-    layer.apply(archive, root, size=size, recipe=kept)
+    layer.apply(archive, root, size=size, tar_split=kept)
     buffer = memoryview(bytearray(1 << 20))
 
     def make(digest: Any = None) -> int:
-        stream = recipe.Stream(Drip(kept.data, 1 << 20), root)
+        stream = tarsplit.Stream(Drip(kept.data, 1 << 20), root)
         total = 0
         while count := stream.readinto(buffer):
             total += count
