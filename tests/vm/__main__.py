@@ -10,6 +10,7 @@ works, else emulation, which is about ten times slower: the tests' waits are sca
 ENGINED_TEST_PATIENCE then.
 
     python -m tests.vm [PART …]        parts: see PARTS; default all
+    python -m tests.vm --jobs 2 …      so many machines at once
     python -m tests.vm --build         only the disk image
     python -m tests.vm -- ARGUMENTS    one part: pytest with these arguments
 """
@@ -24,6 +25,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -60,6 +62,7 @@ KVM_PATIENCE = 2
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm", description="The tests in a virtual machine.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} [all]")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="machines at once [1]")
     parser.add_argument("--build", action="store_true", help="only build the disk image")
     arguments, words = sys.argv[1:], []
     if "--" in arguments:
@@ -75,7 +78,9 @@ def main() -> int:
     if chosen.build:
         return 0
     jobs = {"chosen": words} if words else {name: _files(PARTS[name]) for name in chosen.parts or PARTS}
-    return max([run(name, targets) for name, targets in jobs.items()])
+    cores = max(2, (os.cpu_count() or 1) // chosen.jobs)  # tests of cpusets want two
+    with ThreadPoolExecutor(chosen.jobs) as machines:
+        return max(machines.map(lambda job: run(*job, cores), jobs.items()))
 
 
 def _files(patterns: tuple[str, ...]) -> list[str]:
@@ -196,26 +201,26 @@ TasksMax=infinity
 # --- the machine ----------------------------------------------------------------------------------
 
 
-def run(name: str, targets: list[str]) -> int:
+def run(name: str, targets: list[str], cores: int) -> int:
     """Boot, run pytest on `targets`, collect the results in WORK/results/NAME; pytest's exit
     status.
     """
     kvm = _kvm_works()
     patience = KVM_PATIENCE if kvm else EMULATION_PATIENCE
-    outbox = WORK / "results.img"
-    with outbox.open("wb") as file:
-        file.truncate(RESULTS)
-    inbox = WORK / "orders.tar"
-    orders = WORK / "orders"
+    results = WORK / "results" / name
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True)
+    orders, inbox, outbox = results / "orders", results / "orders.tar", results / "results.img"
     orders.write_text("\n".join([str(patience), *targets]) + "\n")
     with tarfile.open(inbox, "w") as archive:
         archive.add(orders, "orders")
-    with inbox.open("ab") as file:  # whole sectors
-        file.truncate(-(-inbox.stat().st_size // 4096) * 4096)
+    for path, size in ((inbox, -(-inbox.stat().st_size // 4096) * 4096), (outbox, RESULTS)):  # whole sectors
+        with path.open("ab") as file:
+            file.truncate(size)
     drives = [f"file={WORK / 'disk.ext4'},format=raw,if=virtio,snapshot=on"]
     drives += [f"file={path},format=raw,if=virtio" for path in (outbox, inbox)]
     command = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi", "-cpu", "host" if kvm else "max"]
-    command += ["-smp", str(os.cpu_count() or 1), "-m", MEMORY, "-nographic", "-no-reboot", "-nic", "none"]
+    command += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-no-reboot", "-nic", "none"]
     command += [word for drive in drives for word in ("-drive", drive)]
     command += ["-kernel", str(WORK / "vmlinuz"), "-initrd", str(WORK / "initrd")]
     command += [
@@ -224,15 +229,13 @@ def run(name: str, targets: list[str]) -> int:
     ]
     _say(f"{name}: booting ({'KVM' if kvm else 'emulation'}, waits times {patience})")
     began = time.monotonic()
-    results = WORK / "results" / name
-    shutil.rmtree(results, ignore_errors=True)
-    results.mkdir(parents=True)
     with (results / "console").open("wb") as console:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, check=False)
     try:
         with tarfile.open(outbox) as archive:
             archive.extractall(results, filter="data")
         status = int((results / "status").read_text())
+        outbox.unlink()
     except (OSError, tarfile.TarError, ValueError) as error:
         _say(f"{name}: no results ({error}); see {results / 'console'}")
         return 70

@@ -35,13 +35,12 @@ def monitor(directory: Path, pipe: int, number: int, max_size: int) -> None:
     until it is killed."""
     loop = Loop()
     sink = LogWriter(os.fsencode(directory / "log"), max_size, 50)
-    found = {}
-    for before in range(1, number):  # one may have been killed before it took over
-        if (path := directory / f"u{before}").exists():
-            found.update(left_in(os.fsencode(path)))
-    if "key" in found:
-        left = found["key"]
-        sink.resume(left.lines, left.stream, left.chunk, left.inode, left.offset)
+    # the newest file that knows the process: a monitor may have been killed before it took over
+    for before in range(number - 1, 0, -1):
+        path = directory / f"u{before}"
+        if path.exists() and (left := left_in(os.fsencode(path)).get("key")) is not None:
+            sink.resume(left.lines, left.stream, left.chunk, left.inode, left.offset)
+            break
     loop.unlogged = Unlogged(os.fsencode(directory / f"u{number}"))
     stdio = Stdio(loop, Owner())
     stdio.start(-1, pipe, -1, -1, False, sink, b"key")
@@ -79,7 +78,8 @@ def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, block: int, max_siz
                 monitor(tmp_path, ours, number, max_size)
             finally:
                 os._exit(1)
-        time.sleep(0.02 + choose.random() / 10)
+        # longer and longer, so that a slow host also gets to the end
+        time.sleep(0.02 + choose.random() / 10 * (1 + number / 50))
         if not ended:
             ended = os.waitpid(writer, os.WNOHANG)[0]
         if ended:
