@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"engined {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="serve | stop | check")
     serve = commands.add_parser("serve", help="run the engine in the foreground")
-    serve.add_argument("--config", metavar="FILE", help="TOML file with the same options (dashes as underscores)")
+    serve.add_argument("--config", metavar="FILE", help="TOML file with the same options (underscores for dashes)")
     for option in config.options():
         text = option.text.replace("%", "%%")
         if not option.value:
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="time for containers to exit before SIGKILL [default: 10]",
     )
-    check = commands.add_parser("check", help="report what of the host is missing or too small")
+    check = commands.add_parser("check", help="report what the host lacks for N containers")
     check.add_argument(
         "--containers", type=int, default=1000, metavar="N", help="planned number of containers [default: 1000]"
     )
@@ -91,7 +91,7 @@ def _stop(run: Path, seconds: int) -> int:
     dead.
     """
     if not (run / "engined.pid").exists():
-        print(f"engined: no engine runs on {run}", file=sys.stderr)
+        print(f"engined: no engine is running in {run}", file=sys.stderr)
         return 1
     with open(run / "engined.pid", encoding="ascii") as claim:
         try:
@@ -101,7 +101,7 @@ def _stop(run: Path, seconds: int) -> int:
     try:
         left = config.decode((run / "config.json").read_bytes())
     except (OSError, msgspec.MsgspecError) as error:
-        print(f"engined: the daemon of {run} is dead and its configuration cannot be read: {error}", file=sys.stderr)
+        print(f"engined: the daemon of {run} has died, and its configuration cannot be read: {error}", file=sys.stderr)
         return 1
     from engine.daemon import run as run_daemon
 
@@ -117,7 +117,7 @@ def _ask_to_stop(pid: int, run: Path, seconds: int) -> int:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         if not poll.poll((seconds + 60) * 1000):
-            print(f"engined: process {pid} is still there after {seconds + 60} s", file=sys.stderr)
+            print(f"engined: the daemon (process {pid}) is still running after {seconds + 60} s", file=sys.stderr)
             return 1
     except ProcessLookupError:
         return 0

@@ -1,8 +1,9 @@
-"""`engined check`: missing features and limits too low for N containers, with numbers and cures.
+"""`engined check`: which features the host lacks, which limits are too low for N containers, and
+the command that fixes each.
 
-Looks and tries, in a network namespace of its own and with one trivial container. Changes nothing
-of the host. Not here: the engine's own handling of the same things at start (it switches forwarding
-on and picks the runtime).
+Reads settings, makes links and rules in a network namespace of its own, and runs one small
+container. Changes nothing on the host. Not here: what the engine does about the same things at its
+start (it enables forwarding and chooses the runtime).
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ WATCHES = 64
 
 
 class Finding(NamedTuple):
-    """One row. Where `ok` is False, `cure` says what to do."""
+    """One row. Where `ok` is False, `fix` says what to do."""
 
     subject: str
     ok: bool
     text: str
-    cure: str = ""
+    fix: str = ""
 
 
 def main(containers: int) -> int:
@@ -57,8 +58,8 @@ def main(containers: int) -> int:
     rows = list(findings(containers))
     try:
         _print(rows, containers)
-    except BrokenPipeError:  # by `| head`: the reader has seen enough
-        # for the interpreter's own flush at exit
+    except BrokenPipeError:  # `engined check | head`
+        # The interpreter flushes standard output once more at exit; that must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if any(not row.ok for row in rows) else 0
 
@@ -66,12 +67,12 @@ def main(containers: int) -> int:
 def _print(rows: list[Finding], containers: int) -> None:
     width = max(len(row.subject) for row in rows)
     for row in rows:
-        print(f"{'ok ' if row.ok else 'LOW'}  {row.subject:{width}}  {row.text}")
+        print(f"{'ok  ' if row.ok else 'FAIL'}  {row.subject:{width}}  {row.text}")
         if not row.ok:
-            print(f"     {'':{width}}  cure: {row.cure}")
+            print(f"      {'':{width}}  fix: {row.fix}")
     short = sum(not row.ok for row in rows)
     print(
-        f"{short} of {len(rows)} need care for {containers} containers"
+        f"{short} of {len(rows)} checks failed for {containers} containers"
         if short
         else f"ready for {containers} containers"
     )
@@ -88,11 +89,11 @@ def findings(containers: int) -> Iterator[Finding]:
     yield library(
         "libseccomp",
         seccomp.available(),
-        "each start compiles its own filter: some 12 ms more",
+        "each start compiles its seccomp filter, which takes about 12 ms",
         "apt install libseccomp2",
     )
     yield library(
-        "libnftables", netfilter.available(), "containers reach nothing beyond this host", "apt install libnftables1"
+        "libnftables", netfilter.available(), "containers cannot reach other hosts", "apt install libnftables1"
     )
     if os.geteuid() == 0:
         yield attempt("bridge and veth", _try_links, "modprobe bridge veth")
@@ -116,26 +117,29 @@ def kernel(release: str) -> Finding:
 
 
 def file_system(name: str, known: Path = Path("/proc/filesystems"), modules: Path = Path("/lib/modules")) -> Finding:
-    """Whether the kernel has a file system, or a module that mount(2) loads."""
+    """Checks that the kernel has a file system, or a module that mount(2) loads."""
     built_in = any(line.split()[-1] == name for line in known.read_text().splitlines() if line.strip())
     loadable = any((modules / platform.release()).glob(f"kernel/fs/{name}*/{name}*.ko*"))
-    text = "in the kernel" if built_in else "a module" if loadable else "not in this kernel"
-    return Finding(f"{name} file system", built_in or loadable, text, f"modprobe {name}, or a kernel that has it")
+    text = "in the kernel" if built_in else "available as a module" if loadable else "not in this kernel"
+    return Finding(f"{name} file system", built_in or loadable, text, f"modprobe {name}, or boot a kernel that has it")
 
 
 def control_groups(hierarchies: Cgroups) -> Iterator[Finding]:
     """The hierarchies and the controllers that limits need."""
-    cure = "mount cgroup2 at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"
-    yield Finding("cgroups", hierarchies.mode != "none", hierarchies.mode, cure)
+    fix = "mount cgroup2 at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"
+    yield Finding("cgroups", hierarchies.mode != "none", hierarchies.mode, fix)
     if hierarchies.mode != "none":
         missing = ", ".join(hierarchies.missing)
         if hierarchies.withheld:
-            cure = f"move the processes of {hierarchies.unified}/cgroup.procs into a cgroup of their own below it: v2 limits no others beside them"
+            fix = (
+                f"move the processes in {hierarchies.unified}/cgroup.procs into a child cgroup: "
+                "cgroup v2 limits no children of a cgroup that has processes itself"
+            )
         elif hierarchies.mode == "v2":
-            cure = "write +NAME into cgroup.subtree_control of the cgroups above, for each of them"
+            fix = "write +NAME to cgroup.subtree_control of each parent cgroup, for each missing controller"
         else:
-            cure = "mount -t cgroup -o NAME for each of them"
-        yield Finding("cgroup controllers", not missing, f"missing: {missing}" if missing else "all", cure)
+            fix = "mount -t cgroup -o NAME cgroup /sys/fs/cgroup/NAME, for each missing controller"
+        yield Finding("cgroup controllers", not missing, f"missing: {missing}" if missing else "all", fix)
 
 
 def runtime() -> Finding:
@@ -148,12 +152,12 @@ def runtime() -> Finding:
     return Finding("runtime", True, f"{found.path} {found.version} ({found.reason})")
 
 
-def library(name: str, there: bool, without: str, cure: str) -> Finding:
-    return Finding(name, there, "found" if there else f"not installed: {without}", cure)
+def library(name: str, there: bool, without: str, fix: str) -> Finding:
+    return Finding(name, there, "found" if there else f"not installed: {without}", fix)
 
 
-def attempt(subject: str, action: Callable[[], None], cure: str) -> Finding:
-    """Whether `action` works in a network namespace of its own, in a thread of its own."""
+def attempt(subject: str, action: Callable[[], None], fix: str) -> Finding:
+    """Tries `action` in a new network namespace, in a thread of its own."""
     failures: list[str] = []
 
     def body() -> None:
@@ -167,7 +171,7 @@ def attempt(subject: str, action: Callable[[], None], cure: str) -> Finding:
     thread = threading.Thread(target=body)
     thread.start()
     thread.join()
-    return Finding(subject, not failures, failures[0] if failures else "works", cure)
+    return Finding(subject, not failures, failures[0] if failures else "works", fix)
 
 
 def _try_links() -> None:
@@ -193,8 +197,8 @@ def _try_nat() -> None:
 
 
 def forward_policies(chains: str) -> Finding:
-    """Whether another table drops forwarded packets by policy, which no accept of the engine's can
-    overrule.
+    """Looks for other tables that drop forwarded packets by policy. An accept rule of the engine
+    cannot overrule that.
     """
     table, dropping = "", []
     for line in chains.splitlines():
@@ -202,24 +206,27 @@ def forward_policies(chains: str) -> Finding:
             table = line.split("{")[0].removeprefix("table ").strip()
         elif "hook forward" in line and "policy drop" in line:
             dropping.append(table)
-    text = f"policy drop in table {', '.join(dropping)}" if dropping else "nothing drops forwarded packets by policy"
-    cure = "accept the engine's bridge there, for example: iptables -I DOCKER-USER -i engined0 -j ACCEPT (and -o)"
-    return Finding("forwarding", not dropping, text, cure)
+    text = f"policy drop in table {', '.join(dropping)}" if dropping else "no table drops forwarded packets by policy"
+    fix = (
+        "accept packets of the engine's bridge in that table, for example: "
+        "iptables -I DOCKER-USER -i engined0 -j ACCEPT (and -o)"
+    )
+    return Finding("forwarding", not dropping, text, fix)
 
 
 def ports(containers: int) -> Finding:
     """The kernel's limit of ports on one bridge."""
-    text = f"{containers} containers on the default bridge, which takes {PORTS}"
+    text = f"{containers} containers on the default bridge, which has {PORTS} ports"
     return Finding(
         "bridge ports",
         containers <= PORTS,
         text,
-        f"spread them over {-(-containers // PORTS)} networks, or NetworkMode host or none",
+        f"spread the containers over {-(-containers // PORTS)} networks, or use NetworkMode host or none",
     )
 
 
 def ephemeral_ports(containers: int, range_: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> Finding:
-    """Ports for published ones without a number, shared with the host's own connections."""
+    """Ports for publishing without a given host port; the host's own connections use them too."""
     wanted = containers * PUBLISHED + 1024
     low, high = map(int, range_.read_text().split())
     name = "net.ipv4.ip_local_port_range"
@@ -227,7 +234,8 @@ def ephemeral_ports(containers: int, range_: Path = Path("/proc/sys/net/ipv4/ip_
         "ephemeral ports",
         high - low + 1 >= wanted,
         f"{name} = {low} {high}: {high - low + 1} (wanted {wanted})",
-        f'sysctl -w {name}="{max(1024, 61000 - wanted)} 60999", and in /etc/sysctl.d; beyond that give ports a number',
+        f'sysctl -w {name}="{max(1024, 61000 - wanted)} 60999", and in /etc/sysctl.d; '
+        "if that is not enough, publish with given host ports",
     )
 
 
@@ -245,9 +253,9 @@ def open_files(containers: int, hard: int) -> Finding:
 
 
 def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
-    """(subject, sysctl, least value) of each setting that containers use up.
+    """(subject, sysctl, least value) of each limit that the number of containers may reach.
 
-    Counted for the whole host, as network and user namespaces share neighbour tables and inotify.
+    The values are for the whole host: all network namespaces share the neighbour table's limits.
     """
     return (
         ("process ids", "kernel.pid_max", containers * TASKS + SPARE_TASKS),
@@ -265,7 +273,7 @@ def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
 
 
 def setting(subject: str, name: str, wanted: int, root: Path = Path("/proc/sys")) -> Finding | None:
-    """Compare one sysctl with the least value; None if this kernel does not have it."""
+    """Compares one sysctl with the least value. None if this kernel does not have it."""
     path = root.joinpath(*name.split("."))
     try:
         value = int(path.read_text().split()[0])

@@ -19,6 +19,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from engine.errors import decoding_reason, reason
+
 DEFAULT_SOCKET = "/run/engined.sock"
 DEFAULT_ROOT = "/var/lib/engined"
 DEFAULT_RUN = "/run/engined"
@@ -199,11 +201,20 @@ def parse(chosen: dict[str, Any], file: str | None = None) -> Config:
             for name, value in tomllib.loads(Path(file).read_text()).items():
                 values[by_name.get(name, name)] = value
             _convert(values)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"--config {file}: {_by_option(decoding_reason(error))}") from error
         except OSError as error:
-            raise ValueError(f"--config {file}: {error.strerror}") from error
+            raise ValueError(f"--config {file}: {reason(error)}") from error
         except ValueError as error:
             raise ValueError(f"--config {file}: {error}") from error
     return _convert(values | {name: value for name, value in chosen.items() if value is not None})
+
+
+def _by_option(text: str) -> str:
+    """A message of `decoding_reason` with the option's name in place of the field's."""
+    for option in options():
+        text = re.sub(rf"^{option.field}\b", option.name, text)
+    return text.replace("object contains unknown field", "unknown option")
 
 
 def decode(document: bytes) -> Config:
@@ -235,10 +246,10 @@ def _convert(values: dict[str, Any]) -> Config:
     config = msgspec.structs.replace(config, root=config.root.resolve(), run=config.run.resolve())
     if len(os.fsencode(config.run)) > MAX_RUN_PATH:
         raise ValueError(
-            f"--run {config.run}: longer than {MAX_RUN_PATH} bytes, sockets below it would not fit unix(7)"
+            f"--run {config.run}: must have at most {MAX_RUN_PATH} bytes, or the paths of sockets in it are too long"
         )
     if not 0 < len(config.bridge.encode()) <= 15:
-        raise ValueError(f"--bridge {config.bridge!r}: an interface name has 1 to 15 bytes")
+        raise ValueError(f"--bridge {config.bridge!r}: must have 1 to 15 bytes, as every interface name")
     for address in config.tcp:
         host, _, port = address.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):

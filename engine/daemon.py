@@ -353,7 +353,7 @@ class Daemon:
         """
         for key in [*self.monitor.processes, *self.monitor.exits]:
             if key not in self.containers and key not in self.execs:
-                _log.warning("process %s belongs to no container: ending it", key)
+                _log.warning("ending process %s: it belongs to no container", key)
                 with contextlib.suppress(NotFound):
                     self.monitor.signal(key, signal.SIGKILL)
                 await self.runtime.delete(key)
@@ -375,7 +375,7 @@ class Daemon:
         """
         await self._told.wait()
         if self._failure:
-            raise ServerError(f"cannot go on: {self._failure}")
+            raise ServerError(f"stopping the daemon after a failure: {self._failure}")
         if self._stop_everything:
             try:
                 seconds = float((self.config.run / "stop-timeout").read_text())
@@ -437,7 +437,7 @@ def _sweep_directories(containers: Path, live: set[str]) -> None:
     """Remove directories that a crash left between a container's directory and its record."""
     for directory in containers.iterdir():
         if directory.name not in live:
-            _log.info("removing %s: no container has it", directory)
+            _log.info("removing %s: it belongs to no container", directory)
             remove_tree(directory)
 
 
@@ -448,7 +448,7 @@ def _claim(run: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise OSError(f"another engine already runs on {run}") from None
+        raise OSError(f"another engine is already running in {run}") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
@@ -463,7 +463,7 @@ def _claim_bridge(name: str) -> socket.socket:
         claim.bind(f"\0engined/bridge/{name}")
     except OSError as error:
         claim.close()
-        raise OSError(f"another engine already runs on the bridge {name}: choose another with --bridge") from error
+        raise OSError(f"another engine already uses the bridge {name}; choose another one with --bridge") from error
     return claim
 
 

@@ -6,6 +6,36 @@ in `system/` and `runtime/`, with the cause kept (`raise … from`). Any other e
 a reply is a bug.
 """
 
+import re
+
+
+def reason(error: OSError) -> str:
+    """What the kernel says, in lower case as messages have it: `no space left on device`."""
+    return (error.strerror or str(error) or "unknown error").lower()
+
+
+def decoding_reason(error: Exception) -> str:
+    """What is wrong with a document that msgspec refuses, without Python's type names:
+    `HostConfig.Memory: expected integer, got string`.
+    """
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    words, _, place = str(error).partition(" - at ")
+    words = re.sub(r"`([^`]*)`", lambda names: " or ".join(map(_plain_type, names[1].split(" | "))), words)
+    place = place.replace("`", "").removeprefix("$").removeprefix(".")
+    text = words[:1].lower() + words[1:] if words.split(" ")[0] in _SENTENCES else words
+    return f"{place}: {text}" if place else text
+
+
+_SENTENCES = frozenset(("Expected", "Object", "Invalid", "Input", "Integer", "Number", "String", "Length"))
+"""First words of msgspec's messages; others, such as JSON, keep their capital."""
+
+
+def _plain_type(name: str) -> str:
+    return {"str": "string", "int": "integer", "bool": "boolean", "float": "number"}.get(name, name)
+
 
 class EngineError(Exception):
     """Base of the kinds. `message` is what the client reads."""

@@ -55,7 +55,7 @@ async def disconnect(engine: Engine, request: Request) -> Reply:
 
 def _named(container: str) -> str:
     if not container:
-        raise InvalidParameter("Container: a container's name or id is expected")
+        raise InvalidParameter("Container: a container's name or id is required")
     return container
 
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from engine import times
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, decoding_reason
 from engine.http.messages import Query, Request
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Fi
     try:
         given = msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidParameter(f"invalid {name}: not JSON: {error}") from None
+        raise InvalidParameter(f"invalid {name}: not JSON: {decoding_reason(error)}") from None
     if given is None:
         return {}
     if not isinstance(given, dict):
@@ -196,15 +196,8 @@ def decode_json(
         if upgrade is not None:
             upgrade(raw)
         return msgspec.convert(raw, of)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).rpartition(" - at `")
-        field = place.rstrip("`").removeprefix("$").removeprefix(".") if reason else ""
-        text = (reason or str(error)).replace("`", "")
-        raise InvalidParameter(
-            f"invalid JSON body: {field}: {text}" if field else f"invalid JSON body: {text}"
-        ) from None
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeError) as error:
-        raise InvalidParameter(f"invalid JSON body: {error}") from None
+        raise InvalidParameter(f"invalid JSON body: {decoding_reason(error)}") from None
 
 
 # --- reading a body as Go's decoder would ---------------------------------------------------------
@@ -232,7 +225,7 @@ def _as_is(value: Any, _place: str) -> Any:
 
 def _int64(value: Any, place: str) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not (-(2**63) <= value < 2**63):
-        raise InvalidParameter(f"invalid JSON body: {place}: {value} is not an integer of 64 bits")
+        raise InvalidParameter(f"invalid JSON body: {place}: {value} is not a 64-bit integer")
     return value
 
 

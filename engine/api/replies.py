@@ -26,6 +26,7 @@ from engine.errors import (
     Unauthorized,
     Unavailable,
     Unimplemented,
+    reason,
 )
 from engine.http.messages import Reply, Request, StreamReply
 
@@ -162,16 +163,18 @@ def as_kind(error: BaseException) -> EngineError | None:
         return error
     used_up = _USED_UP.get(error.errno or 0) if isinstance(error, OSError) else None
     if isinstance(error, OSError):
-        reason = error.strerror or str(error) or type(error).__name__
+        words = reason(error)
         place = f"{error.filename}: " if isinstance(error.filename, str) else ""
-        kind: EngineError = Unavailable(f"the engine has {used_up}") if used_up else ServerError(f"{place}{reason}")
+        kind: EngineError = Unavailable(f"the engine has {used_up}") if used_up else ServerError(f"{place}{words}")
     elif isinstance(error, MemoryError):
         kind = Unavailable("the host has no more memory for the engine")
     elif type(error) is RuntimeError and "start new thread" in str(error):
         kind = Unavailable("the host has no more threads for the engine")
     else:
         return None
-    _log.error("%s reached a reply", type(error).__name__, exc_info=(type(error), error, error.__traceback__))
+    _log.error(
+        "a request failed with an unexpected error: %s", error, exc_info=(type(error), error, error.__traceback__)
+    )
     return kind
 
 
@@ -190,5 +193,5 @@ def error_reply(error: BaseException) -> Reply:
             status = STATUS.get(base)
             if status is not None:
                 return Reply(status, _encode(Message(kind.message)) + b"\n")
-    _log.error("a bug met while answering a request", exc_info=(type(error), error, error.__traceback__))
-    return Reply(500, _encode(Message(f"internal error: {type(error).__name__}: {error}")) + b"\n")
+    _log.error("a request failed with an internal error: %s", error, exc_info=(type(error), error, error.__traceback__))
+    return Reply(500, _encode(Message("internal error; the engine's log has the details")) + b"\n")

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from engine._fast.tar import ArchiveError, Reader
-from engine.errors import InvalidParameter, ServerError
+from engine.errors import InvalidParameter, ServerError, decoding_reason, reason
 from engine.images import layers, reference
 from engine.images.layers import Extracted
 from engine.images.reference import Reference
@@ -85,8 +85,8 @@ async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.
     """The body, inflated if it is compressed, as an unnamed file, which the end of the context
     closes.
 
-    One buffer is written while the next is received. Raises ServerError when the disk does not take
-    it.
+    One buffer is written while the next is received. Raises ServerError when it cannot be written,
+    for example on a full disk.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -105,7 +105,7 @@ async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.
                 await uninterrupted(asyncio.to_thread(os.ftruncate, spool, 0))
                 span = Span(plain, 0, size)
         except OSError as error:
-            raise ServerError(f"receiving an archive into {directory}: {error.strerror}") from error
+            raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
         yield span
 
 
@@ -154,14 +154,14 @@ def _write(descriptor: int, chunks: list[bytes]) -> int:
 
 
 class Archive:
-    """The members of a tar file by name; the last of a name counts."""
+    """The members of a tar file by name. If a name occurs twice, the last member counts."""
 
     def __init__(self, span: Span, early: Mapping[int, Extracted] | None = None) -> None:
         """Read the whole index. Blocking. Raises InvalidParameter for a file that is not a tar
         archive, or a truncated one.
 
-        `early`: layers that were extracted while the archive came, by the offset of their content.
-        The file has holes in their place.
+        `early`: layers that were extracted while the archive was received, by the offset of their
+        content. The file has holes in their place.
         """
         self._span = span
         self._laid = early or {}
@@ -171,7 +171,7 @@ class Archive:
         except ArchiveError as error:
             raise InvalidParameter(f"invalid archive: {error}") from error
         except OSError as error:
-            raise ServerError(f"reading an archive: {error.strerror}") from error
+            raise ServerError(f"reading an archive: {reason(error)}") from error
         for name, type_, offset, size, link in entries:
             self._members[_clean(name.decode(errors="replace"))] = (type_, offset, size, link.decode(errors="replace"))
 
@@ -201,7 +201,7 @@ class Archive:
                 at = _clean(posixpath.join(posixpath.dirname(at), link))
             else:
                 break
-        raise InvalidParameter(f"invalid archive: {name} is no regular file")
+        raise InvalidParameter(f"invalid archive: {name} is not a regular file")
 
     def document(self, name: str, of: type[T]) -> T:
         """A JSON member. Raises InvalidParameter that names it."""
@@ -218,7 +218,7 @@ def decode(data: bytes, of: type[T], name: str) -> T:
     try:
         return msgspec.convert(_without_nulls(msgspec.json.decode(data)), of)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidParameter(f"invalid archive: {name}: {error}") from error
+        raise InvalidParameter(f"invalid archive: {name}: {decoding_reason(error)}") from error
 
 
 _SETS = ("ExposedPorts", "Volumes")
@@ -244,7 +244,7 @@ def image_config(raw: bytes, name: str) -> ImageConfig:
     """The configuration of an image that this host can run. Raises InvalidParameter."""
     config = decode(raw, ImageConfig, name)
     if config.rootfs.type != "layers":
-        raise InvalidParameter(f"invalid archive: {name}: rootfs of type {config.rootfs.type!r}")
+        raise InvalidParameter(f"invalid archive: {name}: rootfs has type {config.rootfs.type!r}, expected 'layers'")
     if len(config.rootfs.diff_ids) > MAX_LAYERS:
         raise InvalidParameter(f"max depth exceeded: {name} has more than {MAX_LAYERS} layers")
     for diff_id in config.rootfs.diff_ids:
@@ -259,7 +259,7 @@ def image_config(raw: bytes, name: str) -> ImageConfig:
 
 
 async def images(archive: Archive, digests: layers.Layers) -> list[ArchivedImage]:
-    """Every image of the archive. Raises InvalidParameter; nothing has been kept by then."""
+    """Every image of the archive. Raises InvalidParameter before anything is stored."""
     if "manifest.json" in archive:
         found = await uninterrupted(asyncio.to_thread(_docker, archive))
     elif "index.json" in archive:
@@ -267,9 +267,9 @@ async def images(archive: Archive, digests: layers.Layers) -> list[ArchivedImage
     elif "repositories" in archive or any(name.endswith("/layer.tar") for name in archive.names()):
         found = await _legacy(archive, digests)
     else:
-        raise InvalidParameter("invalid archive: it has none of manifest.json, index.json, repositories")
+        raise InvalidParameter("invalid archive: no manifest.json, index.json or repositories")
     if not found:
-        raise InvalidParameter("invalid archive: it has no image")
+        raise InvalidParameter("invalid archive: no image in it")
     return found
 
 
@@ -322,7 +322,7 @@ def _count(images: int) -> None:
 def _tag(text: str) -> Reference:
     found = reference.parse(text).tagged()
     if found.digest:
-        raise InvalidParameter(f"invalid archive: {text} is no tag")
+        raise InvalidParameter(f"invalid archive: invalid tag {text!r}")
     return found
 
 
@@ -342,7 +342,9 @@ def _oci(archive: Archive) -> list[ArchivedImage]:
 
 
 def _manifests(archive: Archive, index: Manifest, depth: int) -> list[Descriptor]:
-    """The image manifests that an index leads to; of a choice between platforms, this host's."""
+    """The image manifests that an index names, directly or through other indexes. Manifests for
+    other platforms are skipped.
+    """
     found: list[Descriptor] = []
     for descriptor in index.manifests:
         wanted = descriptor.platform
@@ -352,7 +354,7 @@ def _manifests(archive: Archive, index: Manifest, depth: int) -> list[Descriptor
             found.append(descriptor)
             continue
         if depth >= 2:
-            raise InvalidParameter("invalid archive: indexes within indexes")
+            raise InvalidParameter("invalid archive: too many levels of nested indexes")
         inner = _manifests(archive, decode(_blob(archive, descriptor), Manifest, descriptor.digest), depth + 1)
         if not inner:
             raise InvalidParameter(f"no matching manifest for linux/{ARCHITECTURE} in the archive")
@@ -383,13 +385,13 @@ def _blob_name(digest: str) -> str:
 def _blob(archive: Archive, descriptor: Descriptor) -> bytes:
     data = archive.span(_blob_name(descriptor.digest)).read(MAX_DOCUMENT)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != descriptor.digest:
-        raise InvalidParameter(f"invalid archive: content of {descriptor.digest} has another digest")
+        raise InvalidParameter(f"invalid archive: content of {descriptor.digest} does not match its digest")
     return data
 
 
 async def _legacy(archive: Archive, digests: layers.Layers) -> list[ArchivedImage]:
-    """Layers named by their ids, each with its parent's. The configuration is made from the topmost
-    one's `json`, as Docker does.
+    """The images of the legacy layout. Each layer's directory names its parent. An image's
+    configuration is made from the `json` of its topmost layer, as Docker does.
     """
     tops: dict[str, list[Reference]] = {}
     if "repositories" in archive:

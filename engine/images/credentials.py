@@ -40,7 +40,10 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         return f"Credentials(username={self.username!r}, …)"
 
     def opened(self) -> Credentials:
-        """Takes name and password from `auth`, if only that is given. Raises InvalidParameter."""
+        """With name and password taken from `auth`, if only that is given.
+
+        Raises InvalidParameter.
+        """
         if not self.auth or self.username:
             return self
         try:
@@ -48,7 +51,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         except (ValueError, UnicodeDecodeError):
             colon = ""
         if not colon:
-            raise InvalidParameter("invalid credentials: auth is no base64 of username:password")
+            raise InvalidParameter("invalid credentials: auth is not base64 of username:password")
         return msgspec.structs.replace(self, username=username, password=password.rstrip("\0"), auth="")
 
     @property
@@ -71,7 +74,7 @@ def registry_auth(header: str | None) -> Credentials:
     try:
         document = msgspec.json.decode(_base64(header.strip()))
     except (ValueError, RecursionError):
-        raise InvalidParameter("invalid X-Registry-Auth header: it is no base64 of a JSON object") from None
+        raise InvalidParameter("invalid X-Registry-Auth header: not base64 of a JSON object") from None
     return credentials(document, "X-Registry-Auth header")
 
 
@@ -86,7 +89,7 @@ def credentials(document: object, what: str) -> Credentials:
         return msgspec.convert(fields, Credentials).opened()
     except msgspec.ValidationError as error:
         raise InvalidParameter(
-            f"invalid {what}: {str(error).rpartition(' - ')[2].strip('`at $.')} is no string"
+            f"invalid {what}: {str(error).rpartition(' - ')[2].strip('`at $.')} is not a string"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Notices when image work has paused, so that its memory can be returned to the host.
+"""Detects pauses in image work, in which its memory can be returned to the host.
 
 A load, pull, push or save leaves threads, connections and free heap behind. The next operation soon
 after uses them again, so they are released only after a pause.

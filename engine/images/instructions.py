@@ -2,8 +2,9 @@
 configuration.
 
 CMD, ENTRYPOINT, ENV, EXPOSE, HEALTHCHECK, LABEL, ONBUILD, SHELL, STOPSIGNAL, USER, VOLUME, WORKDIR,
-as the Dockerfile reference has them. ENV, EXPOSE, LABEL, STOPSIGNAL, USER, VOLUME and WORKDIR see
-the variables of earlier lines ("Environment replacement"). Pure. Not here: building.
+as the Dockerfile reference describes them. In ENV, EXPOSE, LABEL, STOPSIGNAL, USER, VOLUME and
+WORKDIR, variables of earlier lines are replaced ("Environment replacement"). Pure. Not here:
+building.
 Raises: InvalidParameter that names the instruction.
 """
 
@@ -32,9 +33,9 @@ Variables = Mapping[str, str]
 
 
 def apply(config: Config, changes: Sequence[str], environment: Sequence[str] = ()) -> Config:
-    """`config` after every instruction, in order.
+    """`config` with every instruction applied, in order.
 
-    `environment`: variables below those of `config`.
+    `environment`: further variables; those of `config` override them.
     """
     lines = [line.strip() for text in changes for line in text.replace("\\\n", "").splitlines()]
     if len(lines) > _MAX_LINES:
@@ -86,13 +87,13 @@ def _expanded(text: str, variables: Variables) -> str:
     try:
         value, _ = _until("", text, 0, variables)
     except RecursionError:
-        raise InvalidParameter("changes: variables within variables, too deep") from None
+        raise InvalidParameter("changes: variables are nested too deeply") from None
     return value
 
 
 def _until(end: str, text: str, at: int, variables: Variables) -> tuple[str, int]:
-    """The meaning of `text` from `at` to the unquoted `end`, or to its end when that is empty, and
-    the place behind.
+    """The value of `text` from `at` to the next unquoted `end`, and the position after that. With
+    an empty `end`: to the end of `text`.
     """
     out: list[str] = []
     quote = ""
@@ -133,12 +134,12 @@ def _until(end: str, text: str, at: int, variables: Variables) -> tuple[str, int
 
 def _bounded(value: str) -> str:
     if len(value) > _MAX_VALUE:  # `ENV A=$A$A`, a few dozen times, would exhaust memory
-        raise InvalidParameter(f"changes: a value of more than {_MAX_VALUE} characters")
+        raise InvalidParameter(f"changes: a value is longer than {_MAX_VALUE} characters")
     return value
 
 
 def _variable(text: str, at: int, variables: Variables) -> tuple[str, int]:
-    """The value of the expression after a `$`, and the position behind it."""
+    """The value of the expression after a `$`, and the position after it."""
     if text[at : at + 1] != "{":
         name = _NAME.match(text, at)
         return ("$", at) if name is None else (variables.get(name[0], ""), name.end())
@@ -161,7 +162,7 @@ def _variable(text: str, at: int, variables: Variables) -> tuple[str, int]:
 
 
 def _array(text: str) -> list[str] | None:
-    """A JSON array of strings. None for anything else: that is a shell's command line."""
+    """A JSON array of strings. None for anything else, which is a command line for the shell."""
     if not text.startswith("["):
         return None
     try:
@@ -228,7 +229,7 @@ def _label(config: Config, text: str, variables: Variables) -> dict[str, Any]:
 
 def _expose(config: Config, text: str, variables: Variables) -> dict[str, Any]:
     ports: dict[str, Empty] = dict(config.exposed_ports) if isinstance(config.exposed_ports, dict) else {}
-    # A variable may hold several.
+    # One variable may hold several ports.
     for word in (port for one in _words(text) for port in _expanded(one, variables).split()):
         match = _PORT.fullmatch(word)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)

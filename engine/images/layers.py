@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from engine._fast import layer as _layer
 from engine._fast import tar as _tar
-from engine.errors import Conflict, EngineError, InvalidParameter, ServerError
+from engine.errors import Conflict, EngineError, InvalidParameter, ServerError, reason
 from engine.images import tarsplit
 from engine.images.spans import Incoming, Span, SpanReader, compression, new_progress
 from engine.storage.compression import Inflated
@@ -73,7 +73,7 @@ class Extracted:
         """The directory of its files, until a layer is made of it."""
         self.content = Path()
         """The directory, which stays the layer's."""
-        self.result: Extraction | EngineError = ServerError("a layer was not received")
+        self.result: Extraction | EngineError = ServerError("the layer was not received completely")
 
     def extraction(self) -> Extraction:
         """The result. Raises the error of a layer that could not be extracted."""
@@ -82,16 +82,16 @@ class Extracted:
         return self.result
 
     def read(self, limit: int) -> bytes:
-        """As `Span.read`; always raises, since the bytes are not kept."""
-        raise InvalidParameter(f"a layer of {self.size} bytes is no document")
+        """As `Span.read`, but always raises InvalidParameter: the bytes are not kept."""
+        raise InvalidParameter(f"a layer of {self.size} bytes is not a JSON document")
 
 
 class Hashing:
-    """A sha256 that a thread of its own works on while another brings the bytes.
+    """A sha256 that is computed in a thread of its own while another thread receives the bytes.
 
-    The thread waits for a client, as the receiving one does, so it belongs to no pool. It begins
-    with the first megabyte. The bringing thread hashes too when more than `_HASH_WAITING` bytes
-    wait, or when no thread can be started.
+    Both threads may wait for a client, so neither belongs to a pool. The hashing thread starts with
+    the first megabyte. The receiving thread hashes too when more than `_HASH_WAITING` bytes are
+    queued, or when no thread can be started.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Hashing:
                 self._changed.notify()
         if not self._begun and self._size >= _HASH_CHUNK:
             self._begun = True
-            with contextlib.suppress(RuntimeError):  # as many threads as the host allows
+            with contextlib.suppress(RuntimeError):  # the host allows no more threads
                 threading.Thread(target=self._run, name="digest", daemon=True).start()
         if before > _HASH_WAITING:
             self._work()
@@ -145,8 +145,8 @@ class Hashing:
 
 
 def digest_of(span: Span, work: array[int] | None = None) -> str:
-    """The diff_id of a layer: digest of its uncompressed stream. Blocking. Raises ServerError when
-    `work` says cancel.
+    """The diff_id of a layer, which is the digest of its uncompressed stream. Blocking. Raises
+    ServerError when `work` asks for cancellation.
     """
     kind = compression(span)
     given = SpanReader(span, work, counts=False)
@@ -190,7 +190,10 @@ class Stream(Protocol):
 
 
 class _Making(NamedTuple):
-    """A layer being made. `waits`: its bytes come from a registry, which may take any time."""
+    """A layer being made.
+
+    `waits`: its bytes come from a registry, which may take arbitrarily long.
+    """
 
     task: asyncio.Task[bool]
     waits: bool
@@ -206,8 +209,8 @@ class Layers:
         self._hashing = LongWork(threads, "digest")
         self._extracting = LongWork(threads, "layer")
         self._followers = 0
-        # Most extracting threads wait for a registry: as many run as there are processors, so that
-        # the loop gets one soon.
+        # Most extracting threads wait for a registry. At most one per processor runs, so that the
+        # event loop gets a processor soon.
         self.processors = threading.Semaphore(threads)
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -238,7 +241,7 @@ class Layers:
         try:
             return await self.work(digest_of, span)
         except OSError as error:
-            raise ServerError(f"reading a layer: {error.strerror}") from error
+            raise ServerError(f"reading a layer: {reason(error)}") from error
 
     @contextlib.contextmanager
     def following(self) -> Iterator[bool]:
@@ -337,7 +340,7 @@ class Layers:
                 extracted = await self._extract(ingest, span, report, work)
             if extracted.diff_id != diff_id:
                 raise InvalidParameter(
-                    f"layer has diff_id {extracted.diff_id}, its image's configuration says {diff_id}"
+                    f"layer has diff_id {extracted.diff_id}, but its image's configuration has {diff_id}"
                 )
             if below is not None:
                 await asyncio.wait([below])
@@ -426,7 +429,7 @@ def extract(ingest: Ingest, source: int | Stream, **how: Any) -> Extraction:
         raise InvalidParameter(f"layer: {error}") from error
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        raise ServerError(f"extracting a layer: {where}{error.strerror}") from error
+        raise ServerError(f"extracting a layer: {where}{reason(error)}") from error
 
 
 __all__ = [

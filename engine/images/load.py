@@ -73,8 +73,8 @@ class Load:
 
 
 class Claims:
-    """The layers that one operation needs until its images are recorded. The engine counts as busy
-    until `release`.
+    """The layers that one operation needs until its images are recorded. Until `release` the engine
+    does not count as idle (`idle.py`).
     """
 
     def __init__(self, snapshots: Snapshots, loading: dict[str, int], idle: Idle) -> None:

@@ -20,7 +20,10 @@ class Reports:
         self._queue: asyncio.Queue[Progress | None] = asyncio.Queue()
 
     def say(self, layer: str, status: str, current: int = 0, total: int = 0) -> None:
-        """Report on a layer, by its digest or diff_id. With a `total` it is drawn as a bar."""
+        """Report on a layer, by its digest or diff_id.
+
+        With a `total` clients draw a progress bar.
+        """
         current = min(current, total)
         detail = ProgressDetail(current, total)
         drawn = bar(current, total) if total else ""
@@ -29,8 +32,8 @@ class Reports:
     async def run(self, begin: Callable[[asyncio.TaskGroup], None]) -> AsyncGenerator[Progress, None]:
         """Yield reports while the tasks that `begin` creates in a group are running.
 
-        The first failure cancels the others and is raised. No task is running when this ends, in
-        any case.
+        The first failure cancels the others and is raised. In any case no task is running when this
+        ends.
         """
         # In a task of its own, because a group cancels the task that entered it, which must not be
         # the consumer's.

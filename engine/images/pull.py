@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
+from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, reason
 from engine.images import archive
 from engine.images.archive import ARCHITECTURE, MAX_DOCUMENT, MAX_LAYERS
 from engine.images.layers import chain_ids
@@ -121,7 +121,7 @@ class Downloads:
             # A later pull starts over, with its own credentials.
             self._forget(download)
             if isinstance(error, OSError):
-                raise ServerError(f"receiving a blob into {self._directory}: {error.strerror}") from error
+                raise ServerError(f"receiving a blob into {self._directory}: {reason(error)}") from error
             raise
 
 
@@ -198,7 +198,9 @@ def parsed(fetched: Fetched) -> tuple[Manifest, str]:
         raise InvalidParameter(f"invalid manifest {fetched.digest}: both an image and an index")
     known = (*_INDEX_TYPES, _OCI_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
     if manifest.media_type and kind in known and manifest.media_type != kind:
-        raise InvalidParameter(f"invalid manifest {fetched.digest}: mediaType {manifest.media_type} came as {kind}")
+        raise InvalidParameter(
+            f"invalid manifest {fetched.digest}: mediaType {manifest.media_type} differs from Content-Type {kind}"
+        )
     return manifest, manifest.media_type or kind
 
 
@@ -219,9 +221,9 @@ def _checked(manifest: Manifest, digest: str) -> Manifest:
     if config is None:
         raise InvalidParameter(f"invalid manifest {digest}: no config")
     if config.media_type not in _CONFIG_TYPES:
-        raise InvalidParameter(f"{digest} is no image: its config is of type {config.media_type!r}")
+        raise InvalidParameter(f"{digest} is not an image: its config has type {config.media_type!r}")
     if config.size > MAX_DOCUMENT:
-        raise InvalidParameter(f"invalid manifest {digest}: a config of {config.size} bytes")
+        raise InvalidParameter(f"invalid manifest {digest}: config has {config.size} bytes, more than {MAX_DOCUMENT}")
     if len(manifest.layers) > MAX_LAYERS:
         raise InvalidParameter(f"max depth exceeded: {digest} has more than {MAX_LAYERS} layers")
     for blob in (config, *manifest.layers):
@@ -229,9 +231,11 @@ def _checked(manifest: Manifest, digest: str) -> Manifest:
             raise InvalidParameter(f"invalid manifest {digest}: invalid digest {blob.digest!r}"[:300])
     for layer in manifest.layers:
         if not layer.media_type.startswith(_LAYER_PREFIXES):
-            raise InvalidParameter(f"invalid manifest {digest}: a layer of type {layer.media_type!r}"[:300])
+            raise InvalidParameter(f"invalid manifest {digest}: unsupported layer type {layer.media_type!r}"[:300])
         if not 0 < layer.size <= MAX_BLOB:
-            raise InvalidParameter(f"invalid manifest {digest}: a layer of {layer.size} bytes")
+            raise InvalidParameter(
+                f"invalid manifest {digest}: layer size {layer.size} is not between 1 and {MAX_BLOB}"
+            )
     return manifest
 
 
@@ -246,7 +250,7 @@ async def resolve(repository: Repository, name: Reference) -> Resolved:
         fetched = await repository.manifest(_for_this_host(manifest, name).digest)
         manifest, kind = parsed(fetched)
         if manifest.manifests:
-            raise InvalidParameter(f"invalid manifest {digest}: indexes within indexes")
+            raise InvalidParameter(f"invalid manifest {digest}: an index within an index")
     return Resolved(name, digest, _checked(manifest, fetched.digest), fetched.raw, kind == _OCI_TYPE)
 
 

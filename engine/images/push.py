@@ -53,7 +53,7 @@ class Source(NamedTuple):
     chain_id: str
     size: int
     known: tuple[Descriptor, ...]
-    """Blobs under which registries have this layer."""
+    """The blobs as which registries store this layer."""
     neighbours: tuple[str, ...]
     """Paths of repositories of the same registry that may have it."""
 
@@ -88,7 +88,7 @@ class Pushing:
         self._reports = Reports()
         self._slots = asyncio.Semaphore(PARALLEL)
         self._there: dict[tuple[str, bool], Descriptor] = {}
-        """Layers, by diff_id and kind of manifest, that this push has seen in the registry."""
+        """Layers that this push has found in the registry, by diff_id and kind of manifest."""
 
     async def run(self, images: Sequence[tuple[Reference, ImageRecord]]) -> AsyncGenerator[Progress, None]:
         """Send every image, and yield the progress that Docker's clients draw. Raises the first
@@ -209,26 +209,28 @@ class Pushing:
         return digest, len(raw)
 
     def _as_it_came(self, record: ImageRecord, blobs: Sequence[Descriptor]) -> bytes | None:
-        """The manifest that the image was pulled with, when it names just these blobs. Blocking."""
+        """The manifest that the image was pulled with, if it names exactly these blobs; otherwise
+        None. Blocking.
+        """
         if not record.manifest:
             return None
         try:
             raw, manifest = self._store.manifest(record)
-        except NotFound:  # with the image, meanwhile
+        except NotFound:  # deleted meanwhile, together with the image
             return None
         same = [(blob.digest, blob.size) for blob in manifest.layers] == [(blob.digest, blob.size) for blob in blobs]
         return raw if same else None
 
 
 def _of_kind(blob: Descriptor, *, oci: bool) -> Descriptor:
-    """A blob in the terms of the other kind of manifest: the bytes are the same."""
+    """The descriptor of the same blob for an OCI manifest or a Docker manifest."""
     other = {DOCKER_GZIP: OCI_GZIP} if oci else {OCI_GZIP: DOCKER_GZIP}
     return Descriptor(media_type=other.get(blob.media_type, blob.media_type), digest=blob.digest, size=blob.size)
 
 
 def _manifest(record: ImageRecord, config_size: int, blobs: Sequence[Descriptor]) -> bytes:
-    """Formatted exactly as Docker does, so that an image has the same digest whichever engine
-    pushes it.
+    """The manifest, formatted exactly as Docker does, so that an image has the same digest
+    whichever engine pushes it.
     """
 
     def described(media_type: str, size: int, digest: str) -> dict[str, Any]:
@@ -258,7 +260,7 @@ class _Document:
 
 
 class _Packed:
-    """A layer's archive to upload; `digest` and `size` are valid when all of it was sent."""
+    """A layer's archive to upload. `digest` and `size` are valid once all of it has been sent."""
 
     def __init__(self, store: ImageStore, source: Source, threads: LongWork, report: Callable[[int], None]) -> None:
         self._diff = store.snapshots.layer_path(source.chain_id)
@@ -295,7 +297,7 @@ class _Packed:
                     if data := packing.result():
                         yield data
                 if f"sha256:{self._plain.hexdigest()}" != self._source.diff_id:
-                    raise ServerError(f"layer {self._source.diff_id} has other content than it was made of")
+                    raise ServerError(f"files of layer {self._source.diff_id} have changed since it was extracted")
                 yield await uninterrupted(self._threads.run(self._finish, packer))
             finally:
                 await uninterrupted(asyncio.wait([reading]))

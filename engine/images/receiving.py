@@ -1,10 +1,10 @@
 """Reception of an image archive: layers are extracted while it arrives, everything else is kept in
 a file for `archive.Archive`.
 
-Only the manifest says which members are layers, and most programs write it last. So a member that
-looks like a layer is extracted at once, and the file has a hole in its place. If no image wants it,
-it is removed. A member of the same size as an existing layer is probably that layer: it is kept in
-the file and not extracted for nothing.
+Only the manifest names the members that are layers, and most programs write it last. So a member
+that looks like a layer is extracted at once, and the file has a hole in its place. If no image uses
+the layer, it is removed. A member of the same size as an existing layer is probably that layer, so
+it is kept in the file and not extracted.
 
 Owns: extracted layers until an image takes them over, and the file. Not here: the archive's
 documents (archive.py), extraction (layers.py).
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from engine._fast.tar import ArchiveError, Reader
-from engine.errors import EngineError, InvalidParameter, ServerError
+from engine.errors import EngineError, InvalidParameter, ServerError, reason
 from engine.images import layers, tarsplit
 from engine.images.layers import Extracted, extract, extract_and_hash
 from engine.images.spans import Span
@@ -50,8 +50,8 @@ class Received(NamedTuple):
 async def received(
     body: AsyncIterator[bytes], directory: Path, making: layers.Layers, present: Iterable[Path]
 ) -> AsyncIterator[Received]:
-    """Receive the archive in `body`, compressed or not; it exists within the context. `present`:
-    directories of the existing layers.
+    """Receive the archive in `body`, compressed or not, and keep it for the time of the context.
+    `present`: directories of the existing layers.
 
     Raises InvalidParameter, and ServerError when the disk is full.
     """
@@ -60,14 +60,14 @@ async def received(
     try:
         receiving.spool = await uninterrupted(asyncio.to_thread(files.temporary_file, directory))
     except OSError as error:
-        raise ServerError(f"receiving an archive into {directory}: {error.strerror}") from error
+        raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
     try:
         feeding = asyncio.ensure_future(feed.feed(body))
         walking = in_own_thread(receiving.run, "archive")
         try:
             size = await asyncio.shield(walking)
         except OSError as error:
-            raise ServerError(f"receiving an archive into {directory}: {error.strerror}") from error
+            raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
         finally:
             feeding.cancel()
             if not walking.done():  # the client left: the thread gets no more data
@@ -90,8 +90,8 @@ class _Source(Protocol):
 
 
 class _Tee:
-    """Passes the stream to the reader of members, and writes everything but early layers to the
-    file.
+    """Passes the stream to the reader of members, and writes it to the file, except for the layers
+    that are extracted early.
     """
 
     def __init__(self, source: _Source, spool: int) -> None:
@@ -161,7 +161,7 @@ class _Receiving:
         self.early: dict[int, Extracted] = {}
 
     def run(self) -> int:
-        """The size of the file, when all has come."""
+        """Receive the whole archive. Returns the size of the file."""
         with self._making.processors:
             try:
                 kind = compression_of(self._feed.head(MAGIC))
@@ -188,7 +188,7 @@ class _Receiving:
         return tee.at
 
     def _layer(self, head: bytes, size: int) -> str | None:
-        """The compression of a member that is to be extracted at once."""
+        """The compression of a member that is extracted at once; None for any other member."""
         if len(self.early) == MAX_EARLY:
             return None
         packed = compression_of(head[:MAGIC])

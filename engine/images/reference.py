@@ -1,9 +1,9 @@
 """Names of images: Docker's grammar, its short forms, and back.
 
 A reference is a repository in a registry and a tag, a digest, or both. The engine uses the
-canonical form (`docker.io/library/busybox:latest`), people see the familiar one (`busybox:latest`).
-Grammar and messages: github.com/distribution/reference, `reference.go` and `normalize.go`. Pure.
-Not here: which image a reference leads to (store.py).
+canonical form (`docker.io/library/busybox:latest`), clients see the familiar one
+(`busybox:latest`). Grammar and messages: github.com/distribution/reference, `reference.go` and
+`normalize.go`. Pure. Not here: which image a reference stands for (store.py).
 """
 
 from __future__ import annotations

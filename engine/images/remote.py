@@ -45,11 +45,11 @@ _COMPILED = ("aiohttp", "frozenlist", "multidict", "propcache", "yarl")
 `_load_client` warms the page cache first.
 """
 _URL = re.compile(r"https?://[^/?#\s]+\S*\Z")
-"""Of an archive: with a host."""
+"""URL of an archive to import. It must have a host."""
 
 
 class Search(NamedTuple):
-    """A search. None: no filter."""
+    """A search. A filter that is None is not applied."""
 
     term: str
     limit: int = SEARCH_LIMIT
@@ -154,10 +154,11 @@ class Remote:
     # --- pull -------------------------------------------------------------------------------------
 
     async def pull(self, image: str, tag: str, credentials: Credentials) -> Pulling:
-        """Resolve a name in its registry; without tag and digest every tag of the repository.
+        """Resolve a name in its registry. A name without tag and digest means every tag of the
+        repository.
 
         Raises InvalidParameter for a malformed name, Forbidden for a reserved one, NotFound for an
-        image that is missing or not for this client.
+        image that is missing or that this client may not read.
         """
         name = _pulled_name(image, tag)
         if name.familiar_repository == RESERVED:
@@ -195,7 +196,7 @@ class Remote:
         attributes = {**record.labels, "name": name.familiar_repository}
         self._events.publish("image", "push", name.familiar, attributes)
 
-    # --- the rest ---------------------------------------------------------------------------------
+    # --- import, login, search --------------------------------------------------------------------
 
     def bring(
         self, source: str, body: AsyncIterator[bytes], repository: str, tag: str, changes: Sequence[str], message: str

@@ -85,11 +85,11 @@ async def save(store: ImageStore, events: EventLog, names: Sequence[str]) -> Sav
         configurations = [await asyncio.to_thread(store.configuration, image.record) for image in images]
         for image in images:
             store.get(image.record.id)
-    except NotFound:  # deleted since
+    except NotFound:  # deleted meanwhile
         raise NotFound(f"No such image: {', '.join(names)}"[:300]) from None
     return Saving(
         store, events, images, configurations
-    )  # which claims the layers: there was no await since the look-up
+    )  # Saving claims the layers; nothing was awaited since the look-up
 
 
 class Saving:
@@ -186,7 +186,7 @@ class _Archive:
             finally:
                 await uninterrupted(asyncio.wait([reading]))
         if done != size:
-            raise ServerError(f"layer {diff_id} has other content than it was made of")
+            raise ServerError(f"files of layer {diff_id} have changed since it was extracted")
         yield bytes(-size % tarfile.BLOCKSIZE)
 
     def documents(self, image: Saved, raw: bytes) -> bytes:

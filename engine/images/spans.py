@@ -15,14 +15,14 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.errors import InvalidParameter, ServerError
+from engine.errors import InvalidParameter, ServerError, reason
 from engine.storage.compression import MAGIC, compression_of
 
 _CHUNK = 256 * 1024
 
 
 class Span(NamedTuple):
-    """Bytes of a file: a layer or a whole archive, as received."""
+    """A range of bytes in a file: a layer or a whole archive, as received."""
 
     descriptor: int
     offset: int
@@ -34,11 +34,11 @@ class Span(NamedTuple):
         Raises InvalidParameter when it is larger than `limit` or the file is shorter.
         """
         if self.size > limit:
-            raise InvalidParameter(f"a document of {self.size} bytes is larger than the {limit} that are allowed")
+            raise InvalidParameter(f"a document has {self.size} bytes, more than {limit}")
         try:
             data = os.pread(self.descriptor, self.size, self.offset)
         except OSError as error:
-            raise ServerError(f"reading an archive: {error.strerror}") from error
+            raise ServerError(f"reading an archive: {reason(error)}") from error
         if len(data) != self.size:
             raise InvalidParameter("truncated archive")
         return data
@@ -47,14 +47,14 @@ class Span(NamedTuple):
 class Incoming:
     """The bytes of a layer whose file is still being received. Readers wait for them.
 
-    `end` is the receiving task. Until it has ended well, the bytes are not verified. The descriptor
-    is the receiver's.
+    `end` is the receiving task. The bytes are verified once it has ended without an error. The
+    descriptor belongs to the receiver.
     """
 
     offset = 0
 
     def __init__(self, descriptor: int, size: int, received: Callable[[], int], end: asyncio.Task[None]) -> None:
-        """`received`: how many of its bytes are in the file."""
+        """`received` returns the number of bytes that are in the file."""
         self.processors: threading.Semaphore | None = None
         """Held by the reading thread while it works; released while it waits."""
         self.descriptor = descriptor
@@ -97,7 +97,7 @@ class Incoming:
             while (there := self._received()) < wanted and not self._stopped:
                 self._changed.wait()
             if self._stopped:
-                raise ServerError("a layer was not received")
+                raise ServerError("the layer was not received completely")
             return there
 
     async def whole(self) -> None:
@@ -108,7 +108,7 @@ class Incoming:
         finally:
             unwanted.cancel()
         if not self.end.done() or self.end.cancelled():
-            raise ServerError("a layer was not received")
+            raise ServerError("the layer was not received completely")
         self.end.result()
 
 

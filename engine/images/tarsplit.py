@@ -22,11 +22,11 @@ import zstandard
 
 from engine._fast import tar as _tar
 from engine._fast import tarsplit as _tarsplit
-from engine.errors import ServerError
+from engine.errors import ServerError, reason
 from engine.system import files
 
 FILE = "recipe"
-"""The file beside a layer's `diff`. Its name is older than the module; existing roots have it."""
+"""The file beside a layer's `diff`. Layers of earlier engine versions have it under this name."""
 
 _SIZE = struct.Struct("<Q")
 _LITERAL = struct.Struct("<QQI")
@@ -109,7 +109,7 @@ def stream(diff: Path) -> Iterator[_tarsplit.Stream]:
             directory = files.open_directory(diff)
             stack.callback(os.close, directory)
         except OSError as error:
-            raise ServerError(f"layer in {diff.parent}: {error.strerror}") from error
+            raise ServerError(f"layer in {diff.parent}: {reason(error)}") from error
         packed: Any = file
         stream = _tarsplit.Stream(zstandard.ZstdDecompressor().stream_reader(packed), directory)
         stack.callback(stream.close)
@@ -124,7 +124,7 @@ def read(source: _tarsplit.Stream, buffer: memoryview) -> int:
     try:
         return source.readinto(buffer)
     except (OSError, _tar.ArchiveError, zstandard.ZstdError) as error:
-        raise ServerError(f"making a layer's archive again: {error}") from error
+        raise ServerError(f"regenerating a layer's tar stream: {error}") from error
 
 
 __all__ = ["FILE", "Writer", "read", "stream", "stream_size"]

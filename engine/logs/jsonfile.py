@@ -47,20 +47,20 @@ def rotation(options: Mapping[str, str]) -> Rotation:
     if "max-size" in options:
         max_size = _size(options["max-size"])
         if max_size <= 0:
-            raise InvalidParameter("max-size must be a positive number")
+            raise InvalidParameter("log opt max-size: must be a positive number")
     if "max-file" in options:
         text = options["max-file"]
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
             raise InvalidParameter(f"log opt max-file: {text!r} is not a number")
         max_file = int(text)
         if max_file < 1:
-            raise InvalidParameter("max-file cannot be less than 1")
+            raise InvalidParameter("log opt max-file: cannot be less than 1")
         if max_file > FILES_MAX:
-            raise InvalidParameter(f"max-file cannot be more than {FILES_MAX}")
+            raise InvalidParameter(f"log opt max-file: cannot be more than {FILES_MAX}")
     if "compress" in options:
         text = options["compress"]
         if text in _TRUE:
-            raise InvalidParameter("log opt compress: this engine version does not compress rotated logs")
+            raise InvalidParameter("log opt compress: compression of rotated logs is not supported")
         if text not in _FALSE:
             raise InvalidParameter(f"log opt compress: {text!r} is neither true nor false")
     return Rotation(max_size, max_file)
@@ -84,7 +84,7 @@ def encoded(attributes: Mapping[str, str]) -> bytes:
         json.dumps(attributes, sort_keys=True, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPED).encode()
     )
     if len(text) > ATTRIBUTES_MAX:
-        raise InvalidParameter(f"log opts labels and env: {len(text)} bytes in every log entry are too many")
+        raise InvalidParameter(f"log opts labels and env: {len(text)} bytes per log entry, more than {ATTRIBUTES_MAX}")
     return text
 
 
@@ -94,5 +94,5 @@ def _size(text: str) -> int:
         raise InvalidParameter(f"log opt max-size: invalid size: '{text}'")
     size = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
     if size >= 1 << 62:
-        raise InvalidParameter(f"log opt max-size: '{text}' is larger than any file")
+        raise InvalidParameter(f"log opt max-size: '{text}' is too large")
     return size

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.errors import NotFound, ServerError
+from engine.errors import NotFound, ServerError, decoding_reason
 from engine.system import files
 from engine.wire.plugins import Activation, PluginAnswer
 
@@ -144,17 +144,19 @@ class Plugin:
             async for chunk in response.content.iter_any():
                 text += chunk
                 if len(text) > LONGEST_ANSWER:
-                    raise ServerError(f'{method}: plugin "{self.name}" answers more than {LONGEST_ANSWER} bytes')
+                    raise ServerError(f'{method}: plugin "{self.name}" sent more than {LONGEST_ANSWER} bytes')
             status = response.status
         if status != 200:
             reason = _reason(text)
             if status == 404 and not reason:
-                raise NotFound(f'{method}: plugin "{self.name}" has no such call')
+                raise NotFound(f'{method}: plugin "{self.name}" does not implement this call')
             raise ServerError(f"{method}: {reason or f'status {status}'}")
         try:
             found = msgspec.json.decode(text if text.strip() else b"{}", type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ServerError(f'{method}: plugin "{self.name}" does not answer in JSON: {error}') from error
+            raise ServerError(
+                f'{method}: plugin "{self.name}" sent an invalid reply: {decoding_reason(error)}'
+            ) from error
         if found.err:
             raise ServerError(found.err)
         return found
@@ -295,7 +297,8 @@ def _tls(found: Endpoint) -> ssl.SSLContext:
         if found.certificate:
             context.load_cert_chain(found.certificate, found.key or None)
     except (OSError, ssl.SSLError) as error:
-        raise ServerError(f"plugin at {found.url}: {found.ca} {found.certificate} {found.key}: {error}") from error
+        files = ", ".join(filter(None, (found.ca, found.certificate, found.key)))
+        raise ServerError(f"plugin at {found.url}: TLS files {files}: {error}") from error
     return context
 
 

@@ -186,7 +186,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         try:
             await asyncio.to_thread(self._discard, key, cgroup, hierarchies)
         except OSError as error:
-            _log.info("%s: %s: left to the runtime's delete", key, error)
+            _log.info("cleaning up after container %s: %s; executing the runtime's delete", key, error)
             await self.delete(key)
 
     def _discard(self, key: str, cgroup: str, hierarchies: Cgroups) -> None:

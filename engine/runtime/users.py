@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, reason
 from engine.system.files import open_directory, read_in_root
 
 FILE_LIMIT = 4 << 20
@@ -139,4 +139,4 @@ def _read(root: int, path: str) -> bytes:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR):
             return b""
-        raise InvalidParameter(f"/{path} in the container: {error.strerror}") from error
+        raise InvalidParameter(f"/{path} in the container: {reason(error)}") from error

@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from engine.errors import InvalidParameter, NotFound, ServerError
+from engine.errors import InvalidParameter, NotFound, ServerError, reason
 from engine.system import files
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Content:
             try:
                 files.write_atomically(path, data, 0o600)
             except OSError as error:
-                raise ServerError(f"keeping blob {digest}: {error.strerror}") from error
+                raise ServerError(f"storing blob {digest}: {reason(error)}") from error
         return digest
 
     def path(self, digest: str) -> Path:
@@ -69,7 +69,7 @@ class Content:
         except FileNotFoundError as error:
             raise NotFound(f"No such blob: {digest}") from error
         except OSError as error:
-            raise ServerError(f"blob {digest}: {error.strerror}") from error
+            raise ServerError(f"blob {digest}: {reason(error)}") from error
         if hashlib.sha256(data).hexdigest() != digest[7:]:
             raise ServerError(f"blob {digest} is damaged")
         return data
@@ -81,7 +81,7 @@ class Content:
         except FileNotFoundError as error:
             raise NotFound(f"No such blob: {digest}") from error
         except OSError as error:
-            raise ServerError(f"blob {digest}: {error.strerror}") from error
+            raise ServerError(f"blob {digest}: {reason(error)}") from error
 
     def delete(self, digest: str) -> None:
         """Remove a blob; absent is fine.
@@ -91,7 +91,7 @@ class Content:
         try:
             self.path(digest).unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("removing blob %s: %s", digest, error.strerror)
+            _log.warning("removing blob %s: %s", digest, reason(error))
 
     def digests(self) -> set[str]:
         """Every stored blob."""

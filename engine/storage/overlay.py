@@ -171,7 +171,7 @@ class OverlaySnapshots:
                 else:
                     broken.add(name)
         for name in sorted(broken & recorded.keys()):
-            _log.warning("layer %s (directory %d) is incomplete and dropped", name, recorded[name].number)
+            _log.warning("removing layer %s (directory %d): it is incomplete", name, recorded[name].number)
         return whole
 
     def _path(self, number: int) -> Path:
@@ -243,7 +243,7 @@ class OverlaySnapshots:
             if layer.parent and layer.parent not in self._layers:
                 raise NotFound(f"No such layer: {layer.parent}")
             if chain_id in self._layers:
-                raise Conflict(f"layer {chain_id} is there already")
+                raise Conflict(f"layer {chain_id} already exists")
             record = msgspec.structs.replace(layer, number=ingest.number, pending=self.boot)
             # Counted before the wait, so that no other task collects the parent meanwhile.
             if layer.parent:
@@ -290,7 +290,7 @@ class OverlaySnapshots:
 
     async def prepare(self, key: str, parent: str | None) -> None:
         if key in self._snapshots:
-            raise Conflict(f"snapshot {key} is there already")
+            raise Conflict(f"snapshot {key} already exists")
         if parent and parent not in self._layers:
             raise NotFound(f"No such layer: {parent}")
         snapshot = Snapshot(self._new_number(), parent or "")

@@ -218,7 +218,7 @@ class Records:
             try:
                 loop.call_soon_threadsafe(self._answer, answers)
             except RuntimeError:  # the caller's loop is closed: nothing waits for the result
-                _log.debug("records: %d answers to a closed loop", len(answers))
+                _log.debug("records: %d answers dropped: their event loop is closed", len(answers))
 
     def _errors_of(self, batch: list[_Request]) -> list[Exception | None]:
         try:

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from engine.errors import ServerError
+from engine.errors import ServerError, reason
 from engine.system import mounts
 
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ def clone(source: Path | str | int, *, recursive: bool = False) -> int:
         error = _failure(source)
         if isinstance(error, FileNotFoundError):
             raise error
-        raise ServerError(f"copy of the mount {source}: {(error.strerror or '').lower()}") from error
+        raise ServerError(f"copying the mount {source}: {reason(error)}") from error
     try:
         # A copy of a shared mount is its peer: mounts on one would propagate to the other.
         _set(tree, 0, recursive=recursive, propagation=mounts.MS_PRIVATE)
@@ -107,7 +107,7 @@ def attach(tree: int, target: Path | str | int) -> None:
     )
     if status < 0:
         error = _failure(target)
-        raise ServerError(f"attaching a mount at {target}: {(error.strerror or '').lower()}") from error
+        raise ServerError(f"attaching a mount at {target}: {reason(error)}") from error
 
 
 def guard(tree: int, *, read_only: bool, recursive: bool = False) -> None:
@@ -125,7 +125,7 @@ def _set(tree: int, flags: int, *, recursive: bool, clear: int = 0, propagation:
     )
     if status < 0:
         error = _failure(tree)
-        raise ServerError(f"attributes of a mount: {(error.strerror or '').lower()}") from error
+        raise ServerError(f"setting the attributes of a mount: {reason(error)}") from error
 
 
 def is_mount(path: Path | str) -> bool:
@@ -140,7 +140,7 @@ def detach(path: str) -> None:
     """Detach the mount at `path` at once; open descriptors in it stay valid."""
     if _libc.umount2(os.fsencode(path), _MNT_DETACH | _UMOUNT_NOFOLLOW) < 0:
         error = _failure(path)
-        raise ServerError(f"unmount of {path}: {(error.strerror or '').lower()}") from error
+        raise ServerError(f"unmounting {path}: {reason(error)}") from error
 
 
 def make_private(directory: Path) -> None:
@@ -285,7 +285,7 @@ class MountNamespace:
             finally:
                 os.close(host)
         except OSError as error:
-            raise ServerError(f"the engine's mount namespace: {(error.strerror or str(error)).lower()}") from error
+            raise ServerError(f"the engine's mount namespace: {reason(error)}") from error
 
     def _make(self) -> None:
         layers, proc = clone(self._directory), clone("/proc")

@@ -110,7 +110,7 @@ class Feed:
             # without the traceback, which would keep this object alive
             error = type(failure)(failure.message)
         except asyncio.CancelledError:
-            error = ServerError("the engine stops")
+            error = ServerError("the engine is stopping")
             raise
         finally:
             with self._changed:

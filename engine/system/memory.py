@@ -77,4 +77,4 @@ def malloc_trim() -> bool:
 
 def _trimmed(done: asyncio.Future[bool]) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
-        _log.warning("giving memory back: %s", error)
+        _log.warning("returning memory to the host: %s", error)

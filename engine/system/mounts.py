@@ -82,9 +82,11 @@ def mount(source: str, target: Path | str, type_: str = "", flags: int = 0, opti
     """Attach a file system. Raises ServerError, also for options that the kernel would cut off."""
     data = options.encode()
     if len(data) >= PAGE:
-        raise ServerError(f"mount of {type_} on {target}: options take {len(data)} bytes, the kernel reads {PAGE - 1}")
+        raise ServerError(
+            f"mounting {type_} on {target}: the options have {len(data)} bytes, the kernel takes {PAGE - 1}"
+        )
     if _libc.mount(source.encode(), os.fsencode(target), type_.encode() or None, flags, data or None) < 0:
-        raise _error(f"mount of {type_ or source} on {target}") from _cause(target)
+        raise _error(f"mounting {type_ or source} on {target}") from _cause(target)
 
 
 def unmount(target: Path | str) -> bool:
@@ -105,7 +107,7 @@ def unmount(target: Path | str) -> bool:
         if number in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
             return detached
         if number != errno.EBUSY or attempts >= 2:
-            raise _error(f"unmount of {target}") from _cause(target)
+            raise _error(f"unmounting {target}") from _cause(target)
         attempts += 1
         if attempts == 1:
             time.sleep(_BUSY_WAIT)
@@ -137,17 +139,17 @@ def _copy_from(namespace: int, path: str, target: Path) -> None:
     home = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.setns(namespace, _CLONE_NEWNS) < 0:
-            raise _error(f"mount namespace with {path}") from _cause(path)
+            raise _error(f"entering the mount namespace of {path}") from _cause(path)
         try:
             tree: int = _libc.syscall(
                 *(ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(-1), path.encode()),
                 ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_SYMLINK_NOFOLLOW),
             )
             if tree < 0:
-                raise _error(f"copy of the mount {path}") from _cause(path)
+                raise _error(f"copying the mount {path}") from _cause(path)
         finally:
             if _libc.setns(home, _CLONE_NEWNS) < 0:
-                raise _error("return to the own mount namespace") from _cause(path)
+                raise _error("returning to the engine's mount namespace") from _cause(path)
     finally:
         os.close(home)
     try:
@@ -156,7 +158,7 @@ def _copy_from(namespace: int, path: str, target: Path) -> None:
             ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
         )
         if moved < 0:
-            raise _error(f"mount of {path} on {target}") from _cause(target)
+            raise _error(f"mounting {path} on {target}") from _cause(target)
     finally:
         os.close(tree)
 
@@ -166,7 +168,7 @@ def own_directory() -> None:
     unshare(CLONE_FS).
     """
     if _libc.unshare(_CLONE_FS) < 0:
-        raise _error("unshare of the thread's directory") from _cause("")
+        raise _error("giving a thread its own working directory") from _cause("")
 
 
 def mounts(below: Path | str | None = None) -> list[Mount]:
@@ -184,7 +186,7 @@ def containing(path: str) -> Mount:
     """The mount that contains a path without links: the last one at the nearest place above it."""
     above = [entry for entry in mounts() if path == entry.target or path.startswith(entry.target.rstrip("/") + "/")]
     if not above:
-        raise ServerError(f"{path}: no mount has it")
+        raise ServerError(f"{path}: it is on no mount")
     return max(enumerate(above), key=lambda pair: (len(pair[1].target), pair[0]))[1]
 
 

@@ -34,7 +34,7 @@ def network() -> int:
 def enter_network(namespace: int) -> None:
     """Put the calling thread into the namespace of this descriptor."""
     if _libc.setns(namespace, CLONE_NEWNET) < 0:
-        raise _error("setns")
+        raise _error("entering a network namespace")
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def new_network() -> Iterator[int]:
     home = network()
     try:
         if _libc.unshare(CLONE_NEWNET) < 0:
-            raise _error("unshare of the network namespace")
+            raise _error("creating a network namespace")
         try:
             made = network()
             try:

@@ -69,7 +69,7 @@ def _submitted(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments:
     except RuntimeError as error:
         # It stays in the queue: a busy thread may run it later, unless it is cancelled.
         if future.cancel():
-            raise ServerError(f"no thread for long work: {error}") from error
+            raise ServerError("the host allows no more threads") from error
     return asyncio.wrap_future(future)
 
 

@@ -153,7 +153,7 @@ def test_what_a_plugin_refuses(plugin: VolumePlugin, engine: TempEngine) -> None
     plugin.answers["VolumeDriver.Create"] = (503, b"not JSON")
     assert make(engine, 500, Name="v1", Driver="far")["message"] == "create v1: VolumeDriver.Create: not JSON"
     plugin.answers["VolumeDriver.Create"] = b"not JSON"
-    assert "does not answer in JSON" in make(engine, 500, Name="v1", Driver="far")["message"]
+    assert "sent an invalid reply" in make(engine, 500, Name="v1", Driver="far")["message"]
     plugin.answers.clear()
     assert engine.request("GET", "/v1.24/volumes").json()["Volumes"] == []
     make(engine, Name="v1", Driver="far")

@@ -173,7 +173,7 @@ class FakeSnapshots:
             if layer.parent:
                 self._committed(layer.parent)
             if chain_id in self._layers:
-                raise Conflict(f"layer {chain_id} is there already")
+                raise Conflict(f"layer {chain_id} already exists")
         except BaseException:
             await self.abandon(ingest)
             raise
@@ -201,7 +201,7 @@ class FakeSnapshots:
 
     async def prepare(self, key: str, parent: str | None) -> None:
         if key in self._snapshots:
-            raise Conflict(f"snapshot {key} is there already")
+            raise Conflict(f"snapshot {key} already exists")
         model = self.layer_path(parent) if parent else None
         snapshot = self._snapshots[key] = Snapshot(self._new_number(), parent or "")
         try:

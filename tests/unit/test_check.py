@@ -28,7 +28,7 @@ def test_settings_against_files(tmp_path: Path) -> None:
     assert enough and enough.ok
     assert short and not short.ok
     assert short.text == "kernel.pid_max = 32768 (wanted 32769)"
-    assert short.cure.startswith("sysctl -w kernel.pid_max=32769")
+    assert short.fix.startswith("sysctl -w kernel.pid_max=32769")
     assert check.setting("none", "kernel.nothere", 1, tmp_path) is None
     (tmp_path / "kernel/words").write_text("many\n")
     assert check.setting("none", "kernel.words", 1, tmp_path) is None
@@ -43,10 +43,10 @@ def test_what_is_wanted_grows_with_the_plan() -> None:
 def test_ports_and_files() -> None:
     assert check.ports(1023).ok
     assert not check.ports(1024).ok
-    assert "2 networks" in check.ports(1024).cure
+    assert "2 networks" in check.ports(1024).fix
     assert check.open_files(1000, -1).ok
     assert not check.open_files(1000, 1024).ok
-    assert "LimitNOFILE=12512" in check.open_files(1000, 1024).cure
+    assert "LimitNOFILE=12512" in check.open_files(1000, 1024).fix
 
 
 def test_ephemeral_ports(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_ephemeral_ports(tmp_path: Path) -> None:
     short = check.ephemeral_ports(10_000, known)
     assert not short.ok
     assert "28232 (wanted 41024)" in short.text
-    assert '"19976 60999"' in short.cure
+    assert '"19976 60999"' in short.fix
 
 
 def test_cgroups_and_file_systems(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_cgroups_and_file_systems(tmp_path: Path) -> None:
         )
     )
     assert [row.ok for row in rows] == [True, False]
-    assert "memory" in rows[1].text and "cgroup.procs" in rows[1].cure, "there is a cpu controller, but none below"
+    assert "memory" in rows[1].text and "cgroup.procs" in rows[1].fix, "there is a cpu controller, but none below"
     known = tmp_path / "filesystems"
     known.write_text("nodev\tsysfs\n\text4\nnodev\toverlay\n")
     assert check.file_system("overlay", known, tmp_path).ok
@@ -85,15 +85,15 @@ def test_forward_policies() -> None:
     assert check.forward_policies("").ok
 
 
-def test_rows_are_printed_with_their_cures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_printed_with_their_fixes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [check.Finding("a", True, "fine"), check.Finding("longer", False, "1 (wanted 2)", "do it")]
     monkeypatch.setattr(check, "findings", lambda _: iter(rows))
     assert check.main(5) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "ok   a       fine",
-        "LOW  longer  1 (wanted 2)",
-        "             cure: do it",
-        "1 of 2 need care for 5 containers",
+        "ok    a       fine",
+        "FAIL  longer  1 (wanted 2)",
+        "              fix: do it",
+        "1 of 2 checks failed for 5 containers",
     ]
     rows.pop()
     assert check.main(5) == 0
@@ -104,7 +104,7 @@ def test_a_reader_that_has_seen_enough(rows: int) -> None:
     """`engined check | head`: no traceback, and the exit status is that of the findings."""
     program = (
         "import sys; from engine import check;"
-        f"check.findings = lambda _: [check.Finding('words', False, 'text', 'cure')] * {rows};"
+        f"check.findings = lambda _: [check.Finding('words', False, 'text', 'fix')] * {rows};"
         "sys.exit(check.main(10))"
     )
     reading, writing = os.pipe()

@@ -1,5 +1,6 @@
 """Command line and TOML file: the Config they give, and refusals that name the option."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,20 @@ def test_a_broken_rule_is_refused_by_name(argv: list[str], words: str) -> None:
         config(*argv)
 
 
-@pytest.mark.parametrize("text", ["bridge = 5", "unknown = 1", "not toml", 'tcp = ["x"]'])
-def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bridge = 5", "bridge: expected string, got integer"),
+        ('socket = "/a"', "socket: expected array, got string"),
+        ("unknown = 1", "unknown option unknown"),
+        ("not toml", "Expected '='"),
+        ('tcp = ["x"]', "--tcp x: must be HOST:PORT"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_option(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "engined.toml"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"engined\.toml"):
+    with pytest.raises(ValueError, match=re.escape(f"--config {file}: {words}")):
         config("--config", str(file))
 
 
@@ -91,5 +101,5 @@ def test_stop_reads_what_serve_wrote() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--config /nonexistent\.toml: No such file"):
+    with pytest.raises(ValueError, match=r"--config /nonexistent\.toml: no such file"):
         config("--config", "/nonexistent.toml")

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "facts": set(),
     "times": set(),
-    "config": set(),
+    "config": {"errors"},
     "events": {"wire", "errors"},
     "_fast": {"_fast"},
     "system": {"_fast", *SHARED},

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable
 
-from engine.errors import ServerError
+from engine.errors import ServerError, reason
 from engine.images.registry.session import LONGEST_DELAY, Failure, Retrying, Site, failure_of, pause
 from engine.system.threads import uninterrupted
 
@@ -44,11 +44,13 @@ class BlobFile:
         self._writing: asyncio.Future[None] | None = None
 
     async def take(self, chunk: bytes) -> None:
-        """Raises Failure beyond the expected size, ServerError when the disk does not take it."""
+        """Append `chunk`. Raises Failure beyond the expected size, ServerError when it cannot be
+        written.
+        """
         self._waiting.append(chunk)
         self._waiting_size += len(chunk)
         if self.size + self._waiting_size > self.wanted:
-            raise Failure(f"a blob is larger than the {self.wanted} bytes that its manifest says", 500)
+            raise Failure(f"a blob is larger than the {self.wanted} bytes that its manifest states", 500)
         if self._waiting_size >= _CHUNK:
             await self._settle()
             self._begin()
@@ -76,10 +78,10 @@ class BlobFile:
             # the thread cannot be stopped, and the descriptor is the caller's
             await uninterrupted(writing)
         except OSError as error:
-            raise ServerError(f"writing a blob: {error.strerror}") from error
+            raise ServerError(f"writing a blob: {reason(error)}") from error
 
     async def flush(self) -> None:
-        """Wait until all bytes passed in are in the file."""
+        """Wait until all bytes of `take` are in the file."""
         await self._settle()
         if self._waiting and self.size + self._waiting_size <= self.wanted:
             self._begin()
@@ -146,7 +148,7 @@ async def _receive_rest(site: Site, path: str, digest: str, file: BlobFile) -> N
         finally:
             await file.flush()
     if file.size < file.wanted:
-        raise Failure(f"{url.host} closed the connection within blob {digest}", transient=True)
+        raise Failure(f"{url.host} closed the connection before the end of blob {digest}", transient=True)
 
 
 __all__ = ["BlobFile", "download"]

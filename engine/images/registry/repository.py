@@ -100,9 +100,9 @@ class Repository:
         return self._sites[self._at]
 
     async def _anywhere(self, attempt: Callable[[Site], Awaitable[T]]) -> T:
-        """Ask the mirror that answered last, then those after it.
+        """Ask the mirror that answered last, then the ones after it, then the registry itself.
 
-        Raises ServerError of the last.
+        Raises the ServerError of the last one.
         """
         while True:
             site = self._site
@@ -117,9 +117,9 @@ class Repository:
     # --- reading ----------------------------------------------------------------------------------
 
     async def manifest(self, name: str) -> Fetched:
-        """By tag or digest; verified if by digest.
+        """The manifest with this tag or digest; with a digest its content is verified.
 
-        Raises NotFound when it is missing or not allowed, otherwise ServerError.
+        Raises NotFound when it is missing or the client may not read it, otherwise ServerError.
         """
         try:
             return await self._anywhere(lambda site: site.persist(lambda: self._manifest(site, name)))

@@ -6,8 +6,8 @@
 - Credentials go to the registry's own origin and to the token server it names, never along with a
   redirect to another origin.
 - Documents read into memory are bounded.
-- A status of 429 or 5xx, a broken connection and a stalled one are tried again with growing pauses.
-  Anything else is final.
+- After a status of 429 or 5xx, a broken connection or a stalled one, the request is tried again,
+  with growing pauses. Any other error is final.
 
 Owns:   the pool of connections.
 Not here: requests to a repository (repository.py), writing blobs to files (download.py).
@@ -36,7 +36,7 @@ from yarl import URL
 
 from engine import __version__
 from engine.config import Config
-from engine.errors import InvalidParameter, ServerError
+from engine.errors import InvalidParameter, ServerError, decoding_reason
 from engine.images.credentials import NOBODY, Challenge, Credentials, challenges
 from engine.images.reference import DEFAULT_DOMAIN
 from engine.wire.images import SearchResult
@@ -83,7 +83,7 @@ class Failure(ServerError):
 
     @property
     def refuses(self) -> bool:
-        """Missing or not allowed: registries do not distinguish the two."""
+        """True if the object is missing or not allowed; registries do not distinguish the two."""
         return self.status in (401, 403, 404)
 
 
@@ -92,7 +92,7 @@ Retrying = Callable[[float], None]
 
 
 def not_told(seconds: float) -> None:
-    """Retries are not reported."""
+    """A `Retrying` that reports nothing."""
 
 
 class _Token(msgspec.Struct):
@@ -149,7 +149,7 @@ class Registries:
             await session.close()
 
     def may_be_plain(self, url: URL) -> bool:
-        """True when plain HTTP, or an unverified certificate, is allowed."""
+        """True if plain HTTP, or an unverified certificate, is allowed."""
         name, port = (url.host or "").lower(), url.port
         try:
             address = ipaddress.ip_address(name)
@@ -233,9 +233,9 @@ class Registries:
             ) from error
 
     async def search(self, domain: str, term: str, limit: int, credentials: Credentials) -> list[SearchResult]:
-        """Search by the index API that only Docker Hub and a few others offer.
+        """Search with the index API, which only Docker Hub and a few other registries offer.
 
-        Raises ServerError when it is missing.
+        Raises ServerError when the registry does not offer it.
         """
         origin = (URL(f"https://{HUB_INDEX}"),) if domain == DEFAULT_DOMAIN else self.origins(domain, mirrors=False)[0]
         failure: ServerError | None = None
@@ -301,7 +301,7 @@ class Site:
         self._connected = False
         self._connecting = asyncio.Lock()
 
-    # --- standing ---------------------------------------------------------------------------------
+    # --- connection and login ---------------------------------------------------------------------
 
     async def connect(self) -> None:
         """Find the scheme and the authentication method of the registry. Raises Failure."""
@@ -381,7 +381,7 @@ class Site:
         except ValueError:
             url = URL()
         if url.scheme not in ("http", "https") or not url.host:
-            raise Failure(f"{self.base}: the registry names no token server: {realm[:200]!r}")
+            raise Failure(f"{self.base}: the registry names an invalid token server: {realm[:200]!r}")
         identity = self._credentials.identitytoken or (
             self._credentials.password if self._credentials.username == "<token>" else ""
         )
@@ -535,8 +535,8 @@ class Site:
 
     async def url(self, path: str, *parts: str) -> URL:
         """A URL in the repository `path`. Raises Failure."""
-        await self.connect()  # finds out what the URL begins with
-        # Slash by slash: none of the parts holds anything that needs escaping (reference.py).
+        await self.connect()  # finds the scheme
+        # Joined as text: none of the parts contains anything that needs escaping (reference.py).
         return URL(f"{str(self.base).rstrip('/')}/v2/{path}/{'/'.join(parts)}")
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], retrying: Retrying = not_told) -> T:
@@ -580,7 +580,9 @@ def _choose(offered: list[Challenge]) -> Challenge | None:
 
 
 def _proxy(url: URL) -> str | None:
-    """As http_proxy, https_proxy and no_proxy say; never for this host itself, as Go has it."""
+    """The proxy for a URL, from http_proxy, https_proxy and no_proxy. None for this host itself, as
+    in Go.
+    """
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme)
     host = url.host or ""
@@ -593,7 +595,9 @@ def _proxy(url: URL) -> str | None:
 
 
 def _unreachable(method: str, url: URL, error: BaseException, stall: float) -> Failure:
-    """Without the query, which may be a signature."""
+    """The Failure for a request without an answer. Its text omits the URL's query, which may be a
+    signature.
+    """
     where = f'{method.capitalize()} "{url.with_query(None)}"'
     if isinstance(error, TimeoutError):
         return Failure(f"{where}: no answer within {stall:g} s", transient=True)
@@ -608,7 +612,7 @@ def _unreachable(method: str, url: URL, error: BaseException, stall: float) -> F
         reason = os.strerror(number).lower() if number else str(error.os_error) or "closed"
         return Failure(f"{where}: dial tcp {url.host}:{url.port}: connect: {reason}")
     # Disconnected, reset, cut short, or not HTTP: a retry may succeed.
-    return Failure(f"{where}: {str(error) or type(error).__name__}", transient=True)
+    return Failure(f"{where}: {str(error) or 'the connection failed'}", transient=True)
 
 
 async def read(answer: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -623,7 +627,7 @@ async def read(answer: aiohttp.ClientResponse, limit: int) -> bytes:
             if size > limit:
                 break
     if size > limit:
-        raise Failure(f"{answer.url.host} answers with more than {limit} bytes where a document is expected", 500)
+        raise Failure(f"{answer.url.host} sent a document of more than {limit} bytes", 500)
     return b"".join(parts)
 
 
@@ -689,7 +693,7 @@ def decode(raw: bytes, of: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(raw, type=of, strict=False)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ServerError(f"{what}: invalid document: {error}") from None
+        raise ServerError(f"{what}: invalid document: {decoding_reason(error)}") from None
 
 
 __all__ = [

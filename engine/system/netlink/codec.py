@@ -51,7 +51,7 @@ def read_messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     while position + HEADER.size <= len(data):
         size, kind, flags, sequence, _ = HEADER.unpack_from(data, position)
         if size < HEADER.size or position + size > len(data):
-            raise NetlinkError(errno.EBADMSG, "netlink: the kernel's message is cut off")
+            raise NetlinkError(errno.EBADMSG, "netlink: truncated message from the kernel")
         yield kind, flags, sequence, data[position + HEADER.size : position + size]
         position += size + 3 & ~3
 

@@ -135,7 +135,7 @@ class NetlinkSocket:
                 raise answer.error
             if not answer.interrupted:
                 return answer.bodies
-        raise NetlinkError(errno.EINTR, f"{request.what}: it changed each of the {DUMPS} times that it was read")
+        raise NetlinkError(errno.EINTR, f"{request.what}: the list changed during each of {DUMPS} reads")
 
 
 class Listener:

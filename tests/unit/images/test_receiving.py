@@ -97,7 +97,7 @@ def test_a_layer_where_a_document_should_be(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with Stage(tmp_path) as stage:
-            with pytest.raises(InvalidParameter, match="no document"):
+            with pytest.raises(InvalidParameter, match="not a JSON document"):
                 await stage.load(tar([Node("layer.tar", LOW), Node("manifest.json", manifest)]))
             assert stage.on_disk() == ([], [], [])
 

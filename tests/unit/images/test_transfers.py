@@ -356,7 +356,7 @@ def test_a_full_disk_ends_a_pull(tmp_path: Path, point: str, monkeypatch: pytest
 
     async def step(name: str) -> None:
         if name.split(maxsplit=1)[0] == point:
-            raise ServerError("No space left on device")
+            raise ServerError("no space left on device")
 
     async def work(transfers: Transfers) -> None:
         with monkeypatch.context() as broken:
@@ -374,7 +374,7 @@ def test_a_full_disk_ends_a_pull(tmp_path: Path, point: str, monkeypatch: pytest
                 transfers.repository.failures[transfers.repository.layers[1]] = [FULL]
             else:
                 transfers.snapshots.step = step
-            with pytest.raises(ServerError, match="No space left on device"):
+            with pytest.raises(ServerError, match="no space left on device"):
                 await all_of(transfers.pull())
             transfers.is_idle()
         transfers.snapshots.step = FakeSnapshots(Disk(tmp_path / "other")).step
@@ -468,7 +468,7 @@ def test_a_push_of_a_layer_whose_files_were_changed(tmp_path: Path) -> None:
         transfers.repository.blobs.clear()
         chain_id = transfers.images.get(IMAGE.id).chain_ids[0]
         (transfers.snapshots.layer_path(chain_id) / "noise").write_bytes(os.urandom(100_000))
-        with pytest.raises(ServerError, match=r"other content than it was made of|archive again"):
+        with pytest.raises(ServerError, match=r"have changed since it was extracted|regenerating"):
             await all_of(transfers.push())
         assert transfers.repository.manifests == {}
 

@@ -44,7 +44,7 @@ def test_entries_carry_the_attributes_that_the_options_name() -> None:
     assert told is not None
     assert told.attrs == b'{"X":"y","a":"\\u0026","b":"\\u003c\xc3\xa9\\u003e"}'
     assert drivers.target(LogConfig(), PATH, config) == JsonFile(str(PATH), 0, 1, b"")
-    with pytest.raises(InvalidParameter, match="too many"):
+    with pytest.raises(InvalidParameter, match="per log entry, more than 32768"):
         drivers.target(LogConfig(config={"labels": "a"}), PATH, Config(labels={"a": "x" * 40_000}))
 
 

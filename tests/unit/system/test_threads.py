@@ -98,9 +98,9 @@ def test_a_thread_that_the_host_refuses(monkeypatch: pytest.MonkeyPatch) -> None
         first = pool.run(busy.wait)
         with monkeypatch.context() as refusing:
             refusing.setattr(threading.Thread, "start", no_thread)
-            with pytest.raises(ServerError, match="no thread for long work"):
+            with pytest.raises(ServerError, match="the host allows no more threads"):
                 pool.run(ran.append, 1)
-            with pytest.raises(ServerError, match="no thread for long work"):
+            with pytest.raises(ServerError, match="the host allows no more threads"):
                 threads.in_own_thread(lambda: ran.append(2), "own")
         busy.set()
         assert await first

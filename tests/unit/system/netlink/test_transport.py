@@ -118,7 +118,7 @@ def test_a_dump_that_was_interrupted_is_read_again(made: NetlinkSocket) -> None:
 
 def test_a_dump_is_not_read_for_ever(made: NetlinkSocket) -> None:
     kernel = play(made, *[lambda n: [done(n[0], flags=2 | DUMP_INTERRUPTED)]] * transport.DUMPS)
-    with pytest.raises(NetlinkError, match="list of links: it changed each of the") as caught:
+    with pytest.raises(NetlinkError, match="list of links: the list changed during each of") as caught:
         made.dump(request("list of links"))
     assert caught.value.errno == errno.EINTR
     assert len(kernel.sent) == transport.DUMPS

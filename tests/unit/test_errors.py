@@ -1,0 +1,49 @@
+"""What clients read of the kernel's errors and of documents that do not fit."""
+
+import errno
+import os
+
+import msgspec
+import pytest
+
+from engine.errors import decoding_reason, reason
+
+
+class Inner(msgspec.Struct):
+    number: int
+
+
+class Document(msgspec.Struct, forbid_unknown_fields=True):
+    inner: Inner
+    names: list[str] | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b'{"inner":{"number":"a"}}', "inner.number: expected integer, got string"),
+        (b'{"inner":{"number":1},"names":[true]}', "names[0]: expected string, got boolean"),
+        (b'{"inner":{"number":1},"names":1.5}', "names: expected array or null, got number"),
+        (b'{"names":[]}', "object missing required field inner"),
+        (b'{"inner":{"number":1},"more":1}', "object contains unknown field more"),
+        (b"[]", "expected object, got array"),
+        (b"{", "input data was truncated"),
+        (b"{x", "JSON is malformed: object keys must be strings (byte 1)"),
+        (b"[" * 100_000, "it is nested too deeply"),
+    ],
+)
+def test_a_document_that_does_not_fit(text: bytes, words: str) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError)) as raised:
+        msgspec.json.decode(text, type=Document if len(text) < 1000 else object)
+    assert decoding_reason(raised.value) == words
+
+
+def test_text_that_is_not_utf8() -> None:
+    with pytest.raises(UnicodeDecodeError) as raised:
+        b"\xff".decode()
+    assert decoding_reason(raised.value) == "it is not UTF-8"
+
+
+def test_the_reason_of_the_kernel() -> None:
+    assert reason(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == "no space left on device"
+    assert reason(OSError("odd")) == "odd"
