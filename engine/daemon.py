@@ -46,6 +46,7 @@ from engine.images.store import ImageStore, ImageUser
 from engine.logs.drivers import SHIPPED
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Exit
+from engine.networks.attachments import Attachments
 from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
 from engine.runtime import apparmor, cgroups
@@ -167,6 +168,9 @@ class Daemon:
         self.networks = Networks(config, self.records, self.events)
         await self.networks.open()
         stack.push_async_callback(self._close_networks)
+        self.attachments = Attachments(self.networks)
+        await self.attachments.open()
+        stack.push_async_callback(self.attachments.close)
         content = Content(config.root)
         self.images = ImageStore(self.records, content, self.snapshots, self.events, users=self._users_of)
         await self.images.open()
@@ -195,6 +199,7 @@ class Daemon:
                 images=self.images,
                 snapshots=self.snapshots,
                 networks=self.networks,
+                attachments=self.attachments,
                 volumes=self.volumes,
                 monitor=self.monitor,
                 runtime=self.runtime,
@@ -212,8 +217,8 @@ class Daemon:
         await self.monitor.open(hold=True)
         self._took_over = bool(self.monitor.processes or self.monitor.exits)
         stack.push_async_callback(self._close_monitor)
-        if self.networks.relay is not None:
-            self.monitor.relay(self.networks.relay, RELAYED.packed)
+        if self.networks.drivers.relay is not None:
+            self.monitor.relay(self.networks.drivers.relay, RELAYED.packed)
 
     def _subscribe(self) -> None:
         """Who follows the lifecycle of containers, in the order in which they are called."""
@@ -231,6 +236,7 @@ class Daemon:
         for container in self.containers:
             self.oom.begin(container)
         await self.networks.settle()
+        await self.attachments.settle()
         self.images.changed.subscribe(self.containers.images_changed)
         self.execs.open()
         self.lifecycle.ended.subscribe(lambda container: self.execs.run_ended(container.id))
@@ -286,7 +292,7 @@ class Daemon:
             runtimes={self.runtime.name: self.runtime.path},
             bridge=self.config.bridge,
             volume_drivers=tuple(self.volumes.drivers()),
-            network_drivers=tuple(self.networks.drivers()),
+            network_drivers=tuple(self.networks.driver_names()),
             log_drivers=SHIPPED,
             descriptors=open_descriptors(),
             tasks=len(asyncio.all_tasks()),

@@ -321,7 +321,7 @@ class Container:
                 raise InvalidParameter("Renaming a container with the same name as its current name")
             with self.peers.renaming(self, name):
                 await self._commit(msgspec.structs.replace(before, name=name))
-            self.parts.networks.renamed(self.id, name)
+            self.parts.attachments.renamed(self.id, name)
             self.publish("rename", oldName="/" + before.name)
 
     @_whole
@@ -527,24 +527,24 @@ class Container:
 
         Raises NotFound, Forbidden, InvalidParameter; nothing has changed then.
         """
-        networks = self.parts.networks
+        attachments = self.parts.attachments
         async with self.lock:
             self.check_present()
             self._check_own_network(network)
             if self.running:
                 if self._process is None or self._process.exit.done():
                     raise Conflict(f"Container {self.id} is not running")
-                settings = await networks.connect(self.id, network, wanted, self._process)
+                settings = await attachments.connect(self.id, network, wanted, self._process)
             else:
-                settings = networks.check(self.id, network, wanted, self.record.networks)
-            name = networks.get(network).record.name
-            networks.reserve({name: settings})
+                settings = attachments.check(self.id, network, wanted, self.record.networks)
+            name = self.parts.networks.get(network).record.name
+            attachments.reserve({name: settings})
             try:
                 await self._commit_networks(self.record.networks | {name: settings})
             except EngineError:
-                networks.unreserve({name: settings})
+                attachments.unreserve({name: settings})
                 if self.running:
-                    await networks.disconnect(self.id, network)
+                    await attachments.disconnect(self.id, network)
                 raise
 
     @_whole
@@ -553,16 +553,16 @@ class Container:
 
         Raises NotFound, Forbidden when it is not connected.
         """
-        networks = self.parts.networks
+        attachments = self.parts.attachments
         async with self.lock:
             self.check_present()
             self._check_own_network(network)
-            name = networks.check_connected(self.id, network, self.record.networks)
+            name = attachments.check_connected(self.id, network, self.record.networks)
             if self.running:
-                await networks.disconnect(self.id, network)
-            networks.unreserve({name: self.record.networks[name]})
+                await attachments.disconnect(self.id, network)
+            attachments.unreserve({name: self.record.networks[name]})
             left = {key: each for key, each in self.record.networks.items() if key != name}
-            self._replace(networks=left, ports=networks.ports_of(self.id))
+            self._replace(networks=left, ports=attachments.ports_of(self.id))
             await self._save()
             await self._write_network_files()
 
@@ -576,7 +576,7 @@ class Container:
 
     async def _commit_networks(self, networks: dict[str, EndpointSettings]) -> None:
         before = self.record
-        self._replace(networks=networks, ports=self.parts.networks.ports_of(self.id))
+        self._replace(networks=networks, ports=self.parts.attachments.ports_of(self.id))
         try:
             await self._write_network_files()
             await self.parts.store.save(self.record)
@@ -686,7 +686,7 @@ class Container:
 
     async def _give_back(self, record: ContainerRecord) -> None:
         try:
-            await self.parts.networks.leave(self.id)
+            await self.parts.attachments.leave(self.id)
         finally:
             await self.parts.volumes.unmount(self.id, record.mounts)
 
@@ -1081,7 +1081,7 @@ class Container:
 
     async def _restore_networks(self, process: Process) -> None:
         record = self.record
-        await self.parts.networks.restore(
+        await self.parts.attachments.restore(
             *(self.id, record.name, record.networks, process),
             *(record.host.dns, launch.wanted_ports(record), record.ports),
         )

@@ -83,7 +83,7 @@ class Containers:
         self._all[container.id] = container
         for child in container.record.links.values():
             self._linked.setdefault(child, set()).add(container.id)
-        self.parts.networks.reserve(container.record.networks)
+        self.parts.attachments.reserve(container.record.networks)
         self._links_changed(container.record.links.values())
 
     def _links_changed(self, containers: Iterable[str]) -> None:
@@ -228,8 +228,8 @@ class Containers:
             self._linked.setdefault(child, set()).add(container.id)
         self._links_changed((*before.links.values(), *record.links.values()))
         if before.networks != record.networks:
-            self.parts.networks.unreserve(before.networks)
-            self.parts.networks.reserve(record.networks)
+            self.parts.attachments.unreserve(before.networks)
+            self.parts.attachments.reserve(record.networks)
 
     def removed(self, container: Container) -> None:
         """Its row is gone."""
@@ -237,7 +237,7 @@ class Containers:
         for child in container.record.links.values():
             self._linked.get(child, set()).discard(container.id)
         self._links_changed((*container.record.links.values(), *self._linked.pop(container.id, ())))
-        self.parts.networks.unreserve(container.record.networks)
+        self.parts.attachments.unreserve(container.record.networks)
         self._names.discard(container.id, container.record.name)
         self.parts.lifecycle.gone(container)
 

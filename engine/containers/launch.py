@@ -28,7 +28,7 @@ from engine.containers.store import ContainerRecord
 from engine.logs import drivers, jsonfile
 from engine.logs.targets import Target
 from engine.monitor.handles import Process
-from engine.networks.networks import Joined
+from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
 from engine.runtime import cgroups
 from engine.system import limits
@@ -162,7 +162,7 @@ async def launch(record: ContainerRecord, parts: Parts, peers: Peers) -> AsyncIt
             )
             namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root))
             log = drivers.target(record.host.log_config, log_path(parts.config, record), record.config)
-            ports = await parts.networks.opened(record.id)
+            ports = await parts.attachments.opened(record.id)
             record = msgspec.structs.replace(record, networks=networks, ports=ports)
             program = Program(
                 key=record.id,
@@ -233,9 +233,9 @@ async def _join_network(
     disabled = record.config.network_disabled is True and host.network_mode != "host"
     primary = "none" if disabled else parts.networks.name_of(host.network_mode)
     wanted = record.networks if record.networks and not disabled else {primary: EndpointSettings()}
-    connected = await parts.networks.join(
+    connected = await parts.attachments.join(
         *(record.id, record.name, wanted, primary),
         *(mac if isinstance(mac, str) else "", host.dns, wanted_ports(record)),
     )
-    undo.push_async_callback(parts.networks.leave, record.id)
+    undo.push_async_callback(parts.attachments.leave, record.id)
     return connected

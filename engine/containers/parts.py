@@ -12,6 +12,7 @@ from engine.containers.store import ContainerRecord, ContainerStore
 from engine.events import EventLog
 from engine.images.store import ImageStore
 from engine.monitor.client import Monitor
+from engine.networks.attachments import Attachments
 from engine.networks.networks import Networks
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
@@ -55,6 +56,7 @@ class Parts:
     images: ImageStore
     snapshots: Snapshots
     networks: Networks
+    attachments: Attachments
     volumes: VolumeStore
     monitor: Monitor
     runtime: Runtime

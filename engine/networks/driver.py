@@ -1,8 +1,8 @@
 """The interface of a network driver: the links of a network on this host, and endpoints in
 sandboxes.
 
-`networks.py` chooses a driver by the record's `driver` and makes no other distinction. Every method
-blocks on the kernel and is called in threads, several at once.
+`drivers.py` chooses a driver by the record's `driver`; the rest of the package makes no other
+distinction. Every method blocks on the kernel and is called in threads, several at once.
 
 Raises, in every method: EngineError kinds that name the network, and OSError, which the caller
 turns into a kind with the container's name. A failure leaves nothing behind.

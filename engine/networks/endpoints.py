@@ -4,9 +4,9 @@ target of published ports.
 A sandbox is the network namespace of a container that runs, with an endpoint on each of its
 networks. Everything here is derived from records and pools and is never stored.
 
-Pure: no kernel, no events. Runs on the event loop alone, so the pools need no lock. Not here: links
-      (`driver.py`), the table of sandboxes (`networks.py`). Raises: the errors of `network.py` and
-      `ipam.py`; addresses are given back first.
+Pure: no kernel, no events. Runs on the event loop alone, so the pools need no lock.
+Not here: links (`driver.py`), the tables of networks and sandboxes (`networks.py`,
+`attachments.py`). Raises: the errors of `network.py` and `ipam.py`; addresses are given back first.
 """
 
 from __future__ import annotations

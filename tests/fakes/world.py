@@ -32,7 +32,7 @@ from engine.containers.store import ContainerRecord, ContainerStore
 from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.events import EventLog
 from engine.monitor.handles import Exit, Process
-from engine.networks.networks import Joined
+from engine.networks.attachments import Joined
 from engine.runtime.cgroups import Support
 from engine.storage.records import Change, Table
 from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig, MountPoint, RestartPolicy
@@ -150,7 +150,7 @@ class Snapshots:
 
 
 class Networks:
-    """Who has which networks. A new daemon knows none until `restore`."""
+    """Networks and attachments: who has which networks. A new daemon knows none until `restore`."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -418,6 +418,7 @@ class Engine:
             "images": Images(),
             "snapshots": Snapshots(world),
             "networks": self.networks,
+            "attachments": self.networks,
             "volumes": Volumes(world),
             "monitor": self.monitor,
             "runtime": Runtime(world),

@@ -26,15 +26,14 @@ import pytest
 
 from engine.config import Config
 from engine.errors import InvalidParameter, NotFound, ServerError
-from engine.events import EventLog
 from engine.networks import host, sandboxes
-from engine.networks.networks import Networks
 from engine.storage.records import Records
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
+from tests.fakes.networks import Both
 
 pyroute2 = pytest.importorskip("pyroute2")
 
@@ -92,11 +91,8 @@ class Sandbox(NamedTuple):
     endpoint: EndpointSettings
 
 
-class Engine(Networks):
+class Engine(Both):
     """Networks as containers use them, with shortcuts for the default bridge's endpoints."""
-
-    def __init__(self, config: Config, records: Records) -> None:
-        super().__init__(config, records, EventLog())
 
     async def endpoint(self, container: str, mac: str = "", on: str = "bridge", **asked: Any) -> Sandbox:
         wanted = {on: msgspec.convert(asked, EndpointSettings)}
@@ -436,7 +432,7 @@ async def _deleted_while_it_returns(directory: Path) -> None:
     has them."""
     async with network(directory) as networks:
         first = await networks.endpoint("first")
-        bridges = networks._bridges
+        bridges = networks.drivers.bridges
         assert bridges is not None
         plug, gone = bridges.replug, []
 

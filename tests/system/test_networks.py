@@ -186,7 +186,7 @@ async def _macvlan_parents(directory: Path) -> None:
                 assert ("default" in inside(two, "ip", "route").stdout) == (name == "ten")
                 await networks.leave("two")
                 await networks.leave("three")
-            alias = networks._alias
+            alias = networks.drivers.alias
             kernel.apply(rtnl.delete_link("lan0"))
         # The next daemon recreates them, and removes links with its alias that have no record.
         index = plug_in()
@@ -245,7 +245,7 @@ async def _undone(directory: Path) -> None:
         await networks.create(body("second", "10.4.0.0/29"))
         before = bridges()
         # a network: its rules, its record
-        for part, name in ((networks._filter, "add_network"), (networks._store, "add")):
+        for part, name in ((networks.drivers.filter, "add_network"), (networks.networks._store, "add")):
             original = getattr(part, name)
 
             def refuse(*_: object) -> None:
@@ -274,7 +274,7 @@ async def _undone(directory: Path) -> None:
 
         sandboxes.plug = fail
         for _ in range(10):
-            with pytest.raises(ServerError, match=r"network first, container new.*Cannot allocate"):
+            with pytest.raises(ServerError, match=r"network second, container new.*Cannot allocate"):
                 await networks.join("new", "new", wanted, "first")
         sandboxes.plug = plug
         joined = await networks.join("new", "new", wanted, "first")
@@ -324,7 +324,7 @@ async def _swept(directory: Path) -> None:
     async with network(directory) as networks:
         await networks.create(body("kept"))
         kept = networks.get("kept").bridge
-        alias = networks._alias
+        alias = networks.drivers.alias
         with RouteSocket() as kernel:
             for name, text in (("br-orphan", alias), ("br-other", "engined 0123456789ab")):
                 kernel.apply(rtnl.create_bridge(name, mac="02:00:00:00:00:01"), rtnl.change_link(name, alias=text))

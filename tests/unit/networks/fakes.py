@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ServerError
-from engine.networks import bridge, filter, host, macvlan, networks, publishing, repair, sandboxes
+from engine.networks import attachments, bridge, drivers, filter, host, macvlan, publishing, repair, sandboxes
 from engine.networks.ports import Published, Relayed
 from engine.networks.sandboxes import Interface
 from engine.system import links, namespaces, netfilter
@@ -73,9 +73,9 @@ class Host:
         def kernel() -> Kernel:
             return Kernel(self)
 
-        monkeypatch.setattr(networks, "RouteSocket", kernel)
-        monkeypatch.setattr(networks, "Resolver", lambda _: Resolver(self))
-        monkeypatch.setattr(networks, "relay_socket", lambda: None)
+        monkeypatch.setattr(drivers, "RouteSocket", kernel)
+        monkeypatch.setattr(attachments, "Resolver", lambda _: Resolver(self))
+        monkeypatch.setattr(drivers, "relay_socket", lambda: None)
         monkeypatch.setattr(host, "HAS_IPV6", False)
         monkeypatch.setattr(host, "switch_on_ipv6", lambda _: None)
         monkeypatch.setattr(host, "forward", lambda *_, **__: self.step("forward"))

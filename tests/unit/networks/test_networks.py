@@ -18,17 +18,16 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.events import EventLog
 from engine.networks import endpoints, host, macvlan, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.network import Options
-from engine.networks.networks import Networks
 from engine.networks.ports import Published
 from engine.networks.publishing import Request
 from engine.storage.records import Records
 from engine.system.netlink.codec import NetlinkError
 from engine.wire.containers import EndpointIPAMConfig, EndpointSettings, PortBinding
 from engine.wire.networks import NetworkCreate
+from tests.fakes.networks import Both
 from tests.unit.networks.fakes import Host, Kernel
 
 ANY = EndpointSettings()
@@ -50,9 +49,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @asynccontextmanager
-async def opened(directory: Path, **config: Any) -> AsyncIterator[Networks]:
+async def opened(directory: Path, **config: Any) -> AsyncIterator[Both]:
     records = Records(directory / "state.db")
-    networks = Networks(Config(**config), records, EventLog())
+    networks = Both(Config(**config), records)
     await networks.open()
     await networks.settle()
     try:
@@ -71,7 +70,7 @@ def static(address: str) -> EndpointSettings:
     return EndpointSettings(ipam_config=EndpointIPAMConfig(ipv4_address=address))
 
 
-def used(networks: Networks) -> dict[str, int]:
+def used(networks: Both) -> dict[str, int]:
     """Addresses in use, by network."""
     return {each.record.name: len(each.pools[4]) for each in networks if each.pools and len(each.pools[4])}
 
@@ -81,7 +80,7 @@ def elements(world: Host) -> dict[str, int]:
     return {name: len(each) for name, each in sets.items() if each}
 
 
-def snapshot(networks: Networks, world: Host) -> Any:
+def snapshot(networks: Both, world: Host) -> Any:
     """All that an endpoint or a network could leave behind."""
     return (
         used(networks),
@@ -177,6 +176,11 @@ def _errors(what: str) -> BaseException:
     return NetlinkError(12, f"{what}: Cannot allocate memory")
 
 
+def _refuse(what: str, refused: str) -> None:
+    if what == refused:
+        raise _errors(what)
+
+
 def _fail_at(world: Host, number: int, what: str) -> None:
     if len(world.steps) == number + 1:
         raise _errors(what)
@@ -185,8 +189,8 @@ def _fail_at(world: Host, number: int, what: str) -> None:
 def _each_step_fails(
     world: Host,
     directory: Path,
-    prepare: Callable[[Networks], Awaitable[Any]],
-    act: Callable[[Networks], Awaitable[Any]],
+    prepare: Callable[[Both], Awaitable[Any]],
+    act: Callable[[Both], Awaitable[Any]],
 ) -> list[str]:
     """Run `act` repeatedly, with its n-th step failing; the state must be unchanged afterwards.
     Returns the number of steps."""
@@ -217,7 +221,7 @@ def _each_step_fails(
 
 
 def test_a_create_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> None:
-    async def nothing(_: Networks) -> None:
+    async def nothing(_: Both) -> None:
         pass
 
     steps = _each_step_fails(world, tmp_path, nothing, lambda networks: networks.create(body("web", "10.1.0.0/24")))
@@ -225,7 +229,7 @@ def test_a_create_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> None
 
 
 def test_a_create_of_a_parent_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> None:
-    async def nothing(_: Networks) -> None:
+    async def nothing(_: Both) -> None:
         pass
 
     wanted = body("lan", "10.1.0.0/24", Driver="macvlan")
@@ -239,12 +243,12 @@ PORTS = Request((), {"80/tcp": [PortBinding(host_ip="", host_port="8080")]})
 def test_a_start_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> None:
     """On a bridge with icc off, on a second one and on a macvlan network, with a published port."""
 
-    async def prepare(networks: Networks) -> None:
+    async def prepare(networks: Both) -> None:
         await networks.create(body("a", "10.1.0.0/24", Options={"com.docker.network.bridge.enable_icc": "false"}))
         await networks.create(body("b", "10.2.0.0/24"))
         await networks.create(body("lan", "10.3.0.0/24", Driver="macvlan"))
 
-    async def act(networks: Networks) -> None:
+    async def act(networks: Both) -> None:
         try:
             await networks.join("c", "c", {"b": ANY, "lan": ANY, "a": static("10.1.0.77")}, "a", request=PORTS)
             await networks.opened("c")
@@ -257,15 +261,67 @@ def test_a_start_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> None:
 
 
 def test_a_connect_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> None:
-    async def prepare(networks: Networks) -> None:
+    async def prepare(networks: Both) -> None:
         await networks.create(body("a", "10.1.0.0/24"))
         await networks.create(body("b", "10.2.0.0/24", Options={"com.docker.network.bridge.enable_icc": "false"}))
         await networks.join("c", "c", {"b": ANY}, "b")
 
-    async def act(networks: Networks) -> None:
+    async def act(networks: Both) -> None:
         await networks.connect("c", "a", ANY, PROCESS)
 
     assert "resolver" in _each_step_fails(world, tmp_path, prepare, act)
+
+
+def test_a_refusal_names_the_network_that_the_kernel_refused(world: Host, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            await networks.create(body("a", "10.1.0.0/24"))
+            await networks.create(body("b", "10.2.0.0/24"))
+            second = f"plug {networks.get('b').bridge}"
+            world.fail = lambda what: _refuse(what, second)
+            with pytest.raises(ServerError, match=r"^network b, container c: plug br-.*Cannot allocate memory"):
+                await networks.join("c", "c", {"a": ANY, "b": ANY}, "a")
+            world.fail = lambda _: None
+
+    asyncio.run(run())
+
+
+def test_a_disconnect_is_done_though_the_default_route_is_refused(world: Host, tmp_path: Path) -> None:
+    """The endpoint is gone by then; the container's record must not keep it."""
+
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            await networks.create(body("a", "10.1.0.0/24"))
+            await networks.create(body("b", "10.2.0.0/24"))
+            await networks.join("c", "c", {"a": ANY, "b": ANY}, "a")
+            world.fail = lambda what: _refuse(what, "route")
+            await networks.disconnect("c", "a")
+            world.fail = lambda _: None
+            assert not networks.get("a").sandboxes
+            assert used(networks) == {"b": 1}
+            await networks.leave("c")
+
+    asyncio.run(run())
+
+
+def test_an_end_whose_ports_cannot_be_closed_gives_the_addresses_back(world: Host, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            await networks.create(body("a", "10.1.0.0/24"))
+            await networks.join("c", "c", {"a": ANY}, "a", request=PORTS)
+            await networks.opened("c")
+            withdraw = networks._publishing.withdraw
+
+            async def refuse(owner: str) -> None:
+                await withdraw(owner)
+                raise RuntimeError("can't start new thread")
+
+            networks._publishing.withdraw = refuse  # type: ignore[method-assign]
+            with pytest.raises(RuntimeError):
+                await networks.leave("c")
+            assert not world.namespaces and used(networks) == {}
+
+    asyncio.run(run())
 
 
 # --- cancelled at every await ---------------------------------------------------------------------
@@ -273,9 +329,10 @@ def test_a_connect_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("verb", ["join", "connect", "create"])
 def test_cancelled_at_any_moment(world: Host, tmp_path: Path, verb: str) -> None:
-    """After a cancellation, and a `leave` as a start does it, only a complete network is left."""
+    """After a cancellation, and a `leave` as a start does it, only a complete network or endpoint
+    is left."""
 
-    def act(networks: Networks) -> Coroutine[Any, Any, Any]:
+    def act(networks: Both) -> Coroutine[Any, Any, Any]:
         if verb == "join":
             return networks.join("c", "c", {"a": ANY, "b": ANY}, "a", request=PORTS)
         if verb == "connect":
@@ -299,7 +356,7 @@ def test_cancelled_at_any_moment(world: Host, tmp_path: Path, verb: str) -> None
                 await asyncio.gather(task, return_exceptions=True)
                 assert task.cancelled() or task.exception() is None, task
                 await networks.leave("c")
-                if not task.cancelled() and verb == "connect":
+                if verb == "connect" and "r" in networks.get("a").sandboxes:
                     await networks.disconnect("r", "a")
                 if verb == "create" and any(each.record.name == "new" for each in networks):
                     await networks.remove("new")
@@ -432,14 +489,14 @@ def test_a_bridge_that_is_deleted_comes_back(world: Host, tmp_path: Path) -> Non
 def test_containers_that_ran_on(world: Host, tmp_path: Path) -> None:
     async def run() -> None:
         records = Records(tmp_path / "state.db")
-        first = Networks(Config(), records, EventLog())
+        first = Both(Config(), records)
         await first.open()
         await first.create(body("a", "10.1.0.0/24"))
         joined = await first.join("c", "c", {"a": ANY}, "a", request=PORTS)
         ports = await first.opened("c")
         await first.close(remove=False)
         bridge = world.links[first.get("a").bridge]
-        second = Networks(Config(), records, EventLog())
+        second = Both(Config(), records)
         await second.open()
         await second.restore("c", "c", joined.endpoints, PROCESS, request=PORTS, ports=ports)
         await second.restore("c", "c", joined.endpoints, PROCESS)
@@ -591,7 +648,7 @@ def test_the_target_of_ports_and_the_default_route(world: Host, tmp_path: Path) 
             world.add_link("lan0", "")
             await networks.create(body("a-lan", "10.4.0.0/24", Driver="macvlan", Options={"parent": "lan0"}))
             joined = await networks.join("c", "c", {"b": ANY, "z": ANY, "inner": ANY}, "inner")
-            given, known = joined.endpoints, {each.record.id: each for each in networks}
+            given, known = joined.endpoints, networks.by_id
             target = endpoints.target(given.values(), known)
             assert target is not None and target.addresses[0] == IPv4Address("10.2.0.2") and target.addresses[1]
             gateways = endpoints.default_gateways(given.values(), known)

@@ -1,0 +1,543 @@
+"""Containers on networks: a container that runs has a `Sandbox`, its network namespace with an
+endpoint on each of its networks. `containers` uses the package through this module and
+`networks.py`.
+
+Settings of endpoints are derived (`endpoints.py`). Pools are filled from the endpoints of running
+containers, at start from their records. `_appeared` and `_disappeared` are the one place where
+endpoints come and go.
+
+Owns: the sandboxes with their namespaces, the names that containers find one another by, published
+ports. Runs on the event loop, except what waits for the kernel (`drivers.py`).
+Locks: `Sandbox.lock`, while endpoints of one sandbox change. A container's own lock comes before
+it. Nothing here takes the lock of `networks.py`. `join` may be cancelled: what was made is undone
+before it raises. `leave`, `connect` and `disconnect` are finished even if the caller is cancelled.
+Not here: which networks there are (`networks.py`), links (`drivers.py`), rules (`filter.py`).
+Raises: error kinds that name network and container; a failure undoes all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from engine.errors import EngineError, Forbidden, NotFound, ServerError
+from engine.networks import endpoints, network, sandboxes
+from engine.networks.drivers import error_context
+from engine.networks.endpoints import Assigned, Network, Sandbox
+from engine.networks.ipam import Address
+from engine.networks.names import NameTable
+from engine.networks.network import HOST, NONE
+from engine.networks.networks import Networks
+from engine.networks.ports import Published
+from engine.networks.publishing import Publishing, Request, Target
+from engine.networks.resolver import Resolver
+from engine.system import namespaces
+from engine.system.threads import uninterrupted
+from engine.wire.containers import EndpointSettings
+
+_log = logging.getLogger(__name__)
+
+_NO_PORTS = Request()
+_NOT_ASSIGNED: Mapping[str, Assigned] = {}
+
+
+class Process(Protocol):
+    """A container's process, held by its pidfd."""
+
+    pid: int
+    pidfd: int
+
+
+class Joined(NamedTuple):
+    """The result of a join."""
+
+    path: str | None
+    """Its namespace for the OCI runtime; empty: a fresh one without links; None: the host's."""
+    endpoints: dict[str, EndpointSettings]
+    """By network name."""
+
+
+class Attachments:
+    """One engine's."""
+
+    def __init__(self, networks: Networks) -> None:
+        self._networks = networks
+        self._drivers = networks.drivers
+        self._in_thread = networks.workers.run
+        self._sandboxes: dict[str, Sandbox] = {}
+        """By container id."""
+        self._names = NameTable()
+        self._resolver = Resolver(self._names)
+        self._publishing = Publishing(networks.drivers.filter, networks.workers.run, networks.drivers.reflect)
+
+    async def open(self) -> None:
+        """Begin to repair the rules of published ports. The networks are open."""
+        await self._publishing.watch()
+
+    async def settle(self) -> None:
+        """Every running container has been restored: close ports without an owner."""
+        await self._publishing.settle()
+
+    async def close(self) -> None:
+        """Release the namespaces. Containers that run keep theirs; their rules stay as they are."""
+        for sandbox in self._sandboxes.values():
+            sandboxes.close(sandbox.namespace)
+        await self._resolver.close()
+        await self._publishing.close()
+        self._sandboxes.clear()
+
+    # --- start and end of a container -------------------------------------------------------------
+
+    async def join(
+        self,
+        container_id: str,
+        name: str,
+        wanted: Mapping[str, EndpointSettings],
+        primary: str,
+        mac: str = "",
+        servers: Sequence[str] = (),
+        request: Request = _NO_PORTS,
+        assigned: Mapping[str, Assigned] = _NOT_ASSIGNED,
+    ) -> Joined:
+        """Namespace and endpoints for a container that starts.
+
+        `mac` is for its endpoint on the network `primary`, which comes first. `servers` are the
+        container's own name servers, for names that are not a container's. `assigned`: addresses
+        chosen by an allocator outside of the engine, by the keys of `wanted`.
+
+        Published ports open in the background while the rest of the start is prepared. Await
+        `opened` before the container runs.
+
+        Raises NotFound for a missing network, InvalidParameter and Forbidden for addresses,
+        ServerError when they or the ports of a bridge are exhausted or the kernel refuses.
+        """
+        if container_id in self._sandboxes:
+            await self.leave(container_id)
+        order = sorted(wanted.items(), key=lambda item: item[0] != primary)
+        chosen = [(self._meant(key, settings), settings, assigned.get(key, {})) for key, settings in order]
+        sandbox = Sandbox(container_id, name, servers)
+        async with contextlib.AsyncExitStack() as undo:
+            plans = []
+            for found, settings, addresses in chosen:
+                own_mac = mac if found.record.name == primary else ""
+                given = endpoints.allocate(found, settings, container_id, own_mac, addresses)
+                undo.callback(endpoints.release, found, given)
+                found.sandboxes[container_id] = sandbox
+                undo.callback(found.sandboxes.pop, container_id, None)
+                plans.append((found, given))
+            linked = [(found, given) for found, given in plans if found.pools]
+            ids: list[str] = []
+            if linked:
+                gateways = endpoints.default_gateways((given for _, given in linked), self._networks.by_id)
+                sandbox.namespace, ids = await self._networks.workers.undone_if_cancelled(
+                    _close_built, self._drivers.new_sandbox, container_id, linked, gateways
+                )
+                undo.callback(sandboxes.close, sandbox.namespace)
+            numbers = iter(ids)
+            for found, given in plans:
+                endpoint_id = next(numbers) if found.pools else secrets.token_hex(32)
+                sandbox.endpoints[found.record.id] = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+            sandbox.request = request
+            sandbox.target = self._target(sandbox)
+            await self._serve_names(sandbox)
+            self._sandboxes[container_id] = sandbox
+            if sandbox.target is not None:
+                publishing = self._publishing.publish(container_id, name, sandbox.target, request)
+                # not `spawn`: its failure is raised by `opened`, or dropped by `leave`
+                sandbox.opening = asyncio.ensure_future(publishing)
+            undo.pop_all()
+        for found, _ in plans:
+            self._appeared(found, sandbox)
+        path = None if any(found.record.name == HOST for found, _ in plans) else _path(sandbox.namespace)
+        return Joined(path, {found.record.name: sandbox.endpoints[found.record.id] for found, _ in plans})
+
+    async def opened(self, container_id: str) -> tuple[Published, ...]:
+        """Wait until the published ports of a container that has joined are open.
+
+        Raises ServerError when one is taken.
+        """
+        sandbox = self._sandboxes.get(container_id)
+        if sandbox is None or sandbox.opening is None:
+            return ()
+        ports = await asyncio.shield(sandbox.opening)
+        sandbox.opening = None
+        return ports
+
+    async def leave(self, container_id: str) -> None:
+        """Release a container's sandbox, with its endpoints and ports.
+
+        A container without one is fine.
+        """
+        await uninterrupted(self._leave(container_id))
+
+    async def _leave(self, container_id: str) -> None:
+        sandbox = self._sandboxes.get(container_id)
+        if sandbox is None:
+            return
+        async with sandbox.lock:
+            if self._sandboxes.pop(container_id, None) is None:
+                return
+            if sandbox.opening is not None:
+                await asyncio.gather(sandbox.opening, return_exceptions=True)
+            try:
+                # before another one can have its addresses
+                await self._publishing.withdraw(container_id)
+            finally:
+                made = sandbox.namespace >= 0
+                sandboxes.close(sandbox.namespace)
+                self._resolver.close_for(container_id)
+                for network_id, settings in sandbox.endpoints.items():
+                    found = self._networks.by_id.get(network_id)
+                    if found is not None:
+                        self._disappeared(found, sandbox, settings)
+                        if made and found.pools:
+                            self._drivers.of(found).released(settings.endpoint_id)
+
+    async def restore(
+        self,
+        container_id: str,
+        name: str,
+        kept: Mapping[str, EndpointSettings],
+        process: Process,
+        servers: Sequence[str] = (),
+        request: Request = _NO_PORTS,
+        ports: Sequence[Published] = (),
+    ) -> None:
+        """Restore the sandbox of a container that ran on without a daemon.
+
+        It keeps its addresses, even outside of the present subnet.
+        """
+        if container_id in self._sandboxes:
+            return
+        sandbox = Sandbox(container_id, name, servers)
+        for settings in kept.values():
+            found = self._networks.by_id.get(settings.network_id)
+            if found is None or not settings.endpoint_id:
+                continue
+            for address in endpoints.addresses(settings):
+                try:
+                    if address.version in found.pools:
+                        found.pools[address.version].claim(address)
+                except EngineError as error:
+                    _log.warning(
+                        "container %s: cannot claim its address, which it keeps: %s", container_id, error.message
+                    )
+            sandbox.endpoints[found.record.id] = settings
+            found.sandboxes[container_id] = sandbox
+            if found.pools and sandbox.namespace < 0:
+                try:
+                    sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
+                except OSError as error:  # the process has ended; its exit will undo all this
+                    _log.info("container %s: its namespace: %s", container_id, error)
+        if not sandbox.endpoints:
+            return
+        self._sandboxes[container_id] = sandbox
+        for network_id in sandbox.endpoints:
+            self._add_names(self._networks.by_id[network_id], sandbox)
+        sandbox.request = request
+        sandbox.target = self._target(sandbox)
+        if sandbox.target is not None:
+            self._publishing.restore(container_id, sandbox.target, ports)
+        async with sandbox.lock:
+            try:
+                await self._serve_names(sandbox, again=True)
+            except ServerError as error:
+                _log.warning("%s", error.message)
+
+    # --- connect and disconnect -------------------------------------------------------------------
+
+    def check(self, container_id: str, name: str, wanted: EndpointSettings, among: Iterable[str]) -> EndpointSettings:
+        """Check that a container on the networks `among` may join one more; returns the settings to
+        keep.
+
+        Raises as `connect` does for a running container.
+        """
+        found = self._networks.get(name)
+        record = found.record
+        names = {*among}
+        if record.name == HOST or HOST in names:
+            raise Forbidden(
+                f"network {record.name}, container {container_id}: "
+                "container cannot be disconnected from host network or connected to host network"
+            )
+        if (record.name == NONE and names) or NONE in names - {record.name}:
+            raise Forbidden(
+                f"network {record.name}, container {container_id}: "
+                "container cannot be connected to multiple networks with one of the networks in private (none) mode"
+            )
+        if record.name in names:
+            raise Forbidden(f"endpoint of container {container_id} already exists in network {record.name}")
+        for version, address in network.wanted_addresses(record, wanted).items():
+            found.pools[version].check(address)
+        network.link_local_addresses(record, wanted)
+        return endpoints.intent(wanted, record, container_id)
+
+    def check_connected(self, container_id: str, text: str, among: Iterable[str]) -> str:
+        """The network's name.
+
+        Raises Forbidden unless a container on the networks `among` can leave it.
+        """
+        record = self._networks.get(text).record
+        if record.name == HOST:
+            raise Forbidden(
+                f"container {container_id} cannot be disconnected from host network or connected to host network"
+            )
+        if record.name not in among:
+            raise Forbidden(f"container {container_id} is not connected to the network {record.name}")
+        return record.name
+
+    async def connect(
+        self,
+        container_id: str,
+        text: str,
+        wanted: EndpointSettings,
+        process: Process,
+        assigned: Assigned | None = None,
+    ) -> EndpointSettings:
+        """One more endpoint for a container that runs; `assigned` as for `join`.
+
+        Raises as `check` and `join` do; NotFound when it has no networks of its own.
+        """
+        return await uninterrupted(self._connect(container_id, text, wanted, process, assigned or {}))
+
+    async def _connect(
+        self, container_id: str, text: str, wanted: EndpointSettings, process: Process, assigned: Assigned
+    ) -> EndpointSettings:
+        sandbox = self._sandbox(container_id)
+        async with sandbox.lock:
+            self._sandbox(container_id)
+            found = self._networks.get(text)
+            record = found.record
+            self.check(container_id, record.id, wanted, self._network_names(sandbox))
+            given = endpoints.allocate(found, wanted, container_id, "", assigned)
+            async with contextlib.AsyncExitStack() as undo:
+                undo.callback(endpoints.release, found, given)
+                found.sandboxes[container_id] = sandbox
+                undo.callback(found.sandboxes.pop, container_id, None)
+                endpoint_id = secrets.token_hex(32)
+                if found.pools:
+                    self._find_namespace(sandbox, found, process)
+                    endpoint_id = await self._in_thread(
+                        self._drivers.plug, container_id, found, sandbox.namespace, given
+                    )
+                    given = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+                    undo.push_async_callback(self._leave_again, sandbox, found, given)
+                    await self._reroute(sandbox, found, [*sandbox.endpoints.values(), given])
+                given = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+                sandbox.endpoints[record.id] = given
+                undo.callback(sandbox.endpoints.pop, record.id)
+                await self._serve_names(sandbox)
+                undo.pop_all()
+            self._appeared(found, sandbox)
+            await self._republish(sandbox)
+            return given
+
+    async def _leave_again(self, sandbox: Sandbox, found: Network, given: EndpointSettings) -> None:
+        """Undo a connect that failed half-way: remove its link, restore the routes of the earlier
+        endpoints.
+        """
+        await self._unplug(sandbox, found, given)
+        await self._reroute(sandbox, found, sandbox.endpoints.values())
+
+    async def disconnect(self, container_id: str, text: str) -> None:
+        """Remove one endpoint from a running container. Raises Forbidden when it has none there."""
+        await uninterrupted(self._disconnect(container_id, text))
+
+    async def _disconnect(self, container_id: str, text: str) -> None:
+        sandbox = self._sandbox(container_id)
+        async with sandbox.lock:
+            self._sandbox(container_id)
+            found = self._networks.get(text)
+            self.check_connected(container_id, found.record.id, self._network_names(sandbox))
+            settings = sandbox.endpoints[found.record.id]
+            if not found.pools:
+                del sandbox.endpoints[found.record.id]
+                self._disappeared(found, sandbox, settings)
+                return
+            await self._unplug(sandbox, found, settings)
+            del sandbox.endpoints[found.record.id]
+            try:
+                await self._republish(sandbox)
+            finally:
+                self._disappeared(found, sandbox, settings)
+            self._resolver.forward(container_id, self._leads_out(sandbox))
+            try:
+                await self._reroute(sandbox, found, sandbox.endpoints.values())
+            except ServerError as error:  # the endpoint is gone, so the client is not refused
+                _log.warning("default route after a disconnect: %s", error.message)
+
+    async def _unplug(self, sandbox: Sandbox, found: Network, settings: EndpointSettings) -> None:
+        await self._in_thread(
+            self._drivers.unplug, sandbox.container_id, found, sandbox.namespace, settings, settings.endpoint_id
+        )
+
+    def _find_namespace(self, sandbox: Sandbox, found: Network, process: Process) -> None:
+        """The namespace that the runtime made (NetworkMode none), or that is unknown after a
+        restart of the daemon.
+        """
+        if sandbox.namespace < 0:
+            with error_context(found, sandbox.container_id):
+                sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
+
+    async def _reroute(self, sandbox: Sandbox, found: Network, left: Iterable[EndpointSettings]) -> None:
+        """Default routes by these endpoints, after the one on the network `found` has changed."""
+        gateways = endpoints.default_gateways(left, self._networks.by_id)
+        if gateways:
+            await self._in_thread(self._drivers.route, sandbox.container_id, found, sandbox.namespace, gateways)
+
+    # --- published ports --------------------------------------------------------------------------
+
+    def _target(self, sandbox: Sandbox) -> Target | None:
+        return endpoints.target(sandbox.endpoints.values(), self._networks.by_id)
+
+    async def _republish(self, sandbox: Sandbox) -> None:
+        """Move published ports to the endpoint of the default route; without one publish none."""
+        target = self._target(sandbox)
+        if target == sandbox.target:
+            return
+        await self._publishing.withdraw(sandbox.container_id)
+        sandbox.target = target
+        if target is not None:
+            try:
+                await self._publishing.publish(sandbox.container_id, sandbox.name, target, sandbox.request)
+            except ServerError as error:  # the change of the network itself succeeded
+                _log.warning("container %s: %s", sandbox.container_id, error.message)
+
+    def ports_of(self, container_id: str) -> tuple[Published, ...]:
+        """The published ports of a running container."""
+        return self._publishing.of(container_id)
+
+    # --- static addresses of containers that do not run -------------------------------------------
+
+    def reserve(self, wanted: Mapping[str, EndpointSettings]) -> None:
+        """Keep the static addresses of a container's settings for its next start.
+
+        Other containers get them only by asking for them, or when no other address is free.
+        """
+        for found, version, address in self._static(wanted):
+            found.pools[version].reserve(address)
+
+    def unreserve(self, wanted: Mapping[str, EndpointSettings]) -> None:
+        """Undo one `reserve` with these settings."""
+        for found, version, address in self._static(wanted):
+            found.pools[version].unreserve(address)
+
+    def _static(self, wanted: Mapping[str, EndpointSettings]) -> Iterator[tuple[Network, int, Address]]:
+        """Static addresses with their networks and IP versions; settings that are no longer valid
+        have none.
+        """
+        for key, settings in wanted.items():
+            if settings.ipam_config is None:
+                continue
+            try:
+                found = self._meant(key, settings)
+                static = network.wanted_addresses(found.record, settings)
+            except EngineError:
+                continue
+            for version, address in static.items():
+                yield found, version, address
+
+    # --- endpoints come and go --------------------------------------------------------------------
+
+    def _appeared(self, found: Network, sandbox: Sandbox) -> None:
+        """Record a configured endpoint: of a container whose process does not run yet, or that was
+        connected while it runs.
+        """
+        found.generation += 1
+        self._add_names(found, sandbox)
+        self._networks.publish(found, "connect", container=sandbox.container_id)
+
+    def _disappeared(self, found: Network, sandbox: Sandbox, settings: EndpointSettings) -> None:
+        """Forget an endpoint that is gone, or is about to go with its namespace."""
+        found.sandboxes.pop(sandbox.container_id, None)
+        self._names.remove(settings.endpoint_id)
+        endpoints.release(found, settings)
+        found.generation += 1
+        self._networks.publish(found, "disconnect", container=sandbox.container_id)
+
+    def renamed(self, container_id: str, name: str) -> None:
+        """Update the name under which networks show a running container."""
+        sandbox = self._sandboxes.get(container_id)
+        if sandbox is not None:
+            sandbox.name = name
+            for network_id in sandbox.endpoints:
+                self._networks.by_id[network_id].generation += 1
+                self._add_names(self._networks.by_id[network_id], sandbox)
+
+    def _add_names(self, found: Network, sandbox: Sandbox) -> None:
+        """Containers on a user-defined network find one another by name and aliases.
+
+        Predefined networks have no names.
+        """
+        settings = sandbox.endpoints[found.record.id]
+        if found.record.predefined:
+            return
+        links = (text.partition(":") for text in settings.links or ())
+        self._names.add(
+            settings.endpoint_id,
+            network_id=found.record.id,
+            network=found.record.name,
+            container_id=sandbox.container_id,
+            names=[sandbox.name, *(settings.aliases or ())],
+            addresses=endpoints.addresses(settings),
+            links={alias or target: target for target, _, alias in links},
+        )
+
+    async def _serve_names(self, sandbox: Sandbox, *, again: bool = False) -> None:
+        """Open the resolver of a container on a user-defined network; `again` after a restart of
+        the daemon.
+
+        Raises ServerError.
+        """
+        named = any(not self._networks.by_id[each].record.predefined for each in sandbox.endpoints)
+        if named and sandbox.namespace >= 0:
+            await self._resolver.open_for(
+                sandbox.container_id,
+                sandbox.namespace,
+                servers=sandbox.servers,
+                forward=self._leads_out(sandbox),
+                again=again,
+            )
+
+    def _leads_out(self, sandbox: Sandbox) -> bool:
+        return any(not self._networks.by_id[each].closed for each in sandbox.endpoints)
+
+    # --- looking up -------------------------------------------------------------------------------
+
+    def _meant(self, key: str, settings: EndpointSettings) -> Network:
+        """The network of an entry in a container's settings: by its id, otherwise by its name.
+
+        Raises NotFound.
+
+        Found by name when a network was removed and another one created under its name.
+        """
+        if settings.network_id in self._networks.by_id:
+            return self._networks.by_id[settings.network_id]
+        return self._networks.get(self._networks.name_of(key))
+
+    def _sandbox(self, container_id: str) -> Sandbox:
+        sandbox = self._sandboxes.get(container_id)
+        if sandbox is None:
+            raise NotFound(f"container {container_id} has left its networks")
+        return sandbox
+
+    def _network_names(self, sandbox: Sandbox) -> list[str]:
+        return [self._networks.by_id[each].record.name for each in sandbox.endpoints]
+
+
+def _path(namespace: int) -> str:
+    """The namespace for the OCI runtime, which another process starts: valid while the descriptor
+    is open.
+    """
+    return f"/proc/{os.getpid()}/fd/{namespace}" if namespace >= 0 else ""
+
+
+def _close_built(built: tuple[int, list[str]]) -> None:
+    sandboxes.close(built[0])

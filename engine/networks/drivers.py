@@ -1,0 +1,295 @@
+"""The drivers of networks: which driver makes what on this host, opened and closed together; and
+the threads in which they run.
+
+`Drivers` blocks on the kernel in every method that says nothing else, and is called in the threads
+of `Workers`, several at once. A new driver is a line in `Drivers.open`.
+
+Owns: the netlink socket, the nftables table of the engine, the socket of the IPv6 relay, the
+threads. Not here: the links of one kind of network (`bridge.py`, `macvlan.py`), which networks
+there are (`networks.py`), which container is on them (`attachments.py`).
+Raises: the error kinds and OSErrors of `driver.py`; errors of an endpoint are ServerErrors that
+name network and container. A failure leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Interface, ip_network
+from typing import TypeVar
+
+import msgspec
+
+from engine.errors import EngineError, Forbidden, ServerError
+from engine.networks import endpoints, host, network, sandboxes
+from engine.networks.bridge import BridgeDriver
+from engine.networks.driver import Driver, Gateways, SubnetContested
+from engine.networks.endpoints import Network
+from engine.networks.filter import Filter
+from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, Subnet, free_subnet, span, unique_local_subnet
+from engine.networks.macvlan import MacvlanDriver
+from engine.networks.network import BRIDGE
+from engine.networks.ports import relay_socket
+from engine.networks.sandboxes import BridgeFull
+from engine.system import netfilter
+from engine.system.netlink.rtnl import RouteSocket
+from engine.system.threads import uninterrupted
+from engine.wire.containers import EndpointSettings
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+WORKERS = 4
+"""Threads that wait for the kernel; more would only queue for its single network lock."""
+
+_TRIES = 16
+"""Subnets that are tried for a new network while other engines of this host take the same ones."""
+
+
+class Workers:
+    """The threads that wait for the kernel."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="network")
+
+    async def run(self, function: Callable[..., _T], *arguments: object) -> _T:
+        """Run the function in a thread.
+
+        A caller that is cancelled meanwhile waits for its end, so that it can undo it.
+        """
+        running = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        return await uninterrupted(running)
+
+    async def undone_if_cancelled(
+        self, undo: Callable[[_T], None], function: Callable[..., _T], *arguments: object
+    ) -> _T:
+        """As `run`. If the caller is cancelled, the result is undone in a thread first."""
+        running = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        try:
+            return await uninterrupted(running)
+        except asyncio.CancelledError:
+            if not running.cancelled() and running.exception() is None:
+                await self.run(undo, running.result())
+            raise
+
+    def close(self) -> None:
+        """End the threads. Nothing runs in them any more."""
+        self._pool.shutdown()
+
+
+class Drivers:
+    """One engine's."""
+
+    def __init__(self, default_bridge: str, configured: IPv4Interface | None) -> None:
+        """`configured` is the default bridge's subnet, if given."""
+        self._default_bridge = default_bridge
+        self._configured = configured
+        # nftables takes the same letters as bridge names have
+        self.filter = Filter(f"engined-{default_bridge}")
+        self.relay: socket.socket | None = None
+        """Accepts connections by IPv6 to published ports, for the monitor to pass on to
+        `filter.RELAYED`.
+
+        None on a host without IPv6.
+        """
+        self._engine_id = ""
+        self._kernel: RouteSocket | None = None
+        self._bridges: BridgeDriver | None = None
+        self._by_name: dict[str, Driver] = {}
+
+    def open(self, engine_id: str) -> None:
+        """`engine_id` is the default bridge's network id, which the records keep."""
+        self._engine_id = engine_id
+        links = self._kernel = RouteSocket()
+        self._bridges = BridgeDriver(links, self.filter, self.alias, self._configured)
+        self._by_name = {"bridge": self._bridges, "macvlan": MacvlanDriver(links, self.alias)}
+
+    def close(self, networks: Iterable[Network], remove: bool) -> None:
+        """With `remove` also delete the rules, and the links that the engine made."""
+        if self._bridges is not None:
+            self._bridges.close()
+        if self._kernel is None:
+            return
+        try:
+            self.filter.close(remove)
+        except netfilter.NetfilterError as error:
+            _log.warning("bridge %s: cannot remove its rules: %s", self._default_bridge, error)
+        if remove:
+            known = [each for each in networks if each.record.driver in self._by_name]
+            host.sweep(self._kernel, self.alias, self._names_of_links(known))
+            for each in known:
+                self.of(each).unmake(each)
+        if self.relay is not None:
+            self.relay.close()
+        self._kernel.close()
+        self._kernel = None
+
+    @property
+    def alias(self) -> str:
+        """ifalias of links that the engine makes for user-defined networks."""
+        return f"{host.ALIAS} {self._engine_id[:12]}"
+
+    @property
+    def bridges(self) -> BridgeDriver:
+        assert self._bridges is not None, "the drivers are open"
+        return self._bridges
+
+    def names(self) -> list[str]:
+        """Drivers by name. Does not block."""
+        return [*self._by_name]
+
+    def of(self, found: Network) -> Driver:
+        """The network's driver. Does not block."""
+        return self._by_name[found.record.driver]
+
+    def routes(self, name: str) -> bool:
+        """True if there is such a driver and the host is the router of its networks. Does not
+        block.
+        """
+        return name in self._by_name and self._by_name[name].routes
+
+    # --- networks ---------------------------------------------------------------------------------
+
+    def restore(self, networks: Sequence[Network]) -> None:
+        """Find or recreate the links of all networks at start, sweep those that a crash left, and
+        enable outgoing traffic.
+        """
+        assert self._kernel is not None
+        known = [each for each in networks if each.record.driver in self._by_name]
+        (default,) = (each for each in known if each.record.name == BRIDGE)
+        users = [each for each in known if each is not default]
+        self.bridges.restore(default)
+        for each in users:
+            each.fill()
+        host.sweep(self._kernel, self.alias, self._names_of_links(known))
+        for each in users:
+            try:
+                self.of(each).restore(each)
+            except (EngineError, OSError) as error:
+                _log.error("network %s: its link: %s", each.record.name, error)
+        host.forward(self._kernel, ipv6=any(6 in each.pools for each in users if each.routes))
+        try:
+            self.relay = relay_socket()
+            port = self.relay.getsockname()[1] if self.relay is not None else 0
+            self.filter.open((each.rules for each in (default, *users) if each.routes), port)
+        except netfilter.NetfilterError as error:
+            _log.warning(
+                "bridge %s: no masquerade, containers do not reach beyond this host: %s", self._default_bridge, error
+            )
+        self.bridges.open_stock(default)
+
+    def _names_of_links(self, known: Iterable[Network]) -> set[str]:
+        return {name for each in known for name in self.of(each).links(each)}
+
+    def replug(self, networks: Iterable[Network]) -> None:
+        """Attach containers that ran on without a daemon to their bridges, which may have been made
+        again.
+        """
+        for found in networks:
+            if found.link is not None:
+                self.bridges.replug(found, found.link)
+
+    def make(self, made: Network, subnets: list[Subnet]) -> None:
+        """The links of a new network, with a free subnet unless the user gave one.
+
+        `subnets` are those of the other networks.
+        """
+        record, driver = made.record, self.of(made)
+        for given in map(ip_network, (config.subnet for config in record.ipam.config)):
+            if any(given.version == other.version and given.overlaps(other) for other in subnets):
+                raise Forbidden(
+                    f"network {record.name}: subnet {given}: Pool overlaps with other one on this address space"
+                )
+        if record.enable_ipv6 and not any(":" in config.subnet for config in record.ipam.config):
+            record = network.with_pool(record, unique_local_subnet(self._engine_id, record.id))
+        if 4 in record.chosen_by_user:
+            made.record = network.with_gateways(record)
+            made.fill()
+            driver.make(made)
+            return
+        assert self._kernel is not None
+        avoided = [span(each) for each in subnets if each.version == 4]
+        for _ in range(_TRIES):
+            subnet = free_subnet([*avoided, *host.taken(self._kernel)], NETWORK_POOLS, NETWORK_PREFIX)
+            if subnet is None:
+                break
+            made.record = network.with_gateways(network.with_pool(record, subnet))
+            made.fill()
+            try:
+                driver.make(made)
+                return
+            except SubnetContested:
+                avoided.append(span(subnet))
+        raise ServerError(
+            f"network {record.name}: could not find an available, non-overlapping IPv4 address pool among the defaults"
+        )
+
+    def unmake(self, found: Network) -> None:
+        """Remove everything that `make` made. Failures are logged."""
+        self.of(found).unmake(found)
+
+    # --- endpoints --------------------------------------------------------------------------------
+
+    def new_sandbox(
+        self, container_id: str, plans: Sequence[tuple[Network, EndpointSettings]], gateways: Gateways
+    ) -> tuple[int, list[str]]:
+        """A namespace with all these endpoints, and default routes by these gateways.
+
+        Returns its descriptor, owned by the caller, and the endpoint ids.
+        """
+        (first, settings), *others = plans
+        with error_context(first, container_id):
+            namespace, endpoint_id = self.of(first).new_sandbox(
+                first, endpoints.interface(first, settings), () if others else gateways
+            )
+        ids = [endpoint_id]
+        try:
+            for number, (found, given) in enumerate(others, 1):
+                ids.append(self.plug(container_id, found, namespace, given, f"eth{number}"))
+            if gateways and others:
+                with error_context(first, container_id):
+                    sandboxes.route(namespace, gateways)
+        except BaseException:
+            sandboxes.close(namespace)
+            raise
+        return namespace, ids
+
+    def plug(self, container_id: str, found: Network, namespace: int, given: EndpointSettings, name: str = "") -> str:
+        """Add an endpoint to a sandbox, as link `name` or the next free one; returns its id."""
+        with error_context(found, container_id):
+            name = name or sandboxes.free_name(namespace)
+            return self.of(found).plug(found, namespace, name, endpoints.interface(found, given))
+
+    def unplug(
+        self, container_id: str, found: Network, namespace: int, given: EndpointSettings, endpoint_id: str
+    ) -> None:
+        """Remove an endpoint from a sandbox that stays in use."""
+        settings = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+        with error_context(found, container_id):
+            self.of(found).unplug(found, namespace, settings)
+
+    def route(self, container_id: str, found: Network, namespace: int, gateways: Gateways) -> None:
+        """Replace a sandbox's default routes, because its endpoint on this network changed."""
+        with error_context(found, container_id):
+            sandboxes.route(namespace, gateways)
+
+    def reflect(self, endpoint_id: str) -> None:
+        """Let the bridge send frames back through the port that they came from."""
+        self.bridges.reflect(endpoint_id)
+
+
+@contextlib.contextmanager
+def error_context(found: Network, container_id: str) -> Iterator[None]:
+    """Add the names of network and container to the kernel's refusals."""
+    where = f"network {found.record.name}, container {container_id}"
+    try:
+        yield
+    except BridgeFull as error:
+        raise ServerError(f"{where}: {error.strerror}; a bridge takes no more containers than that") from error
+    except OSError as error:
+        raise ServerError(f"{where}: {error.strerror or error}") from error
