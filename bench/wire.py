@@ -162,9 +162,10 @@ def request(method: str, target: str, body: Any = None, headers: str = "") -> by
 
 
 def _head(method: str, target: str, kind: str, size: int, headers: str = "") -> bytes:
+    if method == "POST" and target.startswith("/images/"):
+        headers += "X-Registry-Auth: e30=\r\n"  # dockerd wants it with a push
     return (
-        f"{method} /v1.24{target} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n"
-        f"X-Registry-Auth: e30=\r\n{headers}\r\n"
+        f"{method} /v1.24{target} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n{headers}\r\n"
     ).encode()
 
 

@@ -97,16 +97,21 @@ def _summaries(engine: Engine, containers: list[Container], request: Request, no
     entries = engine.kept.of(request.version.shape(ContainerSummary))
     shown = []
     for container in containers:
-        kept = entries.get(container.id)
-        if kept is None or kept.generation != container.generation:
+        key = container.record.id
+        generation, body, until = entries.get(key, _NOTHING)
+        if generation != container.generation:
             text, until = views.status_text(container.record.status, now)
-            kept = Entry(container.generation, _whole_summary(container, text, engine.images, request), until)
-            entries[container.id] = kept
-        elif kept.until <= now:
+            body = _whole_summary(container, text, engine.images, request)
+            entries[key] = Entry(container.generation, body, until)
+        elif until <= now:
             text, until = views.status_text(container.record.status, now)
-            kept = entries[container.id] = Entry(kept.generation, views.with_status(kept.body, text), until)
-        shown.append(kept.body)
+            body = views.with_status(body, text)
+            entries[key] = Entry(generation, body, until)
+        shown.append(body)
     return shown
+
+
+_NOTHING = Entry(-1, b"")
 
 
 def _whole_summary(container: Container, text: str, images: ImageStore, request: Request) -> bytes:
