@@ -53,6 +53,10 @@ class InvalidParameter(EngineError):
     """400: a parameter, field or body breaks a rule that the message names."""
 
 
+class RequestTimeout(InvalidParameter):
+    """408: the client did not send its request in time."""
+
+
 class Unauthorized(EngineError):
     """401: the credentials are missing or wrong."""
 

@@ -26,6 +26,13 @@ _BODILESS = (204, 304)
 _CONTROLS = frozenset("\r\n\0")
 
 
+def chunk_pieces(chunk: bytes) -> tuple[bytes, ...]:
+    """One chunk of a chunked answer: in one piece unless it is large."""
+    if len(chunk) <= JOIN_LIMIT:
+        return (b"%x\r\n%b\r\n" % (len(chunk), chunk),)
+    return b"%x\r\n" % len(chunk), chunk, b"\r\n"
+
+
 class AnswerWriter:
     """Makes the bytes of answers, and keeps the parts that stay the same. One for a server."""
 

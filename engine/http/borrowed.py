@@ -21,7 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, RequestTimeout
 from engine.http.framing import BodyReader, ChunkedReader, LengthReader
 
 _RAW = 256 * 1024
@@ -33,8 +33,7 @@ _LEFT = "the client left in the middle of its request"
 class BorrowedBody:
     """Bytes of a body, to be read in a thread.
 
-    Raises InvalidParameter as `messages.Body` does, when the client stalls, leaves or breaks the
-    coding's rules.
+    Raises as `messages.Body` does when the client stalls, leaves or breaks the coding's rules.
     """
 
     def __init__(
@@ -53,6 +52,8 @@ class BorrowedBody:
         """The reading thread holds one of these, and releases it while it waits."""
         self.failure = ""
         """Why it ended before its end; empty when it did not."""
+        self.late = False
+        """The failure is that bytes did not come in time."""
         self._returned: Callable[[BorrowedBody], None] | None = returned
         self._socket = socket.socket(fileno=descriptor)
         self._poll = select.poll()
@@ -77,14 +78,14 @@ class BorrowedBody:
                 self._early.appendleft(chunk[size:])
             return size
         if self.failure:
-            raise InvalidParameter(self.failure)
+            raise RequestTimeout(self.failure) if self.late else InvalidParameter(self.failure)
         piece = self._plain if isinstance(self._reader, LengthReader) else self._chunked
         filled = 0
         try:
             while filled < len(buffer) and (got := piece(buffer[filled:], wait=not filled)):
                 filled += got
         except InvalidParameter as error:
-            self.failure = error.message
+            self.failure, self.late = error.message, isinstance(error, RequestTimeout)
             if not filled:
                 raise
         return filled
@@ -148,7 +149,7 @@ class BorrowedBody:
         return size
 
     def _receive(self, buffer: memoryview, *, wait: bool) -> int:
-        """Some bytes, as soon as there are some.
+        """Wait for some bytes.
 
         Returns 0 when there are none and `wait` is False.
         """
@@ -159,7 +160,7 @@ class BorrowedBody:
                 if not wait:
                     return 0
                 if not self._ready():
-                    raise InvalidParameter(f"no byte of the request's body came for {self._seconds:g} s") from None
+                    raise RequestTimeout(f"no byte of the request's body came for {self._seconds:g} s") from None
                 continue
             except OSError as error:
                 raise InvalidParameter(_LEFT) from error

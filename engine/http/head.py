@@ -19,6 +19,18 @@ from engine.errors import InvalidParameter
 from engine.http.framing import BodyReader, ChunkedReader, LengthReader
 from engine.http.messages import Headers, Query, percent_decode
 
+KNOWN_HEAD = 1024
+"""Bytes of a head up to which it is remembered.
+
+Clients that poll send the very same bytes again.
+"""
+
+KNOWN_HEADS = 1024
+"""How many such heads are remembered.
+
+Then all are forgotten, and those in use come back at once.
+"""
+
 _ABSOLUTE = re.compile(rb"(?i:https?)://[^/?#]*")
 _NO_QUERY = Query()
 _LOOKED_AT = frozenset(
@@ -73,6 +85,20 @@ class Head:
     """The head is the whole request, needs no special treatment, and has no credentials: it may be
     remembered.
     """
+
+
+class KnownHeads(dict[bytes, Head]):
+    """Heads of requests without a body, by their bytes. One for a server.
+
+    A dict, because its `get` runs for every request.
+    """
+
+    def keep(self, data: bytes, head: Head) -> None:
+        """Remember a repeatable head that is all of `data`."""
+        if len(data) <= KNOWN_HEAD:
+            if len(self) >= KNOWN_HEADS:
+                self.clear()
+            self[data] = head
 
 
 class HeadReader:

@@ -20,6 +20,8 @@ import resource
 import socket
 from collections.abc import Callable
 
+from engine.system.tasks import spawn
+
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 64
@@ -45,7 +47,6 @@ class Listener:
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._name = str(listening.getsockname())
-        self._connecting: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._next_line = 0.0
         self._loop.add_reader(listening.fileno(), self._accept)
@@ -75,9 +76,7 @@ class Listener:
                     _log.exception("%s: accepting a connection failed", self._name)
                 self._pause(error.strerror or str(error))
                 return
-            task = self._loop.create_task(self._connect(connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            spawn(self._connect(connection), f"{self._name}: a new connection")
             if _few_left(connection.fileno()):
                 self._pause("few descriptors are left (RLIMIT_NOFILE)")
                 return

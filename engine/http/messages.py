@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, overload
 
-from engine.errors import InvalidParameter, ServerError
+from engine.errors import InvalidParameter, RequestTimeout, ServerError
 from engine.http.borrowed import BorrowedBody
-from engine.http.budget import FREE, Budget
+from engine.http.budget import FREE, Budget, Room
 from engine.http.hijack import Hijack, HijackReply
 
 T = TypeVar("T")
@@ -127,6 +127,10 @@ class Source(Protocol):
     def budget(self) -> Budget:
         """Bounds the bodies that are read whole."""
 
+    @property
+    def owner(self) -> str:
+        """The client's process or host: see `budget.Upload`."""
+
     def body_wanted(self) -> None:
         """The handler waits for bytes: send `100 Continue` if it is due, and watch the idle
         limit.
@@ -142,12 +146,23 @@ class Source(Protocol):
 class Body:
     """A request's body: an async iterator of bytes for one reader.
 
-    Ends early with `InvalidParameter` when the client stalls or leaves. Each raise makes an
-    exception of its own: one that was kept would hold, by its traceback, the frames and so the
-    bytes of its readers.
+    Ends early with RequestTimeout when the client stalls, and with InvalidParameter when it leaves
+    or breaks the coding's rules. Each raise makes an exception of its own: one that was kept would
+    hold, by its traceback, the frames and so the bytes of its readers.
     """
 
-    __slots__ = ("_announced", "_chunks", "_source", "_waiter", "ended", "failure", "started", "waiting")
+    __slots__ = (
+        "_announced",
+        "_chunks",
+        "_kind",
+        "_source",
+        "_waiter",
+        "ended",
+        "failure",
+        "received",
+        "started",
+        "waiting",
+    )
 
     def __init__(self, source: Source | None = None, content: bytes = b"", announced: int | None = None) -> None:
         """Without `source` the body is `content`. `announced`: its Content-Length."""
@@ -155,8 +170,11 @@ class Body:
         self._source = source
         self._chunks: deque[bytes] = deque((content,) if content else ())
         self._waiter: asyncio.Future[None] | None = None
+        self._kind: type[InvalidParameter] = InvalidParameter
         self.failure = ""
         """Why it ended before its end; empty when it did not."""
+        self.received = len(content)
+        """Bytes that have come."""
         self.waiting = len(content)
         """Bytes received and not yet taken."""
         self.ended = source is None
@@ -171,7 +189,7 @@ class Body:
         self.started = True
         while not self._chunks:
             if self.failure:
-                raise InvalidParameter(self.failure)
+                raise self.error()
             if self.ended:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -210,44 +228,61 @@ class Body:
         if self._source is None or self.ended:
             return await self._all(limit, None)
         budget = self._source.budget
-        reserved = await budget.reserve(self._announced) if self._announced > FREE else 0
+        room = await budget.reserve(self._announced, self) if self._announced > FREE else None
         try:
-            return await self._all(limit, None if reserved else budget)
+            return await self._all(limit, None if room is not None else budget)
         finally:
-            if reserved:
-                budget.release(reserved)
+            if room is not None:
+                budget.release(room)
 
     async def _all(self, limit: int, budget: Budget | None) -> bytes:
         """With a budget, reserve `limit` bytes of it once the body proves to be large."""
         chunks: list[bytes] = []
-        size = reserved = 0
+        size = 0
+        room: Room | None = None
         try:
             async for chunk in self:
                 size += len(chunk)
                 if size > limit:
                     raise InvalidParameter(f"request body is larger than {limit} bytes")
                 chunks.append(chunk)
-                if size > FREE and budget is not None and not reserved:
-                    reserved = await budget.reserve(limit)
+                if size > FREE and budget is not None and room is None:
+                    room = await budget.reserve(limit, self)
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         finally:
-            if budget is not None and reserved:
-                budget.release(reserved)
+            if budget is not None and room is not None:
+                budget.release(room)
 
     def feed(self, chunk: bytes) -> None:
         """Connection: bytes arrived."""
+        size = len(chunk)
         self._chunks.append(chunk)
-        self.waiting += len(chunk)
+        self.received += size
+        self.waiting += size
         self._wake()
 
-    def end(self, failure: str = "") -> None:
-        """Connection: no more will come, because that was all or because of `failure`. What came
-        can still be read, unless the body failed.
+    def end(self, failure: str = "", *, late: bool = False) -> None:
+        """Connection: no more will come, because that was all or because of `failure`. `late`: the
+        failure is that bytes did not come in time. What came can still be read.
         """
         if not self.ended:
             self.ended = True
             self.failure = failure
+            self._kind = RequestTimeout if late else InvalidParameter
             self._wake()
+
+    def error(self) -> InvalidParameter:
+        """A new exception for `failure`."""
+        return self._kind(self.failure)
+
+    # for the budget (`budget.Upload`)
+
+    @property
+    def owner(self) -> str:
+        return self._source.owner if self._source is not None else ""
+
+    def too_slow(self, failure: str) -> None:
+        self.end(failure, late=True)
 
     def discard(self) -> None:
         """Connection: drop what waits. Nothing will read it."""
@@ -267,9 +302,6 @@ NO_BODY = Body()
 
 class Link(Protocol):
     """What a request needs of its connection."""
-
-    def peer(self) -> str:
-        """See `Request.peer`."""
 
     def hijack(self, request: Request, content_type: str) -> Hijack:
         """See `Request.hijack`."""
@@ -333,11 +365,6 @@ class Request:
         """True: a handler that still runs when the client leaves is cancelled. False: it runs to
         its end.
         """
-
-    @property
-    def peer(self) -> str:
-        """`unix:PID/UID` or `HOST:PORT` of the client."""
-        return self._connection.peer() if self._connection is not None else ""
 
     def hijack(self, content_type: str) -> Hijack:
         """Stop reading here: what follows is a stream of the given type.

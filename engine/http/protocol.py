@@ -13,8 +13,9 @@ Owns:    the transport, until it is lost or handed over. No exception, future or
          keep a reference to a body: with one, the memory of aborted requests would wait for the
          garbage collector.
 Threads: the event loop's.
-Not here: heads (`head.py`), bytes of answers (`answer.py`), the hand-over (`hijack.py`), listeners
-and the clock of deadlines (`server.py`), TLS (`tls.py`), what a request means (the application).
+Not here: heads (`head.py`), the body on its way in (`upload.py`), bytes of answers (`answer.py`),
+the hand-over (`hijack.py`), the client's process or host (`peers.py`), listeners and the clock of
+deadlines (`server.py`), TLS (`tls.py`), what a request means (the application).
 """
 
 from __future__ import annotations
@@ -22,22 +23,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import select
 import socket
-import struct
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import EngineError, InvalidParameter, ServerError
-from engine.http.answer import CONTINUE, JOIN_LIMIT, LAST_CHUNK
+from engine.errors import EngineError, InvalidParameter, RequestTimeout, ServerError
+from engine.http import peers
+from engine.http.answer import CONTINUE, JOIN_LIMIT, LAST_CHUNK, chunk_pieces
 from engine.http.borrowed import BorrowedBody
 from engine.http.budget import Budget
-from engine.http.framing import BodyReader
-from engine.http.head import Head, HeadReader
+from engine.http.head import KNOWN_HEAD, Head, HeadReader
 from engine.http.hijack import Hijack, HijackReply
 from engine.http.messages import BODY_WAITING, NO_BODY, AnyReply, Body, Reply, Request, StreamReply
 from engine.http.phases import (
-    ARRIVING,
     COMPLETE,
     DRAINING,
     FOLLOWS,
@@ -46,13 +44,13 @@ from engine.http.phases import (
     HEAD,
     HELD,
     HIJACKED,
-    LENT,
     LINGER,
     STREAMING,
     Incoming,
     Phase,
 )
 from engine.http.tls import TlsTransport
+from engine.http.upload import Upload
 
 if TYPE_CHECKING:
     from engine.http.server import Server
@@ -72,18 +70,6 @@ HIJACK_BODY_LIMIT = 128 * 1024
 whole.
 """
 
-KNOWN_HEAD = 1024
-"""Bytes of a head up to which it is remembered.
-
-Clients that poll send the very same bytes again.
-"""
-
-KNOWN_HEADS = 1024
-"""How many such heads are remembered.
-
-Then all are forgotten, and those in use come back at once.
-"""
-
 _CLIENT_LEFT = "the client left in the middle of its request"
 _SHUT_DOWN = "the connection was shut down in the middle of a request's body"
 
@@ -95,9 +81,7 @@ class Connection(asyncio.Protocol):
         "_absorb",
         "_application",
         "_body",
-        "_borrowed",
         "_consuming",
-        "_continue_due",
         "_drained",
         "_eof",
         "_heads",
@@ -108,12 +92,12 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_paused",
         "_phase",
-        "_reader",
         "_request",
         "_server",
         "_task",
         "_transport",
         "_unsent",
+        "_upload",
         "_write_blocked",
         "budget",
         "deadline",
@@ -128,18 +112,16 @@ class Connection(asyncio.Protocol):
         self._phase = HEAD
         self._lines = HeadReader(server.limits.head)
         self.budget: Budget = server.budget
-        """Source: see `messages.Source`."""
+        """See `messages.Source`."""
         self.deadline = 0.0
         """Of the loop's clock, while `server.timed` has this connection."""
         # the current request
         self._request: Request | None = None
         self._http10 = False
         self._body: Body | None = None
-        self._reader: BodyReader | None = None  # None once the request is complete
-        self._continue_due = False
+        self._upload: Upload | None = None  # None when the request has no body
         self._absorb = 0  # bytes of the body that may still be dropped in DRAINING
         self._task: asyncio.Task[None] | None = None
-        self._borrowed: BorrowedBody | None = None
         self._hijack: Hijack | None = None
         # flow
         self._input = b""  # what waits until the current request is answered
@@ -158,9 +140,12 @@ class Connection(asyncio.Protocol):
     @property
     def incoming(self) -> Incoming:
         """What is outstanding of the current request's body."""
-        if self._borrowed is not None:
-            return LENT
-        return COMPLETE if self._reader is None else ARRIVING
+        return self._upload.incoming if self._upload is not None else COMPLETE
+
+    @property
+    def _arriving(self) -> bool:
+        """Bytes of the current request's body are still to come."""
+        return self._upload is not None and not self._upload.done
 
     def _enter(self, phase: Phase) -> None:
         """The only way to another phase. Raises RuntimeError for one that may not follow: that is a
@@ -207,7 +192,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(InvalidParameter("the connection was shut down in the middle of a request's head"))
             else:
                 self._close()
-        elif self._phase.active and self._reader is not None:
+        elif self._phase.active and self._arriving:
             self._fail_body(_SHUT_DOWN)
         elif self._phase.active and self._request is not None and self._request.cancellable:
             self.check_hangup()
@@ -221,8 +206,8 @@ class Connection(asyncio.Protocol):
         self._lines.close()
         if self._body is not None:
             self._body.end(_CLIENT_LEFT)
-        if self._borrowed is not None:
-            self._borrowed.cut()
+        if self._upload is not None:
+            self._upload.cut()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._task is None:
@@ -236,7 +221,7 @@ class Connection(asyncio.Protocol):
             self._body.discard()
         if self._hijack is not None:
             self._hijack.cancel()
-        self._request = self._body = self._reader = self._task = self._hijack = None
+        self._request = self._body = self._upload = self._task = self._hijack = None
 
     def pause_writing(self) -> None:
         self._write_blocked = True
@@ -258,7 +243,7 @@ class Connection(asyncio.Protocol):
             if self._phase is HEAD and not self._write_blocked:
                 self._consuming = data, size
                 start = self._read_head(data, start)
-            elif self._phase.active and self._reader is not None:
+            elif self._phase.active and self._arriving:
                 self._consuming = data, size
                 start = self._read_body(data, start)
             elif self._phase is LINGER or self._phase is GONE:
@@ -278,7 +263,7 @@ class Connection(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Read from the socket exactly while there is room for what comes."""
-        if self._borrowed is not None:
+        if self._upload is not None and self._upload.lent:
             return
         full = len(self._input) > INPUT_WAITING or (self._body is not None and self._body.waiting > BODY_WAITING)
         if full != self._paused and self._phase is not HIJACKED and self._phase is not GONE:
@@ -305,33 +290,33 @@ class Connection(asyncio.Protocol):
             self._unwatch()
         self._begin(head)
         held = self._phase is HELD
-        if head.repeatable and fresh and not start and end == len(data) <= KNOWN_HEAD:
-            known = self._server.known_heads
-            if len(known) >= KNOWN_HEADS:
-                known.clear()
-            known[data] = Request(head.method, head.path, head.query, head.headers, NO_BODY, target=head.target)
-        if self._reader is not None:
+        if head.repeatable and fresh and not start and end == len(data):
+            self._server.known_heads.keep(data, head)
+        if self._upload is not None:
             end = self._read_body(data, end)
             if not self._phase.active:
                 return len(data)
             if self._body is not None and self._body.failure:
-                self._refuse(InvalidParameter(self._body.failure))
+                self._refuse(self._body.error())
                 return len(data)
         self._consuming = data, end
         if not held:
             self._dispatch()
         elif head.reader is None:
             self._release_held()
-        elif self._reader is not None:
-            self.body_wanted()
+        elif self._arriving:
+            self.watch_body()
         return end
 
     def _begin(self, head: Head) -> None:
         """A head is complete. What comes with it of the body is read before the handler runs."""
         reader = head.reader
         self._http10 = head.http10
-        self._reader = reader
-        self._body = body = Body(self, announced=reader.left) if reader is not None else NO_BODY
+        body = NO_BODY
+        if reader is not None:
+            self._upload = Upload(self, reader, expects=head.expects, seconds=self._server.limits.body_seconds)
+            body = Body(self._upload, announced=reader.left)
+        self._body = body
         self._request = request = Request(
             head.method,
             head.path,
@@ -343,44 +328,22 @@ class Connection(asyncio.Protocol):
             connection=self,
         )
         request.upgrade = head.upgrade
-        self._continue_due = head.expects and reader is not None
-        self._enter(HELD if self._to_hold(reader) else HANDLING)
+        # A request to hijack runs when its body has come and nothing of earlier answers waits to be
+        # written. Otherwise there is no need to ask: a handler says itself that it hijacks.
+        waits = reader is not None or self._transport.get_write_buffer_size()
+        self._enter(HELD if waits and self._application.is_hijack(head.method, head.path) else HANDLING)
 
-    def _begin_known(self, request: Request) -> None:
-        """The very bytes of an earlier request."""
-        self._request = Request(
-            request.method,
-            request.path,
-            request.query,
-            request.headers,
-            NO_BODY,
-            target=request.target,
-            connection=self,
-        )
-        self._body = NO_BODY
-        self._http10 = False
-        if self._to_hold(None):
-            self._enter(HELD)
+    def _begin_known(self, head: Head) -> None:
+        """The very bytes of an earlier request, which had no body."""
+        self._begin(head)
+        if self._phase is HELD:
             self._release_held()
         else:
-            self._enter(HANDLING)
             self._dispatch()
-
-    def _to_hold(self, reader: BodyReader | None) -> bool:
-        """A request to hijack runs when its body has come and nothing of earlier answers waits to
-        be written.
-
-        A handler says itself that it hijacks, so that only these two make it matter before.
-        """
-        request = self._request
-        assert request is not None
-        return bool(reader is not None or self._transport.get_write_buffer_size()) and self._application.is_hijack(
-            request.method, request.path
-        )
 
     def _release_held(self) -> None:
         """Run the handler of a request to hijack as soon as it can be hijacked."""
-        if self._reader is not None:
+        if self._arriving:
             return
         if self._transport.get_write_buffer_size():
             self._transport.set_write_buffer_limits(high=0)
@@ -394,28 +357,25 @@ class Connection(asyncio.Protocol):
             self._dispatch()
 
     def _read_body(self, data: bytes, start: int) -> int:
-        reader, body = self._reader, self._body
-        assert reader is not None and body is not None
+        upload, body = self._upload, self._body
+        assert upload is not None and body is not None
         draining = self._phase is DRAINING
         try:
-            end = reader.read(data, start, None if draining else body)
+            end = upload.read(data, start, None if draining else body)
         except InvalidParameter as error:
             self._fail_body(error.message)
             return len(data)
-        if not draining and end > start:
-            self._continue_due = False  # the client did not wait
-            if self._phase is not HELD:
-                self._unwatch()
+        if not draining and end > start and self._phase is not HELD:
+            self._unwatch()
         if draining:
             self._absorb -= end - start
-            if self._absorb < 0 and not reader.done:
+            if self._absorb < 0 and not upload.done:
                 self._close()
                 return len(data)
         elif self._phase is HELD and body.waiting > HIJACK_BODY_LIMIT:
             self._refuse(InvalidParameter(f"the body of this request is larger than {HIJACK_BODY_LIMIT} bytes"))
             return len(data)
-        if reader.done:
-            self._reader = None
+        if upload.done:
             self._unwatch()
             body.end()
             if draining:
@@ -426,38 +386,41 @@ class Connection(asyncio.Protocol):
             self._watch(self._server.limits.body_seconds)
         return end
 
-    def _fail_body(self, failure: str) -> None:
+    def _fail_body(self, failure: str, *, late: bool = False) -> None:
         """The body breaks off or breaks the rules: its reader gets the failure, or the client when
-        there is none.
+        there is none. `late`: bytes did not come in time.
         """
         if self._phase is DRAINING:
             self._close()
-        elif self._phase is HELD:
-            self._refuse(InvalidParameter(failure))
+            return
+        assert self._body is not None
+        self._body.end(failure, late=late)
+        if self._phase is HELD:
+            self._refuse(self._body.error())
         else:
-            assert self._body is not None
-            self._body.end(failure)
             self._input = b""
 
-    # Body's source
+    # the upload's carrier (`upload.Carrier`)
 
-    def body_wanted(self) -> None:
-        """See `messages.Source`."""
-        if self._reader is None or not self._phase.active:
-            return
-        self._send_continue()
-        self._watch(self._server.limits.body_seconds)
+    @property
+    def owner(self) -> str:
+        return peers.owner(self._transport)
 
-    def body_taken(self) -> None:
-        """See `messages.Source`."""
+    def watch_body(self) -> None:
+        if self._phase.active and self._upload is not None:
+            self._upload.send_continue()
+            self._watch(self._server.limits.body_seconds)
+
+    def send_continue(self) -> None:
+        self._transport.write(CONTINUE)
+
+    def regulate(self) -> None:
         self._regulate()
 
-    def body_borrowed(self, early: Iterable[bytes]) -> BorrowedBody | None:
-        """See `messages.Source`."""
+    def lend(self) -> int | None:
         connection = self._transport.get_extra_info("socket")
         if (
-            self._reader is None
-            or (self._phase is not HANDLING and self._phase is not STREAMING)
+            (self._phase is not HANDLING and self._phase is not STREAMING)
             or self._eof
             or connection is None
             or isinstance(self._transport, TlsTransport)
@@ -468,36 +431,23 @@ class Connection(asyncio.Protocol):
             descriptor = os.dup(connection.fileno())
         except OSError:  # descriptors are used up: the body goes through the loop, which needs none
             return None
-        self.body_wanted()
         self._unwatch()
         if not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        limit = self._server.limits.body_seconds
-        self._borrowed = BorrowedBody(descriptor, self._reader, early, limit, self._body_returned)
-        return self._borrowed
+        return descriptor
 
-    def _body_returned(self, borrowed: BorrowedBody) -> None:
-        """See `BorrowedBody.give_back`."""
-        self._borrowed = None
-        unread = borrowed.close()
+    def take_back(self, loan: BorrowedBody) -> None:
+        unread = loan.close()
         if not self._phase.active:
             return
-        assert self._reader is not None and self._body is not None
-        if borrowed.failure:
-            self._fail_body(borrowed.failure)
-        elif self._reader.done:
-            self._reader = None
+        assert self._body is not None
+        if loan.failure:
+            self._fail_body(loan.failure, late=loan.late)
+            unread = b""
+        elif not self._arriving:
             self._body.end()
-        self._consume(b"" if borrowed.failure else unread)
-
-    def _send_continue(self) -> None:
-        """The interim answer that the client waits for, once, before any byte of the final one (RFC
-        9110, 10.1.1).
-        """
-        if self._continue_due:
-            self._continue_due = False
-            self._transport.write(CONTINUE)
+        self._consume(unread)
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -509,12 +459,9 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._answer(self._application.error_reply(error))
             return
+        # Not `tasks.spawn`: both report their own failures, and most requests make one of them.
         if isinstance(result, Reply):
-            try:
-                self._answer(result)
-            except Exception:
-                _log.exception("an answer could not be written")
-                self._transport.abort()
+            self._answer(result)
         elif isinstance(result, StreamReply):
             self._begin_stream(result)
             self._task = self._loop.create_task(self._stream(result))
@@ -539,11 +486,7 @@ class Connection(asyncio.Protocol):
         if self._phase is GONE:
             self._forget()
         elif isinstance(result, Reply) and self._phase.active:
-            try:
-                self._answer(result)
-            except Exception:
-                _log.exception("an answer could not be written")
-                self._transport.abort()
+            self._answer(result)
 
     def _cut_off(self) -> None:
         """The task that answers is cancelled."""
@@ -553,39 +496,45 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _answer(self, reply: Reply) -> None:
-        """Write a complete answer."""
+        """Write a complete answer. One that cannot be written ends the connection."""
         request = self._request
         assert request is not None
-        if self._phase is HIJACKED:
-            self._cancel_hijack()
-        keep = self._may_keep()
-        head, body = self._heads.reply(reply, keep=keep, http10=self._http10, only_head=request.method == "HEAD")
-        if len(body) <= JOIN_LIMIT:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
-        self._answered(keep)
+        try:
+            if self._phase is HIJACKED:
+                self._cancel_hijack()
+            keep = self._may_keep()
+            head, body = self._heads.reply(reply, keep=keep, http10=self._http10, only_head=request.method == "HEAD")
+            if len(body) <= JOIN_LIMIT:
+                self._transport.write(head + body)
+            else:
+                self._transport.writelines((head, body))
+            self._answered(keep)
+        except Exception:
+            self._give_up(request)
+
+    def _give_up(self, request: Request) -> None:
+        """An answer could not be made into bytes: that is a bug."""
+        _log.exception("%s %s: the answer could not be written", request.method, request.path)
+        self._transport.abort()
 
     def _may_keep(self, *, later: bool = False) -> bool:
         """The connection can take another request after this answer. `later`: its handler may still
         read the body.
         """
-        request, reader, body = self._request, self._reader, self._body
+        request, upload, body = self._request, self._upload, self._body
         if request is None or not request.keep or self._server.closing:
             return False
-        if reader is None:
+        if upload is None or upload.done:
             return True
-        if self._continue_due or (body is not None and body.ended):
+        if upload.continue_due or (body is not None and body.ended):
             return False
-        if later:
-            return True
-        return reader.left is None or reader.left <= DRAIN_LIMIT
+        return later or upload.at_most(DRAIN_LIMIT)
 
     def _answered(self, keep: bool) -> None:
         """The answer is written. Its request's body may still be on the way."""
         if not keep:
             self._close()
-        elif self._reader is None:
+        elif not self._arriving:
             self._finish()
         else:
             assert self._body is not None
@@ -597,8 +546,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         """Ready for the next request."""
-        self._request = self._body = None
-        self._continue_due = False
+        self._request = self._body = self._upload = None
         self._enter(HEAD)
         if self._consuming is not None:
             return  # the next request is read in the same turn
@@ -613,15 +561,21 @@ class Connection(asyncio.Protocol):
 
     def _begin_stream(self, reply: StreamReply) -> None:
         """Write the head of an answer that grows."""
-        if self._phase is HIJACKED:
-            self._cancel_hijack()
-        # the chunks may be made of the body: later it would be in the midst of them
-        self._send_continue()
-        keep = not self._http10 and self._may_keep(later=True)
-        self._enter(STREAMING)
-        self._transport.write(self._heads.stream(reply, keep=keep, http10=self._http10))
-        if not keep and self._request is not None:
-            self._request.keep = False
+        request = self._request
+        assert request is not None
+        try:
+            if self._phase is HIJACKED:
+                self._cancel_hijack()
+            if self._upload is not None:
+                # the chunks may be made of the body: later it would be in the midst of them
+                self._upload.send_continue()
+            keep = not self._http10 and self._may_keep(later=True)
+            head = self._heads.stream(reply, keep=keep, http10=self._http10)
+            self._enter(STREAMING)
+            self._transport.write(head)
+            request.keep = keep
+        except Exception:
+            self._give_up(request)  # `_stream` closes the chunks
 
     async def _stream(self, reply: StreamReply) -> None:
         """Write chunks as fast as the client takes them. Ends with the chunks, the client, or the
@@ -634,7 +588,7 @@ class Connection(asyncio.Protocol):
                     if self._phase is not STREAMING:
                         break
                     if chunk:
-                        self._write_chunk(chunk, chunked)
+                        self._transport.writelines(chunk_pieces(chunk) if chunked else (chunk,))
                         if self._write_blocked:
                             await self._drain()
                 else:
@@ -666,14 +620,6 @@ class Connection(asyncio.Protocol):
         elif self._phase is STREAMING and not self._transport.is_closing():
             self._answered(self._may_keep() and chunked)
 
-    def _write_chunk(self, chunk: bytes, chunked: bool) -> None:
-        if not chunked:
-            self._transport.write(chunk)
-        elif len(chunk) <= JOIN_LIMIT:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-        else:
-            self._transport.writelines((b"%x\r\n" % len(chunk), chunk, b"\r\n"))
-
     async def _drain(self) -> None:
         self._drained = self._loop.create_future()
         try:
@@ -687,7 +633,7 @@ class Connection(asyncio.Protocol):
         """See `Request.hijack`."""
         if request is not self._request or not self._phase.active or self._transport.is_closing():
             raise ServerError("the client has left")
-        if self._phase is not HANDLING or self._reader is not None or self._transport.get_write_buffer_size():
+        if self._phase is not HANDLING or self._arriving or self._transport.get_write_buffer_size():
             raise ServerError(f"{request.method} {request.path}: the connection cannot be hijacked now")
         self._enter(HIJACKED)
         if not self._paused and not self._eof:
@@ -754,11 +700,13 @@ class Connection(asyncio.Protocol):
         """Close so that the client gets all of the answer: closing with unread input would reset
         the connection.
         """
-        unread = (unread or self._reader is not None or bool(self._input)) and not self._eof
+        unread = (unread or self._arriving or bool(self._input)) and not self._eof
         self._enter(LINGER)
         if self._body is not None:
             self._body.discard()
-        self._request = self._body = self._reader = None
+        self._request = self._body = None
+        if self._upload is not None and not self._upload.lent:
+            self._upload = None
         self._input = b""
         if self._transport.is_closing():
             return
@@ -776,9 +724,9 @@ class Connection(asyncio.Protocol):
         self._unwatch()
         limits = self._server.limits
         if self._phase is HEAD:
-            self._refuse(InvalidParameter(f"the request's head was not complete within {limits.head_seconds:g} s"))
-        elif self._phase.active and self._reader is not None:
-            self._fail_body(f"no byte of the request's body came for {limits.body_seconds:g} s")
+            self._refuse(RequestTimeout(f"the request's head was not complete within {limits.head_seconds:g} s"))
+        elif self._phase.active and self._arriving:
+            self._fail_body(f"no byte of the request's body came for {limits.body_seconds:g} s", late=True)
         elif self._phase is LINGER:
             unsent = self._transport.get_write_buffer_size()
             if unsent and unsent != self._unsent:
@@ -797,14 +745,10 @@ class Connection(asyncio.Protocol):
         if not self._phase.active or self._transport.is_closing():
             self._server.half_open.discard(self)
             return
-        connection = self._transport.get_extra_info("socket")
-        if connection is not None and connection.family == socket.AF_UNIX:
-            poll = select.poll()
-            poll.register(connection.fileno(), 0)
-            if not poll.poll(0):
-                self._server.watch_half_open(self)
-                return
-        self._transport.abort()
+        if peers.hung_up(self._transport) is False:
+            self._server.watch_half_open(self)
+        else:
+            self._transport.abort()
 
     def shut(self) -> None:
         """Server: it closes. Idle connections and endless answers end now, others with their
@@ -824,19 +768,6 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
         self._transport.abort()
-
-    def peer(self) -> str:
-        """See `Request.peer`. Empty when the client has left."""
-        connection = self._transport.get_extra_info("socket")
-        try:
-            if connection is not None and connection.family == socket.AF_UNIX:
-                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                pid, uid, _ = struct.unpack("iII", credentials)
-                return f"unix:{pid}/{uid}"
-        except OSError:
-            return ""
-        address: Sequence[Any] = self._transport.get_extra_info("peername") or ()
-        return f"{address[0]}:{address[1]}" if len(address) >= 2 else ""
 
     def _watch(self, seconds: float) -> None:
         self.deadline = self._loop.time() + seconds

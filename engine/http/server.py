@@ -24,10 +24,12 @@ from typing import Protocol
 from engine.errors import ServerError
 from engine.http import tls
 from engine.http.answer import AnswerWriter
-from engine.http.budget import Budget
+from engine.http.budget import PACE, Budget, Pace
+from engine.http.head import KnownHeads
 from engine.http.listener import Listener
 from engine.http.messages import AnyReply, Reply, Request
 from engine.http.protocol import Connection
+from engine.system.tasks import spawn
 
 BACKLOG = 4096
 
@@ -71,6 +73,8 @@ class Limits:
     """Bytes of all bodies that are read whole at a time."""
     turn_seconds: float = 30.0
     """That a body waits for others to be read, before it is refused."""
+    pace: Pace = PACE
+    """How fast such a body must come in while others wait."""
 
 
 class Server:
@@ -80,12 +84,9 @@ class Server:
         self.application = application
         self.limits = limits or Limits()
         self.heads = AnswerWriter(application.headers)
-        self.budget = Budget(self.limits.bodies, self.limits.turn_seconds)
+        self.budget = Budget(self.limits.bodies, self.limits.turn_seconds, self.limits.pace)
         self.connections: set[Connection] = set()
-        self.known_heads: dict[bytes, Request] = {}
-        """Heads of requests without a body, as they came, to what they say; connections fill and
-        bound it.
-        """
+        self.known_heads = KnownHeads()
         self.timed: set[Connection] = set()
         """Connections with a deadline."""
         self.half_open: set[Connection] = set()
@@ -218,7 +219,7 @@ class Server:
 
     def relay(self, client: tls.TlsTransport, end: socket.socket, eof: bool) -> None:
         """A hijacked TLS connection: carry its bytes to and from `end` from now on."""
-        task = asyncio.get_running_loop().create_task(tls.relay(client, end, eof))
+        task = spawn(tls.relay(client, end, eof), "relaying a hijacked TLS connection")
         self._relays.add(task)
         task.add_done_callback(self._relays.discard)
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import select
 import socket
 import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine.errors import ServerError
+from engine.http import peers
 
 READ_SIZE = 256 * 1024
 
@@ -252,7 +252,7 @@ class Relay(asyncio.Protocol):
         other = self.other
         if other is None:
             return False
-        if other._eof or self._hung_up():
+        if other._eof or peers.hung_up(self.transport):
             other.transport.close()
             return False
         if not other.transport.is_closing():
@@ -263,15 +263,6 @@ class Relay(asyncio.Protocol):
         self._lost = True
         if self.other is not None and not self.other._lost:
             self.other.transport.close()
-
-    def _hung_up(self) -> bool:
-        """The new owner closed its socket, not just one direction (unix(7): POLLHUP)."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is None or connection.family != socket.AF_UNIX:
-            return False
-        poll = select.poll()
-        poll.register(connection.fileno(), 0)
-        return bool(poll.poll(0))
 
 
 async def relay(client: TlsTransport, end: socket.socket, eof: bool) -> None:

@@ -29,6 +29,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from engine.errors import EngineError, InvalidParameter
 from engine.http.messages import Request
+from engine.system.tasks import spawn
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Relays:
         stream, else it is thrown away.
         """
         relay = _Relay(upgrade, socket.socket(fileno=descriptor), takes)
-        task = asyncio.get_running_loop().create_task(relay.run(upgrade.accept(head), early, join))
+        task = spawn(relay.run(upgrade.accept(head), early, join), "relaying a websocket")
         self._tasks[task] = relay
         task.add_done_callback(lambda task: self._tasks.pop(task, None))
 

@@ -256,7 +256,7 @@ def test_clients_that_stop_in_the_middle(path: str) -> None:
     async def stalling(app: App, path: str, server: Server) -> None:
         app.extra["take"] = taken
         [answer] = answers(await ask(path, head + b"some"))
-        assert answer.status == 400 and b"no byte of the request's body came" in answer.body
+        assert answer.status == 408 and b"no byte of the request's body came" in answer.body
 
     serve(scenario, path)
     serve(stalling, path, SHORT)

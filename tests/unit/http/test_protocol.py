@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.http.messages import BODY_WAITING, Reply, Request
-from engine.http.protocol import DRAIN_LIMIT, INPUT_WAITING, KNOWN_HEAD, KNOWN_HEADS, Connection
+from engine.http.head import KNOWN_HEAD, KNOWN_HEADS
+from engine.http.messages import BODY_WAITING, AnyReply, Reply, Request, StreamReply
+from engine.http.protocol import DRAIN_LIMIT, INPUT_WAITING, Connection
 from engine.http.server import Limits, Server
 from tests.unit.http.harness import App, FakeTransport, answers, bytewise, feed, settle
 
@@ -419,8 +420,27 @@ def test_a_stream_that_breaks_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     assert transport.closed and app.closed_chunks == 1
 
 
+class Chunks:
+    """A source that counts how often it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def __aiter__(self) -> Chunks:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return b"chunk"
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("later", [False, True])
-def test_an_answer_that_cannot_be_written_ends_the_connection(later: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_cannot_be_written_ends_the_connection(
+    later: bool, grows: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Here a header with a line break in it, which would be another header.
 
     No client waits for ever.
@@ -428,9 +448,11 @@ def test_an_answer_that_cannot_be_written_ends_the_connection(later: bool, caplo
 
     async def scenario() -> None:
         app = App()
-        reply = Reply(200, b"{}", headers=(("A", "b\r\nC: d"),))
+        chunks = Chunks()
+        bad = (("A", "b\r\nC: d"),)
+        reply = StreamReply(200, chunks, headers=bad) if grows else Reply(200, b"{}", headers=bad)
 
-        async def waits(request: Request) -> Reply:
+        async def waits(request: Request) -> AnyReply:
             await asyncio.sleep(0)
             return reply
 
@@ -440,10 +462,11 @@ def test_an_answer_that_cannot_be_written_ends_the_connection(later: bool, caplo
         connection.data_received(get("/bad"))
         await settle()
         assert transport.closed and not transport.out
+        assert chunks.closed == grows
         connection.connection_lost(None)
 
     asyncio.run(scenario())
-    assert "an answer could not be written" in caplog.text
+    assert "GET /bad: the answer could not be written" in caplog.text
 
 
 def test_a_bug_is_500_without_traceback(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,44 @@
+"""The other end of a connection: which process or host it is, and whether it is still there.
+
+Functions of a transport, without state. Not here: what follows from the answers (`protocol.py`,
+`tls.py`).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from typing import Any
+
+_CREDENTIALS = struct.Struct("iII")
+"""`struct ucred`: pid, uid, gid."""
+
+
+def owner(transport: Any) -> str:
+    """`unix:PID/UID` of the process that connected (SO_PEERCRED, unix(7)), or the client's host.
+
+    Empty when the connection is closed.
+    """
+    connection = transport.get_extra_info("socket")
+    try:
+        if connection is not None and connection.family == socket.AF_UNIX:
+            found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, uid, _ = _CREDENTIALS.unpack(found)
+            return f"unix:{pid}/{uid}"
+    except OSError:
+        return ""
+    address = transport.get_extra_info("peername")
+    return str(address[0]) if address else ""
+
+
+def hung_up(transport: Any) -> bool | None:
+    """Returns True if the peer of a Unix socket has closed it, and False if it has at most shut
+    down one direction (POLLHUP, unix(7)). None for other sockets, where the two look the same.
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.family != socket.AF_UNIX:
+        return None
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)
+    return bool(poll.poll(0))

@@ -1,0 +1,135 @@
+"""The body of one request on its way in, from the head to its last byte.
+
+It may come through the loop, or be lent to a thread that reads the client's socket itself
+(`borrowed.py`). A client that asked for it gets `100 Continue` when the body is first wanted.
+
+Owns:    the framing state of the body, and a loan while it lasts. No reference to the `Body`, which
+         refers to this object: their memory is freed without the garbage collector.
+Threads: the event loop's.
+Not here: what waits for the handler (`messages.Body`), what an incomplete body means for the
+connection (`protocol.py`), framing (`framing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from engine.http.borrowed import BorrowedBody
+from engine.http.budget import Budget
+from engine.http.framing import BodyReader, Sink
+from engine.http.phases import ARRIVING, COMPLETE, LENT, Incoming
+
+
+class Carrier(Protocol):
+    """What an upload needs of its connection."""
+
+    @property
+    def budget(self) -> Budget: ...
+
+    @property
+    def owner(self) -> str: ...
+
+    def send_continue(self) -> None:
+        """Write the interim answer."""
+
+    def watch_body(self) -> None:
+        """The handler waits for bytes: the idle limit counts from now on."""
+
+    def regulate(self) -> None:
+        """Pause or resume reading, as there is room."""
+
+    def lend(self) -> int | None:
+        """Stop reading, and return a duplicate of the socket. None when only the loop can read."""
+
+    def take_back(self, loan: BorrowedBody) -> None:
+        """A loan has ended: read on."""
+
+
+class Upload:
+    """One body. The source of a `messages.Body`."""
+
+    __slots__ = ("_carrier", "_continue_due", "_loan", "_reader", "_seconds", "done")
+
+    def __init__(self, carrier: Carrier, reader: BodyReader, *, expects: bool, seconds: float) -> None:
+        """`expects`: the client waits for `100 Continue`. `seconds`: without a byte of a loan."""
+        self._carrier = carrier
+        self._reader = reader
+        self._continue_due = expects
+        self._seconds = seconds
+        self._loan: BorrowedBody | None = None
+        self.done = False
+        """The last byte was received."""
+
+    @property
+    def incoming(self) -> Incoming:
+        if self._loan is not None:
+            return LENT
+        return COMPLETE if self.done else ARRIVING
+
+    @property
+    def lent(self) -> bool:
+        return self._loan is not None
+
+    @property
+    def continue_due(self) -> bool:
+        """The client waits for `100 Continue`, and may never send the body without it."""
+        return self._continue_due
+
+    def at_most(self, size: int) -> bool:
+        """No more than so many bytes are still to come, as far as is known."""
+        return self._reader.left is None or self._reader.left <= size
+
+    def read(self, data: bytes, start: int, sink: Sink | None) -> int:
+        """Take the body's bytes from `start` on. Returns the position after them. Raises
+        InvalidParameter when they break the coding's rules. Without a sink they are dropped.
+        """
+        end = self._reader.read(data, start, sink)
+        if sink is not None and end > start:
+            self._continue_due = False  # the client did not wait
+        self.done = self._reader.done
+        return end
+
+    def send_continue(self) -> None:
+        """The interim answer that the client waits for, once, before any byte of the final one (RFC
+        9110, 10.1.1).
+        """
+        if self._continue_due:
+            self._continue_due = False
+            self._carrier.send_continue()
+
+    def cut(self) -> None:
+        """The connection is lost: a thread that waits for bytes gets an error."""
+        if self._loan is not None:
+            self._loan.cut()
+
+    # --- messages.Source --------------------------------------------------------------------------
+
+    @property
+    def budget(self) -> Budget:
+        return self._carrier.budget
+
+    @property
+    def owner(self) -> str:
+        return self._carrier.owner
+
+    def body_wanted(self) -> None:
+        if not self.done:
+            self._carrier.watch_body()
+
+    def body_taken(self) -> None:
+        self._carrier.regulate()
+
+    def body_borrowed(self, early: Iterable[bytes]) -> BorrowedBody | None:
+        descriptor = self._carrier.lend() if not self.done else None
+        if descriptor is None:
+            return None
+        self.send_continue()
+        self._loan = BorrowedBody(descriptor, self._reader, early, self._seconds, self._returned)
+        return self._loan
+
+    def _returned(self, loan: BorrowedBody) -> None:
+        """See `BorrowedBody.give_back`."""
+        self._loan = None
+        self.done = self._reader.done
+        self._carrier.take_back(loan)
