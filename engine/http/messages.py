@@ -338,6 +338,7 @@ class Request:
         *,
         target: bytes = b"",
         keep: bool = True,
+        upgrade: bool = False,
         connection: Link | None = None,
     ) -> None:
         self.method = method
@@ -351,7 +352,7 @@ class Request:
         """The connection stays open for another request afterwards, as far as the client is
         concerned.
         """
-        self.upgrade = False
+        self.upgrade = upgrade
         """The client asked to upgrade the connection (header Upgrade)."""
         self._connection = connection
         # What the application adds while it finds the handler:

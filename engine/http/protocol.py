@@ -80,7 +80,6 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_absorb",
         "_application",
-        "_body",
         "_consuming",
         "_drained",
         "_eof",
@@ -118,7 +117,6 @@ class Connection(asyncio.Protocol):
         # the current request
         self._request: Request | None = None
         self._http10 = False
-        self._body: Body | None = None
         self._upload: Upload | None = None  # None when the request has no body
         self._absorb = 0  # bytes of the body that may still be dropped in DRAINING
         self._task: asyncio.Task[None] | None = None
@@ -170,10 +168,14 @@ class Connection(asyncio.Protocol):
             return
         fresh = self._phase is HEAD and not self._lines.size and not self._write_blocked
         known = self._server.known_heads.get(data) if fresh and len(data) <= KNOWN_HEAD else None
-        if known is not None:
-            self._begin_known(known)
-        else:
+        if known is None:
             self._consume(data)
+            return
+        self._begin(known)
+        if self._phase is HELD:
+            self._release_held()
+        else:
+            self._dispatch()
 
     def eof_received(self) -> bool:
         """The client sends no more. True keeps the connection, which may still owe it an answer."""
@@ -204,8 +206,8 @@ class Connection(asyncio.Protocol):
         self._server.lost(self)
         self._input = b""
         self._lines.close()
-        if self._body is not None:
-            self._body.end(_CLIENT_LEFT)
+        if self._request is not None:
+            self._request.body.end(_CLIENT_LEFT)
         if self._upload is not None:
             self._upload.cut()
         if self._drained is not None and not self._drained.done():
@@ -217,11 +219,11 @@ class Connection(asyncio.Protocol):
 
     def _forget(self) -> None:
         """Break the reference cycles with request and body: their memory is freed at once."""
-        if self._body is not None:
-            self._body.discard()
+        if self._request is not None:
+            self._request.body.discard()
         if self._hijack is not None:
             self._hijack.cancel()
-        self._request = self._body = self._upload = self._task = self._hijack = None
+        self._request = self._upload = self._task = self._hijack = None
 
     def pause_writing(self) -> None:
         self._write_blocked = True
@@ -265,7 +267,8 @@ class Connection(asyncio.Protocol):
         """Read from the socket exactly while there is room for what comes."""
         if self._upload is not None and self._upload.lent:
             return
-        full = len(self._input) > INPUT_WAITING or (self._body is not None and self._body.waiting > BODY_WAITING)
+        request = self._request
+        full = len(self._input) > INPUT_WAITING or (request is not None and request.body.waiting > BODY_WAITING)
         if full != self._paused and self._phase is not HIJACKED and self._phase is not GONE:
             self._paused = full
             if self._transport.is_closing():
@@ -296,8 +299,8 @@ class Connection(asyncio.Protocol):
             end = self._read_body(data, end)
             if not self._phase.active:
                 return len(data)
-            if self._body is not None and self._body.failure:
-                self._refuse(self._body.error())
+            if self._request is not None and self._request.body.failure:
+                self._refuse(self._request.body.error())
                 return len(data)
         self._consuming = data, end
         if not held:
@@ -312,12 +315,12 @@ class Connection(asyncio.Protocol):
         """A head is complete. What comes with it of the body is read before the handler runs."""
         reader = head.reader
         self._http10 = head.http10
-        body = NO_BODY
-        if reader is not None:
-            self._upload = Upload(self, reader, expects=head.expects, seconds=self._server.limits.body_seconds)
+        if reader is None:
+            body = NO_BODY
+        else:
+            self._upload = Upload(self, reader, head.expects)
             body = Body(self._upload, announced=reader.left)
-        self._body = body
-        self._request = request = Request(
+        self._request = Request(
             head.method,
             head.path,
             head.query,
@@ -325,21 +328,13 @@ class Connection(asyncio.Protocol):
             body,
             target=head.target,
             keep=head.keep,
+            upgrade=head.upgrade,
             connection=self,
         )
-        request.upgrade = head.upgrade
         # A request to hijack runs when its body has come and nothing of earlier answers waits to be
         # written. Otherwise there is no need to ask: a handler says itself that it hijacks.
         waits = reader is not None or self._transport.get_write_buffer_size()
         self._enter(HELD if waits and self._application.is_hijack(head.method, head.path) else HANDLING)
-
-    def _begin_known(self, head: Head) -> None:
-        """The very bytes of an earlier request, which had no body."""
-        self._begin(head)
-        if self._phase is HELD:
-            self._release_held()
-        else:
-            self._dispatch()
 
     def _release_held(self) -> None:
         """Run the handler of a request to hijack as soon as it can be hijacked."""
@@ -357,8 +352,9 @@ class Connection(asyncio.Protocol):
             self._dispatch()
 
     def _read_body(self, data: bytes, start: int) -> int:
-        upload, body = self._upload, self._body
-        assert upload is not None and body is not None
+        upload, request = self._upload, self._request
+        assert upload is not None and request is not None
+        body = request.body
         draining = self._phase is DRAINING
         try:
             end = upload.read(data, start, None if draining else body)
@@ -393,10 +389,11 @@ class Connection(asyncio.Protocol):
         if self._phase is DRAINING:
             self._close()
             return
-        assert self._body is not None
-        self._body.end(failure, late=late)
+        assert self._request is not None
+        body = self._request.body
+        body.end(failure, late=late)
         if self._phase is HELD:
-            self._refuse(self._body.error())
+            self._refuse(body.error())
         else:
             self._input = b""
 
@@ -405,6 +402,10 @@ class Connection(asyncio.Protocol):
     @property
     def owner(self) -> str:
         return peers.owner(self._transport)
+
+    @property
+    def body_seconds(self) -> float:
+        return self._server.limits.body_seconds
 
     def watch_body(self) -> None:
         if self._phase.active and self._upload is not None:
@@ -441,12 +442,12 @@ class Connection(asyncio.Protocol):
         unread = loan.close()
         if not self._phase.active:
             return
-        assert self._body is not None
+        assert self._request is not None
         if loan.failure:
             self._fail_body(loan.failure, late=loan.late)
             unread = b""
         elif not self._arriving:
-            self._body.end()
+            self._request.body.end()
         self._consume(unread)
 
     # --- answers ----------------------------------------------------------------------------------
@@ -521,12 +522,12 @@ class Connection(asyncio.Protocol):
         """The connection can take another request after this answer. `later`: its handler may still
         read the body.
         """
-        request, upload, body = self._request, self._upload, self._body
+        request, upload = self._request, self._upload
         if request is None or not request.keep or self._server.closing:
             return False
         if upload is None or upload.done:
             return True
-        if upload.continue_due or (body is not None and body.ended):
+        if upload.continue_due or request.body.ended:
             return False
         return later or upload.at_most(DRAIN_LIMIT)
 
@@ -534,11 +535,11 @@ class Connection(asyncio.Protocol):
         """The answer is written. Its request's body may still be on the way."""
         if not keep:
             self._close()
-        elif not self._arriving:
+        elif self._upload is None or self._upload.done:
             self._finish()
         else:
-            assert self._body is not None
-            self._body.discard()
+            assert self._request is not None
+            self._request.body.discard()
             self._absorb = DRAIN_LIMIT
             self._enter(DRAINING)
             self._watch(self._server.limits.body_seconds)
@@ -546,7 +547,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         """Ready for the next request."""
-        self._request = self._body = self._upload = None
+        self._request = self._upload = None
         self._enter(HEAD)
         if self._consuming is not None:
             return  # the next request is read in the same turn
@@ -702,9 +703,9 @@ class Connection(asyncio.Protocol):
         """
         unread = (unread or self._arriving or bool(self._input)) and not self._eof
         self._enter(LINGER)
-        if self._body is not None:
-            self._body.discard()
-        self._request = self._body = None
+        if self._request is not None:
+            self._request.body.discard()
+        self._request = None
         if self._upload is not None and not self._upload.lent:
             self._upload = None
         self._input = b""

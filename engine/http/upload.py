@@ -30,6 +30,10 @@ class Carrier(Protocol):
     @property
     def owner(self) -> str: ...
 
+    @property
+    def body_seconds(self) -> float:
+        """How long a loan may wait for a byte."""
+
     def send_continue(self) -> None:
         """Write the interim answer."""
 
@@ -49,14 +53,13 @@ class Carrier(Protocol):
 class Upload:
     """One body. The source of a `messages.Body`."""
 
-    __slots__ = ("_carrier", "_continue_due", "_loan", "_reader", "_seconds", "done")
+    __slots__ = ("_carrier", "_continue_due", "_loan", "_reader", "done")
 
-    def __init__(self, carrier: Carrier, reader: BodyReader, *, expects: bool, seconds: float) -> None:
-        """`expects`: the client waits for `100 Continue`. `seconds`: without a byte of a loan."""
+    def __init__(self, carrier: Carrier, reader: BodyReader, expects: bool) -> None:
+        """`expects`: the client waits for `100 Continue`."""
         self._carrier = carrier
         self._reader = reader
         self._continue_due = expects
-        self._seconds = seconds
         self._loan: BorrowedBody | None = None
         self.done = False
         """The last byte was received."""
@@ -125,7 +128,7 @@ class Upload:
         if descriptor is None:
             return None
         self.send_continue()
-        self._loan = BorrowedBody(descriptor, self._reader, early, self._seconds, self._returned)
+        self._loan = BorrowedBody(descriptor, self._reader, early, self._carrier.body_seconds, self._returned)
         return self._loan
 
     def _returned(self, loan: BorrowedBody) -> None:
