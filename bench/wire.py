@@ -165,7 +165,8 @@ def _head(method: str, target: str, kind: str, size: int, headers: str = "") -> 
     if method == "POST" and target.startswith("/images/"):
         headers += "X-Registry-Auth: e30=\r\n"  # dockerd wants it with a push
     return (
-        f"{method} /v1.24{target} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n{headers}\r\n"
+        f"{method} /v1.24{target} HTTP/1.1\r\nHost: x\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: {size}\r\n{headers}\r\n"
     ).encode()
 
 
