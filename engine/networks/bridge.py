@@ -13,7 +13,6 @@ Raises: ServerError and Forbidden that name the bridge, OSError.
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -240,6 +239,8 @@ def open_default(links: RouteSocket, name: str, configured: IPv4Interface | None
     bridge = links.link(name)
     if bridge is None:
         bridge = _made(links, name, host.ALIAS, 0)
+    elif host.unfinished(bridge, host.ALIAS):
+        bridge = _marked(links, name, host.ALIAS)
     elif bridge.kind != "bridge":
         raise ServerError(f"bridge {name}: a link of that name exists and is no bridge ({bridge.kind or 'physical'})")
     own = [address.interface for address in links.addresses(bridge.ifindex)]
@@ -282,6 +283,8 @@ def open_user(
     made = bridge is None
     if bridge is None:
         bridge = _made(links, name, alias, mtu)
+    elif host.unfinished(bridge, alias):
+        bridge = _marked(links, name, alias)
     elif bridge.kind != "bridge":
         raise Forbidden(f"bridge {name}: a link of that name exists and is no bridge ({bridge.kind or 'physical'})")
     added: tuple[IPv4Interface | IPv6Interface, ...] = ()
@@ -309,10 +312,11 @@ def open_user(
 
 
 def _made(links: RouteSocket, name: str, alias: str, mtu: int) -> Link:
-    # A MAC of its own, the same at every start, so that ARP entries of containers outlive the
-    # daemon.
-    mac = "02:42:" + hashlib.sha256(name.encode()).digest()[:4].hex(":")
-    links.apply(rtnl.create_bridge(name, mac=mac, mtu=mtu))
+    links.apply(rtnl.create_bridge(name, mac=host.bridge_address(name, alias), mtu=mtu))
+    return _marked(links, name, alias)
+
+
+def _marked(links: RouteSocket, name: str, alias: str) -> Link:
     try:
         links.apply(rtnl.change_link(name, alias=alias))
         bridge = links.link(name)

@@ -8,6 +8,7 @@ engine ends. Raises: OSError.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import secrets
 import socket
@@ -60,12 +61,28 @@ def is_there(link: Link | None) -> bool:
         return False
 
 
+def bridge_address(name: str, alias: str) -> str:
+    """The MAC of a bridge that the engine makes.
+
+    It is the same at every start, so that ARP entries of containers outlive the daemon. It also
+    tells whose the bridge is before it has its alias, which the kernel takes only afterwards.
+    """
+    return "02:42:" + hashlib.sha256(f"{name} {alias}".encode()).digest()[:4].hex(":")
+
+
+def unfinished(link: Link, alias: str) -> bool:
+    """True if an engine was killed after it had made this bridge and before it set the alias."""
+    return not link.alias and link.kind == "bridge" and link.address == bridge_address(link.name, alias)
+
+
 def sweep(links: RouteSocket, alias: str, names: Collection[str] = ()) -> None:
     """Remove the links with this engine's alias except `names`: those that a crash left, or all at
     the end.
     """
     orphans = [
-        link.name for link in links.links() if link.alias == alias and link.name not in names and link.kind in MADE
+        link.name
+        for link in links.links()
+        if link.name not in names and link.kind in MADE and (link.alias == alias or unfinished(link, alias))
     ]
     if not orphans:
         return

@@ -57,9 +57,9 @@ class Host:
         self.steps.append(what)
         self.fail(what)
 
-    def add_link(self, name: str, kind: str, alias: str = "") -> Link:
+    def add_link(self, name: str, kind: str, alias: str = "", address: str = "") -> Link:
         self._next += 1
-        made = self.links[name] = Link(self._next, name, kind, 0, False, alias, "", 1500)
+        made = self.links[name] = Link(self._next, name, kind, 0, False, alias, address, 1500)
         return made
 
     def take_away(self, name: str) -> None:

@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address, IPv4Interface, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.networks import endpoints, host, macvlan, sandboxes
+from engine.networks import bridge, endpoints, host, macvlan, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.network import Options
 from engine.networks.ports import Published
@@ -630,6 +630,24 @@ def test_the_sweep_removes_orphans_at_once(world: Host) -> None:
     world.steps.clear()
     host.sweep(kernel, "engined x", {"br-2"})
     assert not world.steps
+
+
+def test_a_bridge_whose_maker_was_killed(world: Host) -> None:
+    """The kernel takes the alias only after it has made the link. A bridge without alias is told by
+    its address: the sweep removes it, or it gets its alias where its network is known.
+    """
+    kernel: Any = Kernel(world)
+    for name, alias in (("br-1", "engined x"), ("br-2", "engined x"), ("br-3", "engined y")):
+        world.add_link(name, "bridge", address=host.bridge_address(name, alias))
+    world.add_link("br-4", "bridge", address="02:42:00:00:00:01")
+    host.sweep(kernel, "engined x", {"br-2"})
+    assert sorted(world.links) == ["br-2", "br-3", "br-4"]
+    found, lent = bridge.open_user(kernel, "br-2", "engined x", [IPv4Interface("10.9.0.1/24")])
+    assert found.alias == world.links["br-2"].alias == "engined x"
+    assert lent == ()
+    world.add_link("engined0", "bridge", address=host.bridge_address("engined0", host.ALIAS))
+    assert bridge.open_default(kernel, "engined0", None)[0].alias == host.ALIAS
+    assert bridge.open_user(kernel, "br-4", "engined x", [])[0].alias == ""
 
 
 # --- derivation -----------------------------------------------------------------------------------
