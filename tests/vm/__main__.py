@@ -232,7 +232,7 @@ def run(name: str, targets: list[str], cores: int) -> int:
     with (results / "console").open("wb") as console:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, check=False)
     try:
-        with tarfile.open(outbox) as archive:
+        with tarfile.open(outbox, "r:") as archive:
             archive.extractall(results, filter="data")
         status = int((results / "status").read_text())
         outbox.unlink()
