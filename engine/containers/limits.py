@@ -26,6 +26,10 @@ from engine.wire.containers import HostConfig, Ulimit
 MIN_MEMORY = 4 << 20
 MIN_SHARES, MAX_SHARES = 2, 1 << 18
 """The kernel clamps cpu.shares to these."""
+MAX_QUOTA = (1 << 44) - 1
+"""Microseconds. Linux 5.8 and later refuse more (`max_bw_runtime_us` in kernel/sched/core.c)."""
+MAX_PIDS = 4 << 20
+"""PID_MAX_LIMIT; `pids.max` takes no larger number."""
 NANO_PERIOD = 100_000
 """Microseconds of the CFS period in which NanoCpus are given, as in Docker."""
 
@@ -69,6 +73,8 @@ def check(host: HostConfig) -> None:
         raise InvalidParameter(
             f"CpuPeriod: {host.cpu_period}: CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s (i.e. 1000000)"
         )
+    if host.cpu_quota > MAX_QUOTA:
+        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: this kernel takes at most {MAX_QUOTA} microseconds")
     if 0 < host.cpu_quota < 1000:
         raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: CPU cfs quota can not be less than 1ms (i.e. 1000)")
     if host.nano_cpus:
@@ -82,6 +88,8 @@ def check(host: HostConfig) -> None:
         raise InvalidParameter(f"CpuQuota: {host.cpu_quota}, it must be -1 (no quota), 0 or a number of microseconds")
     for field, text in (("cpus", host.cpuset_cpus), ("mems", host.cpuset_mems)):
         _members(text, field)
+    if host.pids_limit > MAX_PIDS:
+        raise InvalidParameter(f"PidsLimit: {host.pids_limit}: this kernel takes at most {MAX_PIDS}; -1 is unlimited")
     if host.pids_limit < -1:
         raise InvalidParameter(f"PidsLimit must be -1 (unlimited), 0 or positive: {host.pids_limit}")
     if not -1000 <= host.oom_score_adj <= 1000:

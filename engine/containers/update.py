@@ -3,7 +3,7 @@ the runtime. Pure.
 
 Zero and empty leave a limit as it is (Docker Engine API, ContainerUpdate). The merged whole obeys
 the rules of a create. The runtime writes memory and swap limits in the order that the kernel wants.
-Not here: applying it, and undoing a change that failed half-way (`container.py`).
+Not here: applying it, and undoing a change that failed half-way (`settings.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from engine.containers import limits
 from engine.containers.body import checked_restart_policy
-from engine.errors import InvalidParameter
+from engine.errors import Conflict, InvalidParameter
 from engine.runtime.cgroups import Support
 from engine.wire import oci
 from engine.wire.containers import HostConfig, UpdateBody
@@ -27,14 +27,19 @@ _UNSET |= {"cpu_quota": NO_QUOTA}
 
 
 def merged(host: HostConfig, change: UpdateBody, support: Support) -> tuple[HostConfig, list[str]]:
-    """Returns the merged HostConfig and warnings. Raises InvalidParameter as create does."""
+    """Returns the merged HostConfig and warnings.
+
+    Raises InvalidParameter as create does, Conflict for a restart policy with AutoRemove.
+    """
     given: dict[str, object] = {name: value for name in _LIMITS if (value := getattr(change, name))}
     if 0 < host.memory_swap < change.memory and not change.memory_swap:
         raise InvalidParameter(
             "Memory: Memory limit should be smaller than already set memoryswap limit, update the memoryswap at the same time"
         )
     if change.restart_policy.name:
-        given["restart_policy"] = checked_restart_policy(change.restart_policy)
+        policy = given["restart_policy"] = checked_restart_policy(change.restart_policy)
+        if host.auto_remove and policy.name != "no":
+            raise Conflict("Restart policy cannot be updated because AutoRemove is enabled for the container")
     host = msgspec.structs.replace(host, **given)
     limits.check(host)
     return limits.adapted(host, support)

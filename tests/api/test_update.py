@@ -136,6 +136,7 @@ def test_of_what_does_not_run(engine: TempEngine) -> None:
         ({"BlkioWeight": 5}, "BlkioWeight"),
         ({"CpuPeriod": 5}, "CpuPeriod"),
         ({"CpuQuota": 5}, "CpuQuota"),
+        ({"CpuQuota": 2**63 - 1}, "CpuQuota"),
         ({"CpusetCpus": "0-2147483647"}, "Cpuset"),
         ({"CpusetCpus": "4095"}, "CPUs"),
         ({"CpusetMems": "x"}, "Cpuset"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.containers.update import merged, resources
-from engine.errors import InvalidParameter
+from engine.errors import Conflict, InvalidParameter
 from engine.runtime.cgroups import Support
 from engine.wire import oci
 from engine.wire.containers import HostConfig, RestartPolicy, UpdateBody
@@ -70,3 +70,12 @@ def test_restart_policy() -> None:
     assert resources(LIMITED, after, SUPPORT) is None
     with pytest.raises(InvalidParameter, match="restart policy"):
         merged(LIMITED, UpdateBody(restart_policy=RestartPolicy(name="often")), SUPPORT)
+
+
+def test_autoremove_takes_no_restart_policy() -> None:
+    """As at a create: one of them would never apply."""
+    host = HostConfig(auto_remove=True)
+    with pytest.raises(Conflict, match="Restart policy cannot be updated because AutoRemove is enabled"):
+        merged(host, UpdateBody(restart_policy=RestartPolicy(name="always")), SUPPORT)
+    after, _ = merged(host, UpdateBody(restart_policy=RestartPolicy(name="no")), SUPPORT)
+    assert after.auto_remove
