@@ -311,7 +311,7 @@ class Archive:
         first, self._first = self._first, None
         if first is not None:
             if self.whole is None:
-                self._next = asyncio.ensure_future(asyncio.to_thread(self._packer.read, _CHUNK))
+                self._next = self._read()
             return first
         if self._next is None:
             raise StopAsyncIteration
@@ -320,12 +320,16 @@ class Archive:
         except OSError as error:
             raise ServerError(f"{self._what}: {error.filename}: {error.strerror}") from error
         if len(chunk) == _CHUNK:
-            self._next = asyncio.ensure_future(asyncio.to_thread(self._packer.read, _CHUNK))
+            self._next = self._read()
         else:
             self._next = None
         if not chunk:
             raise StopAsyncIteration
         return chunk
+
+    def _read(self) -> asyncio.Future[bytes]:
+        """Begin the next chunk. Not `spawn`: `__anext__` raises its failure, `aclose` drops it."""
+        return asyncio.ensure_future(asyncio.to_thread(self._packer.read, _CHUNK))
 
     async def aclose(self) -> None:
         waiting, self._next = self._next, None
@@ -470,6 +474,7 @@ async def put(container: Container, path: str, name: str, body: AsyncIterator[by
                     raise _missing(error, path, name) from error  # it was there a moment ago
                 raise _refused(error, name) from error
 
+        # not `spawn`: it is awaited below, and its failure reaches the reader
         feeding = asyncio.ensure_future(incoming.feed(body))
         try:
             # A client that stalls at once holds no thread. One that stalls later holds only a

@@ -121,6 +121,8 @@ class Execs:
         """By container: its finished instances."""
         self._ends: dict[str, asyncio.Future[int]] = {}
         self._starting = asyncio.Semaphore(PROBES_STARTING)
+        self._probes: set[asyncio.Task[int]] = set()
+        """Starts of probes that are under way; the probe itself may be cancelled meanwhile."""
 
     def open(self) -> None:
         """Take over the instances of an earlier daemon. Blocks on files; called at start."""
@@ -214,8 +216,11 @@ class Execs:
         capture = _Capture(ours, most)
         try:
             # Not cancelled half-way, so that `_launch` sees and ends a process that was started.
+            # Not `spawn`: its failure is raised here, and is that of a probe which is over
+            # otherwise.
             start = asyncio.ensure_future(self._start_probe(record.id, theirs))
-            start.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._probes.add(start)
+            start.add_done_callback(self._probe_started)
             started_at = await asyncio.shield(start)
             done, _ = await asyncio.wait({ended}, timeout=timeout)
             if not done:
@@ -233,6 +238,11 @@ class Execs:
                     self._kill(record.id)
                 else:
                     self._discard(record)
+
+    def _probe_started(self, start: asyncio.Task[int]) -> None:
+        self._probes.discard(start)
+        if not start.cancelled():
+            start.exception()  # seen
 
     async def _start_probe(self, exec_id: str, theirs: socket.socket) -> int:
         with theirs:

@@ -64,6 +64,7 @@ async def engine_mounts(container: Container) -> AsyncIterator[list[Mounted]]:
             bind = "" if isinstance(point.name, str) else point.source
             sources[point.destination] = Source(source, point.destination, point.rw, bind)
         process = parts.monitor.processes.get(container.id)
+        # not `spawn`: awaited below, and its failure is raised
         cloning = asyncio.create_task(asyncio.to_thread(clone, sources.values(), process))
         try:
             yield await asyncio.shield(cloning)

@@ -36,6 +36,7 @@ from engine._fast.cgroup import NO_LIMIT, Counters, Processors, Sample, samples
 from engine.containers.container import Container
 from engine.errors import ServerError
 from engine.runtime.cgroups import Cgroups
+from engine.system.tasks import spawn
 from engine.times import ZERO, rfc3339
 from engine.wire.stats import (
     BlkioEntry,
@@ -385,7 +386,8 @@ class Statistics:
             watched = None
         if watched is None:
             watched = self._watched[stream.container_id] = _Watched(stream.pid)
-            watched.opening = asyncio.ensure_future(self._open(watched, stream))
+            # Watchers that stay raise its failure; `spawn` logs one that nobody is left to raise.
+            watched.opening = spawn(self._open(watched, stream), f"statistics of container {stream.container_id}")
         watched.streams.add(stream)
         try:
             if watched.opening is not None:
@@ -402,7 +404,7 @@ class Statistics:
         except FileNotFoundError:
             watched.end()
             return
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread
             watched.failure = _unreadable(stream, error)
             watched.failure.__cause__ = error
             watched.end()
@@ -422,7 +424,7 @@ class Statistics:
             watched.due = loop.time() + self._prime
         self._changed.set()
         if self._task is None:
-            self._task = asyncio.ensure_future(self._run())
+            self._task = spawn(self._run(), "statistics")
 
     def _own_thread(self) -> ThreadPoolExecutor:
         if self._thread is None:
@@ -485,7 +487,8 @@ class Statistics:
                     watched.due = following
                 try:
                     await self._take(wanted)
-                except OSError as error:  # /proc/stat itself failed: not a container's fault
+                # /proc/stat itself failed, or there is no thread: the next interval tries again
+                except (OSError, RuntimeError) as error:
                     _log.error("statistics: %s", error)
         finally:
             self._task = None
@@ -547,7 +550,7 @@ class Statistics:
         return counters, sample, cpu
 
 
-def _unreadable(stream: Stream, error: OSError) -> ServerError:
+def _unreadable(stream: Stream, error: Exception) -> ServerError:
     return ServerError(f"cannot read the statistics of container {stream.container_id}: {error}")
 
 

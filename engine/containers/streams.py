@@ -201,6 +201,7 @@ async def send(descriptor: int, head: bytes, chunks: AsyncIterator[bytes]) -> No
             while await loop.sock_recv(client_socket, 4096):
                 pass
 
+        # not `spawn`: both are awaited below
         tasks = {asyncio.ensure_future(write()), asyncio.ensure_future(until_closed())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

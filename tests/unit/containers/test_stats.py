@@ -422,6 +422,36 @@ def test_what_cannot_be_opened_is_told(live: LiveCgroup, monkeypatch: pytest.Mon
     drive(live, body)
 
 
+def test_a_lack_of_threads_ends_no_stream(live: LiveCgroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for a new watcher, which is told, nor for those that watch already."""
+    take, failures = Statistics._take, 0
+
+    async def without_thread(self: Statistics, wanted: Any) -> None:
+        nonlocal failures
+        failures += 1
+        if failures <= 2:
+            raise RuntimeError("can't start new thread")
+        await take(self, wanted)
+
+    monkeypatch.setattr(Statistics, "_take", without_thread)
+
+    async def body(statistics: Statistics) -> None:
+        stream = statistics.stream("abc", pid=1, cgroup=live.path)
+        assert await anext(stream)
+        assert failures > 2, "it was tried again"
+        monkeypatch.setattr(Statistics, "_first_reading", refused)
+        other = statistics.stream("other", pid=2, cgroup=live.path)
+        with pytest.raises(ServerError, match="statistics of container other: can't start new thread"):
+            await anext(other)
+        for each in (stream, other):
+            await each.aclose()
+
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    drive(live, body)
+
+
 def test_directories_of_v2_and_hybrid() -> None:
     v2 = Cgroups(mode="v2", controllers={}, unified="/u", unified_controllers=("memory", "io", "pids"))
     assert stats.directories(v2, "/p/c") == {
