@@ -26,6 +26,7 @@ from engine import __version__
 from engine.api import application
 from engine.api.engine import Engine
 from engine.config import Config, encode
+from engine.containers import boot
 from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.exec import Execs
@@ -134,7 +135,7 @@ class Daemon:
         await self._restore(stack)
         await self._listen(stack)
         for container in self.containers:
-            container.start_at_boot()
+            boot.start(container)
         # Objects made at start live as long as the daemon, so full collections need not walk them.
         gc.collect()
         gc.freeze()

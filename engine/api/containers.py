@@ -18,7 +18,7 @@ from engine.api.kept import Entry
 from engine.api.replies import empty_reply, encoded_reply, json_reply
 from engine.api.replies import encode as encode_reply
 from engine.api.versions import Flag
-from engine.containers import listing, logs, views
+from engine.containers import listing, logs, removal, settings, views
 from engine.containers import stats as statistics
 from engine.containers import top as processes
 from engine.containers.container import Container
@@ -120,7 +120,7 @@ def _whole_summary(container: Container, text: str, images: ImageStore, request:
 
 
 async def _list_with_sizes(found: list[Container], images: ImageStore, request: Request) -> Reply:
-    sizes = await asyncio.gather(*(container.sizes() for container in found))
+    sizes = await asyncio.gather(*(listing.sizes(container) for container in found))
     now = time.time_ns()
     shown = [
         msgspec.structs.replace(
@@ -219,7 +219,7 @@ def _attach_query(request: Request) -> Wanted:
 
 
 async def _inspect_with_size(engine: Engine, container: Container, request: Request) -> Reply:
-    own, whole = await container.sizes()
+    own, whole = await listing.sizes(container)
     shown = views.inspect(
         *(container.record, container.directory, container.graph, engine.execs.of(container.id), container.links)
     )
@@ -302,7 +302,7 @@ async def top(engine: Engine, request: Request) -> Reply:
 async def resize(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
     rows, columns = (parameters.integer(request.query, name, minimum=0, maximum=65535) for name in ("h", "w"))
-    await container.resize(rows, columns)
+    await settings.resize(container, rows, columns)
     return empty_reply(request, "text/plain")
 
 
@@ -313,7 +313,8 @@ async def start(engine: Engine, request: Request) -> Reply:
     if body not in (b"", b"{}", b"null"):
         if request.version.has(Flag.START_TAKES_NO_HOST_CONFIG):
             raise InvalidParameter("starting container with HostConfig was deprecated since v1.10 and removed in v1.12")
-        await container.set_host(parameters.decode_json(body, HostConfig), engine.containers.support)
+        host = parameters.decode_json(body, HostConfig)
+        await settings.set_host(container, host, engine.containers.support)
     await container.start()
     return empty_reply(request)
 
@@ -372,9 +373,8 @@ async def remove(engine: Engine, request: Request) -> Reply:
     volumes = parameters.boolean(query, "v")
     container = engine.containers.get(request.parameters["id"])
     if parameters.boolean(query, "link"):
-        engine.containers.get(request.parameters["id"])
         raise Conflict(f"Conflict, cannot remove the default link name of the container: {request.parameters['id']}")
-    await container.remove(force=force, volumes=volumes)
+    await removal.remove(container, force=force, volumes=volumes)
     return empty_reply(request)
 
 
@@ -386,5 +386,5 @@ async def remove_link(engine: Engine, request: Request) -> Reply:
     parent, alias = request.parameters["id"], request.parameters["alias"]
     if not parameters.boolean(request.query, "link"):
         raise NotFound(f"No such container: {parent}/{alias}")
-    await engine.containers.get(parent).unlink(alias)
+    await settings.unlink(engine.containers.get(parent), alias)
     return empty_reply(request)

@@ -6,6 +6,7 @@ from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.kept import Entry
 from engine.api.replies import empty_reply, encoded_reply, json_reply
+from engine.containers import settings
 from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request
 from engine.networks.endpoints import Network
@@ -42,14 +43,14 @@ async def create(engine: Engine, request: Request) -> Reply:
 async def connect(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkConnect)
     network = engine.networks.get(request.parameters["id"]).record.id
-    await engine.containers.get(_named(body.container)).connect(network, body.endpoint_config)
+    await settings.connect(engine.containers.get(_named(body.container)), network, body.endpoint_config)
     return empty_reply(request)
 
 
 async def disconnect(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkDisconnect)
     network = engine.networks.get(request.parameters["id"]).record.id
-    await engine.containers.get(_named(body.container)).disconnect(network)
+    await settings.disconnect(engine.containers.get(_named(body.container)), network)
     return empty_reply(request)
 
 

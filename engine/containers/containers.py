@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from engine.containers import create, sharing
+from engine.containers import boot, create, removal, settings, sharing
 from engine.containers.container import Container
 from engine.containers.launch import ROOT
 from engine.containers.lifecycle import State
@@ -24,7 +24,6 @@ from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, Ser
 from engine.images.store import ImageUser
 from engine.runtime import cgroups
 from engine.system import detached_mounts
-from engine.system.tasks import spawn
 from engine.wire.containers import CreateBody, Created, UpdateBody
 
 _log = logging.getLogger(__name__)
@@ -42,7 +41,6 @@ class Containers:
         """Container id → ids of the containers that link to it."""
         self.leaving = False
         self.support = parts.cgroups.support()
-        parts.lifecycle.ended.subscribe(self._remove_automatically)
 
     async def open(self) -> None:
         """Load the records and correct them by the monitor's reports."""
@@ -55,7 +53,9 @@ class Containers:
         left = await self.parts.snapshots.resume(self.parts.monitor.kept)
         self.parts.monitor.keep(self.parts.snapshots.mount_namespace.descriptor)
         left |= await asyncio.to_thread(self._left_on_host)
-        await asyncio.gather(*(each.restore(each.id in left) for each in self._all.values()))
+        await asyncio.gather(*(boot.restore(each, each.id in left) for each in self._all.values()))
+        # From now on: a run that ended without a daemon is cleaned up first (`boot.start`).
+        self.parts.lifecycle.ended.subscribe(removal.automatically)
         await self.parts.volumes.sweep()
 
     async def _with_own_name(self, record: ContainerRecord) -> ContainerRecord:
@@ -122,7 +122,7 @@ class Containers:
         """That container has started: update its address in the containers linked to it."""
         for parent in tuple(self._linked.get(child, ())):
             if (container := self._all.get(parent)) is not None:
-                await container.relink()
+                await settings.relink(container)
 
     def __contains__(self, key: object) -> bool:
         return key in self._all
@@ -180,26 +180,15 @@ class Containers:
         self._add(container)
         container.publish("create", record.created)
 
-    def _remove_automatically(self, container: Container) -> None:
-        """Remove it (HostConfig.AutoRemove), after the exit was published and waiting calls were
-        answered.
-        """
-        if container.record.host.auto_remove:
-            spawn(self._auto_remove(container), f"removing container {container.id}, which has AutoRemove")
-
-    async def _auto_remove(self, container: Container) -> None:
-        with contextlib.suppress(NotFound, Conflict):  # a client was faster
-            await container.remove(force=True, volumes=True)
-
     async def update(self, container: Container, change: UpdateBody) -> list[str]:
-        """As `Container.update`, on this host."""
-        return await container.update(change, self.support)
+        """As `settings.update`, on this host."""
+        return await settings.update(container, change, self.support)
 
     async def rename(self, container: Container, name: str) -> None:
         """Raises Conflict when the name is taken, InvalidParameter when it breaks the pattern."""
         if not name:
             raise InvalidParameter("Neither old nor new names may be empty")
-        await container.rename(checked_name(name))
+        await settings.rename(container, checked_name(name))
 
     @contextlib.contextmanager
     def renaming(self, container: Container, name: str) -> Iterator[None]:

@@ -144,7 +144,7 @@ class HealthChecks:
         health = container.record.status.health
         if health is not None and not container.running:
             # As in Docker, a container that does not run is not healthy.
-            container.set_health(msgspec.structs.replace(health, status=UNHEALTHY))
+            container.move(health=msgspec.structs.replace(health, status=UNHEALTHY))
 
     async def close(self) -> None:
         """End all probes under way."""
@@ -161,7 +161,7 @@ class HealthChecks:
         if probe is None:
             return
         if container.record.status.health is None:
-            container.set_health(Health(status=STARTING))
+            container.move(health=Health(status=STARTING))
         self._schedule(container, probe, probe.interval * intervals)
 
     def _schedule(self, container: Container, probe: Probe, delay: float) -> None:
@@ -200,10 +200,10 @@ class HealthChecks:
             )
             self._schedule(container, probe, probe.interval)
             health = following(status.health, probe, result, run)
-            container.set_health(health)
+            container.move(health=health)
             if health.status != status.health.status:
                 container.publish(f"health_status: {health.status}")
-                await container.save_health()
+                await container.save()
 
     async def _outcome(self, container: Container, probe: Probe) -> Outcome:
         try:

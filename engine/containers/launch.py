@@ -1,4 +1,4 @@
-"""A start: from a record to a running process.
+"""A run on the host: from a record to a running process, and what is left of it released.
 
 `launch` is a container's; `run` makes a process in any root, without a record.
 
@@ -6,8 +6,8 @@ Every resource that a start acquires is pushed at once on one of two exit stacks
 resources that only the runtime needs while it creates the process, `undo` those that the container
 keeps while it runs. A failure closes both.
 
-Not here: the state of a container, its lock and its events (`container.py`); the release of
-resources at its end (`container.py`, `leave`).
+`release` gives back at the end of a run what its start acquired. Not here: the state of a
+container, its lock and its events (`container.py`).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ async def launch(record: ContainerRecord, parts: Parts, peers: Peers) -> AsyncIt
             program = Program(
                 key=record.id,
                 bundle=directory,
-                cgroup=cgroups.path(record.id, record.host.cgroup_parent),
+                cgroup=cgroup_of(record),
                 tty=record.config.tty,
                 open_stdin=record.config.open_stdin,
                 stdin_once=record.config.stdin_once,
@@ -191,6 +191,11 @@ async def launch(record: ContainerRecord, parts: Parts, peers: Peers) -> AsyncIt
 def directory_of(config: Config, container_id: str) -> Path:
     """Log, hosts, hostname, resolv.conf and bundle of a container."""
     return config.root / "containers" / container_id
+
+
+def cgroup_of(record: ContainerRecord) -> str:
+    """A container's control group, from the root of each hierarchy."""
+    return cgroups.path(record.id, record.host.cgroup_parent)
 
 
 def log_path(config: Config, record: ContainerRecord) -> Path | None:
@@ -239,3 +244,53 @@ async def _join_network(
     )
     undo.push_async_callback(parts.attachments.leave, record.id)
     return connected
+
+
+# --- the end of a run -----------------------------------------------------------------------------
+
+
+async def oom_killed(record: ContainerRecord, parts: Parts) -> bool:
+    """Returns True if the kernel is known to have killed a process of the run for its memory
+    limit. To be asked before `release`.
+    """
+    host = record.host
+    if not host.memory:
+        return False
+    try:
+        return await asyncio.to_thread(parts.cgroups.oom_killed, record.id, host.cgroup_parent)
+    except (OSError, RuntimeError) as error:
+        _log.error("container %s: whether it ran out of memory is unknown: %s", record.id, error)
+        return False
+
+
+async def release(record: ContainerRecord, parts: Parts, *, abandoned: bool = False) -> None:
+    """Release what the run has: runtime state and control group, mount, networks, volumes. Each is
+    released even if another fails; failures are logged.
+
+    `abandoned`: its end was not seen, so its processes may still run: the runtime kills them.
+    """
+    outcomes = await asyncio.gather(
+        _end_what_is_left(record, parts) if abandoned else _discard(record, parts),
+        parts.snapshots.unmount(record.id),
+        _give_back(record, parts),
+        return_exceptions=True,
+    )
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            _log.error("container %s: cleaning up after its exit: %s", record.id, outcome, exc_info=outcome)
+
+
+async def _discard(record: ContainerRecord, parts: Parts) -> None:
+    await parts.runtime.discard(record.id, cgroup_of(record), parts.cgroups)
+
+
+async def _end_what_is_left(record: ContainerRecord, parts: Parts) -> None:
+    await parts.runtime.delete(record.id)
+    await remove_cgroup(parts, cgroup_of(record))
+
+
+async def _give_back(record: ContainerRecord, parts: Parts) -> None:
+    try:
+        await parts.attachments.leave(record.id)
+    finally:
+        await parts.volumes.unmount(record.id, record.mounts)

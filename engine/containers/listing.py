@@ -1,5 +1,5 @@
 """Which containers a list shows: filters, `limit`, `since`, `before`, in Docker's order (newest
-first).
+first). And how much space one takes.
 
 Reads immutable records only. Not here: how a container is shown (`views.py`).
 """
@@ -146,6 +146,19 @@ def image_shown(record: ContainerRecord, images: ImageStore) -> str:
         return name if images.get(name).id == record.image_id else record.image_id
     except EngineError:
         return record.image_id
+
+
+async def sizes(container: Container) -> tuple[int, int]:
+    """Bytes that its own layer holds, and those of its whole root.
+
+    The files are counted in a thread.
+    """
+    snapshots = container.parts.snapshots
+    try:
+        own = (await snapshots.usage(container.id)).size
+    except (NotFound, FileNotFoundError):
+        return 0, 0  # it is being removed
+    return own, own + sum(layer.size for layer in snapshots.chain(container.record.parent))
 
 
 def _name_matches(wanted: str, name: str) -> bool:

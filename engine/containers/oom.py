@@ -1,6 +1,6 @@
 """Publishes the event `oom` when the kernel reports it, for running containers with a memory limit.
 
-Not here: `State.OOMKilled`, which is determined at an exit (`container.py`); the notifications
+Not here: `State.OOMKilled`, which is determined at an exit (`launch.oom_killed`); the notifications
 themselves (`system/memory_events.py`).
 """
 
@@ -24,7 +24,7 @@ class OomNotices:
         self._events = MemoryEvents()
         lifecycle.runs.subscribe(self.begin)
         lifecycle.updated.subscribe(self.begin)
-        lifecycle.ended.subscribe(self._end)
+        lifecycle.rests.subscribe(self._end)
 
     def begin(self, container: Container) -> None:
         """It started, or its limits have changed."""
@@ -37,6 +37,9 @@ class OomNotices:
                 _log.warning("container %s: cannot watch its memory: %s", container.id, error)
 
     def _end(self, container: Container) -> None:
+        """Its run has ended, or its start has failed; a pause is no end."""
+        if container.running:
+            return
         directory = self._cgroups.directory("memory", container.cgroup)
         if directory is not None:
             self._events.unwatch(directory)

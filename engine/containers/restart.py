@@ -1,9 +1,13 @@
-"""Docker's restart policies: decides if and when an ended container runs again.
+"""Docker's restart policies: decides if and when an ended container runs again, and the timer until
+then.
 
-Pure.
+The decisions are pure functions. Not here: the start (`container.py`).
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
 
 from engine.wire.containers import RestartPolicy
 
@@ -36,3 +40,43 @@ def delay(previous: float, ran: float) -> float:
     if ran >= STEADY or not previous:
         return FIRST_DELAY
     return min(previous * 2, LONGEST_DELAY)
+
+
+class Planned:
+    """The next start of one container by its restart policy, if one is planned."""
+
+    __slots__ = ("_due", "_timer", "delay")
+
+    def __init__(self, due: Callable[[], None]) -> None:
+        """`due` is called when the delay is over."""
+        self._due = due
+        self._timer: asyncio.TimerHandle | None = None
+        self.delay = 0.0
+        """Seconds before the last planned start; 0 when there was none since a user's start."""
+
+    def __bool__(self) -> bool:
+        return self._timer is not None
+
+    def plan(self, ran: float) -> None:
+        """Start it again soon: it `ran` for so many seconds.
+
+        A user's start, stop, kill or removal cancels this.
+        """
+        self.cancel()
+        self.delay = delay(self.delay, ran)
+        self._timer = asyncio.get_running_loop().call_later(self.delay, self._fire)
+
+    def cancel(self) -> None:
+        """It is started otherwise, or not at all."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def reset(self) -> None:
+        """A user starts it: the next delay is the first again."""
+        self.cancel()
+        self.delay = 0.0
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._due()

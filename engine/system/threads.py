@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from engine.errors import ServerError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _NICE = -10
 
@@ -126,6 +128,16 @@ async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         return task.result()
     finally:
         del cancelled, task  # a traceback holds this frame: without these it is no reference cycle
+
+
+def whole(verb: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """A decorator: complete the coroutine even when its caller is cancelled (`uninterrupted`)."""
+
+    @functools.wraps(verb)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await uninterrupted(verb(*args, **kwargs))
+
+    return run
 
 
 async def cancelled(task: asyncio.Future[Any]) -> None:

@@ -164,6 +164,24 @@ def test_auto_remove(engine: TempEngine) -> None:
     assert "AutoRemove" in engine.request("POST", "/v1.24/containers/create", body).message
 
 
+def test_auto_remove_of_a_start_that_fails(engine: TempEngine) -> None:
+    """As in dockerd it is gone, with its volume, when the client has the error."""
+    identifier = engine.create("/nothere", Volumes={"/v": {}}, host={"AutoRemove": True})
+    volume = engine.inspect(identifier)["Mounts"][0]["Name"]
+    assert "no such file" in engine.request("POST", f"/v1.24/containers/{identifier}/start").message
+    assert engine.request("GET", f"/v1.24/containers/{identifier}/json").status == 404
+    assert engine.request("GET", f"/v1.24/volumes/{volume}").status == 404
+
+
+def test_the_largest_quota_and_number_of_processes(engine: TempEngine) -> None:
+    """The kernel takes these; what is above them is refused at the create, not at the start."""
+    identifier = engine.started("sleep", "600", host={"CpuQuota": 2**44 - 1, "PidsLimit": 4 << 20})
+    assert cgroups.Group(engine.inspect(identifier)["State"]["Pid"]).quota == 2**44 - 1
+    for host in ({"CpuQuota": 2**44}, {"PidsLimit": (4 << 20) + 1}):
+        answer = engine.request("POST", "/v1.24/containers/create", {"Image": "busybox", "HostConfig": host})
+        assert (answer.status, next(iter(host)) in answer.message) == (400, True)
+
+
 def test_stop_timeout(engine: TempEngine) -> None:
     identifier = engine.started("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", StopTimeout=1)
     begin = time.monotonic()

@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 from engine.config import Config as EngineConfig
-from engine.containers import bundle
+from engine.containers import boot, bundle
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
 from engine.containers.parts import Lifecycle, Parts
@@ -442,7 +442,7 @@ class Engine:
         await self.containers.open()
         self.monitor.deliver()
         for container in self.containers:
-            container.start_at_boot()
+            boot.start(container)
 
     async def create(self, name: str = "web", policy: str = "no", retries: int = 0, **host: Any) -> str:
         """The new container's id; `host` are fields of its HostConfig."""
@@ -476,9 +476,9 @@ def check(engine: Engine) -> None:
         assert not each.removed and not each.lock.locked()
         row = world.record(key)
         assert row is not None and view(row) == view(each.record), f"row {view(row)}, shown {view(each.record)}"
-        assert (each._process is not None) == each.running, "a process and a state that runs"
-        assert each._starts == 0 and not each._waiters and each._awaited is None
-        assert (each._restart is not None) == (each.record.status.state == State.RESTARTING), "planned restarts"
+        assert (each.process is not None) == each.running, "a process and a state that runs"
+        assert not each._starts and not each._ends and each._starts._awaited is None
+        assert bool(each.planned) == (each.record.status.state == State.RESTARTING), "planned restarts"
         assert engine.containers.get(each.record.name) is each, "names"
     assert world.host.processes.keys() == running, f"processes, {running=}"
     assert world.mounted == running, "roots that are mounted"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from engine.containers import removal, settings
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.containers.store import Health
@@ -37,8 +38,8 @@ async def _end_by_itself(engine: Engine, container: Container) -> None:
 async def _health(engine: Engine, container: Container) -> None:
     async with container.lock:
         if container.running:
-            container.set_health(Health(status="unhealthy"))
-            await container.save_health()
+            container.move(health=Health(status="unhealthy"))
+            await container.save()
 
 
 VERBS: dict[str, Verb] = {
@@ -49,18 +50,18 @@ VERBS: dict[str, Verb] = {
     "restart": lambda engine, container: container.restart(1),
     "pause": lambda engine, container: container.pause(),
     "unpause": lambda engine, container: container.unpause(),
-    "update": lambda engine, container: container.update(
-        UpdateBody(memory=64 << 20, memory_swap=-1, restart_policy=RestartPolicy(name="always")), Support()
+    "update": lambda engine, container: settings.update(
+        container, UpdateBody(memory=64 << 20, memory_swap=-1, restart_policy=RestartPolicy(name="always")), Support()
     ),
-    "resize": lambda engine, container: container.resize(30, 90),
+    "resize": lambda engine, container: settings.resize(container, 30, 90),
     "rename": lambda engine, container: engine.containers.rename(container, "renamed"),
-    "connect": lambda engine, container: container.connect("mynet", EndpointSettings()),
-    "disconnect": lambda engine, container: container.disconnect("bridge"),
-    "remove": lambda engine, container: container.remove(force=False),
-    "remove by force": lambda engine, container: container.remove(force=True),
+    "connect": lambda engine, container: settings.connect(container, "mynet", EndpointSettings()),
+    "disconnect": lambda engine, container: settings.disconnect(container, "bridge"),
+    "remove": lambda engine, container: removal.remove(container, force=False),
+    "remove by force": lambda engine, container: removal.remove(container, force=True),
     "health": _health,
     "exit": _end_by_itself,
-    "relink": lambda engine, container: container.relink(),
+    "relink": lambda engine, container: settings.relink(container),
 }
 
 STATES = ("created", "running", "paused", "restarting", "exited")
@@ -75,7 +76,7 @@ async def _in_state(world: World, state: str, policy: str = "") -> tuple[Engine,
     if state == "paused":
         await container.pause()
     if state == "restarting":
-        container._restart_delay = 30.0  # so that it does not end on its own during the test
+        container.planned.delay = 30.0  # so that it does not end on its own during the test
         engine.world.host.end(container.id, 1)
         await _as_far_as_it_can()
     if state == "exited":
@@ -101,7 +102,7 @@ async def _quiet(engine: Engine) -> None:
     engine.world.decide = None
     await _as_far_as_it_can()
     for _ in range(20):
-        if all(each._unsaved is None and not 0 < each._restart_delay < 20 for each in engine.containers):
+        if all(each._unsaved is None and not 0 < each.planned.delay < 20 for each in engine.containers):
             break
         await asyncio.sleep(1)
     await _as_far_as_it_can()

@@ -9,9 +9,11 @@ import asyncio
 import msgspec
 import pytest
 
+from engine.containers import removal, settings
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, EngineError, NotFound, ServerError
+from engine.monitor.handles import LaunchFailed
 from engine.system import tasks
 from engine.wire.containers import EndpointSettings
 from tests.fakes.world import Cgroups, Engine, World, check, run, world
@@ -30,7 +32,7 @@ def test_a_record_is_changed_under_its_lock_alone(world: World) -> None:
     async def story() -> None:
         _, container = await _started(world)
         with pytest.raises(AssertionError):
-            container._replace(name="other")
+            container.replace(name="other")
 
     run(story())
 
@@ -276,9 +278,9 @@ def test_a_signal_to_a_process_that_has_just_ended_is_no_event(world: World) -> 
 def test_a_removed_container_is_not_found_by_a_verb_that_waited(world: World) -> None:
     async def story() -> None:
         engine, container = await _started(world)
-        removing = asyncio.ensure_future(container.remove(force=True))
-        resizing = asyncio.ensure_future(container.resize(1, 2))
-        connecting = asyncio.ensure_future(container.connect("mynet", EndpointSettings()))
+        removing = asyncio.ensure_future(removal.remove(container, force=True))
+        resizing = asyncio.ensure_future(settings.resize(container, 1, 2))
+        connecting = asyncio.ensure_future(settings.connect(container, "mynet", EndpointSettings()))
         await removing
         for verb in (resizing, connecting):
             with pytest.raises(NotFound):
@@ -323,6 +325,142 @@ def test_of_two_rows_with_one_name_the_younger_container_is_renamed(world: World
     run(story())
 
 
+# --- AutoRemove -----------------------------------------------------------------------------------
+
+
+def _events(engine: Engine) -> list[str]:
+    published: list[str] = []
+    publish = engine.events.publish
+    engine.events.publish = lambda *args, **more: (published.append(args[1]), publish(*args, **more))  # type: ignore[method-assign,assignment]
+    return published
+
+
+def test_a_container_with_autoremove_whose_start_fails_is_removed(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        container = engine.containers.get(await engine.create(auto_remove=True))
+        events = _events(engine)
+        waiting = asyncio.ensure_future(container.wait())
+        world.host.refuse[container.id] = LaunchFailed("exec: no such file", 1)
+        with pytest.raises(EngineError, match="no such file"):
+            await container.start()
+        assert len(engine.containers) == 0, "before the client has the error"
+        assert events == ["die", "destroy"]
+        assert await waiting == container.record.status.exit_code != 0
+        assert not world.rows
+        check(engine)
+
+    run(story())
+
+
+def test_a_failed_start_stays_when_its_row_cannot_be_deleted(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        container = engine.containers.get(await engine.create(auto_remove=True))
+
+        async def fill(name: str) -> None:
+            world.disk_full = world.disk_full or name == "monitor run answered"
+
+        world.decide = fill
+        with pytest.raises(ServerError, match="disk is full"):
+            await container.start()
+        assert container.record.status.state == State.CREATED
+        world.disk_full, world.decide = False, None
+        await asyncio.sleep(3)
+        check(engine)
+
+    run(story())
+
+
+def test_autoremove_of_a_run_that_ended_without_a_daemon(world: World) -> None:
+    """What the run has is released before its files go."""
+
+    async def story() -> None:
+        _, container = await _started(world, auto_remove=True)
+        world.crash()
+        world.host.end(container.id, 0)
+        steps: list[str] = []
+
+        async def note(name: str) -> None:
+            steps.append(name)
+
+        world.decide = note
+        after = await world.boot()
+        await asyncio.sleep(1)
+        assert len(after.containers) == 0
+        assert steps.index("runtime discard") < steps.index("remove root")
+        check(after)
+
+    run(story())
+
+
+def test_autoremove_of_an_ended_container_whose_daemon_died_first(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world, auto_remove=True)
+        ended = await engine.create("other", auto_remove=True)
+
+        async def die(name: str) -> None:
+            if name == "leave volumes":
+                world.crash()
+
+        world.decide = die
+        world.host.end(container.id, 0)
+        await asyncio.sleep(1)
+        world.decide = None
+        row = world.record(container.id)
+        assert row is not None and row.status.state == State.EXITED
+        after = await world.boot()
+        await asyncio.sleep(1)
+        assert [each.id for each in after.containers] == [ended], "one that never ran is kept"
+        check(after)
+
+    run(story())
+
+
+# --- what a failure must not leave ----------------------------------------------------------------
+
+
+def test_a_frozen_process_that_a_signal_thaws_is_running_for_the_next_daemon(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world)
+        world.host.processes[container.id].ignores = frozenset({15})
+        await container.pause()
+        await container.kill(15)
+        assert container.record.status.state == State.RUNNING
+        check(engine)
+        world.crash()
+        after = await world.boot()
+        check(after)
+
+    run(story())
+
+
+def test_a_record_is_as_before_whatever_its_save_raises(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world)
+        before = container.record
+
+        async def fail(*_: object) -> None:
+            raise KeyError("a fault of the engine")
+
+        save, engine.parts.store.save = engine.parts.store.save, fail  # type: ignore[method-assign]
+        with pytest.raises(KeyError):
+            await settings.resize(container, 30, 90)
+        with pytest.raises(KeyError):
+            await settings.rename(container, "other")
+        assert container.record == before
+        engine.parts.store.save = save  # type: ignore[method-assign]
+        engine.parts.store.delete = fail  # type: ignore[method-assign]
+        await container.kill(9)
+        await container.settled()
+        with pytest.raises(KeyError):
+            await removal.remove(container, force=True)
+        assert container.record.status.state == State.EXITED, "not dead: a client may try again"
+        check(engine)
+
+    run(story())
+
+
 def test_a_failed_exit_ends_the_daemon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that has ended must not be shown as running forever."""
 
@@ -333,7 +471,7 @@ def test_a_failed_exit_ends_the_daemon(world: World, monkeypatch: pytest.MonkeyP
         told: list[str] = []
         tasks.when_fatal(told.append)
         _, container = await _started(world)
-        monkeypatch.setattr(Container, "_record_exit", fail)
+        monkeypatch.setattr(Container, "record_exit", fail)
         world.host.end(container.id, 0)
         await asyncio.sleep(0.1)
         tasks.when_fatal(None)

@@ -116,10 +116,10 @@ class ProbedContainer:
         self.published: list[str] = []
         self.healthy = asyncio.Event()
 
-    def set_health(self, health: Health) -> None:
+    def move(self, *, health: Health) -> None:
         self.record.status = msgspec.structs.replace(self.record.status, health=health)
 
-    async def save_health(self) -> None:
+    async def save(self) -> None:
         assert self.lock.locked()
 
     def publish(self, action: str) -> None:

@@ -1,0 +1,108 @@
+"""A container when the daemon starts: what runs of it, what a crash has left, what its restart
+policy wants.
+
+The monitor knows what runs, and the exits that no daemon has confirmed; the record is corrected by
+it. `restore` comes first, for all containers, then `start` for each.
+
+Locks: the container's, while its record is corrected and while its last run is cleaned up.
+Not here: processes without a container (`daemon.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+
+from engine.containers import launch, lifecycle, removal, restart
+from engine.containers.container import RUNNING, Container
+from engine.containers.lifecycle import State, Verb
+from engine.monitor.handles import Exit
+from engine.system.tasks import spawn
+
+_log = logging.getLogger(__name__)
+
+
+async def restore(container: Container, on_host: bool) -> None:
+    """Correct the record by the monitor's report: running, ended meanwhile, or gone after a reboot.
+
+    `on_host`: its root is mounted or its control group exists. If nothing runs, a crash interrupted
+    a start or a clean-up.
+    """
+    async with container.lock:
+        monitor, status = container.parts.monitor, container.record.status
+        process = monitor.processes.get(container.id)
+        ended = monitor.exits.pop(container.id, None)
+        abandoned = False
+        if ended is not None and ended.at == status.finished_at:
+            # The row has the exit; the run's resources may not have been released.
+            ended, on_host = None, True
+        if process is not None or ended is not None:
+            container.process = process
+            state = lifecycle.following(status.state, Verb.FOUND, container.id)
+            pid = process.pid if process is not None else 0
+            if status.state in RUNNING:
+                container.move(pid=pid)
+            else:
+                container.move(state=state, pid=pid, started_at=time.time_ns(), error="")
+                await container.save()
+            container.parts.volumes.resume(container.id, container.record.mounts)
+            if process is not None:
+                await _restore_networks(container)
+                container.follow(process)
+                return
+            assert ended is not None
+            container.record_exit(ended, await launch.oom_killed(container.record, container.parts))
+        elif status.state in RUNNING:
+            _log.warning("container %s was running when the host or the monitor went away", container.id)
+            container.record_exit(Exit(status=255, at=time.time_ns()), False)
+            abandoned = True
+        elif on_host or any(endpoint.ip_address for endpoint in container.record.networks.values()):
+            abandoned = True
+        else:
+            return
+    spawn(_clean_up(container, abandoned), f"container {container.id}: clean up after its last run")
+
+
+async def _restore_networks(container: Container) -> None:
+    record = container.record
+    assert container.process is not None
+    await container.parts.attachments.restore(
+        *(record.id, record.name, record.networks, container.process),
+        *(record.host.dns, launch.wanted_ports(record), record.ports),
+    )
+
+
+async def _clean_up(container: Container, abandoned: bool) -> None:
+    async with container.lock:
+        if container.process is None and not container.removed:
+            await container.release_run(abandoned=abandoned)
+
+
+def start(container: Container) -> None:
+    """Apply its restart policy, or AutoRemove, if it does not run. A planned restart is due."""
+    record = container.record
+    state = record.status.state
+    wanted = state == State.RESTARTING or (
+        state == State.EXITED
+        and restart.wanted_at_boot(
+            *(record.host.restart_policy, record.status.exit_code, record.restart_count, record.stopped_by_user)
+        )
+    )
+    if wanted:
+        starting = contextlib.ExitStack()
+        # now: containers that depend on it are started at the same time
+        starting.enter_context(container.starting())
+        spawn(_start(container, starting), f"container {container.id}: start at boot")
+    else:
+        removal.automatically(container)
+
+
+async def _start(container: Container, starting: contextlib.ExitStack) -> None:
+    with starting:
+        async with container.lock:
+            if container.record.status.state not in (State.RESTARTING, State.EXITED):
+                return
+            container.planned.cancel()
+            container.move(state=lifecycle.following(container.record.status.state, Verb.BOOT, container.id))
+        await container.start_by_policy()

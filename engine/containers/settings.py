@@ -1,0 +1,255 @@
+"""Changes of a container's settings: its name, HostConfig, links, networks, limits and terminal.
+
+None of them moves the container's state, and each is a change whose row is its commit point
+(`Container.commit`): a failure leaves record, host and kernel as they were. What a running
+container sees of a change is applied first and taken back when the row cannot be saved.
+
+Locks: the container's, for the whole change. A change that has begun is completed even when its
+caller is cancelled. Not here: the rules of the bodies (`body.py`, `create.py`, `update.py`).
+Raises: NotFound once the container has been removed, and the kinds that each function names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+
+import msgspec
+
+from engine.containers import body, bundle, create, lifecycle, sharing
+from engine.containers import update as limits
+from engine.containers.container import Container
+from engine.containers.lifecycle import Verb
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
+from engine.runtime.cgroups import Support
+from engine.system.threads import whole
+from engine.wire import oci as oci_wire
+from engine.wire.containers import EndpointSettings, HostConfig, UpdateBody
+
+_log = logging.getLogger(__name__)
+
+
+@whole
+async def rename(container: Container, name: str) -> None:
+    """Raises Conflict when the name is taken, InvalidParameter when it is its own.
+
+    `name` obeys the pattern (`names.checked_name`).
+    """
+    async with container.lock:
+        container.check_present()
+        before = container.record
+        if name == before.name:
+            raise InvalidParameter("Renaming a container with the same name as its current name")
+        with container.peers.renaming(container, name):
+            await container.commit(msgspec.structs.replace(before, name=name))
+        container.parts.attachments.renamed(container.id, name)
+        container.publish("rename", oldName="/" + before.name)
+
+
+@whole
+async def set_host(container: Container, host: HostConfig, support: Support) -> None:
+    """Replace its HostConfig, as a start of API 1.23 and older may.
+
+    Raises NotModified when it runs, InvalidParameter.
+    """
+    async with container.lock:
+        container.check_present()
+        lifecycle.following(container.record.status.state, Verb.START, container.id)
+        before, peers = container.record, container.peers
+        await create.with_host(before, host, container.parts, peers.get, support, container.commit)
+        peers.host_changed(container, before)
+
+
+@whole
+async def resize(container: Container, rows: int, columns: int) -> None:
+    """Terminal size, now and for the next start. Without a terminal only the event.
+
+    Raises ServerError when it does not run; the size is kept even then, because clients send it
+    before the start.
+    """
+    async with container.lock:
+        container.check_present()
+        if container.record.size != (rows, columns):
+            await container.commit(msgspec.structs.replace(container.record, size=(rows, columns)))
+        lifecycle.following(container.record.status.state, Verb.RESIZE, container.id)
+        if container.record.config.tty:
+            await container.parts.monitor.resize(container.id, rows, columns)
+        container.publish("resize", height=str(rows), width=str(columns))
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+@whole
+async def unlink(container: Container, alias: str) -> None:
+    """Remove a link. Raises NotFound when there is none with that alias."""
+    async with container.lock:
+        container.check_present()
+        record = container.record
+        child = record.links.get(alias)
+        if child is None:
+            raise NotFound(f"Cannot get child {alias} of /{record.name}: no such link")
+        links = {name: to for name, to in record.links.items() if name != alias}
+        kept = [text for text in record.host.links or () if body.parse_link(text).alias != alias]
+        host = msgspec.structs.replace(record.host, links=kept or None)
+        await container.commit(msgspec.structs.replace(record, links=links, host=host))
+        container.peers.unlinked(container, child)
+        await _relink(container)
+
+
+async def relink(container: Container) -> None:
+    """A linked container has started, perhaps with another address: update the hosts file."""
+    if container.running:
+        async with container.lock:
+            await _relink(container)
+
+
+async def _relink(container: Container) -> None:
+    if not container.running:
+        return
+    try:
+        hosts, _ = sharing.links(container.record, container.peers.get)
+    except EngineError:
+        return  # another of them does not run: leave the hosts file as it is
+    if hosts != container.record.link_hosts:
+        container.replace(link_hosts=hosts)
+        await container.save()
+        try:
+            await _write_network_files(container)
+        except ServerError as error:
+            _log.error("%s", error.message)
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+@whole
+async def connect(container: Container, network: str, wanted: EndpointSettings) -> None:
+    """Connect it to one more network, at once when it runs.
+
+    Raises NotFound, Forbidden, InvalidParameter; nothing has changed then.
+    """
+    attachments = container.parts.attachments
+    async with container.lock:
+        container.check_present()
+        _check_own_network(container, network)
+        record = container.record
+        if container.running:
+            if container.process is None or container.process.exit.done():
+                raise Conflict(f"Container {container.id} is not running")
+            settings = await attachments.connect(container.id, network, wanted, container.process)
+        else:
+            settings = attachments.check(container.id, network, wanted, record.networks)
+        name = container.parts.networks.get(network).record.name
+        attachments.reserve({name: settings})
+        networks, ports = record.networks | {name: settings}, attachments.ports_of(container.id)
+        try:
+            container.replace(networks=networks, ports=ports)
+            await _write_network_files(container)
+            await container.commit(container.record)
+        except EngineError:
+            container.put(record)
+            with contextlib.suppress(EngineError):
+                await _write_network_files(container)
+            attachments.unreserve({name: settings})
+            if container.running:
+                await attachments.disconnect(container.id, network)
+            raise
+
+
+@whole
+async def disconnect(container: Container, network: str) -> None:
+    """Disconnect it from a network, at once when it runs.
+
+    Raises NotFound, Forbidden when it is not connected.
+    """
+    attachments = container.parts.attachments
+    async with container.lock:
+        container.check_present()
+        _check_own_network(container, network)
+        name = attachments.check_connected(container.id, network, container.record.networks)
+        if container.running:
+            await attachments.disconnect(container.id, network)
+        attachments.unreserve({name: container.record.networks[name]})
+        left = {key: each for key, each in container.record.networks.items() if key != name}
+        container.replace(networks=left, ports=attachments.ports_of(container.id))
+        await container.save()
+        await _write_network_files(container)
+
+
+def _check_own_network(container: Container, network: str) -> None:
+    if body.joined(container.record.host.network_mode):
+        raise Forbidden(
+            f"network {network}: container {container.id}: "
+            "container sharing network namespace with another container or host "
+            "cannot be connected to any other network"
+        )
+
+
+async def _write_network_files(container: Container) -> None:
+    """Raises ServerError."""
+    record = container.record
+    if container.running:
+        try:
+            await asyncio.to_thread(bundle.write_network_files, record, container.directory, record.networks)
+        except (OSError, RuntimeError) as error:
+            raise ServerError(f"container {container.id}: its hosts and resolv.conf: {error}") from error
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@whole
+async def update(container: Container, change: UpdateBody, support: Support) -> list[str]:
+    """Set new limits, at once when it runs, and a new restart policy; returns the warnings.
+
+    A failure undoes everything.
+    """
+    async with container.lock:
+        container.check_present()
+        lifecycle.following(container.record.status.state, Verb.UPDATE, container.id)
+        before = container.record.host
+        after, warnings = limits.merged(before, change, support)
+        changed = limits.resources(before, after, support) if container.running else None
+        if changed is not None:
+            try:
+                await _apply(container, changed)
+            except NotFound:
+                pass  # it has just ended: the next start applies the new limits
+            except ServerError as error:
+                await _take_back(container, after, before, support)
+                raise ServerError(f"Cannot update container {container.id}: {error.message}") from error
+        try:
+            await container.commit(msgspec.structs.replace(container.record, host=after))
+        except EngineError:
+            await _take_back(container, after, before, support)
+            raise
+        if container.running and support.weighs_by_bfq and after.blkio_weight != before.blkio_weight:
+            # it has just ended: the next start applies the new weight
+            with contextlib.suppress(OSError):
+                weight = after.blkio_weight or support.usual_weight
+                await asyncio.to_thread(container.parts.cgroups.set_weight, container.cgroup, weight)
+        container.parts.lifecycle.updated(container)
+        container.publish("update")
+        return warnings
+
+
+async def _take_back(container: Container, after: HostConfig, before: HostConfig, support: Support) -> None:
+    back = limits.resources(after, before, support)
+    with contextlib.suppress(EngineError):
+        if container.running and back is not None:
+            await _apply(container, back)
+
+
+async def _apply(container: Container, resources: oci_wire.Resources) -> None:
+    cpu, parts = resources.cpu, container.parts
+    if cpu is not None and cpu.quota == limits.NO_QUOTA:
+        try:
+            await asyncio.to_thread(parts.cgroups.lift_quota, container.cgroup)
+        except OSError as error:
+            # otherwise it has just ended: the runtime reports that
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise ServerError(f"its CPU quota cannot be taken away: {error.strerror}") from error
+    await parts.runtime.update(container.id, resources)
