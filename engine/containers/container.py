@@ -405,10 +405,9 @@ class Container:
         oom_killed = await launch.oom_killed(self.record, self.parts)
         async with self.lock:
             if self.process is process:  # otherwise its removal was faster
-                await self.end_run(exit_record, oom_killed)
+                await self._end_run(exit_record, oom_killed)
 
-    async def end_run(self, exit_record: Exit, oom_killed: bool) -> None:
-        """Record the exit and release the run's resources. The caller holds the lock."""
+    async def _end_run(self, exit_record: Exit, oom_killed: bool) -> None:
         self.record_exit(exit_record, oom_killed)
         await self.release_run()
 
@@ -494,7 +493,7 @@ class Container:
             if self.process is None:
                 await self._stay_down(state)
             else:
-                await self.send(self.process, self._stop_signal)
+                await self._send(self.process, self._stop_signal)
             return self.process
 
     async def stop_with_engine(self, timeout: float) -> None:
@@ -503,7 +502,7 @@ class Container:
             self.planned.cancel()
             process = self.process
             if process is not None:
-                await self.send(process, self._stop_signal)
+                await self._send(process, self._stop_signal)
         if process is not None:
             await self._ended(process, timeout)
             self.publish("stop")
@@ -549,12 +548,29 @@ class Container:
             if not done:
                 async with self.lock:
                     if self.process is process:
-                        await self.send(process, _SIGKILL)
+                        await self._send(process, _SIGKILL)
                 done, _ = await asyncio.wait({end}, timeout=_KILL_GRACE)
             if not done:
-                raise ServerError(f"Cannot stop container {self.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL")
+                raise self._not_killed()
 
-    async def send(self, process: Process, number: int) -> None:
+    def _not_killed(self) -> ServerError:
+        return ServerError(f"Cannot stop container {self.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL")
+
+    async def kill_and_record(self) -> None:
+        """End its process, if it runs, and record the exit. For a removal, which holds the lock
+        meanwhile: `_finish` waits for it, and finds this done.
+        """
+        process = self.process
+        if process is None:
+            return
+        self.replace(stopped_by_user=True)
+        await self._send(process, _SIGKILL)
+        await asyncio.wait({process.exit}, timeout=_KILL_GRACE)
+        if not process.exit.done():
+            raise self._not_killed()
+        await self._end_run(process.exit.result(), await launch.oom_killed(self.record, self.parts))
+
+    async def _send(self, process: Process, number: int) -> None:
         """Send the signal.
 
         For a process that has just ended nothing is sent, and there is no event.
@@ -596,7 +612,7 @@ class Container:
             self.move(killed_by=number)
             if number in (_SIGKILL, self._stop_signal):
                 await self._mark_stopped()
-            await self.send(self.process, number)
+            await self._send(self.process, number)
             return self.process
 
     async def restart(self, timeout: float | None = None) -> None:

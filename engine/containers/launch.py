@@ -176,6 +176,7 @@ async def launch(record: ContainerRecord, parts: Parts, peers: Peers) -> AsyncIt
             )
             # Saved before there is a process, so that a daemon that starts after a crash finds its
             # networks and ports.
+            # Not `spawn`: it is awaited below, and its failure is that of the start.
             saving = asyncio.create_task(parts.store.save(record))
             try:
                 process = await run(program, parts, namespace, undo)

@@ -5,7 +5,7 @@ are left for the next daemon to sweep. As in dockerd, AutoRemove also removes a 
 start failed, before the client gets the error, and at the daemon's start one that has ended. One
 that was created and never started is kept then: its client may be about to start it.
 
-Locks: the container's, also while its process is killed; the exit is recorded here then.
+Locks: the container's, also while its process is killed (`Container.kill_and_record`).
 Not here: names and links in the table of containers (`containers.py`).
 """
 
@@ -16,10 +16,9 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from engine.containers import launch, lifecycle, mount_points
+from engine.containers import lifecycle, mount_points
 from engine.containers.lifecycle import State, Verb
 from engine.errors import Conflict, EngineError, NotFound, ServerError
-from engine.monitor.handles import Process
 from engine.system.files import remove_tree
 from engine.system.tasks import spawn
 from engine.system.threads import whole
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
     from engine.containers.container import Container
 
 _log = logging.getLogger(__name__)
-
-_SIGKILL = 9
-_KILL_GRACE = 10.0
-"""Seconds to wait for the end of a process after SIGKILL."""
 
 
 async def remove(container: Container, *, force: bool, volumes: bool = False) -> None:
@@ -84,22 +79,8 @@ async def _remove(container: Container, force: bool, volumes: bool, deleted: lis
         container.check_present()
         verb = Verb.REMOVE_BY_FORCE if force else Verb.REMOVE
         lifecycle.following(container.record.status.state, verb, container.id)
-        if container.process is not None:
-            await _kill(container, container.process)
+        await container.kill_and_record()
         await _erase(container, verb, volumes, deleted)
-
-
-async def _kill(container: Container, process: Process) -> None:
-    """End the process and record its exit.
-
-    The lock is held, so the container's own handling of the exit waits and finds this done.
-    """
-    container.replace(stopped_by_user=True)
-    await container.send(process, _SIGKILL)
-    await asyncio.wait({process.exit}, timeout=_KILL_GRACE)
-    if not process.exit.done():
-        raise ServerError(f"Cannot stop container {container.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL")
-    await container.end_run(process.exit.result(), await launch.oom_killed(container.record, container.parts))
 
 
 async def _erase(container: Container, verb: Verb, volumes: bool, deleted: list[str]) -> None:
