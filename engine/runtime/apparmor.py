@@ -7,8 +7,9 @@ is used as it is. The profile is compiled and loaded by apparmor_parser(8); no l
 Without that program the engine logs a warning and containers are unconfined.
 
 Rules: apparmor.d(5), and what Docker's documentation says of its default profile: a container may
-       use its files, network and
-capabilities, and may not mount, nor write to files of /proc and /sys that belong to the host.
+use its files, network and capabilities, and may not mount, nor write to files of /proc and /sys
+that belong to the host. Sockets of the kernel's cryptography API (AF_ALG) are denied here too:
+seccomp cannot see the family in a 32-bit program's socketcall(2) (CVE-2026-31431).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 TEXT = f"""
 profile {DEFAULT} flags=(attach_disconnected, mediate_deleted) {{
   network,
+  deny network alg,
   capability,
   file,
   umount,
