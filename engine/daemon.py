@@ -123,6 +123,9 @@ class Daemon:
         self._stop_everything = False
         self._failure = ""
         self._took_over = False
+        """Containers of an earlier daemon run, or may run."""
+        self._serves = False
+        """The start has succeeded: what was made on the host stays when the daemon ends."""
         self._restored = False
         self.lifecycle = Lifecycle()
 
@@ -134,6 +137,7 @@ class Daemon:
         await self._open_containers(stack)
         await self._restore(stack)
         await self._listen(stack)
+        self._serves = True
         for container in self.containers:
             boot.start(container)
         # Objects made at start live as long as the daemon, so full collections need not walk them.
@@ -144,9 +148,10 @@ class Daemon:
         """Make ROOT and RUN, and become their only engine and the bridge's."""
         config = self.config
         _make_directories(config)
-        stack.callback(self._leave_run, _claim(config.run))
-        stack.enter_context(_claim_bridge(config.bridge))
+        claim = _claim(config.run)
         self._took_over = (config.run / "monitor").exists()  # until the monitor says what it has
+        stack.callback(self._leave_run, claim)
+        stack.enter_context(_claim_bridge(config.bridge))
         _keep_config(config)
 
     def _watch_signals(self, stack: contextlib.AsyncExitStack) -> None:
@@ -300,16 +305,14 @@ class Daemon:
         )
 
     def _leave_run(self, claim: int) -> None:
-        """Give up the claim.
-
-        After `engined stop` nothing of the engine is left in RUN, and an empty RUN is removed.
+        """Give up the claim. If nothing of the engine stays, its files in RUN go, and RUN if it is
+        empty then.
         """
         if self._leaves_nothing:
             root = self.config.run / ROOT
             mounts.unmount(root)
             with contextlib.suppress(FileNotFoundError):  # a start that failed before
                 root.rmdir()
-        if self._stop_everything:
             for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "shm", "volumes", "engined.pid"):
                 path = self.config.run / name
                 if path.is_dir():
@@ -322,10 +325,10 @@ class Daemon:
 
     @property
     def _leaves_nothing(self) -> bool:
-        """True if monitor and bridge are removed as well: after `engined stop`, or after a
-        failed first start.
+        """True if monitor and bridge are removed as well: after `engined stop`, and when a start
+        fails that found no containers running.
         """
-        return self._stop_everything or not (self.listening or self._took_over)
+        return self._stop_everything or not (self._serves or self._took_over)
 
     def _users_of(self, image_id: str) -> list[ImageUser]:
         return self.containers.using_image(image_id)
