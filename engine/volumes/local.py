@@ -35,6 +35,7 @@ import msgspec
 from engine._fast import copy, tree
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.system import detached_mounts, files, mounts
+from engine.system.tasks import spawn
 
 NAME = "local"
 HIDDEN = ".volume-"
@@ -297,7 +298,7 @@ class LocalDriver:
 
     async def hide(self, name: str) -> None:
         """Move it to a temporary name before its record is deleted; `restore` undoes it, `discard`
-        completes it.
+        completes it. Raises ServerError.
         """
         await self._in_slow_thread(self._hide, name)
 
@@ -312,7 +313,13 @@ class LocalDriver:
             raise ServerError(f"remove {name}: {error.strerror or error}") from error
 
     async def restore(self, name: str) -> None:
-        await self._in_thread(self._rename, HIDDEN + name, name)
+        """Undo `hide`. Raises ServerError."""
+        try:
+            await self._in_thread(self._rename, HIDDEN + name, name)
+        except FileNotFoundError:
+            pass  # `hide` has found and logged that there is no directory
+        except OSError as error:
+            raise ServerError(f"volume {name}: restoring its directory: {error.strerror or error}") from error
 
     async def discard(self, name: str) -> None:
         """Remove a directory of `create` or `hide`.
@@ -453,7 +460,7 @@ class LocalDriver:
         """Unmount those places in the background: each unmount waits for an RCU grace period,
         milliseconds that a start need not wait.
         """
-        leaving = asyncio.ensure_future(self._in_thread(self._leave_places, container_id))
+        leaving = spawn(self._in_thread(self._leave_places, container_id), f"container {container_id}: volumes")
         self._leaving[container_id] = leaving
         leaving.add_done_callback(lambda _: self._leaving.pop(container_id, None))
 

@@ -62,3 +62,60 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
         mounts.mount("x", tmp_path, "nosuchfs")
     with pytest.raises(ServerError, match="4200 bytes"):
         mounts.mount("x", tmp_path, "tmpfs", options="x" * 4200)
+
+
+def line(number: int, target: str) -> str:
+    return f"{number} 1 0:1 / {target} rw - tmpfs none rw"
+
+
+@pytest.mark.parametrize(
+    ("path", "number"),
+    [
+        ("/", 1),
+        ("/a", 2),
+        ("/a/x", 2),
+        ("/ab", 1),
+        ("/a/b", 4),
+        ("/a/b/c", 4),
+        ("/a/bc", 2),
+        ("/a/c d/e", 5),
+    ],
+)
+def test_the_mount_that_contains_a_path(path: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest above, whatever the order of mounting; of those on one place the last."""
+    targets = {1: "/", 3: "/a/b", 2: "/a", 4: "/a/b", 5: r"/a/c\040d"}
+    found = [mounts._parse(line(each, target)) for each, target in targets.items()]
+    monkeypatch.setattr(mounts, "mounts", lambda: found)
+    assert mounts.containing(path).id == number
+
+
+def test_a_path_on_no_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "mounts", lambda: [mounts._parse(line(1, "/a"))])
+    with pytest.raises(ServerError, match="/b: it is on no mount"):
+        mounts.containing("/b")
+
+
+def test_descriptors_know_their_mount() -> None:
+    for path in ("/proc/version", "/proc", "/"):
+        descriptor = os.open(path, os.O_PATH)
+        try:
+            assert mounts.mount_id(descriptor) == mounts.containing(path).id
+        finally:
+            os.close(descriptor)
+    with pytest.raises(FileNotFoundError):
+        mounts.mount_id(-1)
+
+
+@needs_root
+def test_a_mount_over_a_directory_has_another_id(tmp_path: Path) -> None:
+    below = os.open(tmp_path, os.O_PATH)
+    mounts.mount("tmpfs", tmp_path, "tmpfs")
+    above = os.open(tmp_path, os.O_PATH)
+    try:
+        assert mounts.containing(str(tmp_path)).id == mounts.mount_id(above) != mounts.mount_id(below)
+        (tmp_path / "file").touch()
+        assert mounts.containing(str(tmp_path / "file")).type == "tmpfs"
+    finally:
+        os.close(above)
+        os.close(below)
+        mounts.unmount(tmp_path)

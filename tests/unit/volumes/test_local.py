@@ -1,10 +1,16 @@
-"""The local driver's names and options."""
+"""The local driver's names and options, and the removal of a volume."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, ServerError
 from engine.system import mounts
 from engine.volumes import local
 
@@ -102,3 +108,101 @@ def test_addresses_are_resolved() -> None:
     assert local.resolved("") == ""
     with pytest.raises(OSError):
         local.resolved("addr=no-such-host.invalid")
+
+
+# --- removal ------------------------------------------------------------------------------------------
+
+
+def driver(tmp_path: Path, act: Callable[[local.LocalDriver], Awaitable[None]]) -> Path:
+    """Run with a driver that has the volume `data`, which has a file. Returns its directory."""
+    directory = tmp_path / "volumes"
+    directory.mkdir()
+
+    async def scenario() -> None:
+        opened = local.LocalDriver(directory, tmp_path / "run")
+        await opened.open([])
+        await opened.create("data", {})
+        await opened.keep("data")
+        (directory / "data/_data/file").write_text("kept")
+        try:
+            await act(opened)
+        finally:
+            await opened.close()
+
+    asyncio.run(scenario())
+    return directory
+
+
+def entries(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
+def test_a_hidden_volume_has_no_name_until_it_is_restored(tmp_path: Path) -> None:
+    async def act(opened: local.LocalDriver) -> None:
+        await opened.hide("data")
+        assert entries(opened.directory) == [".volume-data"]
+        await opened.restore("data")
+
+    directory = driver(tmp_path, act)
+    assert entries(directory) == ["data"]
+    assert (directory / "data/_data/file").read_text() == "kept"
+
+
+def test_a_hidden_volume_is_discarded(tmp_path: Path) -> None:
+    async def act(opened: local.LocalDriver) -> None:
+        await opened.hide("data")
+        await opened.discard("data")
+
+    assert entries(driver(tmp_path, act)) == []
+
+
+def test_hiding_clears_what_an_earlier_failure_left(tmp_path: Path) -> None:
+    async def act(opened: local.LocalDriver) -> None:
+        (opened.directory / ".volume-data/_data").mkdir(parents=True)
+        (opened.directory / ".volume-data/_data/old").touch()
+        await opened.hide("data")
+
+    assert entries(driver(tmp_path, act) / ".volume-data/_data") == ["file"]
+
+
+def test_a_volume_whose_directory_is_missing_can_be_removed_and_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(opened: local.LocalDriver) -> None:
+        (opened.directory / "data").rename(tmp_path / "elsewhere")
+        with caplog.at_level(logging.WARNING):
+            await opened.hide("data")
+        assert "volume data: its directory is missing" in caplog.text
+        await opened.restore("data")
+        await opened.hide("data")
+        await opened.discard("data")
+
+    assert entries(driver(tmp_path, act)) == []
+
+
+def test_what_fails_names_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def act(opened: local.LocalDriver) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", rename)
+            with pytest.raises(ServerError, match=r"^remove data: No space left on device$"):
+                await opened.hide("data")
+            with pytest.raises(ServerError, match=r"^volume data: restoring its directory: No space left on device$"):
+                await opened.restore("data")
+        await opened.hide("data")
+
+    assert entries(driver(tmp_path, act)) == [".volume-data"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_mounted_volume_is_unmounted_before_it_is_hidden(tmp_path: Path) -> None:
+    async def act(opened: local.LocalDriver) -> None:
+        await opened.mount("data", PLAIN, "user")
+        assert len(mounts.mounts(opened.directory)) == 1
+        await opened.hide("data")
+        assert mounts.mounts(opened.directory) == []
+
+    directory = driver(tmp_path, act)
+    assert (directory / ".volume-data/_data/file").read_text() == "kept", "the mount was over it"
