@@ -7,7 +7,6 @@ Raises: NotFound for a driver that does not exist, ServerError for one that fail
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Mapping, Sequence
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
@@ -19,17 +18,17 @@ _KIND = "VolumeDriver"
 
 
 class PluginDriver:
-    """A plugin as a volume driver; see `store.Driver`."""
+    """A plugin as a volume driver; see `driver.Driver`."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.name = plugin.name
         self.scope = "local"
-        self._plugin = plugin
+        self.plugin = plugin
 
     async def learn_scope(self) -> None:
         """Ask for the scope. A plugin without this call is local, as in Docker."""
         with contextlib.suppress(EngineError):
-            found = (await self._plugin.call(f"{_KIND}.Capabilities", VolumeAnswer)).capabilities
+            found = (await self.plugin.call(f"{_KIND}.Capabilities", VolumeAnswer)).capabilities
             self.scope = "global" if found is not None and found.scope.lower() == "global" else "local"
 
     def check(self, name: str, options: Mapping[str, str]) -> None:
@@ -84,14 +83,14 @@ class PluginDriver:
     async def list(self) -> Sequence[PluginVolume]:
         """Its volumes. Raises ServerError `list DRIVER: reason`."""
         try:
-            found = (await self._plugin.call(f"{_KIND}.List", VolumeAnswer)).volumes or ()
+            found = (await self.plugin.call(f"{_KIND}.List", VolumeAnswer)).volumes or ()
         except EngineError as error:
             raise ServerError(f"list {self.name}: {error.message}") from error
         return [each for each in found if each.name]
 
     async def _call(self, verb: str, name: str, method: str, **more: object) -> VolumeAnswer:
         try:
-            return await self._plugin.call(f"{_KIND}.{method}", VolumeAnswer, {"Name": name, **more})
+            return await self.plugin.call(f"{_KIND}.{method}", VolumeAnswer, {"Name": name, **more})
         except EngineError as error:
             raise ServerError(f"{verb} {name}: {error.message}") from error
 
@@ -101,7 +100,7 @@ class PluginDrivers:
 
     def __init__(self, plugins: Plugins) -> None:
         self._plugins = plugins
-        self._drivers: weakref.WeakKeyDictionary[Plugin, PluginDriver] = weakref.WeakKeyDictionary()
+        self._drivers: dict[str, PluginDriver] = {}
 
     async def get(self, name: str) -> PluginDriver:
         """Raises NotFound in Docker's words, ServerError when the plugin does not answer."""
@@ -109,11 +108,11 @@ class PluginDrivers:
             plugin = await self._plugins.get(name, _KIND)
         except EngineError as error:
             raise type(error)(f"error looking up volume plugin {name}: {error.message}") from error
-        driver = self._drivers.get(plugin)
-        if driver is None:
+        driver = self._drivers.get(name)
+        if driver is None or driver.plugin is not plugin:
             driver = PluginDriver(plugin)
             await driver.learn_scope()
-            driver = self._drivers.setdefault(plugin, driver)
+            self._drivers[name] = driver
         return driver
 
     def active(self) -> list[str]:

@@ -5,27 +5,28 @@ A volume exists as long as its record. New volumes are recorded in the same tran
 container, and volumes that `v=1` removes are deleted in the same transaction too. After a crash
 local.py makes the directories follow the records.
 
-Owns: records of kind `volume`, one lock per volume. Not here: the drivers (local.py, plugin.py),
-the mounts that a container requests (containers/create.py). Events are Docker's: create, mount,
-unmount, destroy. Raises: InvalidParameter, NotFound, Conflict, ServerError with Docker's messages.
+Owns:    records of kind `volume`, which containers use which, one lock per volume.
+Threads: the event loop's.
+Raises:  InvalidParameter, NotFound, Conflict, ServerError with Docker's messages.
+Not here: the drivers (`driver.py`, `local.py`, `plugin.py`), host paths of binds (`sources.py`),
+the mounts that a container requests (`containers/create.py`).
+
+Events are Docker's: create, mount, unmount, destroy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import logging
 import os
 import re
 import secrets
-import stat
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
 import msgspec
 
@@ -34,8 +35,8 @@ from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, Ser
 from engine.events import EventLog
 from engine.plugins.protocol import Plugins
 from engine.storage.records import Change, Records
-from engine.system import files, mounts
-from engine.volumes import local
+from engine.volumes import local, sources
+from engine.volumes.driver import Driver
 from engine.volumes.local import LocalDriver
 from engine.volumes.plugin import PluginDriver, PluginDrivers
 from engine.wire.containers import MountPoint
@@ -59,35 +60,6 @@ class VolumeRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """An anonymous volume: its container's removal with v=1 deletes it."""
     path: str = ""
     """The path that a plugin last reported."""
-
-
-class Driver(Protocol):
-    """The interface of a driver. `user` identifies one mount of one container."""
-
-    name: str
-    scope: str
-
-    def check(self, name: str, options: Mapping[str, str]) -> None:
-        """Raises InvalidParameter."""
-
-    async def create(self, name: str, options: Mapping[str, str]) -> None: ...
-    async def keep(self, name: str) -> None:
-        """Its record has been written."""
-
-    async def undo_create(self, name: str) -> None:
-        """Its record will not be written."""
-
-    async def hide(self, name: str) -> None:
-        """Its record is about to be deleted."""
-
-    async def restore(self, name: str) -> None:
-        """Its record stays after all."""
-
-    async def discard(self, name: str) -> None:
-        """Its record has been deleted."""
-
-    async def mount(self, name: str, options: Mapping[str, str], user: str) -> str: ...
-    async def unmount(self, name: str, user: str) -> None: ...
 
 
 class Claim:
@@ -119,7 +91,7 @@ class Claim:
         root = await image()
         try:
             for point in wanted:
-                source = await asyncio.to_thread(_open_source, root, point.destination)
+                source = await asyncio.to_thread(sources.open_in_image, root, point.destination)
                 if source is not None:
                     try:
                         await self._store.populate(point, source, self._id, self.made)
@@ -127,28 +99,6 @@ class Claim:
                         os.close(source)
         finally:
             os.close(root)
-
-
-def _open_source(root: int, destination: str) -> int | None:
-    """A descriptor of the image's directory there; None when there is none."""
-    try:
-        return files.open_in_root(root, destination, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        if error.errno == errno.ENOTDIR:
-            with contextlib.suppress(OSError):
-                found = files.open_in_root(root, destination, os.O_PATH)
-                try:
-                    exists = not stat.S_ISDIR(os.fstat(found).st_mode)
-                finally:
-                    os.close(found)
-                if exists:
-                    raise InvalidParameter(
-                        f"cannot mount volume over existing file, file exists {destination}"
-                    ) from error
-            return None
-        if error.errno in (errno.ENOENT, errno.ELOOP):
-            return None
-        raise ServerError(f"the image's {destination}: {error.strerror}") from error
 
 
 class VolumeStore:
@@ -339,7 +289,7 @@ class VolumeStore:
                 self._check_unused(name)
                 await self._records.commit(self._table.delete(name))
             except BaseException:
-                await driver.restore(name)
+                await self._restore(record, driver)
                 raise
             await self._forget(record, driver)
 
@@ -437,7 +387,7 @@ class VolumeStore:
             if record.driver == local.NAME:
                 await self._local.populate(name, source, staged=False)
             else:
-                await asyncio.to_thread(_populate_path, name, source, path)
+                await asyncio.to_thread(sources.populate_path, name, source, path)
         finally:
             await driver.unmount(name, user)
 
@@ -450,12 +400,12 @@ class VolumeStore:
         rest by `unmount`.
         """
         changed: list[MountPoint] = []
-        sources: dict[str, str] = {}
+        paths: dict[str, str] = {}
         done: list[MountPoint] = []
         to_place: dict[str, str] = {}
         try:
             if binds := [point for point in points if not isinstance(point.name, str)]:
-                await asyncio.to_thread(_ensure_sources, binds)
+                await asyncio.to_thread(sources.ensure_sources, binds)
             for point in points:
                 if not isinstance(point.name, str):
                     changed.append(point)
@@ -467,7 +417,7 @@ class VolumeStore:
                 if record.driver == local.NAME:
                     to_place[point.destination] = record.name
                 else:
-                    sources[point.destination] = path
+                    paths[point.destination] = path
                 changed.append(msgspec.structs.replace(point, source=path))
                 self._events.publish(
                     "volume",
@@ -483,11 +433,11 @@ class VolumeStore:
                 )
             if to_place:
                 borrowed.callback(self._local.leave_places, container_id)
-                sources |= await self._local.place(container_id, to_place)
+                paths |= await self._local.place(container_id, to_place)
         except BaseException:
             await self.unmount(container_id, done)
             raise
-        return Mounted(tuple(changed), sources)
+        return Mounted(tuple(changed), paths)
 
     async def _to_mount(self, name: str) -> tuple[VolumeRecord, Driver]:
         record = self._volumes.get(name)
@@ -525,7 +475,7 @@ class VolumeStore:
             stack.callback(_close_all, found)
             for point in points:
                 if not isinstance(point.name, str):
-                    found.append((point, await asyncio.to_thread(_open_path, point.source)))
+                    found.append((point, await asyncio.to_thread(sources.open_path, point.source)))
                     continue
                 record, driver = await self._to_mount(point.name)
                 async with self._lock(record.name):
@@ -534,7 +484,7 @@ class VolumeStore:
                     if record.driver == local.NAME:
                         found.append((point, await self._local.open_content(record.name)))
                 if record.driver != local.NAME:
-                    found.append((point, await asyncio.to_thread(_open_path, path)))
+                    found.append((point, await asyncio.to_thread(sources.open_path, path)))
             yield found
 
     async def _leave(self, record: VolumeRecord, driver: Driver, user: str) -> None:
@@ -575,17 +525,13 @@ class VolumeStore:
                 yield tuple(self._table.delete(record.name) for record, _ in hidden)
             except BaseException:
                 for record, driver in hidden:
-                    try:
-                        await driver.restore(record.name)
-                    except EngineError as error:
-                        _log.error("volume %s: %s", record.name, error.message)
+                    await self._restore(record, driver)
                 raise
             self.release(container_id, names)
             for record, driver in hidden:
                 await self._forget(record, driver)
 
-    # --- helpers
-    # ------------------------------------------------------------------------------------------------------------
+    # --- one volume -------------------------------------------------------------------------------
 
     def _lock(self, name: str) -> asyncio.Lock:
         lock = self._locks.get(name)
@@ -646,6 +592,13 @@ class VolumeStore:
         except EngineError as error:
             _log.warning("volume %s stays with its driver: %s", record.name, error.message)
 
+    async def _restore(self, record: VolumeRecord, driver: Driver) -> None:
+        """Its record stays after all. A failure is logged: the reason for staying is what counts."""
+        try:
+            await driver.restore(record.name)
+        except EngineError as error:
+            _log.error("%s", error.message)
+
     async def _forget(self, record: VolumeRecord, driver: Driver) -> None:
         self._volumes.pop(record.name, None)
         await driver.discard(record.name)
@@ -690,58 +643,6 @@ def _has_label(labels: Mapping[str, str], wanted: str) -> bool:
     return key in labels and (not equals or labels[key] == value)
 
 
-def _populate_path(name: str, source: int, path: str) -> None:
-    try:
-        target = files.open_directory(path)
-    except OSError as error:
-        raise ServerError(f"error while copying the image's content into volume {name}: {path}: {error}") from error
-    try:
-        local.populate(name, source, target)
-    finally:
-        os.close(target)
-
-
-# --- binds ----------------------------------------------------------------------------------------
-
-
-def _ensure_sources(points: Iterable[MountPoint]) -> None:
-    for point in points:
-        _ensure_source(point)
-
-
 def _close_all(opened: Iterable[tuple[MountPoint, int]]) -> None:
     for _, descriptor in opened:
         os.close(descriptor)
-
-
-def _open_path(path: str) -> int:
-    """Create it as a directory if it is missing, as a start would."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.makedirs(path, exist_ok=True)
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError as error:
-        raise ServerError(f"mount source '{path}': {(error.strerror or '').lower()}") from error
-
-
-def _ensure_source(point: MountPoint) -> None:
-    """A bind's host path, created as a directory if it is missing, as Docker does; its mount gets
-    the propagation that the bind requires.
-    """
-    try:
-        os.makedirs(point.source, exist_ok=True)
-    except FileExistsError:
-        pass  # a file, a socket: it is bound as it is
-    except OSError as error:
-        raise ServerError(
-            f"error while creating mount source path '{point.source}': {(error.strerror or '').lower()}"
-        ) from error
-    kind = point.propagation.removeprefix("r")
-    if kind not in ("shared", "slave"):
-        return
-    path = os.path.realpath(point.source)
-    above = mounts.containing(path)
-    if kind == "shared" and "shared:" not in above.propagation:
-        raise ServerError(f"path {point.source} is mounted on {above.target} but it is not a shared mount")
-    if kind == "slave" and "shared:" not in above.propagation and "master:" not in above.propagation:
-        raise ServerError(f"path {point.source} is mounted on {above.target} but it is not a shared or slave mount")

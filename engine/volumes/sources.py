@@ -1,0 +1,98 @@
+"""Directories that mounts come from and are filled from: the host path of a bind, a plugin's mount,
+the image's content below a destination.
+
+Blocking: run them in a thread. Descriptors are the caller's to close.
+Raises: InvalidParameter for a destination that is a file of the image, ServerError that names the
+path and the kernel's reason.
+Not here: the local driver's directories (`local.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable
+
+from engine.errors import InvalidParameter, ServerError
+from engine.system import files, mounts
+from engine.volumes import local
+from engine.wire.containers import MountPoint
+
+
+def open_in_image(root: int, destination: str) -> int | None:
+    """A descriptor of the image's directory there; None when there is none."""
+    try:
+        return files.open_in_root(root, destination, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno == errno.ENOTDIR:
+            with contextlib.suppress(OSError):
+                found = files.open_in_root(root, destination, os.O_PATH)
+                try:
+                    exists = not stat.S_ISDIR(os.fstat(found).st_mode)
+                finally:
+                    os.close(found)
+                if exists:
+                    raise InvalidParameter(
+                        f"cannot mount volume over existing file, file exists {destination}"
+                    ) from error
+            return None
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise ServerError(f"the image's {destination}: {error.strerror}") from error
+
+
+def ensure_sources(points: Iterable[MountPoint]) -> None:
+    """Prepare the host paths of these binds for a start."""
+    for point in points:
+        _ensure_source(point)
+
+
+def open_path(path: str) -> int:
+    """A descriptor of a bind's host path, created as a directory if it is missing, as a start would
+    create it.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(path, exist_ok=True)
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise ServerError(f"mount source '{path}': {(error.strerror or '').lower()}") from error
+
+
+def _ensure_source(point: MountPoint) -> None:
+    """A bind's host path, created as a directory if it is missing, as Docker does; its mount gets
+    the propagation that the bind requires.
+    """
+    try:
+        os.makedirs(point.source, exist_ok=True)
+    except FileExistsError:
+        pass  # a file, a socket: it is bound as it is
+    except OSError as error:
+        raise ServerError(
+            f"error while creating mount source path '{point.source}': {(error.strerror or '').lower()}"
+        ) from error
+    kind = point.propagation.removeprefix("r")
+    if kind not in ("shared", "slave"):
+        return
+    path = os.path.realpath(point.source)
+    above = mounts.containing(path)
+    if kind == "shared" and "shared:" not in above.propagation:
+        raise ServerError(f"path {point.source} is mounted on {above.target} but it is not a shared mount")
+    if kind == "slave" and "shared:" not in above.propagation and "master:" not in above.propagation:
+        raise ServerError(f"path {point.source} is mounted on {above.target} but it is not a shared or slave mount")
+
+
+def populate_path(name: str, source: int, path: str) -> None:
+    """As `local.populate`, into the directory where a plugin has mounted the volume."""
+    try:
+        target = files.open_directory(path)
+    except OSError as error:
+        raise ServerError(
+            f"error while copying the image's content into volume {name}: {path}: {(error.strerror or '').lower()}"
+        ) from error
+    try:
+        local.populate(name, source, target)
+    finally:
+        os.close(target)
