@@ -1,4 +1,4 @@
-"""The processes of a container, as ps(1) on the host shows them (system/ps.py)."""
+"""The processes of a container, as ps(1) on the host shows them (`system/ps`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 from engine.containers.container import Container
 from engine.errors import ServerError
-from engine.system import ps
+from engine.system.ps.listing import process_list
+from engine.system.ps.options import DEFAULT, parse
 from engine.wire.stats import ProcessList
 
 
@@ -15,6 +16,6 @@ async def top(container: Container, ps_args: str) -> ProcessList:
     if not container.running:
         raise ServerError(f"Container {container.id} is not running")
     pids = await asyncio.to_thread(container.parts.cgroups.processes, container.cgroup)
-    found = await asyncio.to_thread(ps.process_list, pids, ps.parse(ps_args or ps.DEFAULT))
+    found = await asyncio.to_thread(process_list, pids, parse(ps_args or DEFAULT))
     container.publish("top")
     return found

@@ -14,8 +14,11 @@ import pytest
 
 from engine.errors import InvalidParameter
 from engine.runtime.cgroups import Cgroups
-from engine.system import ps
-from engine.system.ps import COLUMNS, parse, process_list
+from engine.system.ps import columns
+from engine.system.ps.columns import COLUMNS
+from engine.system.ps.listing import process_list
+from engine.system.ps.options import DEFAULT, parse
+from engine.system.ps.process import Host, Process, accounts
 from engine.wire.stats import ProcessList
 from tests.unit.fast.test_cgroup import LiveCgroup, live
 
@@ -121,7 +124,7 @@ def _eventually(ours: object, theirs: object) -> bool:
 
 
 def test_start_of_another_day_and_year(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = ps.Process(os.getpid(), ps.Host())
+    process = Process(os.getpid(), Host())
     begun = process.started
     for after, stime, bsdstart, start in (
         (0, "%H:%M", "%H:%M", "%H:%M:%S"),
@@ -146,7 +149,7 @@ def test_start_of_another_day_and_year(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_clocks(seconds: int, etime: str, cputime: str) -> None:
-    assert (ps._clock(seconds, False), ps._clock(seconds, True)) == (etime, cputime)
+    assert (columns._clock(seconds, False), columns._clock(seconds, True)) == (etime, cputime)
 
 
 # --- ps_args --------------------------------------------------------------------------------------
@@ -235,10 +238,10 @@ def test_forest(pids: list[int]) -> None:
 
 
 def test_long_user_names_are_cut_as_ps_cuts_them() -> None:
-    host = ps.Host()
+    host = Host()
     host.users = {0: "systemd-network"}
     host.groups = {0: "daemon"}
-    process = ps.Process(os.getpid(), host)
+    process = Process(os.getpid(), host)
     assert process.ids("Uid")[1] == 0
     assert parse("-o user").columns[0].render(process) == "systemd+"
     assert parse("-o user:15").columns[0].render(process) == "systemd-network"
@@ -250,8 +253,8 @@ def test_long_user_names_are_cut_as_ps_cuts_them() -> None:
 def test_accounts(tmp_path: Path) -> None:
     file = tmp_path / "passwd"
     file.write_bytes(b"root:x:0:0::/:/bin/sh\ntoor:x:0:0:\n+nis\nbad:x:y:\nb\xff:x:7:7:\n")
-    assert ps._accounts(str(file)) == {0: "root", 7: "b�"}
-    assert ps._accounts(str(tmp_path / "none")) == {}
+    assert accounts(str(file)) == {0: "root", 7: "b�"}
+    assert accounts(str(tmp_path / "none")) == {}
 
 
 # --- cgroups --------------------------------------------------------------------------------------
@@ -260,7 +263,7 @@ def test_accounts(tmp_path: Path) -> None:
 def test_processes_of_a_cgroup_and_below(live: LiveCgroup) -> None:
     first = live.run("sleep", "1000")
     second = live.run("sleep", "1001", below="/inner")
-    found = process_list(live.host.processes(live.path), parse(ps.DEFAULT))
+    found = process_list(live.host.processes(live.path), parse(DEFAULT))
     assert found.titles == EF.split()
     assert [(int(row[1]), row[7]) for row in found.processes] == sorted([(first, "sleep 1000"), (second, "sleep 1001")])
     assert found.processes[0][0] == "root" and found.processes[0][2] == str(os.getpid())
