@@ -593,7 +593,7 @@ class VolumeStore:
             _log.warning("volume %s stays with its driver: %s", record.name, error.message)
 
     async def _restore(self, record: VolumeRecord, driver: Driver) -> None:
-        """Its record stays after all. A failure is logged: the reason for staying is what counts."""
+        """Its record stays after all. A failure is logged: the caller has the reason for that."""
         try:
             await driver.restore(record.name)
         except EngineError as error:

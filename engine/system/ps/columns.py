@@ -220,10 +220,12 @@ def _columns() -> dict[str, Column]:
 
 
 _ALIASES = {
-    "uname": "user", "%cpu": "pcpu", "%mem": "pmem", "vsize": "vsz", "rssize": "rss", "rsz": "rss", "tsiz": "trs", "dsiz": "drs",
-    "tty": "tt", "state": "s", "flag": "f", "flags": "f", "cputime": "time", "atime": "time", "cputimes": "times", "nice": "ni",
-    "intpri": "opri", "session": "sess", "ucomm": "comm", "command": "args", "majflt": "maj_flt", "minflt": "min_flt",
-    "sig": "pending", "sigmask": "blocked", "sigignore": "ignored", "sigcatch": "caught", "wname": "wchan", "class": "cls",
+    "uname": "user", "%cpu": "pcpu", "%mem": "pmem", "vsize": "vsz", "rssize": "rss", "rsz": "rss",
+    "tsiz": "trs", "dsiz": "drs", "tty": "tt", "state": "s", "flag": "f", "flags": "f",
+    "cputime": "time", "atime": "time", "cputimes": "times", "nice": "ni", "intpri": "opri",
+    "session": "sess", "ucomm": "comm", "command": "args", "majflt": "maj_flt", "minflt": "min_flt",
+    "sig": "pending", "sigmask": "blocked", "sigignore": "ignored", "sigcatch": "caught",
+    "wname": "wchan", "class": "cls",
 }  # fmt: skip
 
 

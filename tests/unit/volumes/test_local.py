@@ -110,7 +110,7 @@ def test_addresses_are_resolved() -> None:
         local.resolved("addr=no-such-host.invalid")
 
 
-# --- removal ------------------------------------------------------------------------------------------
+# --- removal --------------------------------------------------------------------------------------
 
 
 def driver(tmp_path: Path, act: Callable[[local.LocalDriver], Awaitable[None]]) -> Path:
