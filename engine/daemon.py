@@ -42,8 +42,9 @@ from engine.events import EventLog
 from engine.facts import Counts, Host
 from engine.http.server import Server
 from engine.http.tls import mutual_context
+from engine.images.record import ImageUser
 from engine.images.remote import Remote
-from engine.images.store import ImageStore, ImageUser
+from engine.images.store import ImageStore
 from engine.logs.drivers import SHIPPED
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Exit

@@ -9,22 +9,22 @@ from engine.containers.commit import CommitOptions
 from engine.containers.commit import commit as commit_container
 from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
-from engine.images import reference
+from engine.images import reference, views
 from engine.images.credentials import Credentials, registry_auth
 from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_FILTERS, SEARCH_LIMIT, Search
 from engine.images.save import save
-from engine.images.store import FILTERS
 from engine.wire.containers import Config
 from engine.wire.images import Committed, Deletion, HistoryItem, ImageSummary, LoggedIn, SearchResult
 
 
 def list_all(engine: Engine, request: Request) -> Reply:
     query = request.query
-    filters = parameters.filters(query, FILTERS)
+    filters = parameters.filters(query, views.FILTERS)
     parameters.filter_boolean(filters, "dangling")
     # they are listed in any case: docker CLIs look for dangling images by them
     parameters.boolean(query, "digests")
-    found = engine.images.summaries(
+    found = views.summaries(
+        engine.images.index,
         intermediate=parameters.boolean(query, "all"),
         name=query.get("filter", ""),
         filters=filters,
@@ -63,11 +63,13 @@ async def commit(engine: Engine, request: Request) -> Reply:
 
 
 def inspect(engine: Engine, request: Request) -> Reply:
-    return json_reply(request, engine.images.inspect(request.parameters["name"]))
+    found = views.inspect(engine.images.index, engine.images.snapshots, request.parameters["name"])
+    return json_reply(request, found)
 
 
 def history(engine: Engine, request: Request) -> Reply:
-    return json_reply(request, engine.images.history(request.parameters["name"]), HistoryItem)
+    found = views.history(engine.images.index, engine.images.snapshots, request.parameters["name"])
+    return json_reply(request, found, HistoryItem)
 
 
 async def push(engine: Engine, request: Request) -> StreamReply:

@@ -21,7 +21,7 @@ from engine.containers.names import Names, checked_name
 from engine.containers.parts import Parts
 from engine.containers.store import ContainerRecord
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
-from engine.images.store import ImageUser
+from engine.images.record import ImageUser
 from engine.runtime import cgroups
 from engine.system import detached_mounts
 from engine.wire.containers import CreateBody, Created, UpdateBody

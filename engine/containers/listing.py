@@ -102,7 +102,7 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
         ids: set[str] = set()
         for value in values:
             with contextlib.suppress(NotFound):
-                ids |= images.descendants(images.get(value).id)
+                ids |= images.index.descendants(images.get(value).id)
         return [lambda container: container.record.image_id in ids]
     if name == "health":
         for value in values:

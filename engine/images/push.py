@@ -22,8 +22,9 @@ from isal import isal_zlib
 from engine.errors import NotFound, ServerError
 from engine.images import reference, tarsplit
 from engine.images.progress import Reports, retrying_text
+from engine.images.record import ImageRecord
 from engine.images.reference import Reference
-from engine.images.store import ImageRecord, ImageStore
+from engine.images.store import ImageStore
 from engine.system.threads import LongWork, uninterrupted
 from engine.wire.images import Descriptor, Progress, ProgressDetail, PushResult
 

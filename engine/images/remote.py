@@ -26,8 +26,9 @@ from engine.images.archive import is_digest
 from engine.images.credentials import Credentials
 from engine.images.pull import Downloads, Resolved
 from engine.images.push import Pushing
+from engine.images.record import ImageRecord
 from engine.images.reference import Reference
-from engine.images.store import ImageRecord, ImageStore
+from engine.images.store import ImageStore
 from engine.system.tasks import spawn
 from engine.wire.images import Progress, SearchResult
 

@@ -31,8 +31,9 @@ from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
 from engine.images import reference, tarsplit
 from engine.images.archive import NAME_ANNOTATION, REF_NAME_ANNOTATION
+from engine.images.record import ImageRecord
 from engine.images.reference import Reference
-from engine.images.store import ImageRecord, ImageStore
+from engine.images.store import ImageStore
 from engine.system.threads import uninterrupted
 
 _CHUNK = 1 << 20

@@ -1,9 +1,12 @@
 """The images of an engine: their records and tags, and every verb on them.
 
-Owns: the records of kind `image` (tags are part of them), the blobs of configurations, and the
-claims on layers that follow from both. Readers use immutable records in memory; a change becomes
-visible after it was committed. Not here: the wire (`api/images.py`), archives and extraction
-(archive.py, layers.py), what a container does with an image.
+Owns:    the records of kind `image` (tags are part of them), the blobs of configurations, and the
+         claims on layers that follow from both. Readers use immutable records in memory
+         (`index.py`); a change becomes visible after it was committed.
+Threads: the event loop's. One lock covers each decision about records until it is visible.
+Raises:  NotFound, Conflict, InvalidParameter as Docker does; ServerError when the disk fails.
+Not here: how images are shown (`views.py`), archives and extraction (`archive.py`, `layers.py`),
+what a container does with an image.
 
 Load keeps nothing until all of it is verified: layers become durable one by one but are claimed by
 the load alone, and images, their tags and the tags' former owners change in one transaction at the
@@ -15,42 +18,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fnmatch
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from engine import times
-from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
+from engine.errors import Conflict, EngineError, InvalidParameter
 from engine.events import EventLog
 from engine.images import archive, reference
 from engine.images.archive import ArchivedImage
 from engine.images.idle import Idle
+from engine.images.index import Index
 from engine.images.layers import Layers, chain_ids
 from engine.images.load import Claims, Load
 from engine.images.receiving import received
+from engine.images.record import ImageRecord, ImageUser, nanoseconds
 from engine.images.reference import Reference
 from engine.storage.content import Content
-from engine.storage.overlay import DRIVER_NAME
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Snapshots
 from engine.system.observers import Observers
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
-from engine.wire.containers import Config
 from engine.wire.images import (
     Deletion,
     Descriptor,
-    GraphDriver,
-    HistoryItem,
     ImageConfig,
-    ImageInspect,
-    ImageSummary,
-    InspectRootFS,
     Manifest,
     Progress,
 )
@@ -58,57 +53,6 @@ from engine.wire.images import (
 FILTERS = ("before", "dangling", "label", "reference", "since")
 
 _log = logging.getLogger(__name__)
-
-
-class ImageUser(NamedTuple):
-    """A container that was made from an image; `name` may be empty while it is being made."""
-
-    id: str
-    name: str
-    running: bool
-
-
-class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The record of one image.
-
-    `tags` and `digests` are canonical references (`docker.io/library/busybox:latest`).
-    """
-
-    id: str
-    config: ImageConfig
-    chain_ids: tuple[str, ...] = ()
-    """One per layer, lowest first."""
-    size: int = 0
-    created: int = 0
-    """ns since the epoch; 0 when the image does not say."""
-    tags: tuple[str, ...] = ()
-    digests: tuple[str, ...] = ()
-    pending: str = ""
-    """As in `storage.snapshots.Layer`."""
-    blobs: tuple[Descriptor, ...] = ()
-    """One per layer, when it was pulled or pushed: its blobs in registries."""
-    oci: bool = False
-    """It arrived with an OCI manifest, and is pushed with one."""
-    manifest: str = ""
-    """Digest of the manifest that it was pulled with; a blob of the content store."""
-    parent: str = ""
-    """The image that it was made from, which is kept as long as this one.
-
-    Unknown for pulled images.
-    """
-
-    @property
-    def familiar_tags(self) -> list[str]:
-        """In the familiar form, sorted."""
-        return sorted(reference.read(tag).familiar for tag in self.tags)
-
-    @property
-    def familiar_digests(self) -> list[str]:
-        return sorted(reference.read(digest).familiar for digest in self.digests)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return self.config.config.labels if self.config.config is not None else {}
 
 
 class ImageStore:
@@ -132,13 +76,10 @@ class ImageStore:
         self._layers = Layers(snapshots)
         self.idle = Idle()
         self.idle.when_idle(self._layers.release)
-        self._images: dict[str, ImageRecord] = {}
+        self.index = Index()
+        """All images; its readers need no lock."""
         self.changed: Observers[[Collection[str]]] = Observers("images changed")
         """Called with the ids of images that are new, deleted or renamed."""
-        self._by_name: dict[str, str] = {}
-        """Canonical tag or digest reference → id."""
-        self._children: dict[str, set[str]] = {}
-        """Image → the images made from it, if any."""
         self._changing = asyncio.Lock()
         """Held from a decision about records until they are committed and visible."""
         self._loading: dict[str, int] = {}
@@ -157,12 +98,12 @@ class ImageStore:
                 _log.warning("image %s is dropped: %s", image_id, lost)
                 changes.append(self._table.delete(image_id))
             else:
-                self._put(record)
+                self._show(record)
         await self._records.commit(*changes)
-        named = self._images.keys() | {record.manifest for record in self._images.values()}
+        named = self.index.ids() | {record.manifest for record in self.index}
         for digest in blobs - named:
             self._content.delete(digest)
-        if any(record.pending for record in self._images.values()):
+        if any(record.pending for record in self.index):
             self._settle_soon()
 
     def _lost(self, record: ImageRecord, blobs: set[str]) -> str:
@@ -185,153 +126,18 @@ class ImageStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.index)
 
     def __iter__(self) -> Iterator[ImageRecord]:
-        return iter(self._images.values())
+        return iter(self.index)
 
     def chain_ids(self) -> set[str]:
         """Every layer that an image or a load under way needs."""
-        return {chain_id for record in self._images.values() for chain_id in record.chain_ids} | self._loading.keys()
+        return {chain_id for record in self.index for chain_id in record.chain_ids} | self._loading.keys()
 
     def get(self, name: str) -> ImageRecord:
-        """By reference (latest when it has no tag), id, or a prefix of an id that only one image
-        has.
-
-        Raises NotFound as Docker does, with the complete name (`busybox:latest`) or with the fault
-        of its form.
-        """
-        found = self._images.get(name) or self._images.get(f"sha256:{name}")
-        if found is not None:
-            return found
-        missing = name
-        try:
-            wanted = reference.parse(name).tagged()
-        except InvalidParameter as error:
-            missing = f"{name}: {error.message}"
-        else:
-            image_id = self._by_name.get(wanted.canonical)
-            if image_id is not None:
-                return self._images[image_id]
-            missing = wanted.familiar
-        prefix = name.removeprefix("sha256:")
-        if prefix and set(prefix) <= set("0123456789abcdef"):
-            matches = [image_id for image_id in self._images if image_id.startswith(prefix, 7)]
-            if len(matches) > 1:
-                raise NotFound(f"No such image: {name}: {len(matches)} images have an id that begins so")
-            if matches:
-                return self._images[matches[0]]
-            if len(prefix) == 64:
-                missing = name
-        raise NotFound(f"No such image: {missing}")
-
-    def summaries(
-        self,
-        *,
-        intermediate: bool = False,
-        name: str = "",
-        filters: Mapping[str, Sequence[str]] | None = None,
-    ) -> list[ImageSummary]:
-        """The list, newest first. `intermediate`: also nameless images that others were made from.
-
-        `name`: only images with that repository, or repository and tag, with `*` and `?` within a
-        part. Raises NotFound for an unknown image in the filters `before` and `since`.
-        """
-        filters = filters or {}
-        bounds = [(self.get(other).created, True) for other in filters.get("before", ())]
-        bounds += [(self.get(other).created, False) for other in filters.get("since", ())]
-        dangling = filters.get("dangling")
-        found = []
-        for record in sorted(self._images.values(), key=lambda record: (-record.created, record.id)):
-            if any(record.created >= at if before else record.created <= at for at, before in bounds):
-                continue
-            nameless = not record.tags and not record.digests
-            if record.id in self._children and (
-                (nameless and not intermediate) or (dangling and not bool(record.tags))
-            ):
-                continue
-            if dangling and bool(record.tags) == (dangling[0] in ("1", "true", "True")):
-                continue
-            if not _labelled(record.labels, filters.get("label", ())):
-                continue
-            names = list(record.tags)
-            patterns = [*((name,) if name else ()), *filters.get("reference", ())]
-            if patterns:
-                names = [tag for tag in names if all(_matches(reference.read(tag), pattern) for pattern in patterns)]
-                if not names:
-                    continue
-            found.append(self._summary(record, names))
-        return found
-
-    def _summary(self, record: ImageRecord, names: Iterable[str]) -> ImageSummary:
-        tags = sorted(reference.read(name).familiar for name in names)
-        nameless = not tags and not record.digests
-        return ImageSummary(
-            id=record.id,
-            parent_id=record.parent,
-            repo_tags=["<none>:<none>"] if nameless else tags,
-            repo_digests=["<none>@<none>"] if nameless else record.familiar_digests,
-            created=times.unix_seconds(record.created),
-            size=record.size,
-            virtual_size=record.size,
-            labels=record.labels,
-        )
-
-    def inspect(self, name: str) -> ImageInspect:
-        """Everything about one image. Raises as `get`."""
-        record = self.get(name)
-        config = record.config
-        return ImageInspect(
-            id=record.id,
-            repo_tags=record.familiar_tags,
-            repo_digests=record.familiar_digests,
-            parent=record.parent,
-            comment=config.comment,
-            created=times.rfc3339(record.created),
-            container=config.container,
-            container_config=config.container_config or Config(),
-            docker_version=config.docker_version,
-            engine_version=config.docker_version,
-            author=config.author,
-            config=config.config or Config(),
-            architecture=config.architecture,
-            os=config.os,
-            size=record.size,
-            virtual_size=record.size,
-            graph_driver=GraphDriver(
-                name=DRIVER_NAME, data=self._snapshots.layer_data(record.chain_ids[-1]) if record.chain_ids else {}
-            ),
-            root_fs=InspectRootFS(type="layers", layers=list(config.rootfs.diff_ids)),
-        )
-
-    def history(self, name: str) -> list[HistoryItem]:
-        """The steps that made an image, newest first, also those without a layer. As `get`."""
-        record = self.get(name)
-        sizes = [layer.size for chain_id in record.chain_ids if (layer := self._snapshots.layer(chain_id))]
-        items: list[HistoryItem] = []
-        for step in record.config.history:
-            size = 0 if step.empty_layer or not sizes else sizes.pop(0)
-            items.append(
-                HistoryItem(
-                    id="<missing>",
-                    created=times.unix_seconds(_nanoseconds(step.created)),
-                    created_by=step.created_by,
-                    tags=None,
-                    size=size,
-                    comment=step.comment,
-                )
-            )
-        for size in sizes:  # layers that the history does not list
-            created = times.unix_seconds(record.created)
-            items.append(HistoryItem(id="<missing>", created=created, created_by="", tags=None, size=size, comment=""))
-        items.reverse()
-        maker: ImageRecord | None = record
-        for at, item in enumerate(items):  # as many steps as there are images: each image has one
-            if maker is None:
-                break
-            items[at] = msgspec.structs.replace(item, id=maker.id, tags=maker.familiar_tags or None)
-            maker = self._images.get(maker.parent)
-        return items
+        """See `Index.get`."""
+        return self.index.get(name)
 
     # --- tags -------------------------------------------------------------------------------------
 
@@ -343,46 +149,8 @@ class ImageStore:
         wanted = reference.with_tag(repository, tag)
         async with self._changing:
             record = self.get(name)
-            await self._commit(self._renamed({record.id: record}, {record.id: [wanted]}))
+            await self._commit(self.index.renamed({record.id: record}, {record.id: [wanted]}))
         self._publish(record.id, "tag", wanted.familiar)
-
-    def _renamed(
-        self, changed: dict[str, ImageRecord], names: Mapping[str, Sequence[Reference]]
-    ) -> dict[str, ImageRecord]:
-        """`changed`, with names added and taken from their former owners.
-
-        The later of two claims on one name wins.
-        """
-        changed = dict(changed)
-        for image_id, wanted in names.items():
-            for name in wanted:
-                canonical = name.canonical
-                owners = {
-                    self._by_name.get(canonical),
-                    *(i for i, record in changed.items() if canonical in record.tags),
-                }
-                for owner in owners - {None, image_id}:
-                    former = changed.get(owner or "") or self._images[owner or ""]
-                    tags = tuple(tag for tag in former.tags if tag != canonical)
-                    changed[former.id] = msgspec.structs.replace(former, tags=tags)
-                record = changed[image_id]
-                if canonical not in record.tags:
-                    changed[image_id] = msgspec.structs.replace(record, tags=(*record.tags, canonical))
-        return changed
-
-    def descendants(self, image_id: str) -> set[str]:
-        """The image and those that were made from it, directly or not."""
-        children: dict[str, list[str]] = {}
-        for record in self._images.values():
-            if record.parent:
-                children.setdefault(record.parent, []).append(record.id)
-        found, waiting = set[str](), [image_id]
-        while waiting:
-            each = waiting.pop()
-            if each not in found:
-                found.add(each)
-                waiting += children.get(each, ())
-        return found
 
     async def _commit(self, changed: Mapping[str, ImageRecord | None]) -> None:
         """Write the records (None: remove it), then publish them to readers."""
@@ -393,32 +161,20 @@ class ImageStore:
             )
         )
         for image_id, record in changed.items():
-            old = self._images.get(image_id)
-            if old is not None:
-                for name in (*old.tags, *old.digests):
-                    if self._by_name.get(name) == image_id:
-                        del self._by_name[name]
-                if old.parent:
-                    self._children[old.parent].discard(image_id)
-                    if not self._children[old.parent]:
-                        del self._children[old.parent]
             if record is None:
-                del self._images[image_id]
+                self.index.drop(image_id)
             else:
-                self._put(record)
+                self._show(record)
         self.changed(changed.keys())
 
-    def _put(self, record: ImageRecord) -> None:
-        if record.id not in self._images and record.chain_ids:
+    def _show(self, record: ImageRecord) -> None:
+        """A committed record, to readers. A new image keeps its layers."""
+        if record.id not in self.index and record.chain_ids:
             self._snapshots.retain(record.chain_ids[-1])
-        self._images[record.id] = record
-        if record.parent:
-            self._children.setdefault(record.parent, set()).add(record.id)
-        for name in (*record.tags, *record.digests):
-            self._by_name[name] = record.id
+        self.index.put(record)
 
     def _publish(self, image_id: str, action: str, name: str) -> None:
-        record = self._images.get(image_id)
+        record = self.index.find(image_id)
         self._events.publish("image", action, image_id, {**(record.labels if record else {}), "name": name})
 
     # --- delete -----------------------------------------------------------------------------------
@@ -438,21 +194,21 @@ class ImageStore:
             done: list[Deletion] = []
             by_id = record.id.startswith(name.removeprefix("sha256:"), 7)
             if by_id:
-                if _single_repository(record):
+                if record.in_one_repository:
                     self._check_unused(record, force=force, references=False)
             else:
                 record = await self._untag(record, name, force, done)
                 if record.tags or record.digests:
                     return done
             try:
-                self._check_unused(record, force=force, references=not _single_repository(record))
+                self._check_unused(record, force=force, references=not record.in_one_repository)
             except Conflict:
                 # A name was requested to be removed, and was. It is no failure that the image stays
                 # for its containers.
                 if not by_id:
                     return done
                 raise
-            going = [record, *(self._orphans(record) if prune else ())]
+            going = [record, *(self.index.orphans(record, self._users) if prune else ())]
             await self._commit({each.id: None for each in going})
             for each in going:
                 await asyncio.to_thread(self._content.delete, each.id)
@@ -467,19 +223,11 @@ class ImageStore:
                 done += [Deletion(deleted=chain_id) for chain_id in await self._snapshots.release(each.chain_ids[-1])]
         return done
 
-    def _orphans(self, record: ImageRecord) -> Iterator[ImageRecord]:
-        """Nameless ancestors that are unused once this image is gone, the nearest first."""
-        while (parent := self._images.get(record.parent)) is not None:
-            if parent.tags or parent.digests or self._users(parent.id) or len(self._children[parent.id]) > 1:
-                return
-            yield parent
-            record = parent
-
     async def _untag(self, record: ImageRecord, name: str, force: bool, done: list[Deletion]) -> ImageRecord:
         """Remove one name from an image, and the digests of a repository without remaining tags."""
         wanted = reference.parse(name).tagged()
         users = self._users(record.id)
-        if not force and users and _single_repository(record):
+        if not force and users and record.in_one_repository:
             raise Conflict(
                 f'conflict: unable to remove repository reference "{name}" (must force) - '
                 f"container {users[0].id[:12]} is using its referenced image {record.id[7:19]}"
@@ -501,7 +249,7 @@ class ImageStore:
 
         `force` overrides everything but running containers and child images.
         """
-        if record.id in self._children:
+        if self.index.has_children(record.id):
             raise Conflict(
                 f"conflict: unable to delete {record.id[7:19]} (cannot be forced) - image has dependent child images"
             )
@@ -560,22 +308,22 @@ class ImageStore:
             said: list[Progress] = []
             for image in found:
                 image_id = await asyncio.to_thread(self._content.ingest, image.raw)
-                record = changed.get(image_id) or self._images.get(image_id) or self._record(image_id, image.config)
+                record = changed.get(image_id) or self.index.find(image_id) or self._record(image_id, image.config)
                 if image.parent:
                     record = msgspec.structs.replace(record, parent=image.parent)
                 changed[image_id] = record
                 names.setdefault(image_id, []).extend(image.names)
                 for name in image.names:
-                    former = self._by_name.get(name.canonical, image_id)
-                    if former != image_id:
-                        said.append(Progress(stream=_renamed_text(name, former)))
+                    former = self.index.owner(name)
+                    if former is not None and former.id != image_id:
+                        said.append(Progress(stream=_renamed_text(name, former.id)))
                     said.append(Progress(stream=f"Loaded image: {name.familiar}\n"))
                 if not image.names:
                     said.append(Progress(stream=f"Loaded image ID: {image_id}\n"))
             try:
-                await self._commit(self._renamed(changed, names))
+                await self._commit(self.index.renamed(changed, names))
             except BaseException:
-                for image_id in changed.keys() - self._images.keys():
+                for image_id in changed.keys() - self.index.ids():
                     self._content.delete(image_id)
                 raise
         for image in found:
@@ -637,21 +385,18 @@ class ImageStore:
         image_id = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         async with self._changing:
             await asyncio.to_thread(self._content.ingest, raw)
-            known = self._images.get(image_id)
+            known = self.index.find(image_id)
             record = known or self._record(image_id, config)
-            if known is None and parent in self._images:
+            if known is None and parent in self.index:
                 record = msgspec.structs.replace(record, parent=parent)
             changed: dict[str, ImageRecord] = {}
             if manifest:
                 kept = await asyncio.to_thread(self._content.ingest, manifest)
                 record = msgspec.structs.replace(record, blobs=tuple(blobs), oci=oci, manifest=kept)
             if digest is not None and digest.canonical not in record.digests:
-                former = self._images.get(self._by_name.get(digest.canonical, ""))
-                if former is not None:
-                    rest = tuple(name for name in former.digests if name != digest.canonical)
-                    changed[former.id] = msgspec.structs.replace(former, digests=rest)
+                changed = self.index.without_digest(digest, image_id)
                 record = msgspec.structs.replace(record, digests=(*record.digests, digest.canonical))
-            changed = self._renamed({**changed, image_id: record}, {image_id: tags})
+            changed = self.index.renamed({**changed, image_id: record}, {image_id: tags})
             names_changed = known is None or (known.tags, known.digests) != (
                 changed[image_id].tags,
                 changed[image_id].digests,
@@ -660,7 +405,7 @@ class ImageStore:
                 try:
                     await uninterrupted(self._commit(changed))
                 except BaseException:
-                    if image_id not in self._images:
+                    if image_id not in self.index:
                         self._content.delete(image_id)
                     raise
                 finally:
@@ -672,7 +417,7 @@ class ImageStore:
 
     async def _drop_manifest(self, digest: str) -> None:
         """Remove the blob unless an image names it."""
-        if digest and all(digest not in (record.manifest, record.id) for record in self._images.values()):
+        if digest and all(digest not in (record.manifest, record.id) for record in self.index):
             await asyncio.to_thread(self._content.delete, digest)
 
     def manifest(self, record: ImageRecord) -> tuple[bytes, Manifest]:
@@ -686,14 +431,10 @@ class ImageStore:
         Does nothing when the image was deleted meanwhile.
         """
         async with self._changing:
-            record = self._images.get(image_id)
+            record = self.index.find(image_id)
             if record is None:
                 return
-            changed: dict[str, ImageRecord] = {}
-            former = self._images.get(self._by_name.get(digest.canonical, image_id))
-            if former is not None and former.id != image_id:
-                rest = tuple(name for name in former.digests if name != digest.canonical)
-                changed[former.id] = msgspec.structs.replace(former, digests=rest)
+            changed = self.index.without_digest(digest, image_id)
             digests = tuple(dict.fromkeys((*record.digests, digest.canonical)))
             # The pulled manifest stays: a registry that has those blobs gets it again.
             kept = record.blobs if record.manifest else tuple(blobs)
@@ -708,7 +449,7 @@ class ImageStore:
             config=config,
             chain_ids=chains,
             size=sum(layer.size for layer in layers),
-            created=_nanoseconds(config.created),
+            created=nanoseconds(config.created),
             pending=self._snapshots.boot,
         )
 
@@ -720,16 +461,16 @@ class ImageStore:
             try:
                 if before is not None:
                     await asyncio.wait([before])
-                pending = [image_id for image_id, record in self._images.items() if record.pending]
+                pending = [record.id for record in self.index if record.pending]
                 if not pending:
                     return
                 await self._snapshots.settle()
                 async with self._changing:
                     await self._commit(
                         {
-                            image_id: msgspec.structs.replace(self._images[image_id], pending="")
+                            image_id: msgspec.structs.replace(record, pending="")
                             for image_id in pending
-                            if image_id in self._images
+                            if (record := self.index.find(image_id)) is not None
                         }
                     )
             except (EngineError, OSError) as error:
@@ -740,45 +481,3 @@ class ImageStore:
 
 def _renamed_text(name: Reference, former: str) -> str:
     return f"The image {name.familiar} already exists, renaming the old one with ID {former} to empty string\n"
-
-
-def _nanoseconds(text: str) -> int:
-    try:
-        return times.parse_rfc3339(text) if text else 0
-    except (ValueError, OverflowError):
-        return 0  # a document from outside: no reason to reject the image
-
-
-def _labelled(labels: Mapping[str, str], wanted: Iterable[str]) -> bool:
-    for text in wanted:
-        key, equals, value = text.partition("=")
-        if key not in labels or (equals and labels[key] != value):
-            return False
-    return True
-
-
-def _matches(name: Reference, pattern: str) -> bool:
-    """True when a name matches a client's pattern: repository or repository:tag, familiar or
-    canonical, with wildcards in each part.
-    """
-    candidates = (name.familiar_repository, name.familiar, name.repository, name.canonical)
-    parts = pattern.split("/")
-    return any(
-        len(parts) == len(found)
-        and all(fnmatch.fnmatchcase(part, wanted) for part, wanted in zip(found, parts, strict=True))
-        for found in (candidate.split("/") for candidate in candidates)
-    )
-
-
-def _single_repository(record: ImageRecord) -> bool:
-    """At most one tag, and all digests of its repository (Docker's isSingleReference)."""
-    if len(record.tags) + len(record.digests) <= 1:
-        return True
-    repositories = {reference.read(digest).repository for digest in record.digests}
-    if len(record.tags) > 1:
-        return False
-    first = reference.read((*record.tags, *record.digests)[0]).repository
-    return repositories == {first}
-
-
-__all__ = ["FILTERS", "ImageRecord", "ImageStore", "ImageUser"]

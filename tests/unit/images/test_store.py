@@ -23,10 +23,12 @@ import zstandard
 
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
 from engine.events import EventLog
+from engine.images import views
 from engine.images.layers import chain_ids
 from engine.images.progress import bar
+from engine.images.record import ImageUser
 from engine.images.save import save
-from engine.images.store import ImageStore, ImageUser
+from engine.images.store import ImageStore
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
@@ -178,7 +180,7 @@ def test_load_legacy(run: Run, names: list[str]) -> None:
         assert record.familiar_tags == names
         assert record.config.rootfs.diff_ids == (digest(LOW), digest(HIGH))
         assert record.config.config is not None and record.config.config.volumes == {"/v": {}}
-        assert [item.created_by for item in stage.images.history(record.id)] == [
+        assert [item.created_by for item in views.history(stage.images.index, stage.images.snapshots, record.id)] == [
             "/bin/sh -c #(nop) ADD layer 1",
             "/bin/sh -c #(nop) ADD layer 0",
         ]
@@ -446,8 +448,14 @@ def test_parents_come_with_an_archive(run: Run) -> None:
     async def work(stage: Stage) -> None:
         await stage.load(docker_archive(GRANDCHILD, ONE, CHILD))
         images = stage.images
-        assert [images.inspect(name).parent for name in ("one", "child", "grandchild")] == ["", ONE.id, CHILD.id]
-        assert [item.id for item in images.history("grandchild")][:3] == [GRANDCHILD.id, CHILD.id, ONE.id]
+        assert [
+            views.inspect(images.index, images.snapshots, name).parent for name in ("one", "child", "grandchild")
+        ] == ["", ONE.id, CHILD.id]
+        assert [item.id for item in views.history(images.index, images.snapshots, "grandchild")][:3] == [
+            GRANDCHILD.id,
+            CHILD.id,
+            ONE.id,
+        ]
         saving = await save(images, stage.events, ["one", "grandchild", "child"])
         saved = b"".join([chunk async for chunk in saving])
         await saving.aclose()
@@ -457,7 +465,9 @@ def test_parents_come_with_an_archive(run: Run) -> None:
         await images.delete("child")
         assert not images.get("one").parent and len(images) == 1
         await stage.load(saved)
-        assert [images.inspect(name).parent for name in ("one", "child", "grandchild")] == ["", ONE.id, CHILD.id]
+        assert [
+            views.inspect(images.index, images.snapshots, name).parent for name in ("one", "child", "grandchild")
+        ] == ["", ONE.id, CHILD.id]
         await stage.load(docker_archive(dataclasses.replace(CHILD, names=["alone:latest"])))
         assert images.get("alone").parent == ONE.id, "what is known of an image stays"
 
@@ -513,7 +523,7 @@ def test_deletion_takes_nameless_parents_along(run: Run) -> None:
         await stage.load(docker_archive(ONE, nameless, both, other))
         deleted = [line.deleted for line in await stage.images.delete("grandchild") if line.deleted]
         assert deleted[0] == GRANDCHILD.id and nameless.id not in deleted
-        assert {summary.id for summary in stage.images.summaries()} == {ONE.id, other.id}
+        assert {summary.id for summary in views.summaries(stage.images.index)} == {ONE.id, other.id}
         deleted = [line.deleted for line in await stage.images.delete("other") if line.deleted]
         assert deleted[0] == other.id and nameless.id in deleted and ONE.id not in deleted
         assert len(stage.images) == 1
@@ -527,19 +537,19 @@ def test_deletion_takes_nameless_parents_along(run: Run) -> None:
 def test_list(run: Run) -> None:
     async def work(stage: Stage) -> None:
         images = stage.images
-        assert images.summaries() == []
+        assert views.summaries(images.index) == []
         await stage.load(docker_archive(ONE, TWO, BARE))
 
         def ids(**query: Any) -> list[str]:
-            return [summary.id for summary in images.summaries(**query)]
+            return [summary.id for summary in views.summaries(images.index, **query)]
 
         assert ids() == [BARE.id, TWO.id, ONE.id]
-        bare, two, one = images.summaries()
+        bare, two, one = views.summaries(images.index)
         assert bare.repo_tags == ["<none>:<none>"] and bare.repo_digests == ["<none>@<none>"]
         assert two.repo_tags == ["registry.example:5000/team/two:b", "two:a"] and two.repo_digests == []
         assert one.labels == {"kind": "first", "x": ""} and one.created == 1577934245
         assert one.size == one.virtual_size == 3003 and one.parent_id == ""
-        assert msgspec.to_builtins(images.summaries()[0]).keys() == {
+        assert msgspec.to_builtins(views.summaries(images.index)[0]).keys() == {
             *("Id", "ParentId", "RepoTags", "RepoDigests", "Created", "Size", "VirtualSize", "Labels")
         }
         assert ids(filters={"dangling": ["true"]}) == [BARE.id]
@@ -554,7 +564,7 @@ def test_list(run: Run) -> None:
             ids(filters={"before": ["none"]})
         assert ids(name="two") == ids(name="t*") == ids(name="two:a") == ids(name="docker.io/library/two") == [TWO.id]
         assert ids(name="*") == [TWO.id, ONE.id] and ids(name="*/two") == []
-        assert images.summaries(name="two")[0].repo_tags == ["two:a"]
+        assert views.summaries(images.index, name="two")[0].repo_tags == ["two:a"]
         assert ids(name="registry.example:5000/team/*") == [TWO.id]
 
     run(work)
@@ -563,7 +573,7 @@ def test_list(run: Run) -> None:
 def test_inspect(run: Run) -> None:
     async def work(stage: Stage) -> None:
         await stage.load(docker_archive(TWO))
-        shown = msgspec.to_builtins(stage.images.inspect("two:a"))
+        shown = msgspec.to_builtins(views.inspect(stage.images.index, stage.images.snapshots, "two:a"))
         assert shown["Id"] == TWO.id and shown["Parent"] == "" and shown["Created"] == "2021-01-02T03:04:05Z"
         assert shown["DockerVersion"] == shown["EngineVersion"] == "26.1.3"
         assert shown["RootFS"] == {"Type": "layers", "Layers": [digest(LOW), digest(HIGH)]}
@@ -580,7 +590,7 @@ def test_inspect(run: Run) -> None:
 def test_history(run: Run) -> None:
     async def work(stage: Stage) -> None:
         await stage.load(docker_archive(TWO))
-        top, high, low = stage.images.history("two:a")
+        top, high, low = views.history(stage.images.index, stage.images.snapshots, "two:a")
         assert (top.id, top.size, top.tags) == (TWO.id, 0, ["registry.example:5000/team/two:b", "two:a"])
         assert (high.id, high.size, high.tags) == ("<missing>", 4, None) and low.size == 3003
         assert low.created == 1609556645 and low.created_by.endswith("layer 0")

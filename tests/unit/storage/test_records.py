@@ -14,7 +14,7 @@ import pytest
 
 from engine.containers.store import ContainerStore
 from engine.errors import ServerError
-from engine.images.store import ImageRecord
+from engine.images.record import ImageRecord
 from engine.networks.network import NetworkRecord
 from engine.storage import schema
 from engine.storage.overlay import Snapshot
