@@ -9,15 +9,14 @@ The sockets have ports that the kernel chose. Stateless rules in the container's
 loopback and itself, translate port 53 to them, so 0.0.0.0:53 stays free for a server of the
 container's own. No connection tracking is involved.
 
-Each forwarded query has a socket on a random port, connected to the server, and a random id; only
-the answer to its own question is accepted (RFC 5452). After `PATIENCE` a second server is asked
-too. Silent servers are asked last for `GRUDGE`. Waiting queries are bounded for each container and
-for all; SERVFAIL answers those beyond.
+Waiting queries are bounded for each container and for all; SERVFAIL answers those beyond.
 
-Owns: two sockets and the rules of each container's namespace (which live with it), the sockets of
-waiting queries, and one thread, which enters namespaces. Everything else runs on the event loop and
-never waits; no locks. Rules: RFC 1035, 4.2 (UDP, TCP), RFC 7766. Not here: names (`names.py`),
-messages (`dns.py`). Raises: ServerError when a namespace cannot be served.
+Owns:    two sockets and the rules of each container's namespace (which live with it), and one
+         thread, which enters namespaces.
+Threads: that one, and the event loop's, where nothing waits and nothing is locked.
+Rules:   RFC 1035, 4.2 (UDP, TCP), RFC 7766.
+Raises:  ServerError when a namespace cannot be served.
+Not here: names (`names.py`), messages (`dns.py`), asking other servers (`forwarding.py`).
 """
 
 from __future__ import annotations
@@ -26,21 +25,18 @@ import asyncio
 import contextlib
 import errno
 import functools
-import ipaddress
-import itertools
 import logging
 import os
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from engine.errors import ServerError
 from engine.networks import dns
 from engine.networks.dns import Query
+from engine.networks.forwarding import Forwarder, HostServers, Server, open_socket
 from engine.networks.names import NameTable
 from engine.system import namespaces, netfilter
 
@@ -55,12 +51,6 @@ TTL = 5
 Docker says 600, which lets caches send clients to containers that are long gone.
 """
 
-PATIENCE = 1.5
-"""Seconds until a second server is asked, or the only one again."""
-TIME_LIMIT = 4.5
-"""Seconds until a query fails. libc gives up, or asks again, after 5."""
-GRUDGE = 10.0
-"""Seconds for which a server that did not answer in time is asked last."""
 WAITING, WAITING_IN_A_CROWD = 256, 16
 """Most waiting queries of one container. The second number holds while all containers together wait
 for more than `CROWD`.
@@ -81,7 +71,6 @@ BATCH = 16
 _LONGEST = 65535
 _LENGTHS = {dns.A: 4, dns.AAAA: 16}
 _SEND_BUFFER = 64 << 10
-_RELOAD = 5.0
 
 _TABLE = "ip engined-names"
 _RULES = """
@@ -103,13 +92,6 @@ Making these rules takes 0.3 ms. Deleting any, or failing, takes up to 20 ms, as
 for an RCU grace period.
 """
 _PORT_OF_RULE = re.compile(r"(udp|tcp) dport 53 \1 dport set (\d+)")
-
-
-class Server(NamedTuple):
-    """A server to ask. `address` may carry an interface, `fe80::1%eth0`."""
-
-    address: str
-    port: int = 53
 
 
 class _Client:
@@ -136,7 +118,7 @@ class Resolver:
         self._host_servers = host_servers or HostServers().read
         self._clients: dict[str, _Client] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resolver")
-        self._silent: dict[Server, float] = {}
+        self._forwarder = Forwarder()
         self._waiting = 0
 
     async def open_for(
@@ -356,9 +338,9 @@ class Resolver:
         *,
         stream: bool,
     ) -> None:
-        ask = self._by_stream if stream else self._by_datagram
+        ask = self._forwarder.by_stream if stream else self._forwarder.by_datagram
         try:
-            reply = await ask(client, query, message, self._in_order(servers))
+            reply = await ask(query, message, servers, functools.partial(self._socket, client))
         except OSError as error:  # out of descriptors, for example
             _log.warning("container %s: cannot forward a query: %s", client.container_id, error)
             reply = None
@@ -366,121 +348,14 @@ class Resolver:
             reply = dns.answer(query, (), rcode=dns.SERVER_FAILURE, authoritative=False)
         deliver(dns.with_id(reply, query.id))
 
-    def _in_order(self, servers: Sequence[Server]) -> list[Server]:
-        """The servers in their configured order, recently silent ones last."""
-        if not self._silent:
-            return list(servers)
-        now = time.monotonic()
-        self._silent = {server: until for server, until in self._silent.items() if until > now}
-        return sorted(servers, key=self._silent.__contains__)
-
-    def _was_silent(self, server: Server) -> None:
-        self._silent[server] = time.monotonic() + GRUDGE
-
-    async def _by_datagram(self, client: _Client, query: Query, message: bytes, servers: list[Server]) -> bytes | None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + TIME_LIMIT
-        number = int.from_bytes(os.urandom(2), "big")
-        question = dns.with_id(message, number)
-        asked: dict[Server, socket.socket] = {}
-        failed: set[Server] = set()
-        refusal: bytes | None = None
-        news: asyncio.Future[tuple[Server, bytes | None]] = loop.create_future()
-
-        def readable(server: Server, asking: socket.socket) -> None:
-            if news.done():
-                return  # one at a time: this one is still there on the next pass
-            try:
-                reply = asking.recv(_LONGEST)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:  # ICMP: port unreachable
-                reply = None
-            if reply is None or dns.answers(reply, number, query):
-                news.set_result((server, reply))
-
-        try:
-            for server in itertools.cycle(servers):
-                if server not in failed:
-                    try:
-                        if (asking := asked.get(server)) is None:
-                            asking = asked[server] = await self._socket(client, server, socket.SOCK_DGRAM)
-                            loop.add_reader(asking.fileno(), readable, server, asking)
-                        asking.send(question)
-                    except OSError:  # no route to it
-                        failed.add(server)
-                if failed.issuperset(servers):
-                    return refusal
-                # This server's turn lasts until it has answered or failed; failures of other
-                # servers do not end it.
-                turn_ends = min(end, loop.time() + PATIENCE)
-                while server not in failed:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(turn_ends):
-                            await asyncio.shield(news)
-                    if not news.done():
-                        self._was_silent(server)
-                        if loop.time() >= end:
-                            return refusal
-                        break
-                    source, reply = news.result()
-                    news = loop.create_future()
-                    if reply is not None and dns.rcode(reply) in (dns.NO_ERROR, dns.NAME_ERROR):
-                        self._silent.pop(source, None)
-                        return reply
-                    failed.add(source)
-                    refusal = reply or refusal
-        finally:
-            for each in asked.values():
-                loop.remove_reader(each.fileno())
-                each.close()
-        return None
-
-    async def _by_stream(self, client: _Client, query: Query, message: bytes, servers: list[Server]) -> bytes | None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + TIME_LIMIT
-        number = int.from_bytes(os.urandom(2), "big")
-        frame = len(message).to_bytes(2, "big") + dns.with_id(message, number)
-        refusal: bytes | None = None
-        for left, server in zip(range(len(servers), 0, -1), servers, strict=True):
-            try:
-                async with asyncio.timeout((end - loop.time()) / left):
-                    reply = await self._over_tcp(client, server, frame)
-            except (OSError, EOFError):
-                continue
-            except TimeoutError:
-                self._was_silent(server)
-                continue
-            if dns.answers(reply, number, query):
-                if dns.rcode(reply) in (dns.NO_ERROR, dns.NAME_ERROR):
-                    return reply
-                refusal = reply
-        return refusal
-
-    async def _over_tcp(self, client: _Client, server: Server, frame: bytes) -> bytes:
-        loop = asyncio.get_running_loop()
-        asking = await self._socket(client, server, socket.SOCK_STREAM)
-        try:
-            await loop.sock_connect(asking, _socket_address(server, asking.type))
-            await loop.sock_sendall(asking, frame)
-            received = bytearray()
-            while len(received) < 2 or len(received) < 2 + int.from_bytes(received[:2], "big"):
-                chunk = await loop.sock_recv(asking, _LONGEST)
-                if not chunk:
-                    raise EOFError
-                received += chunk
-            return bytes(received[2 : 2 + int.from_bytes(received[:2], "big")])
-        finally:
-            asking.close()
-
     async def _socket(self, client: _Client, server: Server, kind: socket.SocketKind) -> socket.socket:
         """A socket in the namespace from which the server is asked; one for datagrams is connected
         to it.
 
-        Raises OSError.
+        See `forwarding.open_socket`.
         """
         if not client.servers:
-            return _asking(server, kind)
+            return open_socket(server, kind)
         if client.udp is None:
             raise OSError("the container has ended")
         # A duplicate, as the container's descriptor may be closed, and its number reused, before
@@ -634,67 +509,11 @@ def _bound(udp_port: int, tcp_port: int) -> tuple[socket.socket, socket.socket]:
 def _asking_inside(namespace: int, server: Server, kind: socket.SocketKind) -> socket.socket:
     try:
         with namespaces.inside_network(namespace):
-            return _asking(server, kind)
+            return open_socket(server, kind)
     finally:
         os.close(namespace)
-
-
-def _asking(server: Server, kind: socket.SocketKind) -> socket.socket:
-    family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
-    asking = socket.socket(family, kind | socket.SOCK_NONBLOCK)
-    try:
-        if kind == socket.SOCK_DGRAM:
-            asking.connect(_socket_address(server, kind))
-    except BaseException:
-        asking.close()
-        raise
-    return asking
-
-
-def _socket_address(server: Server, kind: int) -> tuple[object, ...]:
-    return socket.getaddrinfo(server.address, server.port, type=kind, flags=socket.AI_NUMERICHOST)[0][4]
 
 
 def _close_unwanted(making: asyncio.Future[socket.socket]) -> None:
     if not making.cancelled() and making.exception() is None:
         making.result().close()
-
-
-# --- the host's servers ---------------------------------------------------------------------------
-
-
-class HostServers:
-    """The host's servers, from its resolv.conf, which is checked again every few seconds."""
-
-    def __init__(self, path: Path = Path("/etc/resolv.conf")) -> None:
-        self._path = path
-        self._servers: tuple[Server, ...] = ()
-        self._looked = -_RELOAD
-        self._stamp = (0, 0)
-
-    def read(self) -> tuple[Server, ...]:
-        """Returns the servers. Costs a stat(2) every few seconds, and a read when the file has
-        changed.
-        """
-        now = time.monotonic()
-        if now - self._looked >= _RELOAD:
-            self._looked = now
-            with contextlib.suppress(OSError):
-                status = self._path.stat()
-                if self._stamp != (stamp := (status.st_mtime_ns, status.st_ino)):
-                    self._servers = tuple(_nameservers(self._path.read_text(errors="replace")))
-                    self._stamp = stamp
-        return self._servers
-
-
-def _nameservers(text: str) -> Iterator[Server]:
-    """The first three servers that are addresses (resolv.conf(5))."""
-    found = 0
-    for line in text.splitlines():
-        keyword, *words = line.split(maxsplit=2) or [""]
-        if keyword != "nameserver" or not words or found == 3:
-            continue
-        with contextlib.suppress(ValueError):
-            ipaddress.ip_address(words[0])
-            found += 1
-            yield Server(words[0])

@@ -20,9 +20,10 @@ import uvloop
 from dnslib import EDNS0, QTYPE, RCODE, RR, A, DNSRecord
 
 from engine.errors import ServerError
-from engine.networks import resolver
+from engine.networks import forwarding, resolver
+from engine.networks.forwarding import Forwarder, HostServers, Server
 from engine.networks.names import NameTable
-from engine.networks.resolver import HostServers, Resolver, Server
+from engine.networks.resolver import Resolver
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import RouteSocket
@@ -36,8 +37,8 @@ ASKERS = ThreadPoolExecutor(8)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the timeouts: on a busy machine a server may be slow. Tests of timeouts set their
     own."""
-    monkeypatch.setattr(resolver, "PATIENCE", 60)
-    monkeypatch.setattr(resolver, "TIME_LIMIT", 120)
+    monkeypatch.setattr(forwarding, "PATIENCE", 60)
+    monkeypatch.setattr(forwarding, "TIME_LIMIT", 120)
 
 
 @pytest.fixture
@@ -509,16 +510,16 @@ def test_the_next_server_is_asked(namespace: int, tcp: bool) -> None:
 
 
 def test_a_silent_server_is_asked_last_for_a_while(namespace: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "PATIENCE", 0.05)
-    monkeypatch.setattr(resolver, "GRUDGE", 600)
-    was_silent = Resolver._was_silent
+    monkeypatch.setattr(forwarding, "PATIENCE", 0.05)
+    monkeypatch.setattr(forwarding, "GRUDGE", 600)
+    was_silent = Forwarder._was_silent
 
-    def once(served: Resolver, server: Server) -> None:
-        was_silent(served, server)
+    def once(forwarder: Forwarder, server: Server) -> None:
+        was_silent(forwarder, server)
         # from the next query on; how soon the other server answers does not matter
-        resolver.PATIENCE = 60
+        forwarding.PATIENCE = 60
 
-    monkeypatch.setattr(Resolver, "_was_silent", once)
+    monkeypatch.setattr(Forwarder, "_was_silent", once)
 
     async def body() -> None:
         async with Upstream(silent) as dead, Upstream(replying("1.2.3.4")) as good:
@@ -531,7 +532,7 @@ def test_a_silent_server_is_asked_last_for_a_while(namespace: int, monkeypatch: 
 
 
 def test_a_lost_datagram_is_sent_again(namespace: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "PATIENCE", 0.05)
+    monkeypatch.setattr(forwarding, "PATIENCE", 0.05)
 
     async def body() -> None:
         async with Upstream(lambda query: replying("1.2.3.4")(query) if len(upstream.asked) > 2 else []) as upstream:
@@ -544,7 +545,7 @@ def test_a_lost_datagram_is_sent_again(namespace: int, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["udp", "tcp"])
 def test_a_dead_server_ends_in_servfail(namespace: int, tcp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "TIME_LIMIT", 0.2)
+    monkeypatch.setattr(forwarding, "TIME_LIMIT", 0.2)
 
     async def body() -> None:
         async with Upstream(silent) as dead, serving(namespace, dead.server):
@@ -789,7 +790,7 @@ def test_the_namespace_ends_when_it_is_let_go(namespace: int) -> None:
 
 
 def test_the_hosts_resolv_conf(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "_RELOAD", 0.0)
+    monkeypatch.setattr(forwarding, "_RELOAD", 0.0)
     path = tmp_path / "resolv.conf"
     servers = HostServers(path)
     assert servers.read() == ()
