@@ -1013,6 +1013,7 @@ cdef class Stdio:
             self.loop.unlogged.number += 1      # lines that the log resumed with
             for stream in range(1, 3):
                 self.secure(stream)
+            self.loop.unlogged.name(self.slot, key)
 
     def begin(self) -> None:
         """Start to read the input of clients that waited for the process, and its output as the

@@ -22,6 +22,7 @@ cdef class Unlogged:
     cdef uint32_t slots
 
     cdef int take(self, bytes key) except -1
+    cdef void name(self, int slot, bytes key) noexcept
     cdef void give_back(self, int slot) noexcept
     cdef void begin(self, int slot, int stream, uint64_t inode, int64_t offset) noexcept
     cdef void came(self, size_t size) noexcept

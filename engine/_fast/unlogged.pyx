@@ -95,20 +95,22 @@ cdef class Unlogged:
             close(self.fd)
 
     cdef int take(self, bytes key) except -1:
-        """Allocate a slot for a process; raises ValueError for a key that is too long."""
-        cdef char text[SLOT]
-        cdef int slot
+        """Allocate a slot for a process, which `name` makes valid. Raises ValueError for a key that
+        is too long."""
         if not 0 < PyBytes_GET_SIZE(key) < KEY:
             raise ValueError("a key has 1 to 127 bytes")
         if self.free:
-            slot = self.free.pop()
-        else:
-            slot = self.slots
-            self.slots += 1
+            return self.free.pop()
+        self.slots += 1
+        return self.slots - 1
+
+    cdef void name(self, int slot, bytes key) noexcept:
+        """The slot is this process's from now on, and an earlier monitor's is not read any more.
+        So the lines that the process's log was resumed with have to be there already."""
+        cdef char text[KEY]
         memset(text, 0, KEY)
         memcpy(text, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
         pwrite(self.fd, text, KEY, AREA + <int64_t>slot * SLOT)
-        return slot
 
     cdef void give_back(self, int slot) noexcept:
         """Free the slot: its process has ended, and its log is closed."""

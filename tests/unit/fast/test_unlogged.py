@@ -80,12 +80,13 @@ def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, block: int, max_siz
                 os._exit(1)
         # longer and longer, so that a slow host also gets to the end
         time.sleep(0.02 + choose.random() / 10 * (1 + number / 50))
+        assert number < 1000, "the writer does not end"
         if not ended:
             ended = os.waitpid(writer, os.WNOHANG)[0]
         if ended:
             time.sleep(0.5)  # all is read
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL, f"monitor {number} failed"
     os.close(ours)
     lines = logged(tmp_path / "log").splitlines()
     assert lines[-1].startswith(b"end ")
@@ -103,7 +104,7 @@ def test_a_prompt_survives(tmp_path: Path) -> None:
         os.write(theirs, text)
         time.sleep(0.3)
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     assert logged(tmp_path / "log") == b"password: x\n"
     os.close(ours)
     os.close(theirs)
