@@ -25,10 +25,10 @@ def test_a_container_runs_under_the_default_profile(engine: TempEngine) -> None:
 @pytest.mark.skipif(not HERE, reason="the kernel has no AppArmor")
 def test_the_default_profile_forbids_mounts_that_a_capability_allows(engine: TempEngine) -> None:
     options = {"CapAdd": ["SYS_ADMIN"], "SecurityOpt": ["seccomp=unconfined"]}
-    confined = engine.started("mount", "-t", "tmpfs", "none", "/mnt", host=options)
+    confined = engine.started("mount", "-t", "tmpfs", "none", "/tmp", host=options)
     assert engine.wait(confined) != 0
     options["SecurityOpt"].append("apparmor=unconfined")
-    free = engine.started("mount", "-t", "tmpfs", "none", "/mnt", host=options)
+    free = engine.started("mount", "-t", "tmpfs", "none", "/tmp", host=options)
     assert engine.wait(free) == 0, engine.logs(free)
     assert engine.inspect(free)["AppArmorProfile"] == "unconfined"
 
