@@ -34,11 +34,13 @@ class Application:
         self._engine = engine
         self._router = Router(table)
         self._found: dict[tuple[str, str], tuple[routes.Route, Version, dict[str, str]]] = {}
-        """What methods and paths meant before; handlers only read the parameters."""
+        """Route, version and path parameters by method and path. Handlers must not change the
+        parameters.
+        """
 
     def __call__(self, request: Request) -> AnyReply | Awaitable[AnyReply]:
-        """Raises NotFound for a path or method that no route of the version has, InvalidParameter
-        for a version not spoken.
+        """Answer a request. Raises NotFound for a path or method without a route in that version,
+        InvalidParameter for a version that is not served.
         """
         key = (request.method, request.path)
         found = self._found.get(key)
@@ -66,7 +68,9 @@ class Application:
         raise NotFound("page not found")
 
     def is_hijack(self, method: str, path: str) -> bool:
-        """The path may be of a version not spoken: then the answer is an error, and no stream."""
+        """True if the route takes over the connection. False if the path's version is not served:
+        the answer is then an error, not a stream.
+        """
         try:
             return self._find(method, path)[0].mode is routes.HIJACK
         except (InvalidParameter, NotFound):
@@ -77,14 +81,16 @@ class Application:
 
 
 def _moved(request: Request) -> Reply:
-    """301 to the path with single slashes, as Go's router answers."""
+    """The answer to a path with double slashes: 301 to the path with single ones, as Go's router
+    does.
+    """
     path, question, query = request.target.partition(b"?")
     target = _SLASHES.sub(b"/", path) + question + query
     return Reply(301, headers=(("Location", target.decode("latin-1")),))
 
 
 def _collapsed(path: str) -> str:
-    """With single slashes: `/containers/%2Fname/json` means the container `name`."""
+    """The path with single slashes. `/containers/%2Fname/json` means the container `name`."""
     return _DECODED_SLASHES.sub("/", path) if "//" in path else path
 
 

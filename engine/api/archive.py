@@ -18,7 +18,7 @@ _TAR = "application/x-tar"
 
 
 def _headers(found: PathStat) -> tuple[tuple[str, str], ...]:
-    """Under the neutral name and under Docker's, which clients read."""
+    """The stat header, under its neutral name and under Docker's, which clients read."""
     value = base64.b64encode(msgspec.json.encode(found)).decode()
     return (("X-Engine-Container-Path-Stat", value), ("X-Docker-Container-Path-Stat", value))
 
@@ -71,11 +71,15 @@ async def changes(engine: Engine, request: Request) -> Reply:
 
 
 _AT_ONCE = 1000
-"""Changes that are encoded before others get a turn: a fraction of a millisecond's work."""
+"""Changes that are encoded at a time, which takes less than a millisecond. In between, other
+requests are served.
+"""
 
 
 def _encoded(found: list[PathChange]) -> bytes:
-    """In a thread, and in pieces: between them the loop gets the interpreter."""
+    """The changes as JSON. Runs in a thread, in pieces, so that the event loop gets the GIL in
+    between.
+    """
     encode = msgspec.json.encode
     pieces = [encode(found[begin : begin + _AT_ONCE])[1:-1] for begin in range(0, len(found), _AT_ONCE)]
     return b"[" + b",".join(pieces) + b"]\n"

@@ -43,7 +43,7 @@ from engine.wire.stats import Stats
 
 RAW_STREAM = "application/vnd.engine.raw-stream"
 CREATE_LIMIT = 4 << 20
-"""Bytes of a create body; Docker has no limit, and no honest body comes near."""
+"""Bytes of a create body. Docker has no limit; real bodies are far smaller."""
 UPDATE_LIMIT = 1 << 20
 
 
@@ -65,8 +65,8 @@ def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
 
 
 _AT_ONCE = 50
-"""Summaries that are encoded before others get a turn: about a millisecond's work when none of them
-is kept.
+"""Summaries that are encoded at a time: about a millisecond's work when none of them is kept. In
+between, other requests are served.
 """
 
 
@@ -91,8 +91,8 @@ def _array(shown: list[bytes]) -> bytes:
 
 
 def _summaries(engine: Engine, containers: list[Container], request: Request, now: int) -> list[bytes]:
-    """The encoded summaries. Each is kept until the container changes. Its Status changes with
-    time, and is put in.
+    """The encoded summaries. Each is kept until its container changes; only its Status, which
+    depends on the time, is inserted anew.
     """
     entries = engine.kept.of(request.version.shape(ContainerSummary))
     shown = []
@@ -151,10 +151,11 @@ _BESIDE = ("Memory", "MemorySwap", "CpuShares", "CpusetCpus")
 
 
 def host_config_beside(body: Any) -> None:
-    """Move fields of HostConfig that stand beside it into it, as dockerd reads them.
+    """Move fields of HostConfig that are at the top level of the body into HostConfig, as dockerd
+    reads them.
 
-    Without a HostConfig that is each of them, else `_BESIDE` where HostConfig does not have the
-    field. Cpuset is CpusetCpus by its older name.
+    Without a HostConfig all such fields are moved. Otherwise only those of `_BESIDE` are, unless
+    HostConfig has the field too. Cpuset is the older name of CpusetCpus.
     """
     if not isinstance(body, dict):
         return
@@ -196,7 +197,7 @@ def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
 
 
 def inspect_link(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
-    """By a link's name, `/parent/alias`."""
+    """Inspect the container that a link's name (`/parent/alias`) stands for."""
     request.parameters["id"] += "/" + request.parameters.pop("alias")
     return inspect(engine, request)
 
@@ -261,7 +262,7 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
     if not (stdout or stderr):
         raise InvalidParameter("Bad parameters: you must choose at least one stream")
     tail = query.get("tail", "all")
-    # Docker: anything but a number means all; so does a number that no log reaches.
+    # As in Docker, anything but a number means all lines. So does a number of 16 digits or more.
     lines = int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 16 else None
     chunks = await logs.read_container(
         container,

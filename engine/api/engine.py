@@ -1,4 +1,4 @@
-"""What a handler may reach: the parts of one engine, put together by `daemon.py`."""
+"""The parts of one engine that handlers may use, put together by `daemon.py`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Engine:
     host: Host
     """Facts about this host, read once at start."""
     counts: Callable[[], Counts]
-    """What /info tells about the other parts, as it is now; must not wait."""
+    """The current counts of the other parts, for /info. Must not block."""
     containers: Containers
     execs: Execs
     images: ImageStore

@@ -32,8 +32,8 @@ async def start(engine: Engine, request: Request) -> Reply | HijackReply:
     hijack = request.hijack(RAW_STREAM)
     descriptor = hijack.descriptor()
     try:
-        # Framed as this body says, not the create's: clients read the stream by what they send
-        # here.
+        # The output is framed by the Tty of this body, not of the create's: clients decode the
+        # stream by the value that they send here.
         await engine.execs.start(
             exec_id, detach=False, descriptor=descriptor, head=hijack.head, early=hijack.early, raw=body.tty
         )

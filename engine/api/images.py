@@ -21,7 +21,7 @@ def list_all(engine: Engine, request: Request) -> Reply:
     query = request.query
     filters = parameters.filters(query, views.FILTERS)
     parameters.filter_boolean(filters, "dangling")
-    # they are listed in any case: docker CLIs look for dangling images by them
+    # Digests are listed whether requested or not: docker CLIs detect dangling images by them.
     parameters.boolean(query, "digests")
     found = views.summaries(
         engine.images.index,
@@ -102,7 +102,7 @@ async def search(engine: Engine, request: Request) -> Reply:
 
 async def tag(engine: Engine, request: Request) -> Reply:
     query = request.query
-    # a name is always taken from its former image, as Docker does since 1.10
+    # A name always moves from the image that had it before, as in Docker since 1.10.
     parameters.boolean(query, "force")
     await engine.images.tag(request.parameters["name"], parameters.required(query, "repo"), query.get("tag", ""))
     return empty_reply(request)

@@ -1,11 +1,11 @@
-"""Encoded replies that are kept until their object changes: clients that poll ask for the same
-bytes again.
+"""Encoded replies, kept until their object changes, because clients poll and get the same bytes
+again.
 
-An object has a `generation`, which grows with everything that its replies show. Entries are kept by
-shape, so that versions which show an object alike share them.
+An object has a `generation`, which is increased with every change that its replies show. Entries
+are kept by shape, so that versions with the same shape of an object share them.
 
-Owns: the bytes. Threads: the event loop's. Not here: what changes an object (its own package counts
-that).
+Owns: the bytes. Threads: the event loop's. Not here: the generations (each object's own package
+increases them).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     generation: int
     body: bytes
     until: int = 0
-    """Nanoseconds since the epoch at which its words go out of date; 0 when they do not."""
+    """Time in nanoseconds since the epoch until which its Status text is right; 0: no limit."""
 
 
 class KeptReplies:
@@ -33,7 +33,7 @@ class KeptReplies:
     def of(self, shape: Shape) -> dict[str, Entry]:
         """Entries of this shape by the object's id.
 
-        The caller compares generations, and fills it.
+        The caller compares the generations, and adds or replaces entries.
         """
         found = self._by_shape.get(shape)
         if found is None:
@@ -41,6 +41,6 @@ class KeptReplies:
         return found
 
     def forget(self, object_id: str) -> None:
-        """The object is gone."""
+        """Drop the entries of an object that was removed."""
         for entries in self._by_shape.values():
             entries.pop(object_id, None)

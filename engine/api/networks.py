@@ -25,7 +25,7 @@ def inspect(engine: Engine, request: Request) -> Reply:
 
 
 def _encoded(engine: Engine, network: Network, request: Request) -> bytes:
-    """Kept until something of the network changes."""
+    """The encoded network, kept until the network changes."""
     shape = request.version.shape(Shown)
     entries = engine.kept.of(shape)
     kept = entries.get(network.record.id)

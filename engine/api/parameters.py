@@ -1,8 +1,8 @@
-"""Query parameters and JSON bodies: from what clients send to what handlers use. Every refusal
-names the parameter and the value.
+"""Query parameters and JSON bodies of requests, parsed and checked for handlers. Every error
+message names the parameter and the value.
 
-Where clients and the API's documentation differ, `docs/COMPATIBILITY.md` has the choice. A
-parameter that is given twice counts once, the first time.
+Where clients and the API's documentation differ, `docs/COMPATIBILITY.md` says what is done. Of a
+parameter that is given twice the first value counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILTER_BOOLEANS = {"1": True, "True": True, "true": True, "0": False, "False": 
 _INT64 = range(-(1 << 63), 1 << 63)
 
 Filters = dict[str, list[str]]
-"""Values asked for by filter name; within a name any may match, and every name must."""
+"""Requested values by filter name. An object must match one value of every name."""
 
 
 def boolean(query: Query, name: str, default: bool = False) -> bool:
@@ -44,8 +44,8 @@ def boolean(query: Query, name: str, default: bool = False) -> bool:
 def integer(
     query: Query, name: str, default: int | None = None, *, minimum: int | None = None, maximum: int | None = None
 ) -> int:
-    """A decimal integer of 64 bits. Absent and empty are `default`; without a default it must be
-    given.
+    """A decimal 64-bit integer; `default` when it is absent or empty. Without a default it is
+    required.
     """
     text = query.get(name, "")
     if not text:
@@ -63,7 +63,7 @@ def integer(
 
 
 def required(query: Query, name: str) -> str:
-    """A parameter that must be there and not be empty."""
+    """A parameter that must be present and not empty."""
     text = query.get(name, "")
     if not text:
         raise InvalidParameter(f"missing parameter: {name}")
@@ -85,8 +85,8 @@ def timestamp(query: Query, name: str) -> int:
 
 
 def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Filters:
-    """`{"label":["a=b"]}` or `{"label":{"a=b":true}}`; in the second form a value that is false is
-    not asked for.
+    """The filters, from `{"label":["a=b"]}` or `{"label":{"a=b":true}}`. In the second form, values
+    that are false are ignored.
     """
     text = query.get(name, "")
     if not text:
@@ -141,7 +141,7 @@ def filter_integer(found: Filters, name: str) -> int:
 
 
 def filter_labels(found: Filters, labels: dict[str, str], name: str = "label") -> bool:
-    """Every `key` or `key=value` that was asked for is there."""
+    """True if `labels` has every requested `key` or `key=value`."""
     for wanted in found.get(name, ()):
         key, equals, value = wanted.partition("=")
         if key not in labels or (equals and labels[key] != value):
@@ -157,11 +157,11 @@ async def json_body(
     optional: bool = False,
     prepare: Callable[[Any], None] | None = None,
 ) -> T:
-    """The body as a struct: field names in any case, nulls as absent, unknown fields ignored, older
-    shapes made new.
+    """The body as a struct. Field names match in any case, null means absent, unknown fields are
+    ignored, and bodies of older versions are upgraded.
 
-    An empty body is the struct of all defaults when `optional`, else refused. Content-Type is not
-    looked at: clients send all kinds. `prepare` changes the decoded JSON in place before all that.
+    An empty body means all defaults if `optional`; otherwise it is refused. The Content-Type is not
+    checked, because clients send various ones. `prepare` changes the decoded JSON in place first.
     """
     body = await request.body.read(limit)
     if not body.strip():
@@ -172,8 +172,8 @@ async def json_body(
 
 
 def check_json(request: Request) -> None:
-    """Raises InvalidParameter, in Docker's words, for a body of another type. A body may come
-    without a type.
+    """Raises InvalidParameter, in Docker's words, for a body with another Content-Type than JSON. A
+    body without a Content-Type is accepted.
     """
     given = request.headers.get("content-type")
     if given and given.partition(";")[0].strip().lower() != "application/json":
@@ -186,7 +186,7 @@ def decode_json(
     upgrade: Callable[[dict[str, Any]], None] | None = None,
     prepare: Callable[[Any], None] | None = None,
 ) -> T:
-    """See `json_body`; for JSON that arrives elsewhere (headers, query parameters)."""
+    """As `json_body`, for JSON in headers or query parameters."""
     try:
         raw = msgspec.json.decode(body)
         if prepare is not None:
@@ -202,9 +202,9 @@ def decode_json(
 
 # --- reading a body as Go's decoder would ---------------------------------------------------------
 #
-# A plan is made once per type: a function that takes a JSON value and the place where it was found,
-# and gives it back with the field names of structs spelled as the type has them and without nulls.
-# What does not fit the type is left to msgspec to refuse.
+# A plan is made once per type. It is a function of a JSON value and its place in the document, and
+# returns the value without nulls and with the field names of structs spelled as in the type. Values
+# that do not fit the type are left as they are: msgspec refuses them.
 
 _Step = Callable[[Any, str], Any]
 
@@ -247,7 +247,7 @@ def _step(kind: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
 
 
 def _struct_step(kind: inspect.StructType, known: dict[type, list[_Step]]) -> _Step:
-    if kind.cls in known:  # a type within itself: its step is looked up when it is needed
+    if kind.cls in known:  # a recursive type: its step is looked up when it is needed
         found = known[kind.cls]
         return lambda value, place: found[0](value, place)  # noqa: PLW0108 (the list is filled later)
     known[kind.cls] = itself = []
@@ -272,8 +272,8 @@ def _struct_step(kind: inspect.StructType, known: dict[type, list[_Step]]) -> _S
 
 
 def _zero(kind: inspect.Type) -> Any:
-    """What Go's decoder makes of a null inside an array or map of this type; None where null is a
-    value of its own.
+    """The value that Go's decoder stores for a null inside an array or map of this type. None if
+    null is a value of the type.
     """
     if isinstance(kind, inspect.StrType):
         return ""

@@ -1,5 +1,5 @@
-"""Replies: structs to JSON for the client's version, error kinds to status codes. The only place
-that knows the codes.
+"""Replies: structs to JSON for the client's version, error kinds to status codes. No other module
+knows the codes.
 
 Not here: bytes on the wire (`engine/http`).
 """
@@ -59,8 +59,8 @@ class Message(msgspec.Struct, frozen=True):
 def encode(value: Any, request: Request, of: type | None = None) -> bytes:
     """`value` as JSON in the shape of the request's version, without the newline.
 
-    `of` is the struct whose changes count: for a list the type of its elements, and by default the
-    type of `value`.
+    `of`: the struct whose version changes apply, which for a list is the type of its elements.
+    Default: the type of `value`.
     """
     version: Version | None = request.version
     if version is None:
@@ -94,16 +94,16 @@ def stream_reply(
     content_type: str = "application/json",
     headers: tuple[tuple[str, str], ...] = (),
 ) -> StreamReply:
-    """A success that grows; see `StreamReply` for what happens to `chunks`."""
+    """A success whose body is sent in chunks; `StreamReply` says how `chunks` is used."""
     return StreamReply(request.status, chunks, content_type, headers)
 
 
 async def json_lines(values: AsyncIterable[Any], request: Request) -> AsyncGenerator[bytes, None]:
-    """Progress objects: one JSON object per line, each sent as it comes. docker CLI expects CR LF
+    """Progress objects: one JSON object per line, each sent at once. The docker CLI expects CR LF
     after each.
 
-    The status line is out before the first object, so a failure becomes a last object
-    `{"errorDetail":{"message"},"error"}`. What can be refused with a status is checked before the
+    The status line is sent before the first object, so a failure becomes a last object
+    `{"errorDetail":{"message"},"error"}`. Errors that have a status code must be raised before the
     stream is made.
     """
     try:
@@ -115,14 +115,16 @@ async def json_lines(values: AsyncIterable[Any], request: Request) -> AsyncGener
             raise
         yield _encode({"errorDetail": {"message": kind.message}, "error": kind.message}) + b"\r\n"
     finally:
-        # A client that leaves ends the work that reports here, not the garbage collector.
+        # If the client disconnects, end the reporting work now, not when garbage is collected.
         close = getattr(values, "aclose", None)
         if close is not None:
             await close()
 
 
 class Begun:
-    """A stream of which the first chunk is there. An object, not a generator: see `StreamReply`."""
+    """A stream whose first chunk is already available. An object, not a generator: see
+    `StreamReply`.
+    """
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         self._first: bytes | None = first
@@ -140,11 +142,10 @@ class Begun:
 
 
 async def upload_reply(request: Request, values: AsyncIterable[Any]) -> StreamReply:
-    """A success that reports on the request's body: nothing is sent before there is something to
-    report.
+    """A success that reports on the request's body. Nothing is sent before the first report.
 
-    Go clients stop sending the body as soon as they see a status line (skopeo does). So none may
-    come while the body is read, unless the client asked for progress.
+    Go clients (skopeo) stop sending the body as soon as they see a status line. So none may be sent
+    while the body is read, unless the client requested progress reports.
     """
     lines = json_lines(values, request)
     try:
@@ -158,8 +159,8 @@ async def upload_reply(request: Request, values: AsyncIterable[Any]) -> StreamRe
 def as_kind(error: BaseException) -> EngineError | None:
     """The kind of an exception. None when it is a bug.
 
-    OSError and "can't start new thread" should have become a kind where they were met. Here they
-    get plain words, and the log gets the traceback.
+    OSError and "can't start new thread" should have become a kind where they were raised. Here they
+    get a plain message, and the traceback is logged.
     """
     if isinstance(error, EngineError):
         return error

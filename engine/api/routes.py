@@ -1,8 +1,8 @@
 """The routes, in the order of the API's documentation. To add one, add its row.
 
-A row: method, path, handler, status of a success (200), `mode`, and the window of versions that
-have it: from `since` on, no longer at `until`. A route whose status changed has a row for each
-window. `{name}` is one segment of the path, `{name:path}` any number of them (image names with
+A row has the method, path, handler, success status (default 200), `mode`, and the versions that
+serve it: from `since` on, and before `until`. A route whose status changed has one row for each
+status. `{name}` is one segment of the path, `{name:path}` any number of them (image names with
 slashes).
 """
 
@@ -25,9 +25,11 @@ class Mode(enum.Enum):
     """What a route does to its connection."""
 
     PLAIN = enum.auto()
-    """The handler runs to its end even when the client leaves: a change is never left half done."""
+    """The handler runs to its end even if the client disconnects, so no change is left half
+    done.
+    """
     STREAM = enum.auto()
-    """It lasts as long as the client wants (streams, waiting): cancelled when the client leaves."""
+    """The reply may last long (streams, wait). It is cancelled when the client disconnects."""
     HIJACK = enum.auto()
     """Bytes after the request are a stream, not another request."""
 
@@ -135,7 +137,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/networks/{id}/connect", networks.connect),
     POST("/networks/{id}/disconnect", networks.disconnect),
     DELETE("/networks/{id}", networks.remove, 204),
-    # Swarm: this engine is in none
+    # Swarm: this engine is never part of one
     GET("/swarm", swarm.not_a_manager, since="1.24"),
     POST("/swarm/update", swarm.not_a_manager, since="1.24"),
     POST("/swarm/leave", swarm.not_in_a_swarm, since="1.24"),

@@ -1,5 +1,5 @@
-"""Handlers of swarm, nodes, services and tasks while this engine is in no swarm: 406, in Docker's
-words.
+"""Handlers of swarm, nodes, services and tasks. This engine is never part of a swarm, so they
+answer 406 in Docker's words.
 
 Clients send `POST /swarm/leave` to clean up, whatever the engine's state.
 """

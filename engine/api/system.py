@@ -30,7 +30,7 @@ from engine.wire.system import (
 )
 
 INDEX = "https://index.docker.io/v1/"
-"""Docker Hub, as clients name it in their files of credentials."""
+"""The key of Docker Hub in clients' credential files."""
 
 _ALWAYS_INSECURE = ("127.0.0.0/8", "::1/128")
 
@@ -38,7 +38,9 @@ _PONG = Reply(200, b"OK", "text/plain; charset=utf-8", (("Cache-Control", "no-ca
 
 
 def ping(engine: Engine, request: Request) -> Reply:
-    """GET and HEAD /_ping: also how clients negotiate (the version headers are on every answer)."""
+    """GET and HEAD /_ping. Clients negotiate the version with it; every reply has the version
+    headers.
+    """
     return _PONG
 
 
@@ -62,7 +64,7 @@ def version(engine: Engine, request: Request) -> Reply:
 
 
 def info(engine: Engine, request: Request) -> Reply:
-    """GET /info: facts of the host as read at start, counts as they are now."""
+    """GET /info: facts about the host as of the engine's start, and current counts."""
     host, counts = engine.host, engine.counts()
     return json_reply(
         request,
@@ -142,16 +144,16 @@ def _registries(config: Config) -> RegistryConfig:
 
 
 def events(engine: Engine, request: Request) -> StreamReply:
-    """GET /events: with `since` or `until` first the past, as far as it is remembered; then live,
-    until `until`.
+    """GET /events. With `since` or `until`, remembered past events come first. Then live events
+    follow, up to `until`.
     """
     wanted = filters(request.query, EVENT_FILTERS)
     since = timestamp(request.query, "since") if request.query.get("since") else None
     until = timestamp(request.query, "until") if request.query.get("until") else None
     if since is not None and until is not None and until < since:
         raise InvalidParameter(f"`since` time ({since}) cannot be after `until` time ({until})")
-    # Nothing is awaited between the two, so that no event is missed or sent twice; and the head is
-    # flushed after both.
+    # Nothing is awaited between subscribing and reading the past, so no event is missed or sent
+    # twice. The response head is flushed after both.
     subscription = engine.events.subscribe(wanted)
     asked = since is not None or until is not None
     past = engine.events.history(since or 0, until, wanted) if asked else []
@@ -159,8 +161,8 @@ def events(engine: Engine, request: Request) -> StreamReply:
 
 
 class EventFeed:
-    """Events as lines of JSON, those that wait together in one chunk. An object, not a generator:
-    see `StreamReply`.
+    """Events as lines of JSON; all waiting events are sent in one chunk. An object, not a
+    generator: see `StreamReply`.
     """
 
     def __init__(self, request: Request, subscription: Subscription, past: list[Message], until: int | None) -> None:

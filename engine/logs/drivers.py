@@ -1,8 +1,8 @@
-"""The log drivers by name. They answer three questions: is a configuration valid, where does output
-go, can it be read back.
+"""The log drivers by name. A driver checks its options, chooses the target of the output, and knows
+whether the log can be read.
 
-A driver is a row of `DRIVERS`. `json-file` is the default; `none` discards the output. A name that
-is not in the table is refused at create.
+A driver is a row of `DRIVERS`. `json-file` is the default; `none` discards the output. Other names
+are refused at create.
 
 Not here: writing, which the monitor does (`monitor/launch.py`, `open_sink`); reading
 (`containers/logs.py`).
@@ -26,14 +26,15 @@ NONE = "none"
 
 _BLOCKING = "blocking"
 _DELIVERY = frozenset(("mode", "max-buffer-size"))
-"""Options of every driver that control how output may be dropped. The json-file log never delays a
-container and drops nothing."""
+"""Options that every driver accepts. They control whether output may be dropped. The json-file log
+drops nothing."""
 
 
 class Driver(NamedTuple):
-    """`options`: checks a driver's own options, raises InvalidParameter. `target`: makes the target
-    of a container's output from its options, the path of its log file and its attributes; None:
-    discard. `readable`: `docker logs` works."""
+    """One driver. `options` checks the driver's own options and raises InvalidParameter. `target`
+    makes the target of a container's output from the options, the path of the log file and the
+    attributes; None discards the output. `readable`: `docker logs` works.
+    """
 
     options: Callable[[Mapping[str, str]], object]
     target: Callable[[Mapping[str, str], Path | None, Mapping[str, str]], Target | None]
@@ -56,7 +57,10 @@ SHIPPED = tuple(DRIVERS)
 
 
 def driver(log: LogConfig) -> Driver:
-    """Raises InvalidParameter, with Docker's words, when there is no such driver."""
+    """The driver of a configuration.
+
+    Raises InvalidParameter, in Docker's words, if it is unknown.
+    """
     found = DRIVERS.get(log.type or DEFAULT)
     if found is None:
         raise InvalidParameter(f"logger: no log driver named '{log.type}' is registered")
@@ -80,12 +84,11 @@ def validate(log: LogConfig) -> None:
 
 
 def target(log: LogConfig, path: Path | None, config: Config | None = None) -> Target | None:
-    """The target of a container's output; None when it is discarded. `path`: of the container's log
+    """The target of a container's output; None if it is discarded. `path`: the container's log
     file.
 
     With `config`, entries carry the labels and variables that the options name. Raises ServerError
-    for a driver that no longer exists (a container of another version), InvalidParameter as
-    `validate`.
+    for a driver that this version of the engine does not have, InvalidParameter as `validate`.
     """
     try:
         chosen = driver(log)

@@ -19,8 +19,8 @@ NAME = "json-file"
 
 ATTRIBUTES_MAX = 32 << 10
 FILES_MAX = 1000
-"""Largest `max-file`, because readers hold every file of a log open. Docker has no limit; more than
-a few files have no use."""
+"""Largest `max-file`. It is limited because a reader holds every file of a log open. Docker has no
+limit."""
 
 _OPTIONS = frozenset(("max-size", "max-file", "compress", "labels", "env", "tag"))
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtTpP])?[iI]?[bB]?", re.ASCII)

@@ -1,6 +1,6 @@
-"""Plugins: separate programs that are found by a socket or a file and called with JSON over HTTP.
+"""Plugins: separate programs, which are found by a socket or a file and called with JSON over HTTP.
 
-A plugin NAME is the first of these that exists:
+The plugin NAME is defined by the first of these files that exists:
 - `NAME.sock` or `NAME/NAME.sock` in a directory of sockets;
 - `NAME.spec` (one line, a URL) or `NAME.json` (`Addr` and `TLSConfig`), or the same below `NAME/`,
   in a directory of specifications.
@@ -9,7 +9,7 @@ It is activated on first use (POST /Plugin.Activate) and names the kinds of driv
 Rules: Docker's documentation, "Docker Plugin API". Plugins run as root beside the engine, so their
 answers are trusted, but the size and the duration of an answer are limited.
 
-Not here: the calls of a kind of driver (volumes/plugin.py).
+Not here: the calls to one kind of driver (volumes/plugin.py).
 Owns: the HTTP sessions. aiohttp is imported with the first plugin that is called: it takes 15 MB.
 Raises: NotFound for a plugin that does not exist or does not implement the kind, ServerError for
 one that fails.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=PluginAnswer)
 
 LONGEST_ANSWER = 16 << 20
-"""Bytes; a volume plugin's List may be long."""
+"""Bytes of an answer. A volume plugin's List may be long."""
 LONGEST_FILE = 1 << 20
 RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 """Seconds between attempts while the connection is refused, since the plugin may still be starting.
@@ -169,7 +169,7 @@ class Plugin:
 
 
 def _reason(text: bytearray) -> str:
-    """Why a call failed: `Err` of a JSON answer, or the text itself."""
+    """The reason of a failed call: `Err` of a JSON answer, or the text itself."""
     try:
         return msgspec.json.decode(text, type=PluginAnswer).err or ""
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,15 +1,16 @@
-"""AppArmor: which profiles the kernel has, and the default profile of containers, loaded when the
-engine starts.
+"""AppArmor: the profiles that the kernel has, and the default profile of containers, which is
+loaded
+when the engine starts.
 
 The default profile is called `docker-default`, as clients name it (`--security-opt
 apparmor=docker-default`). If a profile of that name is loaded already, by dockerd for example, it
-is used as it is. The profile is compiled and loaded by apparmor_parser(8); no library does that.
-Without that program the engine logs a warning and containers are unconfined.
+is used unchanged. The profile is compiled and loaded by apparmor_parser(8), because no library does
+that. Without that program the engine logs a warning and containers are unconfined.
 
-Rules: apparmor.d(5), and what Docker's documentation says of its default profile: a container may
-use its files, network and capabilities, and may not mount, nor write to files of /proc and /sys
-that belong to the host. Sockets of the kernel's cryptography API (AF_ALG) are denied here too:
-seccomp cannot see the family in a 32-bit program's socketcall(2) (CVE-2026-31431).
+Rules: apparmor.d(5), and Docker's documentation of its default profile: a container may use its
+       files, network and capabilities. It may neither mount, nor write to files of /proc and /sys
+       that belong to the host. Sockets of the kernel's cryptography API (AF_ALG) are denied here too,
+       because seccomp cannot see the family in a 32-bit program's socketcall(2) (CVE-2026-31431).
 """
 
 from __future__ import annotations
@@ -65,10 +66,7 @@ def enabled() -> bool:
 
 
 def profiles() -> set[str] | None:
-    """Names of the loaded profiles.
-
-    None when securityfs is not mounted; then only the runtime can find out.
-    """
+    """Names of the loaded profiles. None if securityfs is not mounted, so that they are unknown."""
     try:
         lines = _PROFILES.read_text().splitlines()
     except OSError:

@@ -2,7 +2,8 @@
 
 Rules: capabilities(7); Docker's default set of fourteen; CapAdd and CapDrop as `docker run`
 documents them. Capabilities outside the engine's own bounding set are not granted, because the
-runtime would fail. Root may lack some itself, such as CAP_SYS_RESOURCE in a nested host.
+runtime would fail. Even root may lack some, such as CAP_SYS_RESOURCE if the host is itself a
+container.
 
 Not here: the seccomp rules that depend on capabilities (`seccomp.py`).
 """
@@ -59,8 +60,8 @@ def granted(
     """The container's capabilities, in the kernel's order. `limit` is the engine's bounding set
     when not given.
 
-    Raises InvalidParameter for a name that is no capability. A capability that the engine itself
-    lacks is left out, because a missing default one must not make every container fail. Docker does
+    Raises InvalidParameter for an unknown name. Capabilities that the engine itself lacks are left
+    out, because otherwise a missing default capability would make every container fail. Docker does
     the same for `ALL` and `--privileged`.
     """
     added = frozenset(_normal(name, "CapAdd") for name in add)
@@ -85,8 +86,8 @@ def _granted(
 
 
 def check(add: Iterable[str], drop: Iterable[str], limit: frozenset[str] | None = None) -> None:
-    """Raises InvalidParameter for a name that is no capability, and for an added one that this
-    engine lacks.
+    """Raises InvalidParameter for an unknown name, and for an added capability that this engine
+    lacks.
     """
     available = bounding() if limit is None else limit
     for name in add:

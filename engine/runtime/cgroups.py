@@ -1,8 +1,7 @@
-"""This host's cgroup hierarchies (v1, v2 or hybrid), and what the engine itself reads, marks and
-removes in them.
+"""This host's cgroup hierarchies (v1, v2 or hybrid), and the engine's own operations on them.
 
-The OCI runtime makes the cgroups of containers. Here: which limits the kernel supports, OOM kills,
-processes of a cgroup, and removal, also after a crash.
+The OCI runtime makes the cgroups of containers. Here: the limits that the kernel supports, OOM
+kills, the processes of a cgroup, and removal, also after a crash.
 Rules: cgroups(7); kernel documents cgroup-v1/memory.txt and cgroup-v2.rst.
 
 Owns nothing on disk. Not here: counters (`_fast/cgroup`), limits (`containers/spec.py`).
@@ -22,13 +21,13 @@ from typing import Literal
 import msgspec
 
 PARENT = "/engined"
-"""Cgroup under which containers without CgroupParent live, in every hierarchy."""
+"""Parent cgroup of containers without CgroupParent, in every hierarchy."""
 
 Mode = Literal["v1", "v2", "hybrid", "none"]
 
 
 MOST_CPUS = 8192
-"""CONFIG_NR_CPUS goes no higher; memory nodes have a lower bound."""
+"""Largest CONFIG_NR_CPUS of any kernel. The limit of memory nodes is lower."""
 
 _KMEM_LIMIT_GONE = (5, 16)
 """From this kernel on, writing memory.kmem.limit_in_bytes has no effect."""
@@ -62,7 +61,7 @@ class Support(msgspec.Struct, frozen=True, kw_only=True):
 def numbers(text: str, most: int = MOST_CPUS) -> frozenset[int]:
     """The members of a list such as `0-3,5`.
 
-    Raises ValueError for another form, and for a number of `most` or beyond, which bounds the work.
+    Raises ValueError for another form, and for numbers of `most` or more.
     """
     found: set[int] = set()
     words = text.strip().split(",") if text.strip() else []
@@ -94,23 +93,22 @@ class Cgroups(msgspec.Struct, frozen=True):
     unified: str = ""
     unified_controllers: tuple[str, ...] = ()
     block_files: frozenset[str] = frozenset()
-    """Files of a cgroup in the v1 blkio hierarchy.
-
-    The root lacks some of them, such as the weight of the BFQ scheduler.
+    """Names of the files of a non-root cgroup in the v1 blkio hierarchy. The root cgroup lacks some
+    of them, such as the weight of the BFQ scheduler.
     """
     unified_files: frozenset[str] = frozenset()
-    """Files of a cgroup right below the v2 mount, where v2 is alone.
+    """Names of the files of a cgroup directly below the v2 mount, on hosts with v2 only.
 
-    Kernels are built without some of them. A mount that is not the host's root delegates no
-    controller while a process is in it.
+    Some kernels lack some of them. If the mount does not show the host's root cgroup, controllers
+    are delegated only while no process is in the topmost cgroup.
     """
 
     @classmethod
     def detect(cls, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroups:
-        """Read the mounts. `hybrid` means v1 controllers beside a v2 mount, whether or not v2 kept
-        controllers.
+        """Read the mounts. `hybrid` means v1 controllers beside a v2 mount, with or without
+        controllers on v2.
 
-        Under v2 a cgroup is created and removed for this, since the root has no limit files.
+        Under v2 a cgroup is created and removed for this, because the root has no limit files.
         """
         controllers: dict[str, str] = {}
         unified = ""
@@ -150,8 +148,8 @@ class Cgroups(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Controllers that container limits need and this host lacks. v2 has devices and freezer
-        built in.
+        """Controllers that container limits need and this host lacks. In v2, devices and freezer
+        are not controllers but always present.
         """
         if self.mode in ("v1", "hybrid"):
             wanted = ("memory", "cpu", "cpuacct", "cpuset", "blkio", "pids", "devices", "freezer")
@@ -185,10 +183,7 @@ class Cgroups(msgspec.Struct, frozen=True):
         return "memory.swap.max" in self.unified_files
 
     def support(self) -> Support:
-        """The supported limits.
-
-        The file of each limit is looked for, since kernels are built without some.
-        """
+        """The supported limits. Each limit's file is checked, because some kernels lack some."""
 
         def offers(controller: str, file: str = "", *unified: str) -> bool:
             if controller in self.controllers:
@@ -211,7 +206,7 @@ class Cgroups(msgspec.Struct, frozen=True):
             or offers("", "", "io.weight", "io.bfq.weight"),
             weighs_by_bfq=self.weighs_by_bfq,
             usual_weight=self._usual_weight,
-            # crun and runc know no other file under v2, and crun 1.8 none of BFQ under v1
+            # crun and runc write only this file under v2; crun 1.8 writes no BFQ file under v1
             weight_device="blkio.weight_device" in self.block_files or offers("", "", "io.bfq.weight"),
             throttle=offers("blkio", "blkio.throttle.read_bps_device", "io.max"),
             cpus=self._given("cpus", "/sys/devices/system/cpu/online"),
@@ -219,7 +214,7 @@ class Cgroups(msgspec.Struct, frozen=True):
         )
 
     def _given(self, what: str, online: str) -> str:
-        """The list of processors or memory nodes that containers may be given."""
+        """The list of processors or memory nodes that containers may use."""
         root = self.controllers.get("cpuset", "")
         for path in (f"{root}/cpuset.effective_{what}", f"{self.unified}/cpuset.{what}.effective", online):
             try:
@@ -274,8 +269,8 @@ class Cgroups(msgspec.Struct, frozen=True):
         return tuple(sorted(mounts))
 
     def remove(self, cgroup: str) -> None:
-        """Remove the rest of a cgroup and of those below it in every hierarchy. Raises OSError
-        EBUSY while a process is in one.
+        """Remove a cgroup and those below it in every hierarchy, as far as they still exist. Raises
+        OSError EBUSY while a process is in one.
 
         Empty parents that `claim` has marked are removed too.
         """
@@ -295,14 +290,13 @@ class Cgroups(msgspec.Struct, frozen=True):
         them. Blocks on files.
         """
         for each in directories:
-            # not created, or the kernel has no extended attributes here
+            # the directory was not created, or has no extended attributes
             with contextlib.suppress(OSError):
                 os.setxattr(each, _MARK, b"1")
 
     def discard(self, cgroup: str) -> None:
-        """Remove a cgroup if it is empty, otherwise leave it.
-
-        For a parent that other engines may share.
+        """Remove a cgroup if it is empty; otherwise leave it, because other engines may use it
+        too.
         """
         for root in self.roots():
             try:
@@ -323,8 +317,8 @@ class Cgroups(msgspec.Struct, frozen=True):
         return sorted(set(_processes(self.unified + cgroup))) if self.unified else []
 
     def children(self, parent: str = PARENT) -> frozenset[str]:
-        """Names of the cgroups right below `parent` in any hierarchy: the ids of containers,
-        running or left over.
+        """Names of the cgroups directly below `parent` in any hierarchy: the ids of containers that
+        are running or have left a cgroup behind.
         """
         names: set[str] = set()
         for root in self.roots():
@@ -341,29 +335,28 @@ _BFQ_WEIGHT = "blkio.bfq.weight"
 _UNIFIED = {"memory": "memory.max", "io": "io.max", "cpu": "cpu.max", "cpuset": "cpuset.cpus", "pids": "pids.max"}
 """v2's controllers that limits need, each with one of its files.
 
-Those that reveal whether processes are in the way come first.
+The first ones cannot be delegated while processes are in the cgroup, which is how that is noticed.
 """
 
 
 def _given_down(unified: str, controllers: tuple[str, ...]) -> frozenset[str]:
-    """Names of the files in a cgroup right below the v2 mount, after delegating all possible
-    controllers. Empty where it may not be written.
+    """Names of the files in a cgroup directly below the v2 mount, after delegating all possible
+    controllers. Empty if the mount is not writable.
     """
-    for name in _UNIFIED:  # one by one: the kernel takes all of a write or nothing
+    for name in _UNIFIED:  # one by one, because the kernel refuses a write as a whole
         try:
             if name in controllers:
                 Path(unified, "cgroup.subtree_control").write_text(f"+{name}")
         except OSError as error:
-            # processes are there: the rest would turn every cgroup below into a threaded one
+            # processes are in the cgroup; delegating the others would make its children threaded
             if error.errno == errno.EBUSY:
                 break
     return _files_below(unified)
 
 
 def _files_below(hierarchy: str) -> frozenset[str]:
-    """Names of the files in a cgroup right below the root of a hierarchy.
-
-    Empty where none can be created.
+    """Names of the files in a cgroup directly below the root of a hierarchy. Empty if none can be
+    created.
     """
     trial = f"{hierarchy}{PARENT}-{os.getpid()}"
     try:
@@ -402,7 +395,7 @@ def _remove_claimed(root: str, cgroup: str) -> None:
         try:
             os.getxattr(root + cgroup, _MARK)
             os.rmdir(root + cgroup)
-        except OSError:  # not ours, in use, or gone
+        except OSError:  # not marked by the engine, in use, or already removed
             return
 
 
@@ -413,14 +406,14 @@ def _processes(directory: str) -> Iterator[int]:
                 with open(os.path.join(place, "cgroup.procs")) as file:
                     yield from (int(line) for line in file if line.strip() not in ("", "0"))
             except OSError:
-                # removed meanwhile, or a threaded v2 cgroup (EOPNOTSUPP): its processes are listed
-                # above it
+                # removed meanwhile, or a threaded v2 cgroup (EOPNOTSUPP), whose processes are
+                # listed in its parent
                 continue
 
 
 def _remove(directory: str) -> None:
     try:
-        # its files belong to the kernel and do not block rmdir(2): only directories are listed
+        # The kernel's files in it do not block rmdir(2). Only directories were listed.
         os.rmdir(directory)
         return
     except FileNotFoundError:

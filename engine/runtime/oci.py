@@ -1,13 +1,11 @@
 """The OCI runtime, crun or runc: which one works on this host, its command lines, and the meaning
 of its errors.
 
-Rules: crun(1), runc(8). The monitor spawns `run` and `exec` from the argv made here; `state`,
-       `delete`, `kill` and the rest run here,
-in threads.
+Rules: crun(1), runc(8). The monitor spawns `run` and `exec` with the argv made here. `state`,
+       `delete`, `kill` and the others are spawned here, in threads.
 
 Owns: the runtime's state directory RUN/runtime, while the engine runs. Not here: config.json
-      (`containers/spec.py`), the processes' stdio and exits
-(`monitor/`).
+      (`containers/spec.py`), the processes' stdio and exits (`monitor/`).
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from engine.wire import oci
 _log = logging.getLogger(__name__)
 
 CANDIDATES = ("crun", "runc")
-"""In the order of preference: crun starts a container in a third of runc's time and memory."""
+"""In order of preference: crun takes a third of runc's time and memory to start a container."""
 
 SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -71,7 +69,7 @@ class Failure(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One candidate run on a trivial bundle. `reason`: its own error text when it failed."""
+    """The result of one candidate on a trivial bundle. `reason`: its error text if it failed."""
 
     works: bool
     takes_program: bool
@@ -97,8 +95,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         """Find the runtime that works: `choice` (a name or path) alone when given, else the first
         of `CANDIDATES`.
 
-        Each candidate runs a trivial container once, some 20 ms. Raises ServerError with the
-        candidates, the reason why each failed, and a package to install.
+        Each candidate runs a trivial container once, which takes about 20 ms. Raises ServerError
+        with the candidates, the reason why each failed, and a package to install.
         """
         hierarchies = Cgroups.detect()
         if hierarchies.mode == "none":
@@ -135,8 +133,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[str, ...]:
         """Create and start a container.
 
-        It gets no session keyring of its own: keys have a quota per user that a dense host
-        exhausts.
+        The container gets no session keyring of its own, because keys have a quota per user that a
+        dense host exhausts.
         """
         console = ("--console-socket", CONSOLE) if tty else ()
         return (
@@ -180,8 +178,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         """Clean up after a container whose processes have all ended: its cgroup, and the runtime's
         state directory.
 
-        Done here, because spawning the runtime for it costs a third of a container's lifetime. If a
-        process remains after all, the runtime's own delete does it.
+        Done in process, because spawning the runtime would take a third of the time of a short
+        container. If a process has remained, the runtime's own `delete` is executed.
         """
         try:
             await asyncio.to_thread(self._discard, key, cgroup, hierarchies)
@@ -200,9 +198,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         await self._call("pause", key)
 
     async def resume(self, key: str) -> None:
-        """Thaw it.
-
-        A container that is not frozen stays as it is, because two clients may resume it at once.
+        """Thaw the container. Not an error if it is not frozen, because two clients may do this at
+        once.
         """
         try:
             await self._call("resume", key)
@@ -216,15 +213,15 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         The caller has already removed a quota of -1 (`Cgroups.lift_quota`).
         """
         if resources.cpu is not None and resources.cpu.quota == -1 and self.name != "runc":
-            # crun writes it as an unsigned number, which the kernel refuses; runc needs it, or its
-            # next update restores the old quota.
+            # crun writes -1 as an unsigned number, which the kernel refuses. runc needs it, or its
+            # next update would restore the old quota.
             resources = msgspec.structs.replace(resources, cpu=msgspec.structs.replace(resources.cpu, quota=None))
         await self._call("update", "--resources", "-", key, stdin=oci.encode(resources))
 
     def seccomp(self, profile: seccomp.Profile) -> tuple[msgspec.Raw, dict[str, str]]:
         """The seccomp section and the annotations for this profile.
 
-        The section stays beside a compiled filter as a fallback.
+        With a compiled filter the section is included too, as a fallback.
         """
         return profile.section, {SECCOMP_PROGRAM: profile.program} if self.takes_program and profile.program else {}
 
@@ -264,8 +261,7 @@ def _spawn(argv: tuple[str, ...], stdin: bytes, seconds: int = COMMAND_SECONDS) 
     return subprocess.run(argv, input=stdin, capture_output=True, timeout=seconds, check=False)
 
 
-# --- errors of the runtime
-# ----------------------------------------------------------------------------------------------
+# --- errors of the runtime ------------------------------------------------------------------------
 
 
 class _LogLine(msgspec.Struct):
@@ -319,7 +315,7 @@ def start_failure(log: str, program: str) -> Failure:
             f"stat {file}: no such file or directory" if "/" in file else "executable file not found in $PATH"
         )
     elif found := _CRUN_NOT_OPENED.match(reason):
-        # crun opens the file where runc looks at its mode: a directory gives EPERM there.
+        # crun opens the file, which fails with EPERM for a directory. runc checks the file's mode.
         cause = found["cause"].lower()
         reason = f'exec: "{program}": ' + ("permission denied" if cause == "operation not permitted" else cause)
     else:
@@ -345,12 +341,12 @@ def failure_code(message: str) -> int:
 # --- the probe ------------------------------------------------------------------------------------
 
 _PROGRAMS = {
-    # exit(0); when a filter forbids that, exit_group(7)
+    # exit(0); if a filter forbids that, exit_group(7)
     "x86_64": (62, 60, bytes.fromhex("31ff b83c000000 0f05 bf07000000 b8e7000000 0f05")),
     "aarch64": (183, 93, bytes.fromhex("000080d2 a80b80d2 010000d4 e00080d2 c80b80d2 010000d4")),
 }
-"""Machine → ELF machine number, number of exit(2), code: so the probe needs no file of the host
-in its rootfs.
+"""By machine: ELF machine number, number of exit(2), code. The probe's rootfs then needs no file of
+the host.
 """
 
 _FILTER_SEEN = 7
@@ -440,7 +436,7 @@ def _version(path: str) -> str:
 
 
 def _cure(reason: str, hierarchies: Cgroups) -> str:
-    """Advice for the operator about a known reason."""
+    """What the operator can do about a known reason; empty for others."""
     if "hybrid" in reason and hierarchies.split:
         kept = ", ".join(hierarchies.unified_controllers)
         return f" (cgroup v2 at {hierarchies.unified} keeps: {kept}; mount them as v1 or boot with cgroup v2 alone)"

@@ -2,11 +2,10 @@
 and /etc/group.
 
 Rules: passwd(5), group(5), and Docker's meaning of `user[:group]`, with one exception: a word of
-       digits is always a uid or gid, even when
-an entry has that word as its name (CVE-2016-3697). Numbers need not be listed. Without `:group` the
-process gets the user's primary group and every group that lists the user; with it that group alone.
-The files are hostile: they are read with a bound, inside the container's root, and malformed lines
-are skipped.
+       digits is always a uid or gid, even if an entry has that word as its name (CVE-2016-3697).
+Numbers need not be listed. Without `:group` the process gets the user's primary group and every
+group that lists the user; with `:group` only that one. The files are untrusted: at most
+`FILE_LIMIT` bytes are read, inside the container's root, and malformed lines are skipped.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ MAX_ID = 2**31 - 1
 class Identity(NamedTuple):
     """Numbers for the kernel and the home directory for $HOME.
 
-    `groups` begins with `gid`. Without it the process could drop `gid` and so pass a mode that
-    excludes its own group (CVE-2022-36109).
+    `groups` begins with `gid`. Otherwise the process could drop `gid`, and so access files whose
+    mode excludes its group (CVE-2022-36109).
     """
 
     uid: int

@@ -17,9 +17,9 @@ from isal import igzip_lib
 from engine.errors import InvalidParameter
 
 XZ_MEMORY = 80 << 20
-"""Bytes that an xz stream may ask for: `xz -9` needs 65 MiB."""
+"""Memory in bytes that decompressing an xz stream may take. `xz -9` needs 65 MiB."""
 ZSTD_WINDOW = 128 << 20
-"""Bytes that a zstd frame may look back: the limit of the zstd program too."""
+"""Largest window of a zstd frame in bytes, as in the zstd program."""
 
 _CHUNK = 256 * 1024
 
@@ -53,7 +53,9 @@ MAGIC = 8
 
 
 def compression_of(head: bytes) -> str:
-    """`gzip`, `bzip2`, `xz`, `zstd`, or `` for none, by the first `MAGIC` bytes of a stream."""
+    """`gzip`, `bzip2`, `xz` or `zstd`, by the first `MAGIC` bytes of a stream. Empty if it is none
+    of these.
+    """
     for known in COMPRESSIONS:
         if head.startswith(known.magic):
             return known.name
@@ -80,11 +82,11 @@ class Readable(Protocol):
 
 
 class Inflated:
-    """The content of a compressed stream, as a source for `_fast.tar`: one or more members or
-    frames behind each other.
+    """The content of a compressed stream, as a source for `_fast.tar`. The stream may consist of
+    several members or frames.
 
-    Takes no more than a buffer at a time whatever the ratio. Raises InvalidParameter for a damaged
-    or truncated stream. One thread at a time.
+    Produces at most one buffer at a time, whatever the compression ratio. Raises InvalidParameter
+    for a damaged or truncated stream. One thread at a time.
     """
 
     def __init__(self, packed: Readable, kind: str) -> None:

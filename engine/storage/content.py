@@ -1,7 +1,7 @@
-"""Blobs by digest: ROOT/content/sha256/<hex>, each a file that was verified before it got its name.
+"""Blobs by digest, in ROOT/content/sha256/<hex>. Each file is verified before it gets its name.
 
-Owns: that directory and ROOT/tmp. Not here: the users of a blob (images/store.py deletes those that
-      no record names). Blocking: use a thread for more than a few kilobytes.
+Owns: that directory and ROOT/tmp. Not here: who uses a blob (images/store.py deletes blobs that no
+      record names). Blocking: use a thread for more than a few kilobytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Content:
     def ingest(self, data: bytes, expected: str | None = None) -> str:
         """Store `data`; returns its digest.
 
-        Raises InvalidParameter when that is not `expected`, ServerError when it cannot be written.
+        Raises InvalidParameter if the digest is not `expected`, ServerError if the blob cannot be
+        written.
         """
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         if expected is not None and digest != expected:
@@ -60,10 +61,7 @@ class Content:
         return self._blobs / digest[7:]
 
     def read(self, digest: str, limit: int = 64 << 20) -> bytes:
-        """A whole blob, verified again.
-
-        Raises NotFound, and ServerError when its file was damaged.
-        """
+        """A whole blob, verified again. Raises NotFound, and ServerError if its file is damaged."""
         try:
             data = files.read_file(self.path(digest), limit)
         except FileNotFoundError as error:
@@ -84,9 +82,9 @@ class Content:
             raise ServerError(f"blob {digest}: {reason(error)}") from error
 
     def delete(self, digest: str) -> None:
-        """Remove a blob; absent is fine.
+        """Remove a blob, if it exists.
 
-        A failure is logged: no record names the blob any more, so the next start tries again.
+        A failure is only logged. No record names the blob any more, so the next start tries again.
         """
         try:
             self.path(digest).unlink(missing_ok=True)

@@ -9,8 +9,8 @@ accepts as upper directory: ext4, xfs with ftype=1 or btrfs, not another overlay
   with ROOT/layers as working directory and name a layer `123/diff`: 128 layers need 1.1 KiB with
   three digits, 2.1 KiB with ten.
 - One shared layer, ROOT/layers/init, lies between a container's own directory and its image. It
-  holds empty files that every container has but did not create. The runtime makes mount points and
-  /dev in the container's own upper directory.
+  contains the empty files that the engine adds to every container (`/.dockerenv`). The runtime
+  makes mount points and /dev in the container's own upper directory.
 - The mount option `volatile` is not used: it would turn the container's fsync(2) into a no-op.
   `redirect_dir=nofollow` and `metacopy=off` override the kernel's defaults, because upper and lower
   directories are also read directly (diff, usage).
@@ -24,9 +24,9 @@ accepts as upper directory: ext4, xfs with ftype=1 or btrfs, not another overlay
   other's changes (overlayfs.rst, "Sharing and copying layers"). Starts and archive calls share it.
 - Removal deletes the record in a transaction first, then the tree. `sweep` removes directories
   without a record.
-- A layer's files are written back after the reply. Its record is `pending` with this boot's id
-  until syncfs(2) has returned. After a reboot a pending layer may have holes, so it is dropped and
-  its image with it: a power failure within seconds of a load undoes the load.
+- A layer's files are written back after the reply. Until syncfs(2) has returned, its record is
+  `pending` with this boot's id. After a reboot a pending layer may have holes, so the layer and its
+  image are dropped. A power failure within seconds of a load therefore undoes the load.
 
 Owns: ROOT/layers, the records of kinds `layer` and `snapshot`, `mount_namespace` and its threads.
 """
@@ -61,9 +61,8 @@ DRIVER_NAME = "overlay2"
 """The name under which clients know this storage driver."""
 
 COUNT_THREADS = 2
-"""Threads for sizes.
-
-A thousand may be requested at once, and must not take the threads of starts and removals.
+"""Threads that compute the sizes of snapshots. A thousand sizes may be requested at once, and must
+not take the threads of starts and removals.
 """
 
 LINGER = 1.0
@@ -93,24 +92,26 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Opened:
-    """A mounted snapshot, for calls that access it (`users`) and a container that runs on it."""
+    """A mounted snapshot. `users`: calls that access it now. `runs`: a container runs on it."""
 
     __slots__ = ("path", "read_only", "root", "runs", "timer", "users")
 
     def __init__(self, path: str, *, runs: bool = False) -> None:
-        """The mount's path for threads of the namespace."""
+        """`path`: the mount's path in the namespace, for its threads."""
         self.path = path
         self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        """Its descriptor is valid in any thread."""
+        """A descriptor of the mount's root, valid in any thread."""
         self.read_only = bool(os.fstatvfs(self.root).f_flag & os.ST_RDONLY)
-        """overlayfs mounts read-only when it cannot create its work directory: the disk is full."""
+        """True on a full disk: overlayfs mounts read-only if it cannot create its work
+        directory.
+        """
         self.users = 0
         self.runs = runs
         self.timer: asyncio.TimerHandle | None = None
 
 
 class OverlaySnapshots:
-    """The one snapshotter of an engine; see the `Snapshots` protocol."""
+    """The snapshotter of the engine; it implements the `Snapshots` protocol."""
 
     def __init__(self, root: Path, records: Records, marks: Sequence[str] = ()) -> None:
         """`marks`: names of empty files at the root of every snapshot. Reads the records; blocking,
@@ -148,11 +149,11 @@ class OverlaySnapshots:
         self.mount_namespace = detached_mounts.MountNamespace(self._directory, _ROOTS)
         self._opened: dict[str, _Opened] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        """By key, held while its overlay is mounted or unmounted anywhere."""
+        """Locks by key, held while the snapshot's overlay is mounted or unmounted."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def _whole_layers(self, numbers: set[int]) -> dict[str, Layer]:
-        """The recorded layers whose files, and whose parents, are there."""
+        """The recorded layers that are complete: their files and their parents exist."""
         recorded = self._layer_table.load()
         whole: dict[str, Layer] = {}
         broken: set[str] = set()
@@ -188,7 +189,10 @@ class OverlaySnapshots:
         return self._layers.get(chain_id)
 
     def layer_path(self, chain_id: str) -> Path:
-        """The directory of a committed layer's content, to be read only. Raises NotFound."""
+        """The directory of a committed layer's content, which must not be changed.
+
+        Raises NotFound.
+        """
         layer = self._layers.get(chain_id)
         if layer is None:
             raise NotFound(f"No such layer: {chain_id}")
@@ -245,7 +249,7 @@ class OverlaySnapshots:
             if chain_id in self._layers:
                 raise Conflict(f"layer {chain_id} already exists")
             record = msgspec.structs.replace(layer, number=ingest.number, pending=self.boot)
-            # Counted before the wait, so that no other task collects the parent meanwhile.
+            # Counted before the next await, so that no other task collects the parent meanwhile.
             if layer.parent:
                 self._children[layer.parent] += 1
             self._layers[chain_id] = record
@@ -314,9 +318,9 @@ class OverlaySnapshots:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def resume(self, namespace: int) -> set[str]:
-        """At start: take over the mounts in the last daemon's namespace (-1: none).
+        """At start: take over the mounts in the last daemon's namespace (-1: there is none).
 
-        Returns the keys, all regarded as running.
+        Returns the keys of the mounted snapshots; their containers are assumed to be running.
         """
         if namespace >= 0:
             await asyncio.to_thread(self.mount_namespace.adopt, namespace)
@@ -343,8 +347,8 @@ class OverlaySnapshots:
             )
             yield made[0]
         finally:
-            # In the background: closing the last descriptor waits for an RCU grace period, which a
-            # start need not.
+            # In the background: closing the last descriptor waits for an RCU grace period, for
+            # which a start need not wait.
             for namespace in made:
                 asyncio.get_running_loop().run_in_executor(None, os.close, namespace)
 
@@ -368,9 +372,9 @@ class OverlaySnapshots:
                 opened.timer = asyncio.get_running_loop().call_later(LINGER, self._lingered, key)
 
     async def _open(self, key: str, *, writable: bool) -> _Opened:
-        """The mounted snapshot, mounted now if needed.
+        """The mounted snapshot; mounts it if needed.
 
-        The caller holds the lock, and adds its use before it releases it.
+        The caller holds the lock, and counts itself as a user before it releases the lock.
         """
         opened = self._opened.get(key)
         if opened is not None and writable and opened.read_only:  # there may be space by now
@@ -409,7 +413,10 @@ class OverlaySnapshots:
         return self._opened[key]
 
     def _mounting_of(self, key: str) -> Callable[[str], None]:
-        """Mounts the snapshot at a path, when called in a thread of `mount_namespace`."""
+        """A function that mounts the snapshot at a path.
+
+        Call it in a thread of `mount_namespace`.
+        """
         snapshot = self._snapshot(key)
         number = snapshot.number
         lower = [*self._init, *(f"{layer.number}/diff" for layer in self.chain(snapshot.parent))]
@@ -494,8 +501,8 @@ class OverlaySnapshots:
         return [self._path(layer.number) / "diff" for layer in self.chain(self._snapshot(key).parent)]
 
     def graph_data(self, number: int, parent: str) -> dict[str, str]:
-        """GraphDriver.Data in inspect: the directories, as clients of the overlay2 driver read
-        them.
+        """GraphDriver.Data of inspect: the directories, in the format of Docker's overlay2
+        driver.
         """
         own = self._path(number)
         data = {"UpperDir": str(own / "diff"), "WorkDir": str(own / "work"), "MergedDir": str(own / "merged")}
@@ -539,8 +546,8 @@ class OverlaySnapshots:
                 raise result
 
     async def sweep(self, live_keys: set[str], live_chain_ids: set[str]) -> None:
-        """At start: unmount snapshots without a live container; remove everything that is not
-        named, on disk and in the records.
+        """At start: unmount snapshots whose container is not live, and remove all snapshots and
+        layers that are not named, on disk and in the records.
         """
         for key in self._opened.keys() - live_keys:
             await self.unmount(key)
@@ -567,7 +574,7 @@ class OverlaySnapshots:
 
 
 def _mounted() -> dict[str, _Opened]:
-    """The snapshots that are mounted, by key. In a thread of the namespace."""
+    """The snapshots that are mounted, by key. Call it in a thread of the namespace."""
     found = {}
     for key in os.listdir(_ROOTS):
         path = f"{_ROOTS}/{key}"
@@ -595,8 +602,8 @@ def _mark(directory: Path, name: str) -> None:
 
 
 def _make(path: Path, model: Path | None = None) -> None:
-    """A content directory with the mode and owner of `model`: a merged root shows those of its
-    topmost directory.
+    """Create a content directory with the mode and owner of `model`, because a merged root has
+    those of its topmost directory.
     """
     path.mkdir(mode=0o755, parents=True)
     mode, user, group = 0o755, 0, 0
@@ -609,8 +616,9 @@ def _make(path: Path, model: Path | None = None) -> None:
 
 
 def _inherit(path: Path, below: list[Path], implied: Sequence[bytes]) -> None:
-    """Copy mode, owner and times of the hidden directories to the directories of `path` that no
-    entry described, deepest first, because times come last.
+    """Give the directories of `path` that no tar entry described the mode, owner and times of the
+    same directories in the layers below. Deepest first, because writing into a directory changes
+    its time.
     """
     layers = [files.open_directory(lower) for lower in below]
     own = files.open_directory(path)
@@ -629,8 +637,8 @@ def _inherit(path: Path, below: list[Path], implied: Sequence[bytes]) -> None:
 
 
 def _find_below(layers: list[int], name: bytes) -> int | None:
-    """A descriptor of the directory `name` in the topmost layer that has it, unless one in
-    between hides it.
+    """A descriptor of the directory `name` in the topmost layer that has it. None if a layer above
+    that one hides it.
     """
     parts = name.split(b"/") if name else []
     for layer in layers:

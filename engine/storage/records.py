@@ -1,5 +1,6 @@
-"""Records: one MessagePack value per object of the engine, in one SQLite file. Survives any crash
-with whole transactions.
+"""Records: one MessagePack value per object of the engine, in one SQLite file. After any crash the
+file
+contains whole transactions only.
 
 ```
 ROOT/
@@ -7,23 +8,23 @@ ROOT/
   state.db-room          disk space of state.db while the engine is stopped                   (room.py)
   content/sha256/<hex>   blobs by digest: configs, manifests                                  (content.py)
   layers/<n>/diff        an extracted image layer, or the upper directory of a container      (overlay.py)
-  layers/<n>/work        the work directory that overlayfs wants beside an upper directory
+  layers/<n>/work        the work directory that overlayfs needs beside an upper directory
   containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle                        (containers)
   volumes/<name>/_data   named volumes                                                        (volumes)
-  tmp/                   bodies being received; nameless files where the file system has O_TMPFILE; emptied at start
+  tmp/                   bodies being received: unnamed files if the file system has O_TMPFILE; emptied at start
 ```
 
-Writes are grouped: requests that wait while one transaction runs go into the next one. WAL with
-synchronous=NORMAL: a crash of the engine loses nothing that was awaited. A power failure may lose
-the last transactions, but never tears or reorders them. So the files that a record describes must
-be on the disk before the record, or the record must say that they are not (`pending` in
+Writes are grouped: requests that arrive while a transaction runs go into the next one. The database
+uses WAL with synchronous=NORMAL. A crash of the engine loses no change whose commit was awaited. A
+power failure may lose the last transactions, but does not tear or reorder them. So the files that a
+record describes must be on the disk before the record, or the record must be marked (`pending` in
 overlay.py).
 
 The lock on the file is exclusive: no second engine can use the same ROOT, and SQLite needs no
 shared memory file.
 
-Owns: the database, its one writer thread, the encoding. Not here: schema, migrations and damage
-(schema.py), space on a full disk (room.py), what a record means, and any cache of records (each
+Owns: the database, its only writer thread, the encoding. Not here: schema, migrations and damage
+(schema.py), space on a full disk (room.py), the meaning of records, and caches of records (each
 store has its own).
 """
 
@@ -49,7 +50,7 @@ from engine.storage.room import Room, is_full
 T = TypeVar("T", bound=msgspec.Struct)
 
 BATCH = 512
-"""Callers in one transaction at most: bounds the time for which the first of them waits."""
+"""Most callers in one transaction, which bounds the time that the first of them waits."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,9 +76,9 @@ class Table(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def load(self) -> dict[str, T]:
-        """Every record by key, in key order; at start.
+        """Every record by key, in key order. Used at start.
 
-        Raises ServerError that names a record which does not decode.
+        Raises ServerError that names the record if one cannot be decoded.
         """
         loaded = {}
         for key, value in self._records.rows(self.kind):
@@ -106,9 +107,9 @@ class Records:
     def __init__(self, path: Path, used: str = "") -> None:
         """Open or create.
 
-        `used`: evidence that there have been records, so that a missing or empty file is refused.
-        Raises ServerError, without having changed anything, when the file is no database, is
-        damaged, comes from a newer engine or is used by another one.
+        `used`: evidence that there have been records. If it is given, a missing or empty file is
+        refused. Raises ServerError if the file is no database, is damaged, comes from a newer
+        engine or is used by another one. Nothing has been changed then.
         """
         self.path = path
         self._queue: SimpleQueue[_Request | None] = SimpleQueue()
@@ -136,7 +137,7 @@ class Records:
 
     @classmethod
     def in_root(cls, root: Path) -> Records:
-        """ROOT/state.db. A missing file is created only when ROOT is fresh."""
+        """Open ROOT/state.db. A missing file is created only if ROOT was never used."""
         return cls(root / "state.db", _used(root))
 
     def _prepare(self, used: str) -> None:
@@ -164,7 +165,7 @@ class Records:
         """Write all `changes` in one transaction; they are in the file when this returns. Raises
         ServerError with SQLite's reason.
 
-        If the caller is cancelled, its changes are written all the same.
+        If the caller is cancelled, its changes are written nevertheless.
         """
         if not changes:
             return
@@ -176,7 +177,7 @@ class Records:
         await done
 
     def close(self) -> None:
-        """Write the waiting changes, fold the log into the file, close. Idempotent."""
+        """Write the waiting changes, merge the log into the file, and close it. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -223,7 +224,7 @@ class Records:
     def _errors_of(self, batch: list[_Request]) -> list[Exception | None]:
         try:
             self._transact([change for request in batch for change in request.changes])
-        except Exception as error:  # any error: the thread must go on, and the callers get it
+        except Exception as error:  # the callers get it; the thread must continue
             if len(batch) == 1:
                 return [error]
             return [self._errors_of([request])[0] for request in batch]
@@ -285,7 +286,7 @@ def _reason(error: Exception) -> str:
 
 
 def _used(root: Path) -> str:
-    """A file in ROOT that shows that an engine has had records there; "" when there is none."""
+    """A file in ROOT which shows that an engine has had records there; "" if there is none."""
     if (root / "engine-id").exists():
         return f"{root}/engine-id exists"
     for name in ("layers", "containers", "volumes", "content/sha256"):

@@ -3,13 +3,14 @@
 A full disk can only be freed if `rm`, `rmi` and exits can still be written. SQLite needs space in
 two places, and both are allocated in advance:
 
-- The write-ahead log has `LOG` bytes of blocks. After a checkpoint SQLite writes it again from the
-  start. When the database is closed, SQLite deletes the log, so its blocks get a second name
-  (state.db-room) first, and that file becomes the log of the next start.
+- The write-ahead log has `LOG` bytes of blocks. After a checkpoint SQLite writes the log from its
+  start again. When the database is closed, SQLite deletes the log. So the file gets a second name
+  first (state.db-room), and becomes the log of the next start.
 - The database has `PAGES` free pages. Records that grow take them instead of new blocks.
 
-While the free pages cannot be restored (`low`), records.py refuses new rows: what remains is for
-changes and removals. On file systems that never overwrite in place (btrfs) this is no guarantee.
+While the free pages cannot be restored (`low`), records.py refuses new rows, so that the rest
+serves changes and removals. File systems that never overwrite in place (btrfs) do not guarantee
+this.
 
 Owns: state.db-room, a descriptor of state.db. Closing any descriptor of that file drops SQLite's
 POSIX locks (fcntl(2)), so it stays open until the connection is closed.
@@ -27,8 +28,8 @@ import time
 from pathlib import Path
 
 LOG = 6 << 20
-"""Bytes: a checkpoint begins at 1,000 pages (4 MiB), and the transaction that reaches them may
-be a large one.
+"""Bytes. A checkpoint begins at 1,000 pages (4 MiB), and the transaction that reaches this size may
+exceed it.
 """
 PAGES = 128
 RETRY = 1.0
@@ -36,9 +37,8 @@ RETRY = 1.0
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HEADER = 32
-"""Bytes of a log's header (SQLite, "Write-Ahead Logging", file format).
-
-Without its magic number all that follows is ignored.
+"""Bytes of a log's header (SQLite, "Write-Ahead Logging", file format). SQLite ignores a log whose
+header has no magic number.
 """
 
 _log = logging.getLogger(__name__)
@@ -54,10 +54,8 @@ class Room:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._tried = 0.0
         self.low = False
-        """True if the disk is full and so much of the reserve is used that only changes and
-        removals may take the rest.
-        """
-        if self._wal.exists():  # the last engine was killed: its log still has its blocks
+        """True if the disk is full and the rest of the reserve is kept for changes and removals."""
+        if self._wal.exists():  # the last engine was killed, and its log still has its blocks
             self._kept.unlink(missing_ok=True)
         elif self._kept.exists():
             with open(self._kept, "r+b", buffering=0) as kept:
@@ -80,7 +78,7 @@ class Room:
         self.refill(connection)
 
     def refill(self, connection: sqlite3.Connection) -> None:
-        """Restore the free pages, when half of them are used. Outside of a transaction."""
+        """Restore the free pages if half of them are used. Call it outside of a transaction."""
         free = _pragma(connection, "freelist_count")
         if free >= PAGES // 2 and not self.low:
             return
@@ -101,7 +99,7 @@ class Room:
     def _grow(self, connection: sqlite3.Connection, pages: int) -> None:
         if pages > 0:
             size = _pragma(connection, "page_size")
-            # The blocks first: SQLite extends the file without allocating any.
+            # Allocate the blocks first, because SQLite extends the file without allocating any.
             os.posix_fallocate(self._file, 0, (_pragma(connection, "page_count") + pages + 2) * size)
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -122,7 +120,7 @@ class Room:
         self.low = True
 
     def closing(self) -> None:
-        """Keep the log's blocks, before SQLite removes its name."""
+        """Keep the log's blocks under a second name, before SQLite removes the first one."""
         with contextlib.suppress(FileNotFoundError):
             self._kept.unlink(missing_ok=True)
             os.link(self._wal, self._kept)

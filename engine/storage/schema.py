@@ -28,19 +28,19 @@ _TABLE = (
 )
 
 LISTED = 10
-"""Damaged records that the message names."""
+"""Most damaged records that the message names."""
 
 
 def checksum(kind: str, key: str, value: bytes) -> int:
-    """CRC-32 of a whole row, so that a changed key is found as well."""
+    """CRC-32 of a whole row, so that damage to the key is detected too."""
     return zlib.crc32(value, zlib.crc32(f"{kind}\0{key}\0".encode(errors="surrogateescape")))
 
 
 def prepare(connection: sqlite3.Connection, path: Path, used: str) -> None:
     """Create or migrate the schema, then check every record.
 
-    `used`: evidence that this engine has had records, or "". Then an empty file is refused: an
-    engine without records would end its containers and delete their files.
+    `used`: evidence that this engine has had records, or "". With evidence an empty file is
+    refused, because an engine without records would end its containers and delete their files.
     """
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found > SCHEMA:
@@ -66,7 +66,7 @@ def prepare(connection: sqlite3.Connection, path: Path, used: str) -> None:
 
 
 def lost(path: Path, used: str) -> ServerError:
-    """The records are missing, but the rest of ROOT is there."""
+    """The error for missing records in a ROOT that was used."""
     return ServerError(
         f"{path} is missing or empty, but {used}: this engine has been used. Nothing was changed. Restore {path.name}"
         f" from a backup; or, to start with an empty engine, move {path.parent} away first"
@@ -95,7 +95,9 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def rewrite(connection: sqlite3.Connection, kind: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """For a migration: replace every record of a kind by `change` of it, both as plain dicts."""
+    """For migrations: replace every record of a kind by the result of `change`, which takes and
+    returns a plain dict.
+    """
     rows = connection.execute("SELECT key, value FROM record WHERE kind = ?", (kind,)).fetchall()
     for key, value in rows:
         changed = msgspec.msgpack.encode(change(msgspec.msgpack.decode(value, type=dict[str, Any])))

@@ -5,7 +5,7 @@ chain_id. It exists while an image retains it, or a container's snapshot or anot
 A snapshot is *prepared* for a container's id, *mounted* while the container runs, and *removed*.
 
 Every implementation passes the suite in tests/contract/test_snapshots.py; tests/fakes/snapshots.py
-is one for unit tests. Not here: where layers come from (images/layers.py).
+is one for unit tests. Not here: how layers are obtained (images/layers.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Layer(msgspec.Struct, frozen=True, omit_defaults=True):
     size: int = 0
     """Bytes of its regular files, as `docker images` counts them."""
     pending: str = ""
-    """The boot in which its files were written, until they are known to be on the disk; then empty.
+    """Id of the boot in which its files were written.
+
+    Empty once they are known to be on the disk.
     """
 
 
@@ -63,7 +65,7 @@ class Snapshots(Protocol):
 
     @property
     def mount_namespace(self) -> MountNamespace:
-        """Where snapshots are mounted; archive calls assemble their roots there."""
+        """The namespace in which snapshots are mounted and archive calls assemble their roots."""
 
     # --- layers -----------------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ class Snapshots(Protocol):
         """The committed layer; None when there is none."""
 
     def layer_path(self, chain_id: str) -> Path:
-        """The directory of a committed layer's content, to be read only."""
+        """The directory of a committed layer's content, which must not be changed."""
 
     def layer_paths(self) -> list[Path]:
         """`layer_path` of every layer."""
@@ -116,16 +118,17 @@ class Snapshots(Protocol):
     # --- snapshots --------------------------------------------------------------------------------
 
     async def prepare(self, key: str, parent: str | None) -> None:
-        """Make a writable snapshot on a layer, or on nothing.
+        """Make a writable snapshot on a layer, or an empty one if `parent` is None.
 
-        Raises Conflict when the key is taken.
+        Raises Conflict if the key is in use.
         """
 
     async def resume(self, namespace: int) -> set[str]:
-        """At start: take over the mounts of an earlier process, by its namespace (-1: there is
+        """At start: take over the mounts in the namespace of an earlier process (-1: there is
         none).
 
-        Returns the keys of the snapshots that are mounted there, all regarded as running.
+        Returns the keys of the snapshots that are mounted there; their containers are assumed to be
+        running.
         """
 
     async def mount(self, key: str) -> None:
@@ -145,24 +148,23 @@ class Snapshots(Protocol):
         `target`, a directory made by `detached_mounts.make_private`."""
 
     def opened(self, key: str, *, writable: bool = False) -> AbstractAsyncContextManager[str]:
-        """The path of the snapshot's mount in `mount_namespace`, for the time of the context. A
-        running container shares it.
+        """The path of the snapshot's mount in `mount_namespace`, valid within the context. A
+        running container uses the same mount.
 
-        On a full disk it may be read-only, unless it is asked for as `writable`: then ServerError
-        is raised.
+        On a full disk the mount may be read-only. With `writable` that raises ServerError.
         """
 
     async def open_content(self, chain_id: str) -> int:
-        """A descriptor (O_PATH) of the merged layers of an image, to be read only.
+        """A descriptor (O_PATH) of the merged layers of an image, which must not be changed.
 
         The caller closes it; no mount point remains.
         """
 
     async def unmount(self, key: str) -> None:
-        """End the run. Does nothing when the snapshot is not mounted."""
+        """End the use by a container. Does nothing if the snapshot is not mounted."""
 
     async def remove(self, key: str) -> None:
-        """Remove the snapshot and every layer that has no other user. Unknown keys are ignored."""
+        """Remove the snapshot, and layers without another user. Unknown keys are ignored."""
 
     def upper(self, key: str) -> Path:
         """The directory with the changes made in the snapshot."""
@@ -177,6 +179,6 @@ class Snapshots(Protocol):
         """The size of the snapshot's own changes."""
 
     async def sweep(self, live_keys: set[str], live_chain_ids: set[str]) -> None:
-        """At start: undo operations that a crash interrupted, and remove every snapshot and layer
-        that is not named.
+        """At start: undo operations that a crash interrupted, and remove all snapshots and layers
+        that are not named.
         """

@@ -2,9 +2,9 @@
 
 A detached mount is a descriptor of a mount that is attached nowhere: open_tree(2), Linux 5.2,
 and mount_setattr(2), 5.12. Kernels before 6.15 attach only to mounts inside a namespace, so trees
-of mounts are assembled in a `MountNamespace`. It contains an empty tmpfs and what its owner
-attaches. The host does not see it, and it exists while any process holds its descriptor. When the
-last holder dies, at any instant, the kernel removes everything in it.
+of mounts are assembled in a `MountNamespace`. It contains an empty tmpfs and the mounts that its
+owner attaches. The host does not see it. It exists while any process holds its descriptor; when the
+last such process has ended, however it ended, the kernel removes everything in it.
 
 Blocking calls with the GIL released (ctypes): run them in a thread. Not here: mount(2) and
 mountinfo (mounts.py).
@@ -31,8 +31,8 @@ _T = TypeVar("_T")
 THREADS = 4
 """Threads of a `MountNamespace` for mounting and reading, and as many for unmounting."""
 WRITERS = 16
-"""Threads for long work that does not wait for clients: so many complete archives are extracted at
-a time.
+"""Threads for long work that does not wait for clients, which is the number of complete archives
+that are extracted at a time.
 """
 
 _CLONE_NEWNS = 0x20000
@@ -58,8 +58,8 @@ class _Attributes(ctypes.Structure):
 
 
 def clone(source: Path | str | int, *, recursive: bool = False) -> int:
-    """A tree: a private copy of the mount at a path, or at a descriptor, with its subdirectories;
-    `recursive`: with the mounts below it.
+    """A detached private copy of the mount at a path or descriptor. With `recursive` the mounts
+    below it are copied too.
 
     The caller closes it. Raises ServerError, FileNotFoundError when there is no such path.
     """
@@ -81,9 +81,10 @@ def clone(source: Path | str | int, *, recursive: bool = False) -> int:
 
 
 def clone_within(namespace: int, descriptor: int) -> int:
-    """As `clone`, of the mount at a descriptor in another mount namespace, given by its descriptor.
+    """As `clone`, for a descriptor in another mount namespace. `namespace` is that namespace's
+    descriptor.
 
-    A thread of its own enters it.
+    A new thread enters the namespace.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         return thread.submit(_clone_within, namespace, descriptor).result()
@@ -183,12 +184,12 @@ class MountNamespace:
         return await self._run(self._mounting, work)
 
     async def unmount(self, work: Callable[[], _T]) -> _T:
-        """As `run`, for work that ends a file system. Unmounting an overlay writes back the file
-        system below it, for seconds, and other mounts must not wait for that."""
+        """As `run`, for unmounting. Unmounting an overlay writes back the file system below it,
+        which may take seconds, and other mounts must not wait for that."""
         return await self._run(self._unmounting, work)
 
     async def run_long(self, work: Callable[[], _T]) -> _T:
-        """As `run`, for work that may take long. Not for work that waits for a client either."""
+        """As `run`, for long work. Not for work that waits for a client."""
         return await self._run(self._writing, work)
 
     async def run_apart(self, work: Callable[[], _T]) -> _T:
@@ -209,7 +210,7 @@ class MountNamespace:
         return work()
 
     def place(self) -> str:
-        """A new empty directory to mount on. In a thread of the namespace."""
+        """A new empty directory to mount on. Call it in a thread of the namespace."""
         with self._lock:
             self._last += 1
             path = f"/calls/{self._last}"
@@ -220,8 +221,8 @@ class MountNamespace:
         """A descriptor of a copy of the host's namespace with the mount at `path` here attached at
         `target` (`make_private`), invisible to others.
 
-        Its other mounts remain peers or slaves as the host's are. The caller closes it: closing the
-        last descriptor takes the kernel a while.
+        Its other mounts keep their propagation. The caller closes the descriptor; the last close
+        waits for an RCU grace period.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
             return thread.submit(self._namespace_with, path, target).result()
@@ -260,7 +261,7 @@ class MountNamespace:
         shown = os.stat("/layers")
         if (shown.st_dev, shown.st_ino) == (wanted.st_dev, wanted.st_ino):
             for name in os.listdir("/calls"):
-                with contextlib.suppress(ServerError):  # it was not mounted yet
+                with contextlib.suppress(ServerError):  # nothing was mounted there yet
                     detach(f"/calls/{name}")
                 os.rmdir(f"/calls/{name}")
             self.descriptor = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -279,7 +280,7 @@ class MountNamespace:
                         _enter(self.descriptor)
                 os.chdir("/layers")
             except BaseException:
-                # out of a namespace that is half made; it is removed when this thread ends
+                # leave the incomplete namespace, so that the kernel removes it
                 _enter(host)
                 raise
             finally:
@@ -292,14 +293,14 @@ class MountNamespace:
         try:
             if _libc.unshare(ctypes.c_int(_CLONE_NEWNS)) < 0:
                 raise _failure("mount namespace")
-            # First of all, so that unmounting the copies of the host's mounts does not propagate to
-            # the host.
+            # This comes first, so that unmounting the copies of the host's mounts does not
+            # propagate to the host.
             mounts.mount("", "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
             mounts.mount("tmpfs", self._directory, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700,size=16m")
             os.chdir(self._directory)
             if _libc.pivot_root(b".", b".") < 0:
                 raise _failure("pivot_root")
-            detach(".")  # the old root lies on top of the new one (pivot_root(2), NOTES)
+            detach(".")  # the old root is mounted over the new one (pivot_root(2), NOTES)
             os.chdir("/")
             for path in ("/layers", "/proc", "/calls", self._own):
                 os.mkdir(path)
@@ -311,7 +312,7 @@ class MountNamespace:
 
 
 def _enter(namespace: int) -> None:
-    """Give the calling thread a directory of its own."""
+    """Move the calling thread into a mount namespace. It must have its own working directory."""
     if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)) < 0:
         raise _failure("mount namespace")
 

@@ -1,8 +1,8 @@
-"""Passes a request body to the thread that works on it. The beginning goes through the loop; the
-thread reads the rest of a large body from the client's socket.
+"""Passes a request body to the thread that processes it. The event loop passes on the beginning;
+the thread reads the rest of a large body from the client's socket itself.
 
-Owns: the bytes in between, bounded; the part borrowed from the body, until `close`. Not here: the
-format of the bytes.
+Owns: the bytes that the thread has not read yet, a bounded number; and the rest of the body, which
+is borrowed until `close`. Not here: the format of the bytes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from engine.errors import EngineError, ServerError
 _WAITING = 2 << 20
 """Bytes of a body that may wait for the thread."""
 _WORTH = 512 * 1024
-"""The thread waits until this many bytes are there, because with each wake-up it and the loop
-compete for the GIL. Its buffer is as large.
+"""The thread waits until this many bytes are available, because with each wake-up it competes with
+the loop for the GIL. Its buffer has the same size.
 """
 _CHUNK = 256 * 1024
 _PATIENCE = 0.01
-"""Seconds to wait for that many bytes before the thread takes a smaller number."""
+"""Seconds that the thread waits for so many bytes before it takes fewer."""
 
 
 class Rest(Protocol):
     """The part of a body that is lent to a thread."""
 
     processors: threading.Semaphore | None
-    """The reading thread holds one of these, and releases it while it waits."""
+    """The reading thread holds this semaphore while it works, and releases it while it waits."""
 
     def readinto(self, buffer: memoryview, /) -> int:
         """Read up to the whole buffer; 0 at the end.
@@ -42,10 +42,10 @@ class Rest(Protocol):
         """Some bytes, none at the end."""
 
     def cut(self) -> None:
-        """Loop: end a read that waits for the client."""
+        """End a read that waits for the client. Called on the loop."""
 
     def give_back(self) -> None:
-        """Loop: the thread no longer reads."""
+        """Return the body, once the thread no longer reads. Called on the loop."""
 
 
 @runtime_checkable
@@ -53,9 +53,9 @@ class Lender(Protocol):
     """A body that a thread can read without the loop."""
 
     def borrow(self) -> Rest | None:
-        """Lends the unread part of the body.
+        """Lend the unread part of the body.
 
-        None when there is none, or only the loop can read it.
+        None if everything was read, or if only the loop can read the body.
         """
 
 
@@ -63,7 +63,7 @@ class Feed:
     """Bytes that the loop feeds to a waiting thread."""
 
     def __init__(self, processors: threading.Semaphore | None = None) -> None:
-        """`processors`: the reading thread holds one of these, and releases it while it waits."""
+        """`processors`: the reading thread holds this semaphore while it works."""
         self._processors = processors
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
@@ -76,14 +76,14 @@ class Feed:
         self._ended = False
         self._error: EngineError | None = None
         self._taken: deque[bytes] = deque()
-        """The thread's own."""
+        """Chunks that the thread has taken; no other thread uses this."""
         self._rest: Rest | None = None
         """The rest of the body, which follows everything fed."""
 
     async def feed(self, body: AsyncIterator[bytes]) -> None:
         """Feed the body, until its end or until the thread can read the rest itself.
 
-        The thread also gets the error that ended it.
+        If receiving the body fails, the error is raised in the thread too.
         """
         error: EngineError | None = None
         fed = 0
@@ -119,22 +119,18 @@ class Feed:
             self._begun.set()
 
     async def begun(self) -> bool:
-        """Wait until there is something for a thread to do.
-
-        Returns True if that is the whole body already.
-        """
+        """Wait until a thread can start to read. Returns True if the whole body has arrived."""
         await self._begun.wait()
         return self._ended and self._rest is None
 
     def cut(self) -> None:
-        """End every wait for the client. On the loop."""
+        """End every wait for the client. Called on the loop."""
         if self._rest is not None:
             self._rest.cut()
 
     def close(self) -> None:
-        """Loop: return the borrowed part and drop unread bytes.
-
-        Call it when `feed` and the thread have ended.
+        """Return the borrowed part and drop unread bytes. Called on the loop, after `feed` and the
+        thread have ended.
         """
         if self._rest is not None:
             self._rest.give_back()
@@ -200,7 +196,7 @@ class Feed:
         return filled if filled or self._rest is None else self._rest.readinto(memoryview(buffer))
 
     def head(self, size: int) -> bytes:
-        """The first `size` bytes, which are read again; fewer when the body is shorter."""
+        """The first `size` bytes, or fewer if the body is shorter. They are not consumed."""
         head = b""
         while len(head) < size and (more := self.read()):
             head += more

@@ -4,8 +4,8 @@ removal of trees.
 A container controls the links and names in its root. All access there goes through `open_in_root`,
 which resolves a path as if the directory were the root of the file system, `..` and absolute links
 included (RESOLVE_IN_ROOT, Linux 5.6).
-Raises: OSError with the kernel's errno, since a missing file is an ordinary result here; the caller
-        turns it into an EngineError.
+Raises: OSError with the kernel's errno, because a missing file is an ordinary result here. Callers
+        turn it into an EngineError.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def open_in_root(root: int, path: str | bytes, flags: int = os.O_RDONLY, mode: i
     """A descriptor (CLOEXEC) of `path` seen from the directory descriptor `root` as its `/`. The
     caller closes it.
 
-    No link of any kind leads out. Opening a FIFO or device has its usual effect, so pass O_NONBLOCK
-    or O_PATH where the path is not trusted.
+    No link of any kind leads out of `root`. Opening a FIFO or device has its usual effect, so pass
+    O_NONBLOCK or O_PATH if the path is not trusted.
     """
     return _open(root, path, flags, mode, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
 
 
 def open_without_links(root: int, path: str | bytes, flags: int = os.O_RDONLY) -> int:
-    """As `open_in_root`, but without links: a link on the way is ELOOP, a path out of the root is
-    EXDEV.
+    """As `open_in_root`, but links are errors: a link in the path is ELOOP, a path that leaves the
+    root is EXDEV.
     """
     return _open(root, path, flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
 
@@ -278,11 +278,11 @@ def temporary_file(directory: Path) -> int:
 
 
 def remove_tree(path: Path | str) -> None:
-    """Remove a file or directory with all below it; absent is fine. Follows no link, opens nothing
-    but directories, takes any depth.
+    """Remove a file or a directory tree of any depth. Does nothing if it does not exist. Follows no
+    links, and opens nothing but directories.
 
-    Long work with the GIL released: run it in a thread. Raises the first OSError, after removing
-    all other entries.
+    Long work with the GIL released: run it in a thread. Raises the first OSError, after it has
+    removed all other entries.
     """
     directory, name = os.path.split(os.path.abspath(path))
     try:

@@ -1,16 +1,15 @@
-"""Starts the RCU grace period that moving a process into a cgroup costs, before the runtime needs
-it.
+"""Starts the RCU grace period that moving a process into a cgroup waits for, before the runtime
+needs it.
 
 A runtime moves each new process into cgroups under a kernel lock (cgroup_threadgroup_rwsem) that
-stops forks on the whole host. The first taker of that lock after a pause waits for an RCU grace
-period: several milliseconds, more where namespaces come and go, which was half of a start
-(docs/PERFORMANCE.md). A taker within the next such period does not wait. So a thread of the engine
-takes the lock once as soon as a start or an exec is requested, and the grace period passes while
-root, network and bundle are made.
+stops forks on the whole host. A process that takes the lock after a pause waits for an RCU grace
+period first. That takes several milliseconds, more where namespaces come and go, and was half of a
+start (docs/PERFORMANCE.md). If the lock was taken shortly before, there is no wait. So a thread of
+the engine takes the lock once as soon as a start or an exec is requested, and the grace period
+passes while root, network and bundle are made.
 
-Rules: cgroups(7), proc_pid_mountinfo(5); kernel document cgroup-v2.rst, `favordynmods`: hierarchies
-       mounted with that option
-have no such wait.
+Rules: cgroups(7), proc_pid_mountinfo(5); kernel document cgroup-v2.rst, `favordynmods` (hierarchies
+       mounted with that option have no such wait).
 
 Owns nothing. Not here: which cgroup a container gets (`runtime/cgroups.py`).
 """
@@ -30,9 +29,8 @@ from engine.system.mounts import Mount
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 _FRESH = 0.002
-"""Seconds after the last use in which a runtime started now still takes the lock without a wait.
-
-A grace period is longer.
+"""Seconds after the last use of the lock in which a runtime that is started now still finds it
+without a wait. A grace period lasts longer than this.
 """
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _FOLLOWED = 3
@@ -47,14 +45,14 @@ class GracePeriod:
         self._possible = True
         self._begun: asyncio.Task[None] | None = None
         self._running = 0
-        """Runtimes that run now; they take the lock themselves."""
+        """Number of runtimes that are running; they take the lock themselves."""
         self._taken = 0.0
         """When the lock was last taken, by the loop's clock."""
 
     def expect(self) -> None:
-        """Begin the grace period: a process will be moved in a few milliseconds.
+        """Begin the grace period, because a process will be moved in a few milliseconds.
 
-        Cheap; does nothing where it cannot help.
+        Cheap. Does nothing on hosts where it does not help.
         """
         if (
             self._possible
@@ -66,8 +64,8 @@ class GracePeriod:
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
-        """A runtime moves a process within this context."""
-        self.expect()  # the last one may have been too long ago
+        """Enclose the time in which a runtime moves a process."""
+        self.expect()  # the last grace period may have ended too long ago
         self._running += 1
         try:
             yield
@@ -76,7 +74,7 @@ class GracePeriod:
             self._taken = asyncio.get_running_loop().time()
 
     async def settled(self) -> None:
-        """Wait for a grace period that has been begun."""
+        """Wait for the end of a grace period that `expect` has begun."""
         if self._begun is not None:
             await asyncio.wait([self._begun])
 
@@ -89,10 +87,9 @@ class GracePeriod:
 
 
 def begin(hierarchies: Mapping[str, tuple[str, str]], membership: Path = MEMBERSHIP) -> bool:
-    """Move the calling thread into the cgroups it is in already. Blocks for a grace period.
+    """Move the calling thread into the cgroups that it is in already. Blocks for a grace period.
 
-    Returns False when that is impossible on this host. True does not mean that it succeeded this
-    time.
+    Returns False if this is impossible on this host. True does not mean that it succeeded now.
     """
     try:
         text = os.fsdecode(membership.read_bytes())
@@ -115,7 +112,7 @@ def _move(files: Iterator[str]) -> bool:
             if error.errno in _PASSING:
                 raise
             continue  # no permission, or removed
-        with contextlib.suppress(OSError):  # refused, but only after the wait
+        with contextlib.suppress(OSError):  # the kernel refuses it only after the wait
             os.write(descriptor, str(threading.get_native_id()).encode())
         os.close(descriptor)
         return True
@@ -123,9 +120,8 @@ def _move(files: Iterator[str]) -> bool:
 
 
 def mounted(mounts: Iterable[Mount]) -> dict[str, tuple[str, str]]:
-    """Controller name → mount point and the cgroup at its top.
-
-    The name of v2's one hierarchy is empty.
+    """Mount point and topmost cgroup of each hierarchy by controller name. The name of v2's
+    hierarchy is empty.
     """
     found: dict[str, tuple[str, str]] = {}
     for mount in mounts:

@@ -1,5 +1,4 @@
-"""Facts about this host, read once at start and off the loop, since /proc and /sys can be slow to
-answer.
+"""Facts about this host, read once at start, in a thread because /proc and /sys can be slow.
 
 Not here: anything that changes while the daemon runs (except `IPv4Forwarding`, which is reported as
 it was at start), and the limits of its cgroups (`runtime/cgroups.py`).
@@ -57,10 +56,7 @@ def read(root: Path) -> Host:
 
 
 def _engine_id(root: Path) -> str:
-    """Twelve groups of four letters, as Docker's.
-
-    Kept, so that two engines with different roots can be told apart for good.
-    """
+    """The engine's id: twelve groups of four letters, as in Docker. It is stored in ROOT."""
     place = root / "engine-id"
     known = _text(str(place)).strip()
     if known:

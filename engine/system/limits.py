@@ -1,12 +1,11 @@
-"""Descriptors of this process against RLIMIT_NOFILE (getrlimit(2)): how many are open, and whether
-a start may take more.
+"""Open descriptors of this process and their limit, RLIMIT_NOFILE (getrlimit(2)).
 
 A process without free descriptors cannot accept(2), so an engine that runs out of them can no
-longer be asked to stop a container. Work that keeps descriptors for long asks here first, and
-leaves a reserve to the API, to exits and to removals.
+longer be asked to stop a container. Work that keeps descriptors for long checks here first, and
+leaves a reserve for the API, exits and removals.
 
-Owns nothing. Threads: any. Cost: one stat(2) from Linux 6.2 on, before that one read of a small
-file. Raises: ServerError that names the limit.
+Owns nothing. Threads: any. Cost: one stat(2) since Linux 6.2, one read of a small file before.
+Raises: ServerError that names the limit.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def ensure_descriptors(wanted: int) -> None:
         return
     most = limit - reserve(limit) - wanted
     if os.stat("/proc/self/fd").st_size == 0 and _table_size() <= most:
-        return  # before Linux 6.2 counting lists the directory; here even a full table leaves room
+        return  # even if all slots were open; this saves counting, which is slow before Linux 6.2
     used = open_descriptors()
     if used > most:
         raise ServerError(

@@ -1,4 +1,4 @@
-"""Memory that a peak of work leaves with the allocator, given back to the kernel at the next pause.
+"""Returns memory that the allocator keeps after a peak of work to the kernel, at the next pause.
 
 glibc keeps freed memory in its arenas, one per thread up to a limit, and returns only the top of
 the heap by itself. A load or a pull leaves tens of megabytes that way. `trim_soon` is called after
@@ -6,8 +6,8 @@ such work. A second after the last call, young garbage is collected and malloc_t
 thread.
 
 Owns: one timer of the running loop.
-Threads: `trim_soon` on the loop alone. malloc_trim locks one arena after the other, so it runs only
-when no more work was announced for `QUIET` seconds, and behind all other threads (SCHED_BATCH).
+Threads: `trim_soon` on the loop only. malloc_trim locks one arena after the other, so it runs only
+after `QUIET` seconds without a further call, and with SCHED_BATCH, behind all other threads.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from engine.system.threads import in_own_thread
 QUIET = 1.0
 """Seconds without further calls."""
 INTERVAL = 10.0
-"""Seconds between two times at least."""
+"""Least seconds between two runs."""
 ARENAS = 2
-"""glibc would make eight per CPU, and each keeps what its threads once needed."""
+"""glibc's default is eight per CPU, and each arena keeps the memory that its threads once
+needed.
+"""
 
 _M_ARENA_MAX = -8
 
@@ -34,7 +36,7 @@ _libc = ctypes.CDLL(None)
 
 _timer: asyncio.TimerHandle | None = None
 _earliest = 0.0
-"""Loop time before which nothing is given back again."""
+"""Loop time of the earliest next run."""
 
 
 def configure() -> None:
@@ -48,7 +50,7 @@ def configure() -> None:
 
 
 def trim_soon() -> None:
-    """Give memory back, `QUIET` seconds after the last call, and not more often than every
+    """Return memory to the kernel `QUIET` seconds after the last call, at most once per
     `INTERVAL`.
     """
     global _timer  # noqa: PLW0603 (one allocator per process)
@@ -69,7 +71,10 @@ def _trim() -> None:
 
 
 def malloc_trim() -> bool:
-    """malloc_trim(3). Returns True if memory was given back; False with another libc."""
+    """malloc_trim(3).
+
+    Returns True if memory was returned to the kernel; False with another libc.
+    """
     with contextlib.suppress(AttributeError):
         return bool(_libc.malloc_trim(0))
     return False

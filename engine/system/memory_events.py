@@ -5,7 +5,8 @@ cgroup-v1/memory.rst, "OOM Control"). v2 marks `memory.events` as modified, whic
 reports. One inotify descriptor serves all groups, and `oom_kill` in the file shows whether a
 process was killed.
 
-Not here: which container a group belongs to, and how one of them died (`runtime/cgroups.py`).
+Not here: which container a group belongs to, and whether a container was killed for its memory
+limit (`runtime/cgroups.py`).
 
 Owns: one eventfd for each watched v1 group, or one inotify descriptor. Threads: the event loop's
 alone. Nothing here blocks.
@@ -59,11 +60,11 @@ class MemoryEvents:
         if self._kills.pop(directory, None) is not None:
             for number in [number for number, (path, _) in self._watches.items() if path == directory]:
                 del self._watches[number]
-                # fails where the group is gone already
+                # fails if the group has been removed
                 _libc.inotify_rm_watch(self._inotify, number)
 
     def close(self) -> None:
-        """End all."""
+        """Stop all notifications."""
         for directory in [*self._eventfds, *self._kills]:
             self.unwatch(directory)
         if self._inotify >= 0:
@@ -90,7 +91,7 @@ class MemoryEvents:
     def _signalled(self, directory: Path, eventfd: int, observer: Callable[[], None]) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(eventfd)
-        if directory.exists():  # its removal is signalled too
+        if directory.exists():  # the removal of a group is signalled too
             observer()
         else:
             self.unwatch(directory)

@@ -35,8 +35,8 @@ MS_UNBINDABLE, MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 17, 1 << 18, 1 << 19, 1 <<
 MS_RELATIME, MS_STRICTATIME = 1 << 21, 1 << 24
 
 PAGE = 4096
-"""mount(2) copies one page of options, terminating NUL included, and cuts off longer ones without
-an error.
+"""mount(2) copies one page of options, including the terminating NUL. It truncates longer options
+without an error.
 """
 
 _MNT_DETACH = 2
@@ -79,7 +79,7 @@ class Mount(NamedTuple):
 
 
 def mount(source: str, target: Path | str, type_: str = "", flags: int = 0, options: str = "") -> None:
-    """Attach a file system. Raises ServerError, also for options that the kernel would cut off."""
+    """Attach a file system. Raises ServerError, also for options that the kernel would truncate."""
     data = options.encode()
     if len(data) >= PAGE:
         raise ServerError(
@@ -90,9 +90,9 @@ def mount(source: str, target: Path | str, type_: str = "", flags: int = 0, opti
 
 
 def unmount(target: Path | str) -> bool:
-    """Detach everything mounted on `target`; False when nothing was.
+    """Detach everything mounted on `target`. Returns False if nothing was.
 
-    Lazily only after two plain attempts found it busy.
+    A busy mount is detached lazily after two plain attempts.
     """
     name = os.fsencode(target)
     detached = False
@@ -124,11 +124,11 @@ def mount_id(descriptor: int) -> int:
 
 
 def copy_from(namespace: int, path: str, target: Path) -> None:
-    """Attach the mount at `path` in the mount namespace of that descriptor to `target` here as well
-    (open_tree(2), move_mount(2), Linux 5.2).
+    """Attach a copy of the mount at `path` in another mount namespace to `target` in this one
+    (open_tree(2), move_mount(2), Linux 5.2). `namespace`: a descriptor of the other namespace.
 
-    `path` is resolved with that namespace's own root; a link at its end is not followed. Blocks,
-    and starts a thread, because setns(2) moves the calling thread.
+    `path` is resolved in the other namespace; a link at its end is not followed. Blocks, and starts
+    a thread, because setns(2) moves the calling thread.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="mount") as thread:
         thread.submit(_copy_from, namespace, path, target).result()
@@ -183,7 +183,9 @@ def mounts(below: Path | str | None = None) -> list[Mount]:
 
 
 def containing(path: str) -> Mount:
-    """The mount that contains a path without links: the last one at the nearest place above it."""
+    """The mount that contains a path, which must have no links: of the mount points that are the
+    path or above it, the longest; of several mounts there, the last.
+    """
     above = [entry for entry in mounts() if path == entry.target or path.startswith(entry.target.rstrip("/") + "/")]
     if not above:
         raise ServerError(f"{path}: it is on no mount")

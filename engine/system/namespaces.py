@@ -1,8 +1,8 @@
 """Network namespaces: made and entered, for the calling thread alone.
 
-setns(2) and unshare(2) act on one thread, so a namespace is entered in a worker thread and left
-again before that thread does anything else. A namespace lives while a process, a socket or a
-descriptor is in it. None is bind-mounted, so a crash leaves nothing on disk.
+setns(2) and unshare(2) act on one thread, so a worker thread enters a namespace and leaves it
+before it does anything else. A namespace exists while a process, a socket or a descriptor refers to
+it. None is bind-mounted, so a crash leaves nothing behind.
 
 Blocking calls, with the GIL released (ctypes). Raises: OSError with the kernel's errno. Not here:
 links inside (`netlink/`).
@@ -78,8 +78,8 @@ def inside_network(namespace: int) -> Iterator[None]:
 def of_process(pid: int, pidfd: int, kind: str) -> int:
     """A descriptor (CLOEXEC) of a namespace (`net`, `mnt`, …) of the process that `pidfd` holds.
 
-    The pid may have been reused, so the process must still live afterwards. Raises
-    ProcessLookupError when it has ended.
+    Because a pid may be reused, the pidfd is checked after the namespace was opened by pid. Raises
+    ProcessLookupError if the process has ended.
     """
     try:
         namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)

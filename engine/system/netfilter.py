@@ -1,8 +1,9 @@
-"""nftables through libnftables, in process: one call is one transaction.
+"""nftables through libnftables, in process. One call is one transaction.
 
-Rules: libnftables(3), nft(8). The library is loaded at the first call; `available` says whether the
-host has it. Blocking, with the GIL released. Locks: one for the process, held for a transaction.
-Raises: NetfilterError with the library's own words. Not here: what the rules are (`networks/`).
+Rules: libnftables(3), nft(8). The library is loaded at the first call; `available` returns False if
+the host lacks it. Blocking, with the GIL released. Locks: one for the process, held during a
+transaction. Raises: NetfilterError with the library's message. Not here: the engine's rules
+(`networks/`).
 """
 
 from __future__ import annotations

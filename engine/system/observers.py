@@ -1,8 +1,9 @@
-"""Observers: functions that a part calls when something has happened, so that it need not know the
-interested parts.
+"""Observers: functions that are called when something has happened, so that the caller need not
+know
+the interested parts.
 
-Not here: events for clients (`engine/events.py`), and any queue: observers run at once, in the
-order of their subscription.
+Not here: events for clients (`engine/events.py`), queues. Observers run at once, in the order of
+their subscription.
 
 Threads: the event loop's alone.
 """
@@ -21,7 +22,7 @@ _P = ParamSpec("_P")
 class Observers(Generic[_P]):
     """The observers of one kind of event; calling it calls each of them.
 
-    They return at once and do not raise.
+    Observers must return at once and not raise.
     """
 
     __slots__ = ("_observers", "what")
@@ -32,7 +33,7 @@ class Observers(Generic[_P]):
         self._observers: list[Callable[_P, None]] = []
 
     def subscribe(self, observer: Callable[_P, None]) -> None:
-        """From now on `observer` is called too."""
+        """Call `observer` for every later event too."""
         self._observers.append(observer)
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> None:

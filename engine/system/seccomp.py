@@ -89,7 +89,9 @@ class Condition(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The action for these calls; all conditions must hold. `errno` None: allowed."""
+    """The action for these calls if all conditions hold: fail with `errno`, or allow if it is
+    None.
+    """
 
     names: Sequence[str]
     conditions: Sequence[Condition] = ()
@@ -181,8 +183,8 @@ _OFFSET_NUMBER, _OFFSET_ARCH = 0, 4
 
 
 def _prologue(actions: Mapping[int, int], first: int, architectures: Sequence[str]) -> bytes:
-    """Decides calls numbered `first` and above on the architectures of the filter; everything
-    else falls through to what follows.
+    """A program that decides calls numbered `first` and above on the architectures of the filter.
+    Other calls continue with the filter that follows it.
     """
     arches = [_AUDIT_ARCHES[name] for name in architectures if name in _AUDIT_ARCHES]
     if not arches:

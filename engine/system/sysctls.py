@@ -1,9 +1,9 @@
 """Network settings of a namespace (sysctl(8), /proc/sys/net), written through a private procfs.
 
-The kernel keeps each name that is looked up in the host's /proc/sys/net once per namespace, all in
-one chain. With a thousand containers every access to a setting, the host's own included, takes one
-or two milliseconds. So settings of containers are written in an instance of procfs of this module's
-own (fsopen(2), Linux 5.2; separate instances: 5.8). It is replaced before its chains grow long.
+For each name in /proc/sys/net the kernel caches one entry per network namespace, all in one hash
+chain. With a thousand containers every access to a setting, also by the host, takes one or two
+milliseconds. So settings of containers are written through a private instance of procfs (fsopen(2),
+Linux 5.2; separate instances: 5.8). It is replaced before its chains grow long.
 
 Blocking: run in a thread. Owns: the instance, a detached mount. Locks: one, held for a write.
 Raises: OSError with the kernel's errno.

@@ -1,8 +1,8 @@
 """Background tasks: work that the code which starts it does not wait for.
 
-asyncio keeps only a weak reference to a task, and reports the failure of one that nobody awaits
-only when the garbage collector finds it. `spawn` holds each task until it is done and logs its
-failure at once.
+asyncio keeps only a weak reference to a task. The failure of a task that is never awaited is
+reported only when the task is garbage-collected. `spawn` holds each task until it is done and logs
+its failure at once.
 
 Not here: tasks that their creator awaits (`asyncio.create_task`, `asyncio.TaskGroup`). Their
 failure is the creator's to handle, and `spawn` would log it a second time.
@@ -29,10 +29,10 @@ _on_fatal: Callable[[str], None] | None = None
 def spawn(coroutine: Coroutine[Any, Any, _T], what: str, *, fatal: bool = False) -> asyncio.Task[_T]:
     """Run `coroutine` in the background.
 
-    `what` says what it does, for the log: "container X: restart".
+    `what` describes the work in the log: "container X: restart".
 
-    A failure is logged with its traceback. With `fatal` it also calls the hook of `when_fatal`: for
-    work without which the engine would go on as half an engine. Cancellation is no failure.
+    A failure is logged with its traceback. With `fatal`, for work that the engine cannot do
+    without, it also calls the hook of `when_fatal`. Cancellation is not a failure.
     """
     task = asyncio.get_running_loop().create_task(coroutine, name=what)
     _running.add(task)

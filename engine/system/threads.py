@@ -1,7 +1,7 @@
 """Scheduling of threads (sched(7)), and waiting for work that cannot be cancelled.
 
-The event loop's thread is scheduled before threads of the usual nice value, and threads for long
-work after them.
+The event loop's thread has a higher priority than others, and threads for long work have a lower
+one.
 
 A rule for every pool: work that waits for a client or a registry never runs in a bounded pool that
 other requests use. A client that stalls would hold a thread of the pool, and a few such clients
@@ -52,7 +52,7 @@ class LongWork:
         self._pool: ThreadPoolExecutor | None = None
 
     def run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """The result of `function`. Raises ServerError when the host allows no thread for it."""
+        """The result of `function`. Raises ServerError if no thread can be started."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._count, self._name, become_batch)
         return _submitted(self._pool, function, *arguments)
@@ -69,7 +69,7 @@ def _submitted(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments:
     try:
         pool.submit(_work, future, function, arguments)
     except RuntimeError as error:
-        # It stays in the queue: a busy thread may run it later, unless it is cancelled.
+        # It stays in the queue, where a busy thread may run it later unless it is cancelled.
         if future.cancel():
             raise ServerError("the host allows no more threads") from error
     return asyncio.wrap_future(future)
@@ -83,14 +83,14 @@ def _work(future: concurrent.futures.Future[Any], function: Callable[..., Any], 
     except BaseException as error:
         future.set_exception(error)
     finally:
-        # a traceback holds this frame: without these it is no reference cycle
+        # A traceback holds this frame. Without these references there is no cycle.
         del future, function, arguments
 
 
 def become_batch() -> None:
     """Give the calling thread the policy SCHED_BATCH.
 
-    A failure is ignored: raised in an initializer, it would break the pool for good.
+    A failure is ignored: an exception in a pool's initializer would break the pool for good.
     """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # 0: the calling thread alone
@@ -99,7 +99,7 @@ def become_batch() -> None:
 def in_own_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     """Run `work` in a dedicated batch thread. For work that may wait for a client indefinitely.
 
-    Raises ServerError when the host allows no thread for it.
+    Raises ServerError if no thread can be started.
     """
     pool = ThreadPoolExecutor(1, name, become_batch)
     try:
@@ -141,8 +141,8 @@ def whole(verb: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[An
 
 
 async def cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel `task` and wait for its end, even when the caller is cancelled meanwhile. A failure of
-    the task is dropped.
+    """Cancel `task` and wait for its end, even if the caller is cancelled meanwhile. An error of
+    the task is ignored.
     """
     task.cancel()
     try:

@@ -1,9 +1,9 @@
 """Containers on the wire, as the newest API version documents them (Docker Engine API,
 "Container").
 
-Structs name the fields and their defaults and do nothing. Where clients send a string or a list,
-the type says so. The engine keeps and sends the list (`containers/body.py`). Older versions differ
-by rows of `api/versions/`.
+Structs name the fields and their defaults and have no behaviour. Where clients may send a string or
+a list, the type allows both; the engine stores and sends the list (`containers/body.py`). Rows of
+`api/versions/` describe how older versions differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Strings = list[str] | str | None
 """Go's strslice: a string means a list of that one string; null means not given."""
 
 Empty = dict[str, object]
-"""The `{}` of Go's set types, such as ExposedPorts; clients may put anything in it."""
+"""The value `{}` in Go's set types, such as ExposedPorts. Clients may put any content in it."""
 
 
 class Healthcheck(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
@@ -28,7 +28,7 @@ class Healthcheck(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=T
 
 
 class Config(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
-    """What a container runs, whatever host it runs on; an image carries one as the default."""
+    """The settings of a container that do not depend on the host. An image contains defaults."""
 
     hostname: str = ""
     domainname: str = ""
@@ -65,14 +65,14 @@ class LogConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=F
 
 
 class RestartPolicy(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
-    """`no` and the empty name are the same: never."""
+    """The restart policy. `no` and an empty name mean: never."""
 
     name: str = ""
     maximum_retry_count: int = 0
 
 
 class PortBinding(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
-    """One published address; an empty HostPort asks for an ephemeral one."""
+    """One published address. An empty HostPort means an ephemeral port."""
 
     host_ip: str = msgspec.field(default="", name="HostIp")
     host_port: str = ""
@@ -199,8 +199,8 @@ class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=
     oom_kill_disable: bool = False
     pids_limit: int = 0
     ulimits: list[Ulimit] | None = None
-    # Of API 1.25 and newer. Clients send them at older versions too, so they are obeyed; shown
-    # where they were given.
+    # Fields of API 1.25 and newer. Clients send them at older versions too, so they take effect.
+    # Inspect shows them if they were given.
     nano_cpus: int | msgspec.UnsetType = msgspec.UNSET
     mounts: list[Mount] | msgspec.UnsetType | None = msgspec.UNSET
     init: bool | msgspec.UnsetType | None = msgspec.UNSET
@@ -219,7 +219,9 @@ class EndpointIPAMConfig(msgspec.Struct, rename="pascal", omit_defaults=True, kw
 
 
 class EndpointSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
-    """A container's place in one network: what was asked for and, while it runs, what it got."""
+    """A container's endpoint in one network: the requested settings and, while it runs, the actual
+    addresses.
+    """
 
     ipam_config: EndpointIPAMConfig | None = msgspec.field(default=None, name="IPAMConfig")
     links: list[str] | None = None
@@ -244,7 +246,7 @@ class CreateBody(Config, rename="pascal", kw_only=True, frozen=True):
 
     host_config: HostConfig = msgspec.field(default_factory=HostConfig)
     volume_driver: str = ""
-    """Where clients below 1.21 have it; HostConfig's own counts first."""
+    """Sent by clients below 1.21. The field in HostConfig has precedence."""
     networking_config: NetworkingConfig = msgspec.field(default_factory=NetworkingConfig)
 
 
@@ -278,14 +280,14 @@ class Waited(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class PathStat(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """The header of the archive calls (ContainerArchiveInfo): what a path in a container stands
-    for.
+    """The stat header of the archive calls (ContainerArchiveInfo), which describes a path in a
+    container.
     """
 
     name: str
     size: int
     mode: int
-    """As Go's os.FileMode has it: permission bits, and its own bits for the type."""
+    """Go's os.FileMode: permission bits, and Go's own bits for the file type."""
     mtime: str
     link_target: str
 
@@ -362,7 +364,7 @@ class HealthLogEntry(msgspec.Struct, rename="pascal", kw_only=True, frozen=True)
 
 
 class HealthState(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """`State.Health` of inspect; the last results, oldest first."""
+    """`State.Health` of inspect. `log` has the last results, oldest first."""
 
     status: str
     failing_streak: int

@@ -1,4 +1,4 @@
-"""An event on the wire: both the fields of old (status, id, from) and Type, Action, Actor."""
+"""An event on the wire: Type, Action and Actor, and the older fields status, id and from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Actor(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of GET /events. `status`, `id` and `from` are sent for containers and images alone,
-    as Docker does.
+    """One line of GET /events. `status`, `id` and `from` are sent for containers and images only,
+    as in Docker.
     """
 
     status: str | msgspec.UnsetType = msgspec.UNSET

@@ -38,7 +38,7 @@ class ExecStart(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
 
 
 class ProcessConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """Its keys are in lower case (ExecInspect)."""
+    """`ProcessConfig` of ExecInspect; its keys are in lower case."""
 
     tty: bool
     entrypoint: str

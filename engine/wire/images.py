@@ -1,8 +1,8 @@
-"""Images on the wire: the API's objects as version 1.24 documents them, and the documents that
-archives and registries hold.
+"""Images on the wire: the API's objects as version 1.24 documents them, and the documents in
+archives and registries.
 
-Structs name the fields and their defaults and do nothing. Older versions differ by rows of
-`api/versions/`.
+Structs name the fields and their defaults and have no behaviour. Rows of `api/versions/` describe
+how older versions differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RootFS(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step of the build, oldest first in the document; `empty_layer` when it made no layer."""
+    """One step of the build; the document has the oldest first. `empty_layer`: it made no layer."""
 
     created: str = ""
     created_by: str = ""
@@ -79,18 +79,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ArchiveItem(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """An image in `manifest.json` of a Docker archive: names of members, layers lowest first."""
+    """An image in `manifest.json` of a Docker archive: the names of its members, lowest layer
+    first.
+    """
 
     config: str
     repo_tags: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     parent: str = ""
-    """Id of the image of the archive that it was made from."""
+    """Id of the parent image, if the archive contains it."""
 
 
 class LegacyLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """What this engine reads of a layer's `json` in the layout of the API document ("Image tarball
-    format").
+    """The fields that this engine reads from a layer's `json` in the legacy layout (Docker Engine
+    API, "Image tarball format").
     """
 
     id: str = ""
@@ -131,7 +133,7 @@ class InspectRootFS(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 class ImageInspect(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """GET /images/{name}/json.
 
-    `engine_version` and `docker_version` are one thing under two names.
+    `engine_version` and `docker_version` are two names of one field.
     """
 
     id: str
@@ -168,7 +170,7 @@ class HistoryItem(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class Deletion(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", omit_defaults=True):
-    """One line of what DELETE /images/{name} did."""
+    """One element of the reply to DELETE /images/{name}: a tag or an image that was removed."""
 
     untagged: str = ""
     deleted: str = ""
@@ -182,7 +184,7 @@ class ProgressDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PushResult(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """What a push made: `size` is the manifest's."""
+    """The result of a push. `size`: of the manifest."""
 
     tag: str
     digest: str

@@ -1,8 +1,8 @@
 """Networks on the wire, as the newest API version documents them (Docker Engine API, "Network").
 
-Structs name the fields and their defaults and do nothing. A pool's reserved addresses have two
-names, `AuxAddress` and `AuxiliaryAddresses`: both are accepted, and the answer has the one that was
-given (`docs/COMPATIBILITY.md`).
+Structs name the fields and their defaults and have no behaviour. A pool's reserved addresses have
+two names, `AuxAddress` and `AuxiliaryAddresses`. Both are accepted, and the reply has the name that
+was given (`docs/COMPATIBILITY.md`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from engine.wire.containers import EndpointSettings
 
 
 class IPAMConfig(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True):
-    """One pool: a subnet, what of it is given out, its gateway, and addresses (by name) that are
-    never given.
+    """One pool: a subnet, the range that addresses are assigned from, the gateway, and reserved
+    addresses by name, which are never assigned.
     """
 
     subnet: str = ""

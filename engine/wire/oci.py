@@ -1,11 +1,11 @@
-"""The OCI runtime specification's `config.json`, as much of it as the engine writes (runtime-spec
+"""The OCI runtime specification's `config.json`, as far as the engine writes it (runtime-spec
 v1.0.2, config.md and config-linux.md).
 
-Structs name the fields in the specification's order; what equals its default is left out of the
-JSON. `Seccomp` is a `msgspec.Raw`: the profile is encoded once per set of capabilities
+Structs name the fields in the specification's order; fields with their default value are left out
+of the JSON. `Seccomp` is a `msgspec.Raw`: the profile is encoded once per set of capabilities
 (`runtime/seccomp.py`), not once per container.
 
-Not here: what a container gets (`containers/spec.py`), the image specification.
+Not here: the values for a container (`containers/spec.py`), the image specification.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSION = "1.0.2"
 
 
 class Object(msgspec.Struct, omit_defaults=True, frozen=True, rename="camel"):
-    """Base: JSON names are camelCase but where a field says otherwise."""
+    """Base of all objects. JSON names are camelCase unless a field says otherwise."""
 
 
 class Root(Object, kw_only=True, frozen=True):
@@ -95,8 +95,8 @@ class Device(Object, kw_only=True, frozen=True):
 
 
 class DeviceRule(Object, kw_only=True, frozen=True):
-    """`allow` has no default here: the runtimes read an absent one as false, and a reader should
-    see it.
+    """A rule of the devices cgroup. `allow` has no default, so it is always written: the runtimes
+    take a missing one as false.
     """
 
     allow: bool

@@ -1,5 +1,5 @@
 """Messages that every plugin understands (Docker's documentation, "Docker Plugin API"). Structs
-name the fields and do nothing.
+name the fields and have no behaviour.
 """
 
 from __future__ import annotations

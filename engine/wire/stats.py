@@ -1,8 +1,8 @@
 """Statistics and process lists on the wire, as the newest API version documents them
 (ContainerStats, ContainerTop).
 
-Structs name the fields and their defaults and do nothing. Older versions differ by rows of
-`api/versions/`.
+Structs name the fields and their defaults and have no behaviour. Rows of `api/versions/` describe
+how older versions differ.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import msgspec
 
 
 class CpuUsage(msgspec.Struct, frozen=True):
-    """Nanoseconds. `percpu_usage` has one element for each processor online: clients multiply by
-    its length.
+    """CPU times in nanoseconds. `percpu_usage` has one element per online processor, because
+    clients multiply by its length.
     """
 
     total_usage: int = 0
@@ -30,8 +30,8 @@ class ThrottlingData(msgspec.Struct, frozen=True):
 
 
 class CpuStats(msgspec.Struct, frozen=True):
-    """`system_cpu_usage`: what all processors of the host have counted since boot, idle or not, in
-    nanoseconds.
+    """`system_cpu_usage`: the sum of the time of all processors of the host since boot, busy and
+    idle, in nanoseconds.
     """
 
     cpu_usage: CpuUsage = CpuUsage()
@@ -40,7 +40,7 @@ class CpuStats(msgspec.Struct, frozen=True):
 
 
 class MemoryStats(msgspec.Struct, frozen=True):
-    """Bytes; `stats` has the names of v1's memory.stat."""
+    """Bytes. The keys of `stats` are those of v1's memory.stat."""
 
     usage: int = 0
     max_usage: int = 0
@@ -57,7 +57,9 @@ class BlkioEntry(msgspec.Struct, frozen=True):
 
 
 class BlkioStats(msgspec.Struct, frozen=True):
-    """Bytes and operations by device; the others were CFQ's, which no present kernel has."""
+    """Bytes and operations by device. The other lists are empty: only the CFQ scheduler filled
+    them, and current kernels do not have it.
+    """
 
     io_service_bytes_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)
     io_serviced_recursive: list[BlkioEntry] = msgspec.field(default_factory=list)

@@ -49,7 +49,7 @@ class Runtime(msgspec.Struct, frozen=True):
 
 
 class SwarmInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """This engine's part in a swarm, seen from itself."""
+    """This engine's own view of its swarm."""
 
     node_id: str = msgspec.field(default="", name="NodeID")
     node_addr: str = ""

@@ -1,6 +1,6 @@
 """Volumes on the wire, as the newest API version documents them (Docker Engine API, "Volume").
 
-Structs name the fields and do nothing.
+Structs name the fields and have no behaviour.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from engine.wire.plugins import PluginAnswer
 
 
 class Volume(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """One volume; `status` is what its driver tells of it, absent when it tells nothing."""
+    """One volume. `status`: information from its driver, absent if the driver gives none."""
 
     name: str
     driver: str

@@ -1,9 +1,9 @@
 """API versions: which ones are served, and every difference between them.
 
-The domain and `wire/` know only the newest version. Each older version differs by the rows of
-`v1_*.py`, one file per version in which something changed, newest first. A version's shapes are
-composed on first use and kept: one `Shape` per struct and set of rows, shared by all versions that
-show the struct alike.
+The domain and `wire/` know only the newest version. The rows in `v1_*.py` describe how older ones
+differ: one file per version in which something changed, newest first. A version's shapes are
+composed on first use and kept. There is one `Shape` per struct and set of rows, shared by all
+versions in which the struct looks the same.
 
 Not here: handlers. Nothing else compares version numbers: handlers ask `Version.has` for a flag,
 routes have windows. To add a version: its file, its name in `_NEWEST_FIRST`, and `NEWEST`.
@@ -29,8 +29,8 @@ CHANGES: tuple[Change, ...] = tuple(change for module in _NEWEST_FIRST for chang
 
 
 class Table:
-    """The rows of all versions, indexed by what they change; and the shapes composed of them so
-    far.
+    """The rows of all versions, indexed by the struct or flag that they change, and the shapes
+    composed so far.
     """
 
     __slots__ = ("_downgrades", "_flags", "_shapes", "_upgrades")
@@ -53,8 +53,8 @@ class Table:
         return frozenset(flag for flag, since in self._flags.items() if since > at)
 
     def shape(self, of: type, at: tuple[int, int]) -> Shape:
-        """Where several newer rows describe one field, the oldest of them counts: it is the nearest
-        to `at`.
+        """The shape of a struct at version `at`. If several newer rows describe one field, the
+        oldest of them applies, because it is nearest to `at`.
         """
         newer = [change for change in self._downgrades.get(of, ()) if change.since > at]
         key = (of, len(newer))
@@ -99,15 +99,17 @@ class Version:
         return flag not in self._lacks
 
     def shape(self, of: type) -> Shape:
-        """How this version shows a struct. Versions that show it alike return the same object."""
+        """The shape of a struct in this version. Versions with the same shape return the same
+        object.
+        """
         shape = self._shapes.get(of)
         if shape is None:
             shape = self._shapes[of] = self._table.shape(of, self.release)
         return shape
 
     def upgrade(self, of: type) -> Upgrade | None:
-        """What makes a request body of this version one of the newest. None when it is that
-        already.
+        """The function that turns a request body of this version into one of the newest version.
+        None if they do not differ.
         """
         try:
             return self._upgrades[of]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Source = Callable[[Any], Any] | None
-"""Where an older reply takes a field from: a function of the whole newest struct, or None when it
-lacks the field.
+"""The origin of a field in an older reply: a function of the whole newest struct, or None if the
+older reply does not have the field.
 """
 
 Downgrade = Mapping[str, Source]
@@ -73,7 +73,7 @@ class Change:
 
 
 def release(text: str) -> tuple[int, int]:
-    """`1.24` as a pair that can be ordered. Raises ValueError for anything else."""
+    """`1.24` as the pair (1, 24). Raises ValueError for other texts."""
     major, dot, minor = text.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal() and major.isascii() and minor.isascii() and len(text) < 12):
         raise ValueError(f"not a version: {text!r}")

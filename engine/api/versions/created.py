@@ -10,7 +10,7 @@ def created_with(since: str, words: str, *fields: str) -> tuple[Change, Change]:
     """Rows for fields of Config (`Healthcheck`) or HostConfig (`HostConfig.Tmpfs`) that are new in
     `since`.
 
-    An older create ignores them and an older inspect does not show them.
+    Older versions ignore these fields in create and omit them from inspect.
     """
     shown = [field if field.startswith("HostConfig.") else f"Config.{field}" for field in fields]
     return (

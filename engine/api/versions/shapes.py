@@ -1,10 +1,10 @@
 """Older shapes of replies, composed once from the rows of the version table.
 
-An older object is a copy of the newest struct in which fields that the version lacks are UNSET, so
-that msgspec leaves them out, and others have the older value. Fields that the struct no longer has
-are appended to its JSON. Nothing is converted to dicts, and objects that did not change are encoded
-as they are. So an old version costs little more than the newest one, however many rows lie between
-them.
+An older object is a copy of the newest struct. Fields that the version does not have are UNSET, so
+msgspec omits them; changed fields have the older value. Fields that the newest struct no longer has
+are appended to the JSON. Nothing is converted to dicts, and unchanged objects are encoded as they
+are. So encoding for an old version costs little more than for the newest one, however many rows
+apply.
 
 Pure. Not here: the rows (`v1_*.py`), which shape a version has (`__init__.py`).
 """
@@ -23,8 +23,8 @@ _encode = msgspec.json.Encoder().encode
 _replace = msgspec.structs.replace
 
 _Tree = dict[str, "_Tree | Source"]
-"""Changed fields of one object by name: a nested tree for an object, else where the field comes
-from.
+"""Changed fields of one object by name: a nested tree for an object, otherwise the field's
+source.
 """
 
 _View = Callable[[Any, Any], Any]
@@ -32,17 +32,17 @@ _View = Callable[[Any, Any], Any]
 
 
 class Shape:
-    """One shape of one struct. Versions that show the struct alike share it: it is a key for
-    encoded replies.
+    """One shape of one struct. Versions in which the struct looks the same share it, so it serves
+    as a key for encoded replies.
     """
 
     __slots__ = ("_view", "encode")
 
     def __init__(self, of: type, fields: Mapping[str, Source]) -> None:
-        """`fields` are the differences from the newest shape, by path. Raises ValueError for a path
-        that cannot be.
+        """`fields`: the differences from the newest shape, by path. A path that ends in an unknown
+        name adds a field.
 
-        A path that ends at an unknown name adds a field.
+        Raises ValueError for an impossible path.
         """
         self._view: _View | None = _struct_view(of, _tree(fields), root=True) if fields else None
         self.encode: Callable[[Any], bytes] = _encode if self._view is None else self._encode_older
@@ -88,7 +88,7 @@ def _struct_view(of: type, tree: _Tree, *, root: bool) -> _View:
             if field is None:
                 raise ValueError(f"{of.__name__} has no object {name}")
             kind = inspect.type_info(field.type)
-            # it can be neither null nor UNSET
+            # this field can be neither null nor UNSET
             if isinstance(kind, inspect.StructType) and field.type is kind.cls:
                 nested.append((field.name, _struct_view(kind.cls, change, root=root)))
             else:

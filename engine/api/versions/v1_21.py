@@ -26,8 +26,8 @@ CHANGES = (
         "HostConfig.DnsOptions",
         "HostConfig.VolumeDriver",
     ),
-    # Docker has had them since 1.13 at every version from here on, and a docker CLI of that age
-    # needs them for NAME.
+    # Docker 1.13 added these fields to every API version from 1.21 on. Docker CLIs of that age
+    # read them for the column NAME.
     Change("1.21", "stats show name and id", flag=Flag.STATS_NAMED),
     Change(
         "1.21",

@@ -1,7 +1,7 @@
 """Netlink messages and attributes as bytes, for every protocol family alike.
 
 Rules: netlink(7), linux/netlink.h. Numbers are in the host's byte order unless a family says
-otherwise. Pure: no socket here. Raises: NetlinkError for a message that is cut off.
+otherwise. Pure: no socket here. Raises: NetlinkError for a truncated message.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def refusal(body: bytes, flags: int, what: str) -> NetlinkError | None:
 def read_attributes(body: bytes, position: int = 0) -> dict[int, bytes]:
     """Values by attribute type, without the flags of the type.
 
-    Of two with one type the last counts.
+    If a type occurs twice, the last value counts.
     """
     found = {}
     while position + 4 <= len(body):
@@ -103,7 +103,7 @@ def read_list(body: bytes) -> Iterator[bytes]:
 def read_number(body: bytes, position: int, kind: int) -> int:
     """An attribute that holds a number in network byte order; 0 when it is missing.
 
-    Faster than `read_attributes` where one of many is wanted from thousands of messages.
+    Faster than `read_attributes` when thousands of messages are searched for one attribute.
     """
     while position + 4 <= len(body):
         size, found = ATTRIBUTE.unpack_from(body, position)
@@ -121,13 +121,13 @@ def read_text(value: bytes) -> str:
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Padded to 4 bytes."""
+    """An attribute, padded to 4 bytes."""
     size = 4 + len(value)
     return ATTRIBUTE.pack(size, kind) + value + bytes(-size & 3)
 
 
 def nest(kind: int, value: bytes) -> bytes:
-    """An attribute that holds attributes."""
+    """An attribute that contains attributes."""
     return attribute(kind | NESTED, value)
 
 
@@ -137,5 +137,5 @@ def text(kind: int, value: str) -> bytes:
 
 
 def u32(kind: int, value: int) -> bytes:
-    """In the host's byte order."""
+    """An attribute with a 32-bit number in the host's byte order."""
     return attribute(kind, struct.pack("=I", value))

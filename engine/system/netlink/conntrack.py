@@ -1,5 +1,5 @@
-"""nfnetlink for the connection table: forget UDP connections that a new or removed port would
-mislead.
+"""nfnetlink for the connection table: deletes UDP entries that a new or removed port mapping makes
+wrong.
 
 Rules: linux/netfilter/nfnetlink_conntrack.h, nf_conntrack_tuple_common.h. Blocking: see
 `transport.py`, also for threads, ownership and what is raised.
@@ -56,7 +56,7 @@ class ConntrackSocket(NetlinkSocket):
 
 
 def udp_list(version: int, ports: Collection[int]) -> Request:
-    """Lists UDP entries. With a single port the kernel filters them by it."""
+    """The request that lists UDP entries. With a single port the kernel filters by it."""
     protocol, filtered = attribute(_PROTOCOL_NUMBER, bytes((socket.IPPROTO_UDP,))), _BY_PROTOCOL
     if len(ports) == 1:
         protocol += attribute(_PROTOCOL_DESTINATION, struct.pack(">H", *ports))
@@ -67,7 +67,7 @@ def udp_list(version: int, ports: Collection[int]) -> Request:
 
 
 def removal(version: int, entry: dict[int, bytes]) -> Request:
-    """Deletes this very entry."""
+    """The request that deletes exactly this entry."""
     body = nest(_TUPLE_ORIGINAL, entry[_TUPLE_ORIGINAL])
     body += b"".join(attribute(kind, entry[kind]) for kind in (_CT_ID, _CT_ZONE) if kind in entry)
     return Request(_DELETE, 0, FAMILY.pack(_family(version), 0, 0) + body, "removal of a UDP connection")

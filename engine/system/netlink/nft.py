@@ -1,8 +1,8 @@
 """nfnetlink for nftables: elements of sets and maps, the layout of a table, notices of changes.
 
-Rules of a table are text that libnftables reads once (`netfilter.py`). Elements come and go with
-containers; as text they would cost a parser and a dump of what is there, here a batch is bytes and
-one transaction costs what it changes.
+The rules of a table are text, which libnftables reads once (`netfilter.py`). Elements change with
+every container. As text, each change would need a parser and a dump of the table; here a
+transaction is a batch of bytes, and its cost depends only on the elements that it changes.
 
 Rules: linux/netfilter/nf_tables.h, nfnetlink.h. Blocking: see `transport.py`, also for threads,
 ownership and what is raised.
@@ -50,13 +50,15 @@ _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS, _LIST_ELEMENT = 1, 2, 3, 1
 _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_KEY_END, _DATA_VALUE = 1, 2, 10, 1
 
 _BUFFER = 8 << 20
-"""Bytes, at most, of one transaction and of its acknowledgements; taken only while in use."""
+"""Largest size in bytes of one transaction and of its acknowledgements. The kernel allocates only
+what is used.
+"""
 _LIST_SIZE = 60_000
 """Bytes of elements in one message: an attribute's length has 16 bits."""
 
 
 class Element(NamedTuple):
-    """One element as the kernel has it, the fields of a concatenation each padded to 4 bytes.
+    """One element in the kernel's format: each field of a concatenation is padded to 4 bytes.
 
     `end` closes an interval, `data` is a map's value.
     """
@@ -90,7 +92,7 @@ class NftSocket(NetlinkSocket):
     def elements(self, table: str, name: str) -> dict[bytes, Element]:
         """The elements of a set of an `inet` table, by key.
 
-        Some may be missing while the kernel resizes the set for thousands that have just come.
+        Some may be missing while the kernel resizes the set because thousands were just added.
         Raises NetlinkError ENOENT when there is no such table or set.
         """
         body = FAMILY.pack(INET, 0, 0) + text(_LIST_TABLE, table) + text(_LIST_SET, name)
@@ -134,13 +136,13 @@ class NftSocket(NetlinkSocket):
 
 
 class Generations(Listener):
-    """Notices that the rule set of this network namespace has changed, one a transaction.
+    """Notices that the rule set of this network namespace has changed, one per transaction.
 
-    The kernel drops the notices about single elements, of which there is one each.
+    The kernel also sends one notice per changed element; a filter drops those.
     """
 
     def __init__(self) -> None:
-        # The type of the first message is NEWGEN, or the whole notice is dropped.
+        # Drops every notice whose first message is not of type NEWGEN.
         program = (
             (0x28, 0, 0, 4),
             (0x15, 0, 1, as_loaded(_NEWGEN)),
@@ -150,10 +152,10 @@ class Generations(Listener):
         super().__init__(NETLINK_NETFILTER, program, _GROUP_NFTABLES)
 
     def by_others(self, own: int) -> bool:
-        """Take the notices that wait.
+        """Take the waiting notices.
 
-        Returns True if one is about a change by another socket than `own` (its `port`), or was
-        lost.
+        Returns True if a notice was lost, or is about a change by another socket than the one with
+        the port `own`.
         """
         notices, lost = self._arrived()
         return lost or any(HEADER.unpack_from(each)[4] != own for each in notices)
@@ -194,8 +196,8 @@ def _element(element: Element) -> bytes:
 
 @functools.cache
 def _form(*sizes: int) -> tuple[bytes, ...]:
-    """The bytes before, between and behind the three parts of an element of these sizes, the same
-    for thousands.
+    """The bytes before, between and after the three parts of an element. They depend only on the
+    sizes of the parts, so thousands of elements share them.
     """
     kinds = _ELEMENT_KEY, _ELEMENT_KEY_END, _ELEMENT_DATA
     values = [

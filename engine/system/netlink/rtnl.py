@@ -1,6 +1,6 @@
 """rtnetlink: links, addresses, routes.
 
-A request is bytes; a batch of them is one send with an acknowledgement each.
+A request is bytes. A batch of requests is sent at once, and each is acknowledged.
 
 Written by hand because it is on the path of every start: pyroute2 takes 135 us to encode one veth
 request, this module 3 us, both under the GIL, and importing pyroute2 costs 11 MB of the 60 that the
@@ -59,8 +59,8 @@ _RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST = 254, 3, 0, 1
 
 _BUFFER = 256 << 10
 _BATCH = 64
-"""Requests in one send: their acknowledgements all wait in the socket's buffer until the send
-returns.
+"""Requests in one send. The socket's buffer must have room for all acknowledgements, because they
+are read after the send.
 """
 _GROUP_LINK = 1
 
@@ -106,7 +106,7 @@ class RouteSocket(NetlinkSocket):
     def apply(self, *requests: Request) -> None:
         """Make all changes, in order.
 
-        Raises the first error; the kernel carries out those after it all the same.
+        Raises the first error. The kernel carries out the requests after it nevertheless.
         """
         failure = next((error for error in self.outcomes(requests) if error is not None), None)
         if failure is not None:
@@ -126,7 +126,7 @@ class RouteSocket(NetlinkSocket):
         return [_link(each) for each in self.dump(Request(_GETLINK, 0, body, "list of links"))]
 
     def link(self, name: str) -> Link | None:
-        """The link of this name, or None. Costs the same however many links the host has."""
+        """The link of this name, or None. The cost does not depend on the number of links."""
         body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text(_IFLA_IFNAME, name)
         body += u32(_IFLA_EXT_MASK, _SKIP_STATISTICS)
         (answer,) = self.exchange((Request(_GETLINK, 0, body, f"link {name}"),), 0, single=True)
@@ -150,7 +150,7 @@ class RouteSocket(NetlinkSocket):
     def address_spans(self) -> list[tuple[int, int, int]]:
         """First and last number of the subnet of every IPv4 address, and its link's index.
 
-        Numbers alone, as hosts may have thousands of addresses.
+        Plain numbers, because hosts may have thousands of addresses.
         """
         body = _ADDRESS.pack(socket.AF_INET, 0, 0, 0, 0)
         found = []
@@ -187,7 +187,9 @@ def create_bridge(name: str, *, mac: str, mtu: int = 0) -> Request:
 
 
 def create_veth(name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> Request:
-    """A pair of links: `name` here, `peer` at once in the namespace of that descriptor."""
+    """Create a veth pair: `name` in this namespace, `peer` directly in the namespace with this
+    descriptor.
+    """
     size = u32(_IFLA_MTU, mtu) if mtu else b""
     inside = _LINK.pack(0, 0, 0, 0, 0) + text(_IFLA_IFNAME, peer) + u32(_IFLA_NET_NS_FD, peer_namespace) + size
     information = text(_IFLA_INFO_KIND, "veth") + nest(_IFLA_INFO_DATA, nest(_VETH_INFO_PEER, inside))
@@ -196,7 +198,7 @@ def create_veth(name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> R
 
 
 def create_macvlan(name: str, *, parent: int, namespace: int, mode: str, mac: str, mtu: int = 0) -> Request:
-    """A link of its own MAC over the link of index `parent`, at once in the namespace of that
+    """Create a macvlan link over the link with index `parent`, directly in the namespace with this
     descriptor. `mode`: bridge, private, vepa, passthru.
     """
     data = nest(_IFLA_INFO_DATA, u32(_IFLA_MACVLAN_MODE, _MACVLAN_MODES[mode]))
@@ -220,7 +222,7 @@ def change_link(
 ) -> Request:
     """Change the link of this name.
 
-    `alias` is free text; `without_ipv6_address`: it makes itself no link-local one.
+    `alias` is free text. `without_ipv6_address`: the link gets no automatic link-local address.
     """
     flags, mask = (_IFF_UP if up else 0, _IFF_UP) if up is not None else (0, 0)
     body = _LINK.pack(socket.AF_UNSPEC, 0, 0, flags, mask) + text(_IFLA_IFNAME, name)
@@ -239,8 +241,8 @@ def change_link(
 
 
 def change_port(name: str, *, hairpin: bool | None = None, isolated: bool | None = None) -> Request:
-    """A bridge's port: `hairpin` sends frames back by where they came from, `isolated` ports do not
-    reach each other.
+    """Change a port of a bridge. With `hairpin`, frames may be sent back to the port that they came
+    from. `isolated` ports cannot reach each other.
     """
     data = b""
     if hairpin is not None:
@@ -258,7 +260,9 @@ def set_group(name: str, group: int) -> Request:
 
 
 def delete_group(group: int) -> Request:
-    """Every link of the group at once: the kernel waits for its readers once, not for each link."""
+    """Delete all links of the group at once. The kernel then waits for one RCU grace period instead
+    of one per link.
+    """
     body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + u32(_IFLA_GROUP, group)
     return Request(_DELLINK, 0, body, f"removal of links of group {group}")
 
@@ -269,9 +273,8 @@ def delete_link(name: str) -> Request:
 
 
 def add_address(index: int, interface: Interface) -> Request:
-    """IPv4 with the subnet's broadcast address; IPv6 without asking first who has it.
-
-    One that is there already is an error (EEXIST).
+    """Add an address: IPv4 with the subnet's broadcast address, IPv6 without duplicate address
+    detection. An existing one is an error (EEXIST).
     """
     address, network = interface.ip.packed, interface.network
     if interface.version == 6:
@@ -286,7 +289,7 @@ def add_address(index: int, interface: Interface) -> Request:
 
 
 def delete_address(index: int, interface: Interface) -> Request:
-    """One that is not there is an error (EADDRNOTAVAIL)."""
+    """Delete an address. A missing one is an error (EADDRNOTAVAIL)."""
     family = socket.AF_INET6 if interface.version == 6 else socket.AF_INET
     body = _ADDRESS.pack(family, interface.network.prefixlen, 0, 0, index)
     body += attribute(_IFA_LOCAL, interface.ip.packed) + attribute(_IFA_ADDRESS, interface.ip.packed)
@@ -309,10 +312,10 @@ def add_default_route(gateway: IPAddress, index: int = 0, *, replace: bool = Fal
 
 
 class Removals(Listener):
-    """Notices that links of this network namespace are gone.
+    """Notices about removed links of this network namespace.
 
-    The kernel drops notices about links whose name begins with `veth`, so that no thread wakes
-    where containers come and go.
+    A filter in the kernel drops notices about links whose name begins with `veth`, so that starting
+    and stopping containers wakes no thread.
     """
 
     def __init__(self) -> None:
@@ -333,7 +336,7 @@ class Removals(Listener):
         super().__init__(socket.NETLINK_ROUTE, program, _GROUP_LINK)
 
     def take(self) -> set[int] | None:
-        """Indexes of the links that are gone since the last call; None when notices were lost."""
+        """Indexes of the links that were removed since the last call. None if notices were lost."""
         notices, lost = self._arrived()
         return None if lost else {_LINK.unpack_from(each, HEADER.size)[2] for each in notices}
 

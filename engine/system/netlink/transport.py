@@ -1,8 +1,9 @@
 """Netlink sockets: one exchange of requests and answers for all families, and notices filtered by
 the kernel.
 
-Rules: netlink(7). Blocking: a send waits for the kernel's lock of that family, for many
-milliseconds while it tears namespaces down, so requests are made in threads. A socket stays in the
+Rules: netlink(7). Blocking: a send waits for the kernel's lock of that family, which is held for
+       many
+milliseconds while namespaces are removed. So requests are made in threads. A socket stays in the
 network namespace of the thread that made it.
 
 Owns: one descriptor per object. Threads: any; the lock of a NetlinkSocket is held for one exchange
@@ -39,7 +40,7 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SEQUENCES = 0xFFFFFFFF
 
 DUMPS = 64
-"""How often a list is read again while the kernel reports that it changed in between."""
+"""How often a list is read while the kernel reports that it changed during the read."""
 
 
 class Answer:
@@ -58,7 +59,9 @@ class NetlinkSocket:
     """A socket of one netlink family."""
 
     def __init__(self, family: int, *, buffer: int, receive: int = 64 << 10) -> None:
-        """`buffer` bounds one send and its acknowledgements; `receive` is read at a time."""
+        """`buffer`: largest size of one send and of its acknowledgements. `receive`: bytes that are
+        read at a time.
+        """
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
         self._lock = threading.Lock()
         self._sequence = 0
@@ -67,7 +70,7 @@ class NetlinkSocket:
             self._socket.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
             self._socket.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
             if family == socket.NETLINK_ROUTE:
-                # the kernel filters what is dumped
+                # with strict checking the kernel honours the filters of a dump
                 self._socket.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
             for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
                 self._socket.setsockopt(socket.SOL_SOCKET, option, buffer)
@@ -76,7 +79,10 @@ class NetlinkSocket:
             self._socket.close()
             raise
         self.port: int = self._socket.getsockname()[0]
-        """The kernel's name for this socket, and the author in notices about its changes."""
+        """The kernel's name for this socket.
+
+        Notices about changes name the socket that made them.
+        """
 
     def close(self) -> None:
         self._socket.close()
@@ -90,10 +96,10 @@ class NetlinkSocket:
     def exchange(self, requests: Sequence[Request], flags: int = ACK, *, single: bool = False) -> list[Answer]:
         """Send all requests at once, in order, with `flags` added; returns the answer to each.
 
-        A request is waited for if it asks for an acknowledgement or is a dump. Others, such as
-        the frames of an nftables batch, are answered only on failure, which ends the exchange:
-        the kernel has then dropped the batch and answers nothing else. With `single` each request
-        is done with its first answer, which saves the acknowledgement of a look-up.
+        Waits for requests that ask for an acknowledgement and for dumps. Others, such as the begin
+        and end of an nftables batch, are answered only on failure. That ends the exchange, because
+        the kernel has then dropped the batch and answers nothing else. With `single` the first
+        answer completes a request, which saves the acknowledgement of a look-up.
         """
         awaited = [each.flags | flags for each in requests]
         awaited = [single or bool(each & ACK) or each & DUMP == DUMP for each in awaited]
@@ -109,7 +115,7 @@ class NetlinkSocket:
                 for kind, marks, sequence, body in read_messages(self._socket.recv(self._receive)):
                     at = (sequence - first) & _SEQUENCES
                     if at >= len(answers):
-                        continue  # of an exchange that failed half-way
+                        continue  # a late answer to an earlier exchange that failed
                     answer = answers[at]
                     if marks & DUMP_INTERRUPTED:
                         answer.interrupted = True
@@ -125,7 +131,7 @@ class NetlinkSocket:
         return answers
 
     def dump(self, request: Request) -> list[bytes]:
-        """Every entry of a list, read again until it did not change meanwhile.
+        """Every entry of a list. It is read again if it changed during the read.
 
         Raises NetlinkError: EINTR after `DUMPS` attempts.
         """
@@ -139,9 +145,9 @@ class NetlinkSocket:
 
 
 class Listener:
-    """Notices of one family, for an event loop to watch.
+    """A socket for notices of one family, for an event loop to watch.
 
-    A filter in the kernel drops the others, so they wake no thread.
+    A filter in the kernel drops unwanted notices, so they wake no thread.
     """
 
     def __init__(self, family: int, program: Sequence[tuple[int, int, int, int]], group: int) -> None:
@@ -166,10 +172,7 @@ class Listener:
         self._socket.close()
 
     def _arrived(self) -> tuple[list[bytes], bool]:
-        """The waiting messages.
-
-        Also returns True if the kernel had to drop some for lack of space.
-        """
+        """The waiting messages, and True if the kernel dropped some for lack of space."""
         messages: list[bytes] = []
         lost = False
         with contextlib.suppress(BlockingIOError):
