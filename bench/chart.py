@@ -50,7 +50,8 @@ def svg(document: Document) -> str:
     height = TOP + LINE * len(rows) + BOTTOM
     width = LEFT + WIDTH + RIGHT
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        ' role="img">',
         f"<title>How many times better {OURS} is</title>",
         f"<style>{STYLE}</style>",
         f'<text class="title" x="8" y="20">How many times better {escape(document.versions.get(OURS, OURS))} is</text>',

@@ -46,7 +46,9 @@ while [ "$left" ]; do
     sleep 0.1
 done
 tac /proc/self/mountinfo | cut -d' ' -f5 | grep -F "$base/" | xargs -r umount -l
-find /sys/fs/cgroup -depth -type d | grep -F -e "/${groups:?}" $(ls "$base/root/containers" | sed 's,^,-e /,') | xargs -r rmdir
+find /sys/fs/cgroup -depth -type d |
+    grep -F -e "/${groups:?}" $(ls "$base/root/containers" | sed 's,^,-e /,') |
+    xargs -r rmdir
 rm -rf --one-file-system "$base"
 """
 """The holder. Peers keep state in /run/netns, /var/lib/cni and /dev/shm (podman's locks) that

@@ -1,8 +1,8 @@
 """Floors of rows that miss their figure: the same system calls from C (floors.c), without an
 engine.
 
-    python -m bench.floors put          PUT of an archive: receiving it, making its files in an overlay, all at once
-    python -m bench.floors terminal     output of a terminal: reading what busybox writes to one
+    python -m bench.floors put          PUT archive: receive it and create its files in an overlay
+    python -m bench.floors terminal     attach-tty: read the output of busybox on a terminal
 
 Prints minimum and median of nine samples, the CPU time and the load average. An engine adds HTTP,
 tar headers, path resolution and the client's sending. Run it on an idle machine.
@@ -28,7 +28,9 @@ ROUNDS = 9
 TERMINAL_SIZE = 190_000_000
 
 IN_OVERLAY = """
-cd "$1" && mkdir lower upper work root && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay root && shift && exec "$@"
+cd "$1" && mkdir lower upper work root &&
+mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay root &&
+shift && exec "$@"
 """
 """Runs in its own mount namespace, so the mount vanishes with it."""
 

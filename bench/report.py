@@ -111,7 +111,8 @@ class Document(msgspec.Struct, frozen=True):
         """Who was measured, on what."""
         machine = self.machine
         size = f"{machine['memory'] / (1 << 30):.0f} GiB"
-        text = f"{', '.join(self.versions.values())} on {machine['cpu']}, {machine['cores']} cores, {size}, Linux {machine['kernel']}"
+        versions = ", ".join(self.versions.values())
+        text = f"{versions} on {machine['cpu']}, {machine['cores']} cores, {size}, Linux {machine['kernel']}"
         return text + (" (quick: it works; not how fast it is)" if self.quick else "")
 
 
@@ -171,7 +172,8 @@ def markdown(document: Document) -> str:
     """The whole document as a Markdown table, with the machine above it."""
     names = [OURS, *document.peers()]
     lines = [
-        f"{document.heading()}; {document.time[:10]}, commit `{document.commit}`. Medians; in brackets, how many times better engined is.",
+        f"{document.heading()}; {document.time[:10]}, commit `{document.commit}`. "
+        "Medians; in brackets, how many times better engined is.",
         "",
         "| row | unit | " + " | ".join(names) + " | to reach | |",
         "|---|---|" + "---:|" * len(names) + "---|---|",

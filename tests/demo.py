@@ -23,7 +23,10 @@ from engine.config import DEFAULT_BRIDGE, DEFAULT_ROOT, DEFAULT_RUN, DEFAULT_SOC
 from tests import archives, client
 
 ENGINED = Path(sys.executable).parent / "engined"
-SCRIPT = 'echo "Hello from $(hostname), a $(busybox | head -n 1 | cut -d" " -f1,2) on Linux $(uname -r)."; ip -4 -o addr show eth0 | cut -d" " -f2-7'
+SCRIPT = """
+echo "Hello from $(hostname), a $(busybox | head -n 1 | cut -d" " -f1,2) on Linux $(uname -r)."
+ip -4 -o addr show eth0 | cut -d" " -f2-7
+"""
 
 
 def main() -> int:
@@ -62,7 +65,8 @@ def _run(socket: str, root: str, run: str, arguments: list[str], temporary: str,
         if not line.startswith("listening on "):
             raise RuntimeError("engined did not start")
         print(
-            f"engined {__version__} on Linux {platform.release()}: {line.strip()}, {_milliseconds(begin)} after its start"
+            f"engined {__version__} on Linux {platform.release()}: {line.strip()}, "
+            f"{_milliseconds(begin)} after its start"
         )
         _show(socket)
     except (OSError, RuntimeError, AssertionError) as error:

@@ -19,7 +19,11 @@ import time
 
 from tests.harness import TempEngine, until
 
-SCRIPT = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); [ $((i % 500)) = 0 ] && usleep 20000; done; exit {code}"
+SCRIPT = """
+i=0
+while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); [ $((i % 500)) = 0 ] && usleep 20000; done
+exit {code}
+"""
 
 
 def main() -> int:

@@ -129,7 +129,10 @@ def exported(material: Material) -> Any:
 
 def changed(count: int) -> Any:
     """Prepare: a container that has created `count` files, a hundred a directory."""
-    command = f"i=0; while [ $i -lt {count // 100 - 1} ]; do mkdir -p /new/$i; (cd /new/$i; touch $(seq 99)); i=$((i+1)); done; touch /new/end"
+    command = (
+        f"i=0; while [ $i -lt {count // 100 - 1} ]; do "
+        "mkdir -p /new/$i; (cd /new/$i; touch $(seq 99)); i=$((i+1)); done; touch /new/end"
+    )
 
     def prepare(engine: Engine) -> str:
         with engine.connection() as connection:

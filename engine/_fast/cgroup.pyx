@@ -11,10 +11,10 @@ Owns:    the descriptors, until `close()` or the object dies. The one of net/dev
 Threads: any; one reading of the same object at a time. A `close()` during a reading takes effect
          after it.
 Raises:  FileNotFoundError when no file of the cgroup exists, OSError for other errors of opening. A
-         reading raises nothing: it is None when the cgroup is gone (ENODEV), and a file that cannot
-         be read counts as an empty one.
+         reading raises nothing: it is None if the cgroup was removed (ENODEV), and a file that
+         cannot be read counts as an empty one.
 Rules:   kernel documents cgroup-v1/{cpuacct,memory,blkio-controller,pids}.rst, cgroup-v2.rst;
-         proc(5). Only whole lines count, so a text cut at any place gives no wrong number. Lines of
+         proc(5). Incomplete lines are ignored, so a truncated text gives no wrong numbers. Lines of
          another form are skipped. Numbers are below 2**64; `max` is 2**64 - 1.
 """
 import errno
@@ -82,7 +82,7 @@ cdef struct Reading:
 cdef uint64_t TICK = 1_000_000_000 // sysconf(_SC_CLK_TCK)
 
 NO_LIMIT = 0x7FFFFFFFFFFFF000
-"""The value that v1 shows where no limit is set."""
+"""The value in v1's files that means: no limit."""
 
 
 # --- reading and parsing, without the GIL ---------------------------------------------------------
@@ -99,7 +99,9 @@ cdef Entry *_append(Reading *reading) noexcept nogil:
     return &reading.entries[reading.count - 1]
 
 
-cdef int _put(Reading *reading, size_t name, size_t length, uint32_t major, uint32_t minor, uint64_t value) noexcept nogil:
+cdef int _put(
+    Reading *reading, size_t name, size_t length, uint32_t major, uint32_t minor, uint64_t value,
+) noexcept nogil:
     cdef Entry *entry = _append(reading)
     if entry == NULL:
         return -1
@@ -203,7 +205,7 @@ cdef int _line(Reading *reading, const char *text, size_t at, size_t end, int fo
                 return 0
             return _put(reading, at, word - at, <uint32_t>value, 0, 0)
         begin = word
-        # user nice system idle iowait irq softirq, as Docker adds them up
+        # user nice system idle iowait irq softirq, the times that Docker adds up
         for index in range(7):
             begin = _skip(text, begin, end)
             stop = _word(text, begin, end)
@@ -250,7 +252,7 @@ cdef int _parse(Reading *reading, size_t at, size_t end, int form) noexcept nogi
         if _line(reading, text, at, newline - text, form) < 0:
             return -1
         at = newline - text + 1
-        # the lines after the processors are long on a large host
+        # stop after the processors: the lines after them are long on a large host
         if form == PROCESSORS and at < end and text[at] != b"c":
             return 0
     return 0
@@ -454,7 +456,8 @@ cdef class Counters:
             self.descriptors[file] = -1
 
     def __init__(
-        self, *, bytes cpu=None, bytes cpuacct=None, bytes memory=None, bytes io=None, bytes pids=None, bytes network=None
+        self, *, bytes cpu=None, bytes cpuacct=None, bytes memory=None, bytes io=None, bytes pids=None,
+        bytes network=None
     ):
         if self.doomed or self._any():
             raise ValueError("opened already")
@@ -466,7 +469,9 @@ cdef class Counters:
                 self._open(PIDS, pids, b"/pids.current", NUMBERS)
             if not self._any():
                 place = cpu or cpuacct or memory or io or pids
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(place) if place else "no cgroup")
+                raise FileNotFoundError(
+                    errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(place) if place else "no cgroup"
+                )
             if network is not None:
                 self._open(NETWORK, network, b"", INTERFACES)
         except BaseException:
@@ -539,8 +544,8 @@ cdef class Counters:
         if self._open(IO_BYTES, io, b"/io.stat", IO_V2):
             self.io_unified = True
             return 0
-        # blk-throttle counts whatever the disk's scheduler is; the schedulers' own files are for
-        # kernels without its recursive ones
+        # blk-throttle counts independently of the disk's scheduler. The schedulers' own files are
+        # for kernels whose blk-throttle has no recursive counters.
         for name in (
             b"/blkio.throttle.io_service%s_recursive",
             b"/blkio.bfq.io_service%s_recursive",
@@ -560,7 +565,7 @@ cdef class Counters:
                 self.descriptors[file] = -1
 
     def close(self) -> None:
-        """Close the descriptors. Idempotent. Readings are None from here on."""
+        """Close the descriptors. Idempotent. Later readings are None."""
         self.doomed = True
         if not self.readings:
             self._close()
@@ -570,13 +575,13 @@ cdef class Counters:
         return self.doomed
 
     def sample(self):
-        """Take a reading, or return None when the cgroup is gone."""
+        """Take a reading. Returns None if the cgroup was removed."""
         return samples([self])[0]
 
 
 def samples(list counters not None) -> list:
-    """A reading of each in order, None where the cgroup is gone; the GIL is released once for
-    all."""
+    """A reading of each container in order, None for a removed cgroup. The GIL is released once for
+    all of them."""
     cdef Py_ssize_t size = len(counters), index
     cdef Counters each
     cdef list taken = []
@@ -647,8 +652,8 @@ cdef class Processors:
             self.fd = -1
 
     def read(self) -> tuple:
-        """Total time that all processors have counted since boot, in nanoseconds, idle included;
-        and the numbers of the online ones."""
+        """The sum of the time of all processors since boot, idle time included, in nanoseconds; and
+        the numbers of the online processors."""
         cdef Reading reading
         cdef ssize_t size
         cdef int status = 0
@@ -676,12 +681,15 @@ cdef class Processors:
             _release(&reading)
 
 
-FORMS = {"numbers": NUMBERS, "flat": FLAT, "io_v1": IO_V1, "io_v2": IO_V2, "interfaces": INTERFACES, "processors": PROCESSORS}
+FORMS = {
+    "numbers": NUMBERS, "flat": FLAT, "io_v1": IO_V1, "io_v2": IO_V2, "interfaces": INTERFACES,
+    "processors": PROCESSORS
+}
 
 
 def parse(str form not None, bytes text not None) -> list:
-    """The entries (name, major, minor, value) in a text of that format. Exposes the parsers alone,
-    for tests."""
+    """The entries (name, major, minor, value) in a text of that format. Calls only the parser, for
+    tests."""
     cdef Reading reading
     cdef int kind = FORMS[form], status
     cdef size_t size = len(text)

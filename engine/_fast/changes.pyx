@@ -35,8 +35,8 @@ cdef enum:
 cdef class _Changes(Walk):
     """One `changes` while it runs.
 
-    The lower layers are the engine's and do not change, so that paths are resolved in them
-    directly.
+    The lower layers belong to the engine and do not change, so paths in them are resolved by the
+    usual calls.
     """
 
     cdef int *layers                # descriptors, topmost first
@@ -227,16 +227,15 @@ cdef class _Changes(Walk):
         return False
 
     cdef bint differs(self, const stat_t *own, const stat_t *lower, int fd) noexcept nogil:
-        """True if the metadata of a directory differs.
-
-        Without a change of its own, it is in the upper directory because of its entries.
+        """True if the metadata of a directory differs. If not, the directory is in the upper
+        directory only because one of its entries has changed.
         """
         if own.st_mode != lower.st_mode or own.st_uid != lower.st_uid or own.st_gid != lower.st_gid:
             return True
         if own.st_mtim.tv_sec == lower.st_mtim.tv_sec and own.st_mtim.tv_nsec == lower.st_mtim.tv_nsec:
             return False
-        # The runtime creates mount points in /etc, which changes its time. Other changes there are
-        # reported themselves.
+        # The runtime creates mount points in /etc, which changes its time. Changed entries of /etc
+        # are reported on their own.
         return strcmp(self.path, b"etc") != 0
 
     cdef int report_missing(self) noexcept nogil:

@@ -1,18 +1,18 @@
 # cython: language_level=3
-"""A directory tree copied below another directory descriptor: content, owners, modes, attributes,
+"""Copies a directory tree below another directory descriptor: content, owners, modes, attributes,
 times, holes, hard links.
 
-Both sides may be hostile ground: every step is one name below an open directory, no link is
-followed, and the second name of a file is found again with openat2(2) below the target
-(RESOLVE_IN_ROOT). Content is shared where the file system can (FICLONE), else moved in the kernel
-(copy_file_range(2)), else read and written; holes stay holes. Sockets are left out, and overlayfs's
-whiteouts (devices 0/0).
+Containers may change both trees meanwhile. So every step opens one name in an open directory, no
+link is followed, and hard links are made through openat2(2) below the target (RESOLVE_IN_ROOT).
+Content is shared if the file system can do so (FICLONE), otherwise copied in the kernel
+(copy_file_range(2)), otherwise read and written. Holes stay holes. Sockets and overlayfs's
+whiteouts (devices 0/0) are skipped.
 
 Owns:    nothing between calls. Descriptors stay the caller's. Two descriptors are open per level of
          depth.
 Threads: any number at once. The GIL is released for the whole of a call.
-Raises:  OSError with the kernel's errno and the path below the source. What was copied by then
-         stays: the caller's to remove.
+Raises:  OSError with the kernel's errno and the path below the source. The caller must remove what
+         was copied until then.
 """
 from libc.errno cimport (
     EINTR, EINVAL, ENAMETOOLONG, ENODATA, ENOENT, ENOSYS, ENOTTY, ENXIO, EOPNOTSUPP, EPERM, ERANGE, EXDEV, errno,
@@ -50,14 +50,14 @@ cdef struct Known:
 
 cdef struct Copy:
     int target              # the top
-    char path[LONGEST + 1]  # of the entry in hand, below the top
+    char path[LONGEST + 1]  # of the current entry, below the top
     size_t length
     char *buffer
-    Known *known            # files of several names: open addressing, `room` a power of two
+    Known *known            # files with several names: open addressing, `room` is a power of two
     size_t known_count
     size_t room
     bint clones             # FICLONE has not failed yet
-    bint ranges             # nor has copy_file_range(2)
+    bint ranges             # copy_file_range(2) has not failed yet
     int64_t size
     int64_t entries
     int error
@@ -68,7 +68,7 @@ cdef inline int failed(Copy *copy) noexcept nogil:
     return -1
 
 
-# --- files of several names -----------------------------------------------------------------------
+# --- files with several names ---------------------------------------------------------------------
 
 cdef Known *place(Known *table, size_t room, uint64_t device, uint64_t inode) noexcept nogil:
     cdef size_t at = hash_inode(device, inode) & (room - 1)
@@ -107,8 +107,8 @@ cdef int remember(Copy *copy, const stat_t *status) noexcept nogil:
 
 
 cdef int link_known(Copy *copy, const stat_t *status, int parent, const char *name) noexcept nogil:
-    """1 when `name` was made as another name of a file that was copied before; 0 when it was not
-    copied yet.
+    """If the file was already copied under another name, create `name` as a hard link and return 1.
+    Returns 0 if it was not copied yet.
     """
     cdef char link[64]
     cdef Known *entry
@@ -139,9 +139,9 @@ cdef int link_known(Copy *copy, const stat_t *status, int parent, const char *na
 cdef int copy_attributes(
     Copy *copy, int source, const char *source_path, int target, const char *target_path
 ) noexcept nogil:
-    """Extended attributes, by descriptor, or by path where that is negative.
+    """Copy extended attributes, by descriptor, or by path if the descriptor is negative.
 
-    What the target does not take is left out, as in a layer.
+    Attributes that the target does not support are skipped, as in a layer.
     """
     cdef char *names = copy.buffer
     cdef char *value
@@ -153,7 +153,7 @@ cdef int copy_attributes(
         return 0 if errno == EOPNOTSUPP or errno == ENOSYS else failed(copy)
     value = names + (1 << 16)
     while at < <size_t>size:
-        # overlayfs's own say something of a layer, not of the file
+        # overlayfs's own attributes describe the layer, not the file
         if strncmp(names + at, b"trusted.overlay.", 16) != 0 and strncmp(names + at, b"user.overlay.", 13) != 0:
             if source >= 0:
                 taken = fgetxattr(source, names + at, value, BUFFER - (1 << 16))
@@ -173,8 +173,8 @@ cdef int copy_attributes(
 
 
 cdef int copy_metadata(Copy *copy, int source, const stat_t *status, int target) noexcept nogil:
-    """Owner, mode, attributes, times: in this order, since chown(2) takes setuid and
-    capabilities away.
+    """Copy owner, mode, attributes and times, in this order, because chown(2) clears the setuid bit
+    and capabilities.
     """
     cdef timespec times[2]
     if fchown(target, status.st_uid, status.st_gid) < 0 or fchmod(target, status.st_mode & 0o7777) < 0:
@@ -191,7 +191,7 @@ cdef int copy_metadata(Copy *copy, int source, const stat_t *status, int target)
 # --- content --------------------------------------------------------------------------------------
 
 cdef int copy_bytes(Copy *copy, int source, int target, int64_t at, int64_t end) noexcept nogil:
-    """The range from `at` to `end`; a file that became shorter meanwhile ends where it ends."""
+    """Copy the range from `at` to `end`, or less if the file became shorter meanwhile."""
     cdef int64_t to = at
     cdef ssize_t moved, written, done
     while at < end and copy.ranges:
@@ -237,7 +237,7 @@ cdef int copy_content(Copy *copy, int source, int target, int64_t size) noexcept
         if hole < 0:
             if errno == ENXIO:
                 return 0
-            return copy_bytes(copy, source, target, at, size)  # no such question here
+            return copy_bytes(copy, source, target, at, size)  # SEEK_DATA is not supported
         at = hole
         hole = lseek(source, at, SEEK_HOLE)
         if hole < 0 or hole > size:
@@ -288,7 +288,9 @@ cdef int copy_link(
 cdef int finish_other(
     Copy *copy, int source_parent, const char *name, const stat_t *status, int target_parent
 ) noexcept nogil:
-    """Owner, attributes and times of what cannot be opened: a link, a FIFO, a device."""
+    """Copy owner, attributes and times of a file that must not be opened: a link, a FIFO, a
+    device.
+    """
     cdef char source[320]
     cdef char target[320]
     cdef timespec times[2]
@@ -362,7 +364,7 @@ cdef int copy_entry(Copy *copy, int source_parent, const char *name, int target_
 
 
 cdef int copy_directory(Copy *copy, int source, int target) noexcept nogil:
-    """What is in `source`, which is used up, and how it looks itself."""
+    """Copy the entries of the directory `source`, then its own metadata. Closes `source`."""
     cdef DIR *directory = fdopendir(source)
     cdef dirent *found
     cdef stat_t status
@@ -403,11 +405,11 @@ cdef int copy_directory(Copy *copy, int source, int target) noexcept nogil:
 
 
 def copy_tree(int source, int target):
-    """Copy what the directory `source` holds into the directory `target`, and its own owner, mode,
-    attributes and times onto it.
+    """Copy the entries of the directory `source` into the directory `target`, and the owner, mode,
+    attributes and times of `source` to `target` itself.
 
-    Names that `target` has already are EEXIST. Answer: bytes of the regular files, and entries of
-    every type.
+    A name that exists in `target` raises OSError EEXIST. Returns the bytes of regular files, and
+    the number of entries of all types.
     """
     cdef Copy copy
     cdef size_t index

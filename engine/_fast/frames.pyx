@@ -101,16 +101,16 @@ cdef class Demultiplexer:
 
     @property
     def complete(self) -> bool:
-        """Returns True if no frame is incomplete: the stream may end here."""
+        """Returns True if no frame is incomplete, so that the stream may end here."""
         return self.headed == 0 and self.wanted == 0
 
 
 cdef class DetachKeys:
     """Finds the detach key sequence in a client's input, however it is split over reads.
 
-    Keys that may start the sequence are held back, and forwarded once they turn out not to.
-    Docker's reader starts over after a mismatch; here the first occurrence always counts: ctrl-p,
-    ctrl-p, ctrl-q forwards one ctrl-p and detaches. An empty sequence never matches.
+    Keys that may start the sequence are held back, and forwarded after a mismatch. Docker's reader
+    starts again after a mismatch and may miss a sequence. Here none is missed: ctrl-p, ctrl-p,
+    ctrl-q forwards one ctrl-p and detaches. An empty sequence never matches.
     """
 
     def __cinit__(self, bytes sequence not None):
@@ -163,7 +163,7 @@ cdef class DetachKeys:
             kept = self.matched
             while kept and <unsigned char>data[at] != self.keys[kept]:
                 kept = self.fallback[kept]
-            # the keys that can no longer start the sequence are the first ones held back
+            # the first of the keys that are held back can no longer start the sequence
             memcpy(into + out, self.keys, self.matched - kept)
             out += self.matched - kept
             if <unsigned char>data[at] == self.keys[kept]:

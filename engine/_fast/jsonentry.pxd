@@ -22,8 +22,8 @@ cdef struct Entry:
 cdef size_t whole(const char *data, size_t size) noexcept nogil
 cdef char *unescape(char *into, const char *at, size_t size) noexcept nogil
 cdef char *put_entry(
-    char *into, int stream, const char *data, size_t size, bint newline, const char *attrs, size_t attrs_size, const char *second,
-    int nanoseconds,
+    char *into, int stream, const char *data, size_t size, bint newline, const char *attrs, size_t attrs_size,
+    const char *second, int nanoseconds,
 ) noexcept nogil
 cdef void put_second(char *into, int64_t second) noexcept nogil
 cdef void put_time(char *into, int64_t at_ns) noexcept nogil

@@ -3,8 +3,8 @@
 
 An entry is `{"log":"…\\n","stream":"stdout","time":"2026-01-02T03:04:05.123456789Z"}` and a
 newline, byte for byte what Docker's own driver writes: its escapes (`<`, `>`, `&`, U+2028, U+2029,
-controls but `\\n` and `\\r` as `\\uXXXX`), U+FFFD for each byte that is not UTF-8. `log` ends in a
-newline, unless the line was cut at 16 KiB or its stream ended. Not here: which files a log has
+controls except `\\n` and `\\r` as `\\uXXXX`), U+FFFD for each byte that is not UTF-8. `log` ends in
+a newline, unless the line was split at 16 KiB or its stream ended. Not here: the files of a log
 (`logwriter.pyx`, `logreader.pyx`).
 
 Owns:    nothing. Descriptors and buffers are the caller's.
@@ -35,7 +35,8 @@ cdef extern from *:
         special = _mm_or_si128(special, _mm_cmpeq_epi8(b, _mm_set1_epi8('"')));
         special = _mm_or_si128(special, _mm_cmpeq_epi8(b, _mm_set1_epi8('\\\\')));
         special = _mm_or_si128(special, _mm_cmpeq_epi8(b, _mm_set1_epi8('&')));
-        special = _mm_or_si128(special, _mm_cmpeq_epi8(_mm_or_si128(b, _mm_set1_epi8(2)), _mm_set1_epi8('>')));  /* < > */
+        /* < > */
+        special = _mm_or_si128(special, _mm_cmpeq_epi8(_mm_or_si128(b, _mm_set1_epi8(2)), _mm_set1_epi8('>')));
         return (unsigned)_mm_movemask_epi8(special);
     }
     static inline unsigned unescape_16(char *into, const char *from)
@@ -52,7 +53,8 @@ cdef extern from *:
         memcpy(into, from, 16);
         for (int i = 0; i < 16; i++) {
             unsigned char c = (unsigned char)from[i];
-            special |= (unsigned)(c < 0x20 || c >= 0x80 || c == '"' || c == '\\\\' || c == '&' || c == '<' || c == '>') << i;
+            special |= (unsigned)(c < 0x20 || c >= 0x80 || c == '"' || c == '\\\\' || c == '&' || c == '<'
+                                  || c == '>') << i;
         }
         return special;
     }
@@ -160,7 +162,10 @@ cdef char *escape(char *into, const char *data, size_t size) noexcept nogil:
                     memcpy(into, b"\\ufffd", 6)
                     into += 6
                     at += 1
-                elif width == 3 and byte == 0xE2 and <unsigned char>at[1] == 0x80 and (<unsigned char>at[2] & 0xFE) == 0xA8:
+                elif (
+                    width == 3 and byte == 0xE2 and <unsigned char>at[1] == 0x80
+                    and (<unsigned char>at[2] & 0xFE) == 0xA8
+                ):
                     memcpy(into, b"\\u202", 5)
                     into[5] = HEX[<unsigned char>at[2] & 0xF]
                     into += 6
@@ -324,8 +329,8 @@ def time_text(int64_t at_ns) -> str:
 # --- entries --------------------------------------------------------------------------------------
 
 cdef char *put_entry(
-    char *into, int stream, const char *data, size_t size, bint newline, const char *attrs, size_t attrs_size, const char *second,
-    int nanoseconds,
+    char *into, int stream, const char *data, size_t size, bint newline, const char *attrs, size_t attrs_size,
+    const char *second, int nanoseconds,
 ) noexcept nogil:
     """Write one entry. Needs room for 6 * size + attrs_size + ENTRY_EXTRA bytes. `attrs`:
     `,"attrs":{…}` or nothing, `second`: as by `put_second`.
@@ -389,8 +394,9 @@ cdef inline char *put_rune(char *into, int rune) noexcept nogil:
 
 
 cdef char *unescape(char *into, const char *at, size_t size) noexcept nogil:
-    """Write the decoded inside of a JSON string: never more than `size` bytes, but up to 16 more
-    are read and overwritten. NULL: malformed."""
+    """Write the decoded inside of a JSON string. The result has at most `size` bytes, but up to 16
+    bytes more are read and overwritten. Returns NULL if it is malformed.
+    """
     cdef const char *end = at + size
     cdef unsigned special
     cdef int width, rune, low
@@ -477,7 +483,7 @@ cdef const char *after_space(const char *at, const char *end) noexcept nogil:
 
 
 cdef const char *after_string(const char *at, const char *end) noexcept nogil:
-    """The place after the closing quote of the string that `at` is inside of, or NULL."""
+    """The position after the closing quote of the string that `at` is in, or NULL."""
     while at < end:
         if at[0] == c'"':
             return at + 1
@@ -486,8 +492,7 @@ cdef const char *after_string(const char *at, const char *end) noexcept nogil:
 
 
 cdef const char *after_value(const char *at, const char *end) noexcept nogil:
-    """The place after the JSON value at `at`, or NULL. Checks only as much as nesting and strings
-    need."""
+    """The position after the JSON value at `at`, or NULL. Checks only nesting and strings."""
     cdef int depth = 0
     while at != NULL and at < end:
         if at[0] == c'"':
@@ -588,7 +593,10 @@ cdef bint parse_own(const char *at, size_t size, Entry *entry) noexcept nogil:
     entry.log = at + OPENING_SIZE
     entry.size = tail - entry.log
     tail += CLOSING_SIZE
-    if memcmp(tail, TIME_KEY, TIME_KEY_SIZE) != 0 or tail[TIME_KEY_SIZE + 19] != c'.' or tail[TIME_KEY_SIZE + 29] != c'Z':
+    if (
+        memcmp(tail, TIME_KEY, TIME_KEY_SIZE) != 0
+        or tail[TIME_KEY_SIZE + 19] != c'.' or tail[TIME_KEY_SIZE + 29] != c'Z'
+    ):
         return False
     if tail[TIME_KEY_SIZE + TIME_SIZE] != c'"' or tail[TIME_KEY_SIZE + TIME_SIZE + 1] != c'}':
         return False
@@ -653,7 +661,7 @@ cdef int64_t scan_back(int fd, int64_t low, int64_t high, ssize_t *wanted, char 
     while high > low and wanted[0] > 0 and block != NULL:
         at = max(low, high - <int64_t>room)
         size = read_at(fd, block, high - at, at)
-        # an error, or the file has been emptied meanwhile
+        # an error, or the file has been truncated meanwhile
         if size < high - at:
             free(block)
             return -1 if size < 0 else low

@@ -49,9 +49,9 @@ from engine._fast.workers cimport (
 )
 
 cdef enum:
-    # bytes that `unpack` may write between two looks at the free space, at most
+    # most bytes that `unpack` may write between two checks of the free space
     UNCHECKED = 16 << 20
-    # bytes that it leaves free, or a twentieth of the file system where that is less
+    # bytes that it leaves free, or a twentieth of the file system if that is less
     RESERVE = 512 << 20
     INODES = 4096           # inodes likewise
     FEW = 64                # files after which starting threads pays
@@ -63,7 +63,7 @@ cdef int64_t MAX_NAMES = 32 * 1024 * 1024
 cdef struct Directory:
     char *path
     timespec times[2]
-    bint implied            # created as a parent; the archive has had no entry for it
+    bint implied            # created as a parent; the archive had no entry for it so far
 
 
 cdef int clean(const char *raw, char *path) noexcept nogil:
@@ -162,17 +162,18 @@ cdef class _Extraction:
         return self.reader.fail_system(self.reader.entry.name, errno)
 
     cdef int missing(self) noexcept nogil:
-        """After a call failed on something just created or opened: 0 if the container may have
-        removed it, else -1.
+        """Called after a call failed on a file just created or opened. Returns 0 if the container
+        may have removed the file, else -1.
 
-        The result is then the same as if it had been removed after the entry was complete.
+        0 is no error: the result is the same as if the container had removed the complete entry.
         """
         return 0 if self.into and (errno == ENOENT or errno == ENOTDIR or errno == ELOOP) else self.fail_system()
 
     cdef int again(self, const char *base) noexcept nogil:
-        """Remove what has the entry's name, so that it can be tried again; see `make_room`.
+        """Remove the file that has the entry's name, so that the entry can be tried again; see
+        `make_room`.
 
-        Returns -1 as well after MAX_RACES attempts.
+        Also returns -1 after MAX_RACES attempts.
         """
         self.races += 1
         if self.races > MAX_RACES:
@@ -291,8 +292,9 @@ cdef class _Extraction:
         return status
 
     cdef int remember(self, const char *path, bint implied) noexcept nogil:
-        """Remember a directory: its times are set at the end, when no entry changes them any
-        more.
+        """Remember a directory.
+
+        Its times are set at the end, after all entries, which change them.
         """
         cdef Directory *room
         cdef Directory *directory
@@ -324,7 +326,7 @@ cdef class _Extraction:
     cdef int finish_directories(self) noexcept nogil:
         """Set the times of directories that have an entry.
 
-        One that another entry has replaced is skipped.
+        A directory that a later entry has replaced is skipped.
         """
         cdef size_t index
         cdef int fd
@@ -425,7 +427,7 @@ cdef class _Extraction:
         return entry.type == b"0" and entry.size <= SMALL and not entry.sparse and entry.attribute_count == 0
 
     cdef bint may_batch(self, const char *base) noexcept nogil:
-        """True if the entry replaces nothing or a file: then paths resolve alike before and
+        """True if the entry replaces nothing or only a file. Then paths resolve the same before and
         after it is written.
         """
         cdef stat_t found
@@ -500,7 +502,7 @@ cdef class _Extraction:
         return self.reader.fail_system(self.pool.failed, error) if error else 0
 
     cdef int await_name(self, const char *base) noexcept nogil:
-        """Before `base` is created in `parent`: wait for earlier entries of that name."""
+        """Called before `base` is created in `parent`: wait for earlier entries of that name."""
         if self.batch != NULL and has_name(self.batch, base, strlen(base)):
             return self.settle()
         if is_pending(self.pool, self.parent_device, self.parent_inode, base):
@@ -527,11 +529,12 @@ cdef class _Extraction:
         return <int>self.base_length + 1 + length
 
     cdef int charge(self, int64_t size) noexcept nogil:
-        """Before `size` bytes are written to a file in `parent`: refuse entries that would fill the
-        file system.
+        """Called before `size` bytes are written to a file in `parent`: refuse entries that would
+        fill the file system.
 
         A small archive may inflate to any size. A twentieth of the file system stays free, or 512
-        MiB where that is less, and likewise 4,096 of its inodes. Submitted files count as written.
+        MiB if that is less. The same holds for inodes, with 4,096 as the limit. Submitted files
+        count as written.
         """
         cdef statvfs_t found
         cdef int64_t free, reserve, charged = 0, files = 0
@@ -568,7 +571,7 @@ cdef class _Extraction:
         if errno != EEXIST or fstatat(self.parent_fd, base, &found, AT_SYMLINK_NOFOLLOW) < 0:
             return self.fail_system()
         if not S_ISDIR(found.st_mode):
-            return 0            # an entry of this layer hides the lower one by itself
+            return 0            # an entry of this layer hides the lower one anyway
         fd = openat(self.parent_fd, base, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
         if fd < 0:
             return self.fail_system()
@@ -577,10 +580,10 @@ cdef class _Extraction:
         return status
 
     cdef int make_room(self, const char *base) noexcept nogil:
-        """Remove what an earlier entry created at `base`. Returns 1 if it was a whiteout, else 0,
-        -1 on failure.
+        """Remove the file that an earlier entry created at `base`. Returns 1 if it was a whiteout,
+        0 if not, -1 on failure.
 
-        A live container may create something there again: the caller tries again.
+        A live container may create a file there again; the caller then tries again.
         """
         cdef stat_t found
         cdef int status, parent = self.parent_fd
@@ -643,7 +646,7 @@ cdef class _Extraction:
         cdef int status = 0, fd = openat(above, base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
         if fd < 0:
             return self.missing()
-        # Also owner 0: the directory may have existed with another one.
+        # Also for owner 0, because the directory may have existed with another owner.
         if fchown(fd, entry.uid, entry.gid) < 0 or fchmod(fd, entry.mode) < 0:
             status = self.fail_system()
         elif self.set_attributes(fd, -1, NULL) < 0:
@@ -811,7 +814,7 @@ cdef class _Extraction:
             return self.missing()
         status = chmod_opened(fd, self.reader.entry.mode)
         if status < 0 and self.into and errno == EOPNOTSUPP:
-            status = 0          # the container has replaced it with a link
+            status = 0          # the container has replaced the file by a link
         if status < 0:
             self.fail_system()
         close(fd)
@@ -859,8 +862,8 @@ cdef class _Extraction:
                 return self.fail(b"name too long")
         for index in range(entry.attribute_count):
             attribute = &entry.attributes[index]
-            # overlayfs would act on these: opaque directories, redirects to other directories of
-            # the layers.
+            # overlayfs would act on these attributes: opaque directories, redirects to other
+            # directories of the layers.
             if strncmp(attribute.name, b"trusted.overlay.", 16) == 0:
                 self.refused += 1
                 continue
@@ -936,9 +939,9 @@ def unpack(source, int root, bytes at not None, *, bint keep_kinds=False):
 
     `at` is a clean relative path, b"" for the root. As with tar, an entry replaces a file of its
     name, and a directory is merged and gets the archive's owner, mode and time; `at` itself is
-    unchanged. `keep_kinds`: raise ArchiveError rather than replace a directory by another type or
-    the reverse. Links in the path are followed within the root. Call it in the mount namespace of
-    the container, where the kernel refuses to remove mount points (EBUSY).
+    unchanged. `keep_kinds`: raise ArchiveError if an entry would replace a directory by another
+    type, or the reverse. Links in the path are followed within the root. Call it in the mount
+    namespace of the container, where the kernel refuses to remove mount points (EBUSY).
 
     Returns bytes of files and link targets, the number of entries, and the number of extended
     attributes that were not set.

@@ -395,9 +395,8 @@ cdef inline size_t hash_inode(uint64_t device, uint64_t inode) noexcept nogil:
 
 
 cdef inline int chmod_opened(int fd, uint32_t mode) noexcept nogil:
-    """chmod(2) of what an O_PATH descriptor stands for, which fchmod(2) refuses. By name it would
-    follow a link that a container has put in the place of the node; /proc/self/fd leads to the very
-    node.
+    """chmod(2) by an O_PATH descriptor, which fchmod(2) refuses. chmod(2) by name would follow a
+    link that a container has put there instead; /proc/self/fd leads to the opened file itself.
     """
     cdef char path[32]
     snprintf(path, sizeof(path), b"/proc/self/fd/%d", fd)

@@ -57,20 +57,20 @@ cdef class LogReader:
     """Reads a container's log as a client requested it, while it is written and rotated.
 
     The files that exist when the object is created are held open, so that rotation loses none of
-    them. Each `read` looks for newer ones. Up to `HELD_FILES` and `HELD_BYTES` of those are held
-    open too, for a reader that is slower than its writer for a while; `newest` is reported to the
-    writer. Only whole lines are consumed; a torn one is read again later. Lines that are not
-    entries are skipped. Memory is bounded by `BLOCK` (more for a longer entry) and is released at
-    the end of the log, where followers wait. Files that the writer has removed before the reader
-    opened them are lost.
+    them. Each `read` looks for newer files. Up to `HELD_FILES` and `HELD_BYTES` of those are held
+    open too, because a reader may be slower than its writer for a while. The caller reports
+    `newest` to the writer. Only complete lines are consumed; an incomplete one is read again later.
+    Lines that are not entries are skipped. Memory is bounded by `BLOCK` (more for a longer entry)
+    and is released at the end of the log, where followers wait. Files that the writer removed
+    before the reader opened them are lost.
     """
 
     cdef readonly bytes path
-    # no more entries will come: `until_ns` or `until_position` has been reached, or it is closed
+    # True if no more entries follow: `until_ns` or `until_position` was reached, or it is closed
     cdef readonly bint done
     cdef readonly bint at_end  # the last `read` reached the end of the written entries, or `done`
     cdef bint busy                          # a thread is inside `read`
-    cdef bint closing                       # … and closes when it leaves
+    cdef bint closing                       # `close` was called during `read`, which then closes
     cdef int64_t budget                     # bytes that this `read` may still scan
     cdef bint wanted[3]                     # by stream
     cdef bint timestamps
@@ -89,7 +89,7 @@ cdef class LogReader:
     cdef int fd                             # the file being read, -1 when there is none
     cdef uint64_t inode
     cdef int64_t offset                     # of buffer[start] in it
-    cdef bint sealed                        # it is known to be rotated, so its size is final
+    cdef bint sealed                        # the file is known to be rotated, so its size is final
     # (descriptor, inode) of the files after it, oldest first
     cdef list newer
     cdef char *buffer
@@ -99,12 +99,16 @@ cdef class LogReader:
     cdef bint skipping                      # inside a line that is too long for an entry
     cdef size_t refused  # room that the next entry needs and `refused` for lack of it
 
-    def __cinit__(self, bytes path not None, *, bint stdout=True, bint stderr=True, int64_t since_ns=0, int64_t until_ns=0,
-                  bint timestamps=False, bint framed=False, bytes details=b"", tuple until_position=None, bint until_now=False):
-        """`since_ns`, `until_ns`: both inclusive, 0 for none. `details`: put before each line
-        unchanged, after the entry's own attributes. `until_position`: (inode, offset) as from
-        `LogWriter.position`; entries beyond it are not read. `until_now`: nor are entries written
-        from now on."""
+    def __cinit__(
+        self, bytes path not None, *, bint stdout=True, bint stderr=True, int64_t since_ns=0, int64_t until_ns=0,
+        bint timestamps=False, bint framed=False, bytes details=b"", tuple until_position=None,
+        bint until_now=False,
+    ):
+        """`since_ns`, `until_ns`: both inclusive, 0 for none. `details`: a text that is put before
+        each line, after the entry's own attributes. `until_position`: (inode, offset) from
+        `LogWriter.position`; entries after it are not read. `until_now`: entries written from now
+        on are not read.
+        """
         cdef struct_stat status
         cdef int64_t whole_size
         self.fd = -1
@@ -160,9 +164,9 @@ cdef class LogReader:
         number cannot be reused.
 
         Files are opened from newest to oldest, against the direction in which they are renamed. So
-        a file renamed meanwhile is met twice, never missed. When a new file appears meanwhile, a
-        name may refer to a newer file than the name before, and the listing is repeated. A log that
-        rotates without pause yields only its newest files, in their order.
+        a file that is renamed meanwhile is found twice rather than missed. If a new file appears
+        meanwhile, a name may refer to a newer file than the name before it; then the listing is
+        repeated. For a log that rotates all the time only its newest files are returned, in order.
         """
         cdef list found = None
         cdef int turn
@@ -223,7 +227,7 @@ cdef class LogReader:
         return status.st_ino if stat(self.path, &status) == 0 else 0
 
     cdef int enter(self) except -1:
-        """Go on from the file being read to the next newer one known."""
+        """Continue with the next newer file of `newer`."""
         if self.fd >= 0:
             close(self.fd)
         self.fd, self.inode = self.newer.pop(0)
@@ -248,8 +252,9 @@ cdef class LogReader:
         return 0
 
     cdef int leave(self) except -1:
-        """The end of the file being read is reached: returns 1 when there is more to read in it or
-        in another, else 0."""
+        """Called at the end of the file being read. Returns 1 if there is more to read, in this
+        file or in another one, else 0.
+        """
         cdef struct_stat status
         cdef struct_stat live
         if self.fd < 0:
@@ -262,14 +267,14 @@ cdef class LogReader:
             return 0
         if fstat(self.fd, &status) < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
-        if status.st_size < self.offset:                # emptied by an operator
+        if status.st_size < self.offset:                # truncated by an operator
             self.offset = 0
             return 1
         if not self.sealed:
             if stat(self.path, &live) < 0:
                 if errno != ENOENT:
                     PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
-                return 0                                # removed, or in the middle of a rotation
+                return 0                                # removed, or being rotated
             if live.st_ino == self.inode:
                 return 0
             self.sealed = True  # first read what was written between the last read and the rotation
@@ -364,8 +369,8 @@ cdef class LogReader:
     def read(self, size_t max_bytes) -> bytes:
         """The next bytes, at most `max_bytes` (more only for one entry that is larger).
 
-        Empty when `at_end`, and also when the next 32 MiB of the log hold nothing requested, so
-        that the caller can do other work.
+        Empty at the end (`at_end`), and also if the next 32 MiB of the log contain no requested
+        entry, so that the caller can do other work.
         """
         if self.busy:
             raise RuntimeError("a log reader serves one thread at a time")
@@ -419,7 +424,7 @@ cdef class LogReader:
             result = <bytes>raw
         finally:
             Py_XDECREF(raw)
-        if self.at_end and self.start == self.end:      # a follower may wait for hours
+        if self.at_end and self.start == self.end:      # release memory: a follower may wait long
             free(self.buffer)
             self.buffer = NULL
         return result
@@ -471,14 +476,14 @@ cdef class LogReader:
                     with gil:
                         PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
                 if got == 0:
-                    self.end = 0  # a torn line: read again once it may be whole
+                    self.end = 0  # an incomplete line is read again later
                     break
                 self.end += got
                 self.budget -= got
                 continue
             size = newline - line
             own = not self.skipping and size < ENTRY_MAX and parse_own(line, size, &entry)
-            # leaves by break; repeated once when `own` proves wrong
+            # left by break; repeated once if the entry is not in this engine's own form
             while not self.skipping and size < ENTRY_MAX:
                 if not own and not parse_any(line, line + size, &entry):
                     break
@@ -531,12 +536,13 @@ cdef class LogReader:
         return len(text)
 
     def position(self) -> tuple:
-        """(inode, offset) of the next byte that `read` takes; (0, 0) when there is no log yet."""
+        """(inode, offset) of the next byte that `read` reads; (0, 0) if there is no log yet."""
         return self.inode, self.offset
 
     def newest(self) -> int:
-        """Inode of the newest file held open: rotation can remove none of the files up to it. 0
-        when there is none."""
+        """Inode of the newest file held open; 0 if there is none. Rotation loses none of the files
+        up to it.
+        """
         return self.newer[len(self.newer) - 1][1] if self.newer else self.inode
 
     def close(self) -> None:

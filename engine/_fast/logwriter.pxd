@@ -9,15 +9,15 @@ cdef struct Line:                         # the unfinished line of a stream
 
 
 cdef enum:
-    # largest number of log files for which writing is skipped for entries that rotation removes at
-    # once
+    # Entries that rotation removes within the same call are not written, for logs of at most so
+    # many files.
     MAX_CUTS = 16
 
 cdef class LogWriter(Sink):
     cdef const char *path_text
     cdef readonly int64_t max_size
     cdef readonly int max_file
-    # errno while writing fails, 0 when the last write went well
+    # errno while writing fails, 0 if the last write succeeded
     cdef readonly int error
     cdef readonly uint64_t dropped         # entries lost to failed writes since the object was made
     cdef bytes attrs                       # `,"attrs":{…}` or empty, as it stands in each entry
@@ -38,7 +38,7 @@ cdef class LogWriter(Sink):
     cdef int cut_count
     cdef bint turned                       # a rotation has succeeded in this call
     cdef int fault  # errno of the last write(2) or rotation, 0 when it succeeded
-    cdef bint torn  # the file ends in a partial entry that could not be cut off
+    cdef bint torn  # the file ends in a partial entry that could not be removed
     cdef dict followers  # number → inode of the newest file that the follower is known to hold open
     cdef Py_ssize_t followed               # number of followers
     cdef Py_ssize_t behind                 # number of followers not known to hold the live file

@@ -5,8 +5,8 @@ rotates the files.
 The newest file is PATH, rotated ones are PATH.1, PATH.2, … by age. Not here: the text form of an
 entry (`jsonentry.pyx`), reading (`logreader.pyx`), options of the driver (`engine/logs`).
 
-Owns:    the descriptor of the live file. It is the only writer of its files. Readers work without
-         contact to the writer; a reader that must lose nothing to rotation registers
+Owns:    the descriptor of the live file. It is the only writer of its files. Readers need no
+         contact with the writer, but a reader that must not lose entries to rotation registers
          (`LogWriter.follow`).
 Threads: one at a time per object; the GIL is released around larger work.
 Raises:  OSError with the kernel's errno, only once per run of failures, see `LogWriter`.
@@ -48,29 +48,32 @@ cdef class LogWriter(Sink):
 
     Lines are assembled per stream, however the reads split them. Entries completed by a call are
     written before it returns, with one write(2) for each 256 KiB. Without followers, entries that
-    rotation removes within the same call are not written at all. A line of 16 KiB or more makes
-    several entries, of which only the last ends in a newline; a UTF-8 character is never cut. Time
-    stamps strictly increase within the file set, reopening included. Their last digit is never 0,
-    so that Docker's form (which drops trailing zeros) always has nine digits, too.
+    rotation would remove within the same call are not written at all. A line of 16 KiB or more
+    makes several entries, of which only the last ends in a newline; a UTF-8 character is never
+    split. Time stamps strictly increase within the file set, also after the log is reopened. Their
+    last digit is never 0, so that Docker's form, which drops trailing zeros, always has nine digits
+    too.
 
     When a write fails (ENOSPC, EIO, …) its entries are counted in `dropped`, and a partial entry
-    that reached the file is cut off again. The first call that fails raises OSError, after it has
-    consumed all its data. Later calls try again and raise nothing until one has succeeded. So there
-    is one exception per run of failures; `error` is set during one.
+    that reached the file is removed from it. The first call that fails raises OSError, after it has
+    consumed all its data. Later calls try again and raise nothing until one has succeeded. So a
+    series of failures raises one exception; `error` is set during the series.
 
-    Rotation waits until every follower is known to hold the live file, so that none is ever two
-    files behind; meanwhile the file grows beyond `max_size`. When it has grown by `LENIENCE`, the
-    late followers are no longer waited for (`outrun`) until they report again, and they lose what
-    rotation removes. Files that grew this way are removed earlier. So the whole set exceeds its
-    options by at most `LENIENCE`, plus as much in the live file. The writer itself never waits.
+    Rotation is postponed until every follower is known to hold the live file, so that no follower
+    is two files behind. Meanwhile the file grows beyond `max_size`. When it has grown by
+    `LENIENCE`, rotation no longer waits for the late followers (`outrun`) until they report again,
+    and they lose the entries that rotation removes. Files that grew this way are removed earlier.
+    So the whole set exceeds its options by at most `LENIENCE`, plus as much in the live file. The
+    writer never waits.
 
-    On opening, bytes after the last newline (a host crash in the middle of a write) are cut off:
-    they never were an entry, and a reader that waits for their end rereads that place.
+    On opening, bytes after the last newline are removed. They are the rest of a write during which
+    the host crashed, and never were an entry. A reader that waits at this place reads it again.
     """
 
     def __cinit__(self, bytes path not None, int64_t max_size=0, int max_file=1, *, bytes attrs=b""):
-        """`max_size` bytes at which the log rotates (0: never), `max_file` files kept (1: the
-        rotated file is gone), `attrs`: an encoded JSON object that each entry carries, or nothing.
+        """`max_size`: bytes at which the log rotates (0: never). `max_file`: files that are kept
+        (1: rotation removes the old file). `attrs`: an encoded JSON object that each entry carries,
+        or empty.
         """
         self.fd = -1
         if not 0 < len(path) < 4096 or b"\0" in path:
@@ -101,7 +104,7 @@ cdef class LogWriter(Sink):
             close(self.fd)
 
     cdef int repair(self) except -1:
-        """Cut off a torn tail, and find the newest time stamp."""
+        """Remove an incomplete last line, and find the newest time stamp."""
         cdef struct_stat status
         cdef int64_t whole_size, newest = -1
         cdef int older
@@ -140,8 +143,10 @@ cdef class LogWriter(Sink):
             PyBuffer_Release(&view)
 
     cdef int write_raw(self, int stream, const char *data, size_t size) except -1:
-        """As `write`. Raises as the class describes; the data are consumed whether it raises or
-        not."""
+        """As `write`.
+
+        Raises OSError as described for the class; the data is consumed in any case.
+        """
         if stream != 1 and stream != 2:
             raise ValueError(f"no such output stream: {stream}")
         self.begin()
@@ -155,7 +160,8 @@ cdef class LogWriter(Sink):
         return self.finish()
 
     cpdef end(self, int stream=0):
-        """The stream (0: both) has ended: an unfinished line becomes an entry without newline."""
+        """Called when the stream (0: both) has ended. An unfinished line becomes an entry without a
+        newline."""
         cdef int index
         cdef Line *line
         if stream < 0 or stream > 2:
@@ -184,7 +190,8 @@ cdef class LogWriter(Sink):
 
     cpdef resume(self, tuple lines, int stream, bytes chunk, uint64_t inode, int64_t offset):
         """As `Sink.resume`. Counts the entries of the chunk that the log already has, and skips
-        them. This is exact because the place where a line is cut depends on the bytes alone."""
+        them. The count is exact because the places where a line is split depend only on its bytes.
+        """
         cdef Line *line
         cdef int index
         cdef bytes text
@@ -210,7 +217,8 @@ cdef class LogWriter(Sink):
                 self.skip = 0
 
     cdef Py_ssize_t entries_since(self, uint64_t inode, int64_t offset) except -1:
-        """Number of entries after that place; all of them when its file has been rotated away."""
+        """Number of entries after that position; all entries if its file has been removed by
+        rotation."""
         cdef Py_ssize_t count = 0
         for number in range(self.max_file):
             name = self.path if number == 0 else b"%s.%d" % (self.path, number)
@@ -236,7 +244,7 @@ cdef class LogWriter(Sink):
         cdef struct_stat status
         if self.fd < 0:
             raise ValueError("the log is closed")
-        # fstat, since an operator may empty a log that is being written
+        # fstat(2), because an operator may truncate a log that is being written
         if fstat(self.fd, &status) < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
         return self.inode, status.st_size
@@ -303,7 +311,7 @@ cdef class LogWriter(Sink):
         self.turned = False
         clock_gettime(CLOCK_REALTIME, &now)
         now_ns = <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
-        if now_ns - 1 > self.last:  # else the clock went back: continue from the last time stamp
+        if now_ns - 1 > self.last:  # if the clock went back, continue from the last time stamp
             self.last = now_ns - 1
         return 0
 
@@ -366,15 +374,16 @@ cdef class LogWriter(Sink):
                 self.emit(stream, line.data, cut, False)
                 line.size = SLICE - cut
                 memmove(line.data, line.data + cut, line.size)
-        # thousands of idle containers: keep no memory of a long line
+        # Free the memory of a long line, because there may be thousands of idle containers.
         if line.room > 4096 and line.size == 0:
             free(line.data)
             line.data = NULL
             line.room = 0
 
     cdef void cut(self, size_t at) noexcept nogil:
-        """A file of the log ends at `at` in `out`, once that is written. Entries that no file will
-        still hold by then are dropped."""
+        """Mark that a file of the log ends at `at` in `out`. Entries that no file will contain
+        after this call are dropped.
+        """
         cdef size_t gone, index
         self.cuts[self.cut_count] = at
         self.cut_count += 1
@@ -401,8 +410,9 @@ cdef class LogWriter(Sink):
         self.flush(self.out_size)
 
     cdef void emit(self, int stream, const char *data, size_t size, bint newline) noexcept nogil:
-        """Format one entry after the others of this call; rotate first when it would not fit the
-        file."""
+        """Format one entry after the others of this call. Rotates first if the file would become
+        too large.
+        """
         cdef char *into
         cdef size_t before = self.out_size
         cdef size_t begun
@@ -420,7 +430,8 @@ cdef class LogWriter(Sink):
             self.second = self.last // 1000000000
             put_second(self.clock, self.second)
         into = put_entry(
-            self.out + before, stream, data, size, newline, self.attrs_text, self.attrs_size, self.clock, <int>(self.last % 1000000000)
+            self.out + before, stream, data, size, newline, self.attrs_text, self.attrs_size, self.clock,
+            <int>(self.last % 1000000000)
         )
         self.out_size = into - self.out
         if self.limit:
@@ -489,7 +500,7 @@ cdef class LogWriter(Sink):
         cdef int fd, index
         cdef const char *path = self.path_text
         if fstat(self.fd, &status) == 0 and status.st_size < self.size:
-            self.size = status.st_size                  # an operator emptied it
+            self.size = status.st_size                  # an operator truncated it
             if self.size + <int64_t>self.out_size <= self.limit:
                 return 0
         if self.behind:
@@ -535,8 +546,9 @@ cdef class LogWriter(Sink):
         return -1
 
     cdef void trim(self) noexcept nogil:
-        """Remove the oldest files while the set is too large, because some files grew for a
-        follower."""
+        """Remove the oldest files while the set is too large because some files grew for a
+        follower.
+        """
         cdef char name[PATH_ROOM]
         cdef struct_stat status
         cdef int64_t left = self.max_size * self.max_file + LENIENCE

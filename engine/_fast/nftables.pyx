@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""libnftables, called so that the number of descriptors a process has open does not matter.
+"""Calls libnftables in such a way that the process may have many open descriptors.
 
 The library waits for its netlink socket with select(2), which supports only descriptors below
 1,024; beyond that, glibc aborts the process. So each call runs in a thread of its own that does not
-share the process's descriptors (close_range(2) with CLOSE_RANGE_UNSHARE, Linux 5.9), where the
-library gets the lowest numbers. The thread is in the caller's network namespace, as clone(2) has
-it. Creating and joining it takes 50 us.
+share the process's descriptors (close_range(2) with CLOSE_RANGE_UNSHARE, Linux 5.9), so the library
+gets the lowest numbers. The thread inherits the caller's network namespace. Creating and joining it
+takes 50 us.
 
 Owns:    the library once it is loaded, for the process's life; nothing between calls.
 Threads: one call at a time, which the caller ensures: creating a context initializes tables that
@@ -81,7 +81,7 @@ def run(bytes commands not None) -> tuple[bool, bytes]:
     call.number = call.refused = 0
     call.output = call.error = NULL
     with nogil:
-        # Block signals: Python's handler writes to a descriptor that this thread does not have.
+        # Signals are blocked in it: Python's handler writes to a descriptor that it does not have.
         number = start_thread(&thread, _apart, &call)
         if number == 0:
             pthread_join(thread, NULL)

@@ -5,9 +5,9 @@ A container may change the tree meanwhile, so no link is followed, and no FIFO o
 opened. Each name is opened with O_PATH | O_NOFOLLOW first, and a regular file is then opened for
 reading through that descriptor in /proc/self/fd, which costs as much as opening the file. On a
 mount that opens no devices (nodev, as those that archives are taken from) an entry whose d_type is
-a regular file is opened at once instead, with O_NOFOLLOW and O_NONBLOCK. If it turns out to be
-another type, it is opened the first way. A FIFO that replaced it may then have had a reader for an
-instant.
+a regular file is opened directly instead, with O_NOFOLLOW and O_NONBLOCK. If it proves to be of
+another type, it is opened the first way. If a FIFO has replaced it, the FIFO then had a reader for
+a moment.
 
 Headers are ustar, with a PAX header (POSIX.1, pax) in front for long names, large numbers and
 attributes. Files with holes are GNU sparse files, version 1.0 (GNU tar manual, "Storing Sparse
@@ -45,9 +45,9 @@ from engine._fast.walk cimport MAX_PATH, Walk, is_mount_point, is_opaque
 
 cdef enum:
     BLOCK = 512
-    # of one sparse file; data behind the last is sent with its holes
+    # of one sparse file; data after the last extent is sent with its holes
     MAX_EXTENTS = 16 * 1024
-    MAX_LINKS = 16 * 1024 * 1024    # beyond it, another name of a file is sent as a file of its own
+    MAX_LINKS = 16 * 1024 * 1024    # of names; beyond it, hard links are sent as separate files
     MAX_VALUE = 64 * 1024           # XATTR_SIZE_MAX
 
 cdef int64_t MAX_OCTAL_7 = 0o7777777
@@ -65,9 +65,9 @@ cdef struct Link:
 
 
 cdef void put_octal(uint8_t *field, size_t size, uint64_t number) noexcept nogil:
-    """Octal digits with leading zeros and a NUL.
+    """Write octal digits with leading zeros and a NUL.
 
-    Of a larger number, the low digits: a PAX record has all of it.
+    Of a larger number only the low digits are written; a PAX record then has the whole number.
     """
     cdef size_t at = size - 1
     field[at] = 0
@@ -301,9 +301,9 @@ cdef class Packer(Walk):
         return status
 
     cdef int file_entry(self, int parent) noexcept nogil:
-        """An entry whose d_type says regular file.
+        """Send an entry whose d_type is a regular file.
 
-        Returns 1 if it is none by now, 0, or -1 on failure.
+        Returns 0, 1 if the file has been replaced by another type, or -1 on failure.
         """
         cdef stat_t found
         cdef int fd = openat(parent, self.name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
@@ -470,8 +470,8 @@ cdef class Packer(Walk):
         return 0
 
     cdef void find_extents(self, int64_t size) noexcept nogil:
-        """Find the extents of data; the whole file is one where the file system does not support
-        SEEK_DATA.
+        """Find the extents of data. If the file system does not support SEEK_DATA, the whole file
+        is one extent.
         """
         cdef int64_t data = 0, hole
         cdef size_t count = 0
@@ -502,7 +502,7 @@ cdef class Packer(Walk):
     cdef int linked(self, const stat_t *found, size_t length, const char **first) noexcept nogil:
         """Look up a file with several names.
 
-        `first` is the name it was sent under; unchanged if this is the first.
+        `first` becomes the name under which it was sent; unchanged if it was not sent yet.
         """
         cdef size_t at, wanted
         cdef void *room
@@ -557,8 +557,8 @@ cdef class Packer(Walk):
         cdef ssize_t size, got
         cdef char key[300]
         cdef const char *name = self.attributes
-        # The size first: it is nearly always 0, and the kernel allocates as much memory as it is
-        # offered.
+        # Ask for the size first. It is nearly always 0, and the kernel allocates as much memory as
+        # the caller offers.
         size = flistxattr(fd, NULL, 0) if fd >= 0 else listxattr(path, NULL, 0)
         if size > 0:
             if fd >= 0:
@@ -644,7 +644,7 @@ cdef class Packer(Walk):
         if found.st_gid > MAX_OCTAL_7 and self.add_number(b"gid", found.st_gid) < 0:
             return -1
         if fraction or seconds < 0 or seconds > MAX_OCTAL_11:
-            if seconds < 0 and fraction:        # -1.25 is two seconds before, and three quarters
+            if seconds < 0 and fraction:        # -1.25 is stored as -2 s and 750,000,000 ns
                 seconds += 1
                 fraction = 1000000000 - fraction
                 digits = snprintf(text, sizeof(text), b"-%lld.%09lld", <long long>-seconds, <long long>fraction)

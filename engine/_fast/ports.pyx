@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Sockets that hold ports of the host: bound in runs, a few microseconds each.
+"""Sockets that reserve ports of the host, bound in runs at a few microseconds each.
 
 Rules:   socket(7), ip(7), ipv6(7), udp(7). Addresses, and the meaning of a failure, belong to
          `engine/networks/ports.py`.
@@ -24,12 +24,12 @@ cdef enum:
 def bind(
     int family, int kind, int protocol, bytes address not None, int first, int count, bint both = False
 ) -> tuple[list[int], int]:
-    """Bind sockets to `count` ports (256 at most) of a packed address, from `first` on. Returns
-    them and 0; or the sockets before the port that failed, and its errno.
+    """Bind sockets to `count` ports (256 at most) of a packed address, from `first` on. Returns the
+    sockets and 0; or the sockets before the port that failed, and its errno.
 
-    Stream sockets: connections in TIME_WAIT do not matter, but no other process may listen there,
-    not even one that sets a reuse option. Datagram sockets discard everything that arrives. IPv6
-    sockets are for IPv6 only, or with `both` for IPv4 too, when the address is `::`.
+    Stream sockets can be bound despite connections in TIME_WAIT, but no other process can listen on
+    their ports, not even with a reuse option. Datagram sockets discard everything that arrives.
+    IPv6 sockets are for IPv6 only, unless `both` is true and the address is `::`.
     """
     cdef int[RUN] descriptors
     cdef int made = 0, number = 0, descriptor

@@ -1,24 +1,24 @@
 # cython: language_level=3
-"""The monitor's epoll loop: output of processes to logs and attached clients, input of clients to
-processes.
+"""The monitor's epoll loop. It moves output of processes to logs and attached clients, and input of
+clients to processes.
 
 `Loop` waits. `Stdio` is the streams of one process and its attached clients. All decisions about
 processes (spawning, exits, the daemon) are made in `engine/monitor/process.py`, which is called
 only for rare events.
 
 The rules of the byte path:
-- Output is read into one buffer of the loop, behind 8 spare bytes, so that header and payload go to
-  a client in one send(2) without a copy or an allocation. Output that a client does not take is
+- Output is read into one buffer of the loop, after 8 spare bytes, so that header and payload go to
+  a client in one send(2) without a copy or an allocation. Output that a client does not accept is
   buffered for it (`Kept`), up to `BACKLOG`. Beyond that the stream is not read, which stalls its
   writer as a full pipe does. Other processes are not affected.
-- When a single client on a Unix socket is the only receiver and the pipe holds much data, its pages
-  are moved from pipe to socket with splice(2), whole frames at a time. A frame whose pages did not
-  all fit is completed by reading, so that no other code sees half a frame.
+- When a single client on a Unix socket is the only receiver and the pipe contains much data, its
+  pages are moved from the pipe to the socket with splice(2), whole frames at a time. If not all
+  pages of a frame fit, the rest is read and sent, so that no other code sees half a frame.
 - One event moves at most `READS` times `READ` bytes, so that a busy process does not starve the
   others.
-- A silent descriptor costs no time: no code here iterates over all processes. A stream that must
-  not be read is armed with EPOLLONESHOT and no events, because a hang-up would otherwise be
-  reported endlessly.
+- An idle descriptor costs no time, because no code here iterates over all processes. A stream that
+  must not be read is armed with EPOLLONESHOT and no events; otherwise epoll would report a hang-up
+  again and again.
 
 Owns:    every descriptor given to `Stdio.start` and `Stdio.attach`, until the end of the stream or
          of the client.
@@ -42,10 +42,11 @@ from posix.unistd cimport close, read, write
 
 from engine._fast.frames cimport DetachKeys, put_header
 from engine._fast.linux cimport (
-    AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, F_DUPFD_CLOEXEC,
-    F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MSG_DONTWAIT, MSG_NOSIGNAL, O_NONBLOCK,
-    SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET, SPLICE_F_NONBLOCK, epoll_create1, epoll_ctl, epoll_event,
-    epoll_wait, fcntl, getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t, splice,
+    AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT,
+    EPOLLOUT, F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, M_MMAP_THRESHOLD,
+    M_TRIM_THRESHOLD, MSG_DONTWAIT, MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_SNDBUF,
+    SO_SNDBUFFORCE, SOL_SOCKET, SPLICE_F_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl,
+    getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t, splice,
 )
 from engine._fast.sink cimport Sink
 from engine._fast.unlogged cimport Unlogged
@@ -101,8 +102,9 @@ cdef class Source:
         return 0
 
     cdef int shut(self) except -1:
-        """Remove it from epoll, then close. After close(2) alone, the daemon's duplicate would keep
-        it in the epoll set."""
+        """Remove the descriptor from epoll, then close it. After close(2) only, the daemon's
+        duplicate would keep it in the epoll set.
+        """
         if not self.closed:
             self.ignore()
             self.closed = True
@@ -211,7 +213,8 @@ cdef class Loop:
         return True
 
     def abandon(self, uint64_t number) -> None:
-        """Close the held client `number`: the connection that would have released it is gone."""
+        """Close the held client `number`, because the connection that would have released it has
+        ended."""
         cdef Client client = self.held.get(number)
         if client is not None:
             client.leave(False)
@@ -377,7 +380,7 @@ cdef class Output(Source):
         gone = left and moved < 0 and errno != EAGAIN
         self.busy = size >= SPLICE
         self.grow(size)
-        while left:  # the client is behind or gone: read the rest of the frame, for its backlog
+        while left:  # the client is slow or gone: read the rest of the frame into its backlog
             moved = read(self.fd, self.loop.buffer, left)
             if moved > 0:
                 if not gone:
@@ -386,9 +389,9 @@ cdef class Output(Source):
             elif moved == 0 or errno != EINTR:
                 break
         if gone or (left and not client.raw):
-            # `left`: another process has emptied the pipe meanwhile, which a container can do
-            # through /proc. The announced frame cannot be completed, and later output must not be
-            # taken for a part of it.
+            # Another process has read from the pipe meanwhile, which a container can do through
+            # /proc. The announced frame cannot be completed, and later output must not be taken as
+            # a part of it.
             return self.broken(client)
         if client.kept.used:
             client.progress = self.loop.now
@@ -408,8 +411,9 @@ cdef class Output(Source):
         return 0
 
     cdef ssize_t pull(self, size_t limit) except -1:
-        """Read once and pass it on. Returns 0 when no data is there, or when the stream has ended
-        (it is closed then)."""
+        """Read once and pass the data on. Returns 0 if there is no data, or if the stream has
+        ended, in which case it is closed.
+        """
         cdef Unlogged unlogged = self.loop.unlogged if self.stdio.slot >= 0 else None
         cdef char *payload = self.loop.buffer + HEADER
         cdef ssize_t size
@@ -449,13 +453,14 @@ cdef class Output(Source):
         return 0
 
     cdef int drain(self) except -1:
-        """Read what is in the pipe now, however slow the clients are; the pipe's size bounds it."""
+        """Read everything that is in the pipe now, even if clients are slow. The pipe's size limits
+        the amount."""
         cdef int left = 0
         cdef ssize_t size
         if ioctl(self.fd, FIONREAD, &left) < 0:
             left = 0
         if self.stdio.tty:
-            # the line discipline is filled asynchronously: FIONREAD does not count everything
+            # The line discipline is filled asynchronously, so FIONREAD does not count all data.
             left = READ
         while left > 0 and not self.closed:
             size = self.pull(READ if left > READ else left)
@@ -554,11 +559,11 @@ cdef class Client(Source):
     cdef bint held
     cdef bint eof               # it has shut down its sending side
     cdef bint lost              # it accepts no more output
-    cdef bint ending            # no more output comes: close after the backlog is sent
-    cdef bint lingering         # we have shut down, the peer has not yet
+    cdef bint ending            # no more output follows: close after the backlog is sent
+    cdef bint lingering         # the monitor has shut down its side, the peer has not yet
     cdef bint plain             # a Unix socket: close(2) loses no sent data
     cdef bint behind            # its socket is too full to splice a frame into it
-    cdef int room               # charged to its socket by the kernel
+    cdef int room               # bytes that the kernel allows in its socket (SO_SNDBUF)
     cdef DetachKeys keys
     cdef bytes early
     cdef Kept kept
@@ -597,7 +602,7 @@ cdef class Client(Source):
         return 0
 
     cdef int go_on(self) except -1:
-        """Arm for the events that this client can handle now."""
+        """Wait for the events that this client can handle now."""
         cdef uint32_t events = 0
         if self.closed or self.lingering:
             return 0
@@ -681,7 +686,7 @@ cdef class Client(Source):
         if size == 0:
             self.eof = True
             if self.stdin and self.keys is not None and self.stdio.input is not None:
-                # held-back start of the detach keys, which cannot be completed any more
+                # the beginning of the detach keys that was held back; it cannot be completed now
                 held = self.keys.held()
                 self.stdio.input.put(PyBytes_AS_STRING(held), PyBytes_GET_SIZE(held))
             if self.ends_with_input():
@@ -702,7 +707,8 @@ cdef class Client(Source):
         return 0
 
     cdef bint ends_with_input(self):
-        """End of its input ends this client, as in Docker, unless it closes the process's stdin."""
+        """True if the end of its input ends this client, as in Docker. False if it only closes the
+        process's stdin."""
         return self.stdin and (self.stdio.tty or not self.stdio.stdin_once)
 
     cdef int type(self, const char *data, size_t size) except -1:
@@ -724,7 +730,7 @@ cdef class Client(Source):
         return 0
 
     cdef int begin(self) except -1:
-        """The process runs: bytes that came with the request are its first input."""
+        """Called when the process runs. Bytes that came with the request are its first input."""
         cdef bytes early = self.early
         self.early = b""
         if early and self.stdin and not self.closed:
@@ -733,8 +739,9 @@ cdef class Client(Source):
         return 0
 
     cdef int lose(self) except -1:
-        """It accepts no more output. Input that it sent before still counts, so it stays until that
-        has been read."""
+        """Mark that the client accepts no more output. It is kept until the input that it sent
+        before has been read.
+        """
         self.lost = True
         self.behind = False
         self.streams = 0
@@ -748,8 +755,8 @@ cdef class Client(Source):
         return 0
 
     cdef int leave(self, bint by_keys, bint flush=False) except -1:
-        """End this client before its process ends. When it detached by keys, or with `flush`, its
-        backlog is still sent."""
+        """End this client before its process ends. If it detached by keys, or with `flush`, its
+        backlog is sent first."""
         cdef bint ending = self.ending
         if self.closed:
             return 0
@@ -774,7 +781,7 @@ cdef class Client(Source):
         return 0
 
     cdef int forsake(self) except -1:
-        """Undo a failed attach. The caller keeps the descriptor, still open."""
+        """Undo a failed attach. The descriptor stays open and belongs to the caller."""
         self.ignore()
         self.closed = True
         self.fd = -1
@@ -786,7 +793,7 @@ cdef class Client(Source):
         return 0
 
     cdef int end(self) except -1:
-        """No more output will come."""
+        """Called when no more output follows."""
         if not self.closed and not self.ending:
             self.ending = True
             self.behind = False
@@ -797,8 +804,9 @@ cdef class Client(Source):
         return 0
 
     cdef int conclude(self) except -1:
-        """Everything has been sent. Read and discard unread input, because closing with unread
-        input would reset the connection."""
+        """Called when everything has been sent. Reads and discards unread input, because closing
+        with unread input would reset the connection.
+        """
         if self.plain:
             shutdown(self.fd, SHUT_RDWR)
             while recv(self.fd, self.loop.buffer, READ, MSG_DONTWAIT) > 0:
@@ -824,8 +832,8 @@ cdef class Client(Source):
 cdef class Stdio:
     """The streams of one process, before, while and after it runs, and its clients.
 
-    `owner` is called back: `detached(number, keys)` when a client left before the process's end,
-    `input_ended()` when stdin was closed while the process runs, `drained()` after `finish`, when
+    Calls of `owner`: `detached(number, keys)` when a client left before the process's end;
+    `input_ended()` when stdin was closed while the process runs; `drained()` after `finish`, once
     the last output has been read, logged and passed to the clients' sockets or backlogs.
     """
 
@@ -896,7 +904,7 @@ cdef class Stdio:
             self.log.follow(number, inode)
 
     def unfollow_log(self, uint64_t number) -> None:
-        """That reader has finished."""
+        """Called when that reader has finished."""
         if self.log is not None:
             self.log.unfollow(number)
 
@@ -906,10 +914,11 @@ cdef class Stdio:
             self.watchers = [watcher for watcher in self.watchers if watcher[2] is not callback] or None
 
     def attach(
-        self, int fd, bint stdin, bint stdout, bint stderr, bint raw, bytes head, bytes early, bytes detach_keys, bint hold
+        self, int fd, bint stdin, bint stdout, bint stderr, bint raw, bytes head, bytes early, bytes detach_keys,
+        bint hold
     ) -> int:
-        """Add the socket `fd` as a client; returns its number. Output is buffered for it from here
-        on; `head` is sent first.
+        """Add the socket `fd` as a client; returns its number. From now on output is buffered for
+        it; `head` is sent first.
 
         Takes ownership of `fd`, unless it raises (OSError, MemoryError).
         """
@@ -953,8 +962,8 @@ cdef class Stdio:
                 elif sent < PyBytes_GET_SIZE(head):
                     self.loop.keep(&client.kept, PyBytes_AS_STRING(head) + sent, PyBytes_GET_SIZE(head) - sent)
             if hold and self.log is not None:
-                # The part of an unfinished line that is already read lies beyond the log's
-                # position, and was read before this client attached.
+                # The bytes of an unfinished line that were read before this client attached are not
+                # in the log yet.
                 for stream in range(1, 3):
                     pending = self.log.pending(stream)
                     if pending and client.streams & (1 << stream) and not client.closed:
@@ -966,8 +975,8 @@ cdef class Stdio:
                 client.begin()
             else:
                 client.go_on()
-        except BaseException:           # epoll has no room, for example: leave no half client
-            # it had already left: its descriptor is closed, and the caller must not close it again
+        except BaseException:           # for example, epoll has no room: leave no half client
+            # The client has already left. Its descriptor is closed; the caller must not close it.
             if client.closed:
                 return client.number
             client.forsake()
@@ -975,8 +984,8 @@ cdef class Stdio:
         return client.number
 
     def start(self, int stdin, int stdout, int stderr, int terminal, bint stdin_once, Sink log, bytes key=b"") -> None:
-        """The process runs, with these descriptors (-1: none). Input of its clients is not read
-        until `begin`.
+        """Called when the process runs, with these descriptors (-1: none). Input of its clients is
+        not read until `begin`.
 
         Takes ownership of the descriptors and `log`, unless it raises OSError. `key`: with a log,
         its unwritten part is kept under that name in `Loop.unlogged`.
@@ -1016,16 +1025,18 @@ cdef class Stdio:
             self.loop.unlogged.name(self.slot, key)
 
     def begin(self) -> None:
-        """Start to read the input of clients that waited for the process, and its output as the
-        clients have room."""
+        """Start to read the input of clients that waited for the process, and its output as far as
+        the clients have room.
+        """
         cdef Client client
         for client in list(self.clients):
             client.begin()
         self.go_on()
 
     def finish(self, double grace) -> None:
-        """The process has exited: read the remaining output. Children that keep its streams open
-        may write for `grace` more seconds."""
+        """Called when the process has exited: read the remaining output. Children that keep its
+        streams open may write for `grace` more seconds.
+        """
         cdef Output output
         self.finishing = True
         for output in (self.out, self.err):
@@ -1046,7 +1057,7 @@ cdef class Stdio:
                     self.output_ended(output)
 
     def dismiss(self) -> None:
-        """Close all clients: no process will run."""
+        """Close all clients, because no process will run."""
         cdef Client client
         for client in list(self.clients):
             client.end()
@@ -1076,8 +1087,9 @@ cdef class Stdio:
         return into
 
     cdef bint hears(self):
-        """Returns True if input of clients can be read now: there is room for it, or it will be
-        discarded."""
+        """Returns True if input of clients can be read now, because there is room for it or it will
+        be discarded.
+        """
         return self.running and (self.input is None or self.input.kept.used == 0)
 
     cdef int listen(self) except -1:
@@ -1100,14 +1112,18 @@ cdef class Stdio:
             outrun = self.log.outrun
             try:
                 self.log.write_raw(stream, payload, size)
-            except Exception:  # a failing log is no reason to stop a process or its clients
+            except Exception:  # a failing log must not stop a process or its clients
                 traceback.print_exc()
                 sys.stderr.flush()
             if self.slot >= 0:
                 self.secure(stream)
                 self.loop.unlogged.done()
             if self.log.outrun != outrun:
-                print(f"{os.fsdecode(self.log.path)}: {self.log.outrun - outrun} readers are too far behind to be waited for", file=sys.stderr, flush=True)
+                late = self.log.outrun - outrun
+                print(
+                    f"{os.fsdecode(self.log.path)}: rotation no longer waits for {late} readers, which are too slow",
+                    file=sys.stderr, flush=True,
+                )
             if self.watchers is not None:
                 self.tell()
         if index == 0:
@@ -1127,7 +1143,7 @@ cdef class Stdio:
         return 0
 
     cdef int secure(self, int stream) except -1:
-        """Store the stream's unfinished line where the next monitor finds it."""
+        """Store the stream's unfinished line for the next monitor (`Loop.unlogged`)."""
         cdef size_t size = 0
         cdef const char *line = self.log.unfinished(stream, &size)
         cdef int bit = 1 << stream
@@ -1138,8 +1154,9 @@ cdef class Stdio:
         return 0
 
     cdef Client only(self, int stream):
-        """The only receiver of the stream if splice(2) is possible: a client on a Unix socket, with
-        no backlog and no log beside it. Else None."""
+        """The only receiver of the stream, if splice(2) is possible: a client on a Unix socket
+        without a backlog, and there is no log. Otherwise None.
+        """
         cdef Client client
         if self.log is not None or self.tty or len(self.clients) != 1:
             return None
@@ -1193,14 +1210,15 @@ cdef class Stdio:
         return 0
 
     cdef int client_input_ended(self) except -1:
-        """A client ended its stdin. With `stdin_once` the process's stdin is closed; a terminal's
-        is not."""
+        """Called when a client has ended its input. With `stdin_once` the process's stdin is
+        closed, unless it is a terminal.
+        """
         if self.running and self.stdin_once and not self.tty and self.input is not None:
             self.input.finish()
         return 0
 
     cdef int ended(self) except -1:
-        """All output has been read."""
+        """Called when all output has been read."""
         cdef list watchers = self.watchers
         if not self.running:
             return 0
@@ -1222,8 +1240,8 @@ cdef class Stdio:
             if self.slot >= 0:
                 self.loop.unlogged.give_back(self.slot)
                 self.slot = -1
-        # before the clients close: a client that asks for the exit code when its stream ends must
-        # find it
+        # Before the clients are closed, because a client may ask for the exit code as soon as its
+        # stream ends.
         self.owner.drained()
         self.dismiss()
         for watcher in watchers or ():

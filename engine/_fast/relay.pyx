@@ -18,9 +18,10 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from engine._fast.linux cimport (
-    AF_INET, AF_INET6, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, IPPROTO_TCP, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR,
-    SO_ERROR, SO_KEEPALIVE, SO_LINGER, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_KEEPIDLE, TCP_NODELAY, accept4, connect,
-    getsockname, getsockopt, linger, recv, send, setsockopt, shutdown, sockaddr_in, sockaddr_in6, socket, socklen_t,
+    AF_INET, AF_INET6, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, IPPROTO_TCP, MSG_DONTWAIT, MSG_NOSIGNAL,
+    SHUT_WR, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_KEEPIDLE,
+    TCP_NODELAY, accept4, connect, getsockname, getsockopt, linger, recv, send, setsockopt, shutdown, sockaddr_in,
+    sockaddr_in6, socket, socklen_t,
 )
 from engine._fast.pump cimport READ, READS, Kept, Loop, Source
 
@@ -74,7 +75,7 @@ cdef class Relay(Source):
                 self.pass_on(accepted)
             elif errno == EAGAIN:
                 return 0
-            # no free descriptor: it would wake the loop endlessly
+            # no free descriptor: the waiting connection would wake the loop again and again
             elif errno != EINTR and errno != ECONNABORTED:
                 self.want(EPOLLONESHOT)
                 self.loop.call_later(1, self.go_on)
@@ -86,7 +87,7 @@ cdef class Relay(Source):
             self.want(EPOLLIN)
 
     cdef int pass_on(self, int accepted) except -1:
-        """Connect to the port that the client connected to."""
+        """Connect to `address`, at the port that the client connected to."""
         cdef sockaddr_in target
         cdef uint16_t port = port_of(accepted)
         cdef int one = 1, idle = KEEPALIVE, descriptor
@@ -94,7 +95,7 @@ cdef class Relay(Source):
         near.loop = self.loop
         near.fd = accepted
         if port == 0 or port == self.port:
-            return near.reset()         # no rule redirected it here
+            return near.reset()         # a direct connection, which no rule redirected
         memset(&target, 0, sizeof(target))
         target.sin_family = AF_INET
         target.sin_port = port
@@ -181,7 +182,8 @@ cdef class End(Source):
         return 0
 
     cdef ssize_t take(self, const char *data, size_t size) except -2:
-        """Send, and buffer what the socket has no room for; -1 when the connection is broken."""
+        """Send `data`, and buffer the rest if the socket is full. Returns -1 if the connection is
+        broken."""
         cdef ssize_t sent
         while True:
             sent = send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -205,7 +207,7 @@ cdef class End(Source):
         return sent
 
     cdef int cut(self) except -1:
-        """The connection is broken at one end: reset the other end."""
+        """Called when the connection is broken at one end: reset the other end."""
         cdef End other = self.other
         if not self.closed:
             self.reset()

@@ -35,7 +35,8 @@ cdef extern from *:
     #include <sys/syscall.h>
     #include <unistd.h>
 
-    /* linux/mount.h and asm/unistd.h, Linux 5.2 and 5.12; older headers lack them. The numbers are the same on every architecture. */
+    /* linux/mount.h and asm/unistd.h, Linux 5.2 and 5.12; older headers lack them. The numbers are the same on
+       every architecture. */
     #define ENGINE_OPEN_TREE 428
     #define ENGINE_MOUNT_SETATTR 442
     #define ENGINE_OPEN_TREE_CLONE 1
@@ -56,12 +57,13 @@ cdef extern from *:
         return tree;
     }
 
-    /* Start a program as posix_spawn(3) does, which has no resource limits and, before glibc 2.29, no working directory.
-       vfork(2): the monitor's pages are not copied and it is told why exec failed. Until exec the child runs on the parent's stack
-       and memory, so it makes only system calls; all signals are blocked meanwhile. A script cannot be executed by a descriptor that
-       is closed by then: what fails so is tried by its name. */
-    static pid_t engine_spawn(int program, char *const argv[], char *const envp[], const char *cwd, int in, int out, int err,
-                              unsigned long files, const int *inherited, int count, int namespace_, int *failure)
+    /* Start a program. posix_spawn(3) sets no resource limits and, before glibc 2.29, no working directory.
+       With vfork(2) the monitor's pages are not copied, and the child can store the error of exec. Until exec the
+       child runs on the parent's stack and memory, so it makes only system calls, with all signals blocked. A
+       script cannot be executed by a close-on-exec descriptor; if that fails, its name is tried. */
+    static pid_t engine_spawn(int program, char *const argv[], char *const envp[], const char *cwd,
+                              int in, int out, int err, unsigned long files, const int *inherited, int count,
+                              int namespace_, int *failure)
     {
         sigset_t all, before;
         volatile int error = 0;
@@ -69,10 +71,12 @@ cdef extern from *:
         sigprocmask(SIG_SETMASK, &all, &before);
         pid_t pid = vfork();
         if (pid == 0) {
-            unsigned long plain[4] = {(unsigned long)SIG_DFL, 0, 0, 0};     /* the kernel's struct sigaction, not glibc's */
+            /* the kernel's struct sigaction, not glibc's */
+            unsigned long plain[4] = {(unsigned long)SIG_DFL, 0, 0, 0};
             struct rlimit limit;
             sigset_t none;
-            for (int number = 1; number < NSIG; number++)       /* 32 and 33 too, which glibc keeps to itself and its posix_spawn ignores */
+            /* also 32 and 33, which glibc reserves and its posix_spawn does not reset */
+            for (int number = 1; number < NSIG; number++)
                 syscall(SYS_rt_sigaction, number, plain, NULL, 8);
             if (files && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
                 limit.rlim_cur = files;
@@ -133,17 +137,17 @@ cdef char **strings(list texts) except NULL:
 
 
 def spawn(
-    list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files, int program=-1,
-    inherited=(), int namespace=-1,
+    list argv, list environment, bytes cwd not None, int stdin, int stdout, int stderr, unsigned long files,
+    int program=-1, inherited=(), int namespace=-1,
 ) -> int:
-    """Start `argv` (bytes) with these three descriptors; returns its pid. Executes the file
-    `program`, or else `argv[0]`, looked up in PATH.
+    """Start `argv` (bytes) with these three descriptors; returns its pid. Executes the file with
+    the descriptor `program`, or `argv[0]`, looked up in PATH.
 
     The child keeps the descriptors `inherited` (at most 4) under their own numbers. `namespace`: a
     descriptor of the mount namespace to start it in.
 
-    Signals are reset as a shell would leave them. `files`: its soft limit of open files, 0: as
-    ours. When execution fails, raises OSError with the kernel's errno, and no child is left.
+    Signal handling is reset to the default. `files`: the soft limit of open files; 0: inherited. If
+    execution fails, raises OSError with the kernel's errno, and no child is left.
     """
     cdef int failure = 0
     cdef pid_t pid
@@ -159,7 +163,9 @@ def spawn(
     try:
         arguments = strings(argv)
         variables = strings(environment)
-        pid = engine_spawn(program, arguments, variables, cwd, stdin, stdout, stderr, files, kept, count, namespace, &failure)
+        pid = engine_spawn(
+            program, arguments, variables, cwd, stdin, stdout, stderr, files, kept, count, namespace, &failure
+        )
     finally:
         free(arguments)
         free(variables)
@@ -184,8 +190,9 @@ def read_only(bytes path not None) -> int:
 
 
 def exit_of(int pidfd) -> int | None:
-    """Wait status of a process that another parent has reaped (PIDFD_GET_INFO, Linux >= 6.15); None
-    when the kernel does not know it (yet)."""
+    """Wait status of a process that another parent has reaped (PIDFD_GET_INFO, Linux 6.15 or
+    newer). None if the kernel does not know it, or not yet.
+    """
     cdef engine_pidfd_info info
     memset(&info, 0, sizeof(info))
     info.mask = ENGINE_PIDFD_INFO_EXIT
@@ -195,7 +202,7 @@ def exit_of(int pidfd) -> int | None:
 
 
 def become_subreaper() -> None:
-    """Become the subreaper: orphaned descendants become our children (prctl(2),
+    """Make this process a subreaper: orphaned descendants become its children (prctl(2),
     PR_SET_CHILD_SUBREAPER)."""
     if prctl(PR_SET_CHILD_SUBREAPER, 1) < 0:
         PyErr_SetFromErrno(OSError)

@@ -57,18 +57,19 @@ cdef class Reader:
     cdef size_t start
     cdef size_t filled
     cdef bint finished
-    # where the bytes read are counted, and whether to stop, or NULL; its owner outlives the reader
+    # [0] counts the bytes read, [1] non-zero stops the reader; or NULL. Its owner outlives the
+    # reader.
     cdef int64_t *progress
-    cdef object tar_split       # gets what `engine/_fast/tarsplit.pyx` reads, or None
-    cdef uint8_t *record        # what the tar-split data has not got yet
-    cdef size_t recorded        # bytes in it
-    cdef size_t captured        # the buffer before it is in the tar-split data already
+    cdef object tar_split       # receives the tar-split data (`engine/_fast/tarsplit.pyx`), or None
+    cdef uint8_t *record        # tar-split data that is not written yet
+    cdef size_t recorded        # bytes in `record`
+    cdef size_t captured        # bytes of the buffer up to here are in the tar-split data already
     cdef bint recording
-    cdef bint verbatim          # ... and keeps what files held too
-    cdef bint passing           # the payload lies in files that the tar-split data names
+    cdef bint verbatim          # the tar-split data includes file contents
+    cdef bint passing           # the tar-split data refers to a file for the current payload
     cdef int error              # errno of the failure, 0 for a fault of the archive, -1 for none
     cdef char reason[512]
-    cdef int64_t left           # bytes of payload not yet taken
+    cdef int64_t left           # bytes of payload that were not read yet
     cdef int64_t padding
     # the extended header of this entry; names of attributes point into it
     cdef char *headers

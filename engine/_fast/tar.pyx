@@ -1,16 +1,16 @@
 # cython: language_level=3
-"""Tar archives read as a stream: v7, ustar, star, GNU (long names, sparse) and PAX (incl. extended
+"""Reads tar archives as a stream: v7, ustar, star, GNU (long names, sparse) and PAX (with extended
 attributes and sparse 0.0, 0.1, 1.0).
 
-Where the formats leave a choice this reads as Go's archive/tar does, since it is what wrote and
-accepts nearly every layer: entries without content (links, directories, devices) have no payload
-whatever their size field says, and global PAX headers change nothing.
+Where the formats leave a choice, this module follows Go's archive/tar, which writes and reads
+nearly every layer. Entries without content (links, directories, devices) have no payload, whatever
+their size field is, and global PAX headers are ignored.
 
-Owns:    one buffer; the descriptor and the source stay the caller's. Names are handed out as
-         written: cleaning them is layer.pyx's part.
-Threads: one at a time. The GIL is taken only to call a Python source or digest, once a buffer.
-Raises:  ArchiveError for a fault of the archive, with the offset of the entry; OSError with the
-         kernel's errno.
+Owns:    one buffer. The descriptor and the source stay the caller's. Names are returned as written;
+         layer.pyx cleans them.
+Threads: one at a time. The GIL is taken only to call a Python source or digest, once per buffer.
+Raises:  ArchiveError for a damaged archive, with the offset of the entry; OSError with the kernel's
+         errno.
 """
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -50,18 +50,20 @@ cdef enum:
 
 cdef int64_t MAX_ENTRIES = 10 * 1000 * 1000
 cdef int64_t MAX_UINT32 = 4294967295
-# 8 PiB: more than any file system here holds; sums stay far from overflow
+# 8 PiB, which is larger than any real file, so that sums cannot overflow
 cdef int64_t MAX_SIZE = <int64_t>1 << 53
 
 
 class ArchiveError(ValueError):
-    """The archive is damaged, truncated, hostile or of a kind that is not read; the message says
-    which and where.
+    """The archive is damaged, truncated, hostile or of an unsupported kind. The message says which,
+    and where.
     """
 
 
 cdef ssize_t read_source(object source, uint8_t *buffer, size_t room) except -1:
-    """`source.readinto` of a buffer that the source must not keep. Returns the number of bytes."""
+    """Call `source.readinto` with a buffer that the source must not keep. Returns the number of
+    bytes.
+    """
     cdef ssize_t got = source.readinto(PyMemoryView_FromMemory(<char *>buffer, room, PyBUF_WRITE))
     if got < 0 or <size_t>got > room:
         raise ValueError(f"readinto returned {got} for a buffer of {room} bytes")
@@ -69,9 +71,9 @@ cdef ssize_t read_source(object source, uint8_t *buffer, size_t room) except -1:
 
 
 cdef bint parse_number(const uint8_t *field, size_t size, int64_t *value) noexcept nogil:
-    """An octal or base-256 field (GNU tar manual, "Extensions").
+    """Parse an octal or base-256 field (GNU tar manual, "Extensions").
 
-    False when it is neither, or does not fit.
+    Returns False if it is neither, or too large.
     """
     cdef uint64_t number = 0
     cdef size_t at = 0
@@ -106,7 +108,7 @@ cdef bint parse_number(const uint8_t *field, size_t size, int64_t *value) noexce
 
 
 cdef bint parse_decimal(const char *text, size_t size, int64_t *value) noexcept nogil:
-    """An integer of a PAX record."""
+    """Parse an integer of a PAX record."""
     cdef uint64_t number = 0
     cdef size_t at = 0
     cdef bint negative = False
@@ -127,7 +129,7 @@ cdef bint parse_decimal(const char *text, size_t size, int64_t *value) noexcept 
 
 
 cdef bint parse_time(const char *text, size_t size, int64_t *seconds, int64_t *nanoseconds) noexcept nogil:
-    """`[-]seconds[.fraction]` as seconds rounded down, and the rest."""
+    """Parse `[-]seconds[.fraction]` into seconds, rounded down, and the remaining nanoseconds."""
     cdef const char *dot = <const char *>memchr(text, b".", size)
     cdef size_t whole = dot - text if dot != NULL else size
     cdef size_t at = whole + 1
@@ -151,9 +153,9 @@ cdef class Reader:
     """One archive: in a descriptor (`offset` and `size` for a range of a seekable one), or in an
     object with `readinto`.
 
-    `digest` is a hashlib object that is fed every byte of the stream, the padding after the end
-    mark included. `tar_split` is an object with `write` that gets what is needed to make the same
-    stream again from the files (tarsplit.pyx).
+    `digest`: a hashlib object that is fed every byte of the stream, including the padding after the
+    end mark. `tar_split`: an object with `write` that receives the data from which the same stream
+    can be reassembled with the files (tarsplit.pyx).
     """
 
     def __cinit__(self, source not None, *, int64_t offset=0, int64_t size=-1, digest=None, tar_split=None):
@@ -212,7 +214,7 @@ cdef class Reader:
         return -1
 
     cdef object raise_failure(self):
-        """Raise what `fail`, `fail_system` or the Python source left."""
+        """Raise the error that `fail`, `fail_system` or the Python source has stored."""
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
@@ -222,7 +224,7 @@ cdef class Reader:
         raise ArchiveError(text)
 
     cdef int fill(self) noexcept nogil:
-        """Read more behind what is buffered. The number of bytes, 0 at the end, -1."""
+        """Read more bytes into the buffer. Returns their number, 0 at the end, -1 on failure."""
         cdef ssize_t got
         cdef size_t room
         if self.recording and self.keep() < 0:
@@ -279,9 +281,10 @@ cdef class Reader:
         return 0
 
     cdef int need(self, size_t count) noexcept nogil:
-        """Have `count` <= BUFFER bytes in one piece at `start`.
+        """Buffer `count` contiguous bytes (at most BUFFER) at `start`.
 
-        1, or 0 at the end of the stream (what there is stays), or -1.
+        Returns 1, 0 if the stream ends before (the bytes before its end are buffered), -1 on
+        failure.
         """
         cdef int got
         while self.filled - self.start < count:
@@ -324,7 +327,7 @@ cdef class Reader:
     cdef int payload(self, const uint8_t **data, size_t *size) noexcept nogil:
         """The next piece of the entry's payload, valid until the next call.
 
-        1, 0 when it is all taken, -1.
+        Returns 1, 0 if all of it was read, -1 on failure.
         """
         cdef int got
         if self.left == 0:
@@ -349,7 +352,7 @@ cdef class Reader:
         return 1
 
     cdef int drain(self) noexcept nogil:
-        """Read, and so digest and record, the stream to its end."""
+        """Read the stream to its end, which also feeds digest and tar-split."""
         cdef int got
         if self.digest is None and not self.recording and self.descriptor >= 0:
             return 0
@@ -365,7 +368,9 @@ cdef class Reader:
     # --- tar-split --------------------------------------------------------------------------------
 
     cdef int keep(self) noexcept nogil:
-        """Record what of the buffer is behind `start` and was no file's."""
+        """Record the bytes of the buffer before `start` that are not recorded yet and belong to no
+        file.
+        """
         cdef size_t at = self.captured
         self.captured = self.start
         return self.record_bytes(self.buffer + at, self.start - at) if self.start > at else 0
@@ -389,7 +394,7 @@ cdef class Reader:
         return 0
 
     cdef int record_file(self, const char *path, int64_t offset, int64_t size) noexcept nogil:
-        """The next `size` bytes of the stream will be those at `offset` of the file `path`."""
+        """Record that the next `size` bytes of the stream are in the file `path` at `offset`."""
         cdef uint32_t length = <uint32_t>strlen(path)
         if self.verbatim:
             return 0
@@ -424,8 +429,8 @@ cdef class Reader:
         return 0
 
     cdef int inline_files(self) noexcept nogil:
-        """A file that the tar-split data names is about to go: from here on, and for all so far,
-        it holds the stream itself.
+        """Called before a file that the tar-split data refers to is removed. From now on the data
+        contains file contents, and the receiver replaces its references by contents.
         """
         cdef int status
         if not self.recording or self.verbatim:
@@ -448,7 +453,9 @@ cdef class Reader:
     # --- headers ----------------------------------------------------------------------------------
 
     cdef int next(self) noexcept nogil:
-        """Go to the next entry and fill `entry`. 1, 0 at the end of the archive, -1."""
+        """Go to the next entry and fill `entry`. Returns 1, 0 at the end of the archive, -1 on
+        failure.
+        """
         cdef const uint8_t *block
         cdef Entry *entry = &self.entry
         cdef int64_t size
@@ -462,8 +469,8 @@ cdef class Reader:
         if self.padding:
             got = self.need(<size_t>self.padding)
             if got == 0 and not self.recording:
-                # Go's tar.Writer pads when the next entry or Close comes: who forgets Close ends
-                # here, and Docker takes it.
+                # Go's tar.Writer pads an entry only at the next entry or at Close. A program that
+                # does not call Close ends the archive here, which Docker accepts.
                 self.finished = True
                 return 0
             if got < 0 or self.skip(self.padding) < 0:
@@ -524,7 +531,7 @@ cdef class Reader:
                 elif self.read_pax(size, type == b"x") < 0:
                     return -1
                 continue
-            if type == b"V" or type == b"N":      # volume label; names of a GNU tar of 1989
+            if type == b"V" or type == b"N":      # volume label; long names of a very old GNU tar
                 self.start += BLOCK
                 self.position += BLOCK
                 if self.skip(size + (-size & (BLOCK - 1))) < 0:
@@ -535,11 +542,11 @@ cdef class Reader:
             return self.read_header(block)
 
     cdef bint check(self, const uint8_t *block) noexcept nogil:
-        """Whether the checksum holds, summed unsigned as POSIX wants it or signed as some old
-        writers did.
+        """True if the checksum is right. POSIX adds unsigned bytes; some old programs added signed
+        ones.
         """
         cdef int64_t written
-        # as compilers add bytes up by the dozen: no branch within
+        # without a branch in the loop, so that the compiler can vectorize it
         cdef uint32_t sum = 8 * 0x20, negative = 0
         cdef int at
         if not parse_number(block + 148, 8, &written):
@@ -564,7 +571,7 @@ cdef class Reader:
         if not self.pax_flags & (HAS_PATH | HAS_SPARSE_NAME):
             length = field_length(block, 100)
             if ustar:
-                # star (magic "tar\0" at the very end) keeps times behind a shorter prefix.
+                # star (magic "tar\0" at the end of the block) has times after a shorter prefix.
                 prefix_room = 131 if memcmp(block + 508, b"tar\0", 4) == 0 else 155
                 prefix = field_length(block + 345, prefix_room)
             if prefix:
@@ -671,7 +678,7 @@ cdef class Reader:
         return -1
 
     cdef int read_long(self, int64_t size, char *target) noexcept nogil:
-        """A GNU long name or link. It is cut at its first NUL."""
+        """Read a GNU long name or link, up to its first NUL."""
         cdef size_t length
         cdef int got
         if size > TAR_MAX_PATH + 1:
@@ -722,7 +729,7 @@ cdef class Reader:
         return self.parse_pax()
 
     cdef int parse_pax(self) noexcept nogil:
-        """Records `length key=value\\n` (POSIX.1, pax, "pax Extended Header").
+        """Parse records `length key=value\\n` (POSIX.1, pax, "pax Extended Header").
 
         Each key and value is NUL-terminated in place.
         """
@@ -777,7 +784,7 @@ cdef class Reader:
         if strncmp(key, b"GNU.sparse.", 11) == 0:
             return self.sparse_record(key + 11, value, size)
         if size == 0:
-            return 0            # an empty value takes a record back: the plain header counts
+            return 0            # an empty value cancels a record; the plain header applies
         if strcmp(key, b"path") == 0:
             if self.pax_flags & HAS_SPARSE_NAME:
                 return 0
@@ -794,7 +801,7 @@ cdef class Reader:
             self.pax_size = number
             self.pax_flags |= HAS_SIZE
         elif strcmp(key, b"uid") == 0 or strcmp(key, b"gid") == 0:
-            # 2**32 - 1 means 'leave it' to chown(2)
+            # for chown(2), 2**32 - 1 means: do not change
             if not parse_decimal(value, size, &number) or number < 0 or number >= MAX_UINT32:
                 return self.fail(b"damaged archive: bad owner in an extended header")
             if key[0] == b"u":
@@ -819,7 +826,7 @@ cdef class Reader:
         return 0
 
     cdef int sparse_record(self, const char *key, char *value, size_t size) noexcept nogil:
-        """One `GNU.sparse.KEY` (GNU tar manual, "Storing Sparse Files")."""
+        """Parse one `GNU.sparse.KEY` (GNU tar manual, "Storing Sparse Files")."""
         cdef int64_t number
         cdef int64_t offset = -1
         cdef char *comma
@@ -896,7 +903,7 @@ cdef class Reader:
         return 0
 
     cdef int old_extents(self, const uint8_t *at, int count) noexcept nogil:
-        """The 24-byte pairs of a GNU header, up to the first empty one."""
+        """Parse the 24-byte pairs of a GNU header, up to the first empty one."""
         cdef int64_t offset, size
         cdef int index
         for index in range(count):
@@ -928,13 +935,13 @@ cdef class Reader:
                 return -1
             self.start += BLOCK
             self.position += BLOCK
-            # A block that names nothing and asks for more would go on for ever.
+            # A block without extents that announces another block could repeat without end.
             if more and entry.extent_count == 0:
                 return self.fail_entry(b"bad map of a sparse file")
         return 0
 
     cdef int map_number(self, int64_t *value) noexcept nogil:
-        """A decimal line of the map in front of the payload (sparse 1.0)."""
+        """Read a decimal line of the map in front of the payload (sparse 1.0)."""
         cdef int64_t number = 0
         cdef int digits = 0
         cdef int got
@@ -977,7 +984,9 @@ cdef class Reader:
         return self.skip(rest)
 
     cdef int check_extents(self) noexcept nogil:
-        """Ascending, apart, within the file, and as large together as the payload."""
+        """Check that the extents ascend, do not overlap, lie within the file, and have the
+        payload's total size.
+        """
         cdef Entry *entry = &self.entry
         cdef Extent *extent
         cdef int64_t end = 0, sum = 0
@@ -995,10 +1004,10 @@ cdef class Reader:
     # --- for Python -------------------------------------------------------------------------------
 
     def index(self, int64_t limit):
-        """Every entry as (name, type, offset of the payload, size, link), the payloads passed over.
-        Raises ArchiveError beyond `limit` entries.
+        """Every entry as (name, type, offset of the payload, size, link). Payloads are skipped.
+        Raises ArchiveError if there are more than `limit` entries.
 
-        A sparse file is given with size -1: its payload is not its content.
+        A sparse file has size -1, because its payload is not its content.
         """
         cdef int got
         found = []
@@ -1020,8 +1029,8 @@ cdef class Reader:
             ))
 
     def following(self):
-        """Go to the next entry: (type, offset of the payload, size) as in `index`, None at the
-        end. Raises ArchiveError.
+        """Go to the next entry. Returns (type, offset of the payload, size) as in `index`, or None
+        at the end. Raises ArchiveError.
         """
         cdef int got
         with nogil:
@@ -1033,8 +1042,8 @@ cdef class Reader:
         return chr(self.entry.type), self.entry.offset, -1 if self.entry.sparse else self.entry.size
 
     def peek(self, size_t count):
-        """The first bytes of the payload, `count` (512 KiB at most) or all; they are not taken
-        by that.
+        """The first `count` bytes of the payload (512 KiB at most), or fewer if it is shorter. They
+        are not consumed.
         """
         cdef int got
         if <int64_t>count > self.left:
@@ -1046,8 +1055,8 @@ cdef class Reader:
         return <bytes>self.buffer[self.start:self.start + min_size(count, self.filled - self.start)]
 
     def take_buffered(self):
-        """What of the payload has been read ahead; the caller reads the rest from the source
-        itself, and says so (`passed`).
+        """The bytes of the payload that were read ahead. The caller reads the rest from the source
+        itself and then calls `passed`.
         """
         cdef size_t size = self.filled - self.start
         if <int64_t>size > self.left:
@@ -1059,12 +1068,12 @@ cdef class Reader:
         return data
 
     def passed(self, int64_t count):
-        """So many bytes of the payload were read by others."""
+        """Report that the caller has read `count` bytes of the payload from the source."""
         self.position += count
         self.left -= count
 
     def skim(self):
-        """The number of entries, after reading all of them; for the benchmark."""
+        """Read all entries and return their number, for the benchmark."""
         cdef int got
         with nogil:
             while True:

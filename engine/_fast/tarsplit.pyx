@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""tar-split: a layer's tar stream reassembled, byte for byte, from the files that were extracted
+"""tar-split: reassembles a layer's tar stream, byte for byte, with the files that were extracted
 from it.
 
-A layer is identified by the digest of its tar stream, and two tar writers never produce the same
-stream for one tree. So `layer.apply` records everything of the stream except file contents
+A layer is identified by the digest of its tar stream, and different tar programs write different
+streams for the same tree. So `layer.apply` records everything in the stream except file contents
 (`Reader.record_*`).
 
 Format:  a sequence of 20-byte records, little-endian: size u64, offset u64, length u32. With length

@@ -2,7 +2,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 # of the file; everything but `active` is valid while `active` is not 0
 cdef struct Head:
-    uint64_t active                        # number of the chunk in flight, 0 for none
+    uint64_t active                        # number of the current chunk, 0 for none
     uint64_t size                          # its bytes; 0 while the read has not returned
     uint64_t inode                         # where its log ended before it
     int64_t offset
@@ -13,7 +13,7 @@ cdef struct Head:
 cdef class Unlogged:
     cdef readonly bytes path
     cdef int fd
-    cdef char *area                        # the mapping: the head, and the chunk behind it
+    cdef char *area                        # the mapping: the head, then the chunk
     cdef Head *head
     # where output is read to; the 8 bytes before it are for a frame's header
     cdef char *chunk

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Output that the monitor has read and not logged yet, kept where the next monitor finds it.
+"""Stores output that the monitor has read but not logged yet, so that the next monitor can log it.
 
 A monitor that is killed between read(2) of a pipe and write(2) of the log would lose what it had
 read: a chunk of up to 256 KiB, and the unfinished line of every stream. So output of processes with
@@ -11,11 +11,11 @@ The file: a head, the chunk, then a slot for each process with a log.
 - The chunk is filled with 0xFF between reads, a byte that UTF-8 does not contain. When the monitor
   dies inside or right after read(2), before the size is stored, the data ends at the last other
   byte.
-- A slot holds its process's key and two copies of each stream's unfinished line. Each new line
-  replaces the older copy, with the number of its chunk. It is written once the chunk's entries are
-  in the log, so a line with the number of the chunk in flight means that the chunk is done.
-  Otherwise the newest line is from before the chunk, and the log shows how many of the chunk's
-  entries it has (`LogWriter.resume`).
+- A slot contains its process's key and two copies of each stream's unfinished line. Each new line
+  replaces the older copy, and has the number of its chunk. It is written after the chunk's entries
+  are in the log. So if a line has the number of the current chunk, that chunk is logged. Otherwise
+  the newest line is from before the chunk, and the log shows how many of the chunk's entries it has
+  (`LogWriter.resume`).
 
 Not here: which process has which log (`monitor/monitor.py`).
 
@@ -56,7 +56,7 @@ cdef enum:
 class Left:
     """The unlogged output of one process of a dead monitor.
 
-    `chunk`: of `stream`, in flight when its log ended at (`inode`, `offset`).
+    `chunk`: bytes of `stream` that had been read when the log ended at (`inode`, `offset`).
     """
 
     def __init__(self, key: str) -> None:
@@ -124,7 +124,7 @@ cdef class Unlogged:
         self.free.append(slot)
 
     cdef void begin(self, int slot, int stream, uint64_t inode, int64_t offset) noexcept:
-        """The next bytes in `chunk` belong to this stream."""
+        """Record that the next bytes in `chunk` belong to this stream."""
         self.number += 1
         self.head.size = 0
         self.head.slot = slot
@@ -137,8 +137,8 @@ cdef class Unlogged:
         store(&self.head.size, size)
 
     cdef void put(self, int slot, int stream, int half, const char *line, size_t size) noexcept:
-        """Store the unfinished line of a stream as the last chunk left it; everything before it is
-        in the log.
+        """Store the unfinished line of a stream after the last chunk. Everything before it is in
+        the log.
 
         `half`: the copy that the last call did not write.
         """
@@ -154,11 +154,13 @@ cdef class Unlogged:
         pwrite(self.fd, text, 16 + size, AREA + <int64_t>slot * SLOT + KEY + ((stream - 1) * 2 + half) * HALF)
 
     cdef void done(self) noexcept:
-        """The chunk's entries are in the log, and its unfinished line is stored (`put`)."""
+        """Record that the chunk's entries are in the log and its unfinished line is stored
+        (`put`).
+        """
         store(&self.head.active, 0)
 
     cdef void clear(self, size_t size) noexcept:
-        """The chunk is not needed any more."""
+        """Discard the chunk, which is no longer needed."""
         memset(self.chunk, 0xFF, size)
 
 

@@ -6,7 +6,7 @@ from engine._fast.linux cimport stat_t
 
 cdef enum:
     MAX_PATH = 4095                 # bytes of a path that the kernel takes at once
-    # bytes of a path; twice in a PAX header, of which Go reads 1 MiB
+    # bytes of a path, which may occur twice in a PAX header; Go reads 1 MiB of it
     LONGEST = 256 * 1024
 
 cdef struct Level:
@@ -22,7 +22,7 @@ cdef class Walk:
     cdef Level *levels
     cdef size_t depth
     cdef size_t levels_room
-    cdef char *names                # of all directories on the way down, each behind its d_type
+    cdef char *names                # of all directories on the way down, each after its d_type
     cdef size_t names_used
     cdef size_t names_room
     cdef size_t *order              # offsets of names, sorted per directory

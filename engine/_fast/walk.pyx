@@ -246,8 +246,8 @@ cdef class Walk:
         if level.next == level.end:
             return 0
         if level.fd < 0:
-            # By its path, without links: at worst another directory of the container is there by
-            # now.
+            # By its path, without following links. The container may have replaced it, but only by
+            # another of its own directories.
             level.fd = self.open_again()
             if level.fd < 0:
                 if errno == ENOENT or errno == ENOTDIR or errno == ELOOP:

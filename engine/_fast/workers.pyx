@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""Worker threads that write small files while their caller goes on reading an archive.
+"""Worker threads that write small files while their caller continues to read an archive.
 
-Creating a file costs the kernel more than reading one from an archive, so `layer.unpack` hands
-small files over in batches, one batch per directory. The archive's order holds where it is visible:
-all pending files of a directory go to the same worker. Before the caller creates anything else, it
-checks `is_pending(name)` or calls `wait_idle()`.
+Creating a file takes the kernel longer than reading one from an archive. So `layer.unpack` passes
+small files on in batches, one batch per directory. The result is the same as in the archive's
+order: all pending files of a directory go to the same worker, and before the caller creates any
+other file, it checks `is_pending(name)` or calls `wait_idle()`.
 
-Not here: what may be batched (layer.pyx). Nothing of this is called from Python.
+Not here: which files may be batched (layer.pyx). Nothing of this is called from Python.
 
 Owns:    its threads, batches and the directory descriptor of each submitted batch.
 Threads: a pool is used by one caller. Its threads run without the GIL and with all signals blocked.
@@ -28,8 +28,9 @@ from engine._fast.linux cimport (
 cdef int create_file(int parent, const char *base, const Owner *owner, uint32_t mode) noexcept nogil:
     """Create a file and open it for writing; -1 on error.
 
-    It gets its final mode at once, unless its owner changes or it has set-id bits: then only the
-    owner's permissions, and `set_owner_and_mode` adds the rest after the content is written.
+    It gets its final mode at once, unless its owner changes or it has set-id bits. Then it gets
+    only the owner's permissions first, and `set_owner_and_mode` sets the rest after the content is
+    written.
     """
     if owner.explicit or mode & 0o7000:
         mode &= 0o700
@@ -39,8 +40,8 @@ cdef int create_file(int parent, const char *base, const Owner *owner, uint32_t 
 cdef int set_owner_and_mode(int fd, const Owner *owner, uint32_t mode, uint8_t *preserved) noexcept nogil:
     """Apply owner and mode to a file from `create_file`; -1 on error.
 
-    `preserved[mode]` caches that creation in this directory preserves `mode`: no umask and no
-    default access control list takes bits away.
+    `preserved[mode]` caches that creating a file in this directory preserves `mode`: no umask and
+    no default access control list removes bits.
     """
     cdef stat_t found
     if owner.explicit:
@@ -82,7 +83,7 @@ cdef int write_small(int directory, const SmallFile *small, uint8_t *preserved) 
         if fd >= 0:
             break
         if errno == ENOENT:
-            return 0        # the directory was removed, and with it what this would have written
+            return 0        # the directory was removed, so the file would have been removed too
         if errno != EEXIST or races == MAX_RACES:
             return errno
         races += 1

@@ -17,6 +17,6 @@ def not_in_a_swarm(engine: Engine, request: Request) -> Reply:
 
 def not_a_manager(engine: Engine, request: Request) -> Reply:
     raise NotAcceptable(
-        'This node is not a swarm manager. Use "docker swarm init" or "docker swarm join" to connect this node to swarm '
-        "and try again."
+        'This node is not a swarm manager. Use "docker swarm init" or "docker swarm join" '
+        "to connect this node to swarm and try again."
     )

@@ -312,7 +312,8 @@ def _configuration(raw: bytes, manifest: Manifest) -> ImageConfig:
         raise InvalidParameter(f"invalid image: {_own_words(error)}") from error
     if len(config.rootfs.diff_ids) != len(manifest.layers):
         raise InvalidParameter(
-            f"invalid image: {len(manifest.layers)} layers in its manifest, {len(config.rootfs.diff_ids)} in its configuration"
+            f"invalid image: {len(manifest.layers)} layers in its manifest, "
+            f"{len(config.rootfs.diff_ids)} in its configuration"
         )
     return config
 

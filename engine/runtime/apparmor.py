@@ -1,5 +1,4 @@
-"""AppArmor: the profiles that the kernel has, and the default profile of containers, which is
-loaded
+"""AppArmor: the profiles that the kernel has, and the default profile of containers, loaded
 when the engine starts.
 
 The default profile is called `docker-default`, as clients name it (`--security-opt

@@ -125,7 +125,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                 return found
             rejected.append(f"{candidate}: {trial.reason}{_cure(trial.reason, hierarchies)}")
         raise ServerError(
-            f"no OCI runtime works on this host ({'; '.join(rejected)}). Install crun or runc, for example: apt install crun"
+            f"no OCI runtime works on this host ({'; '.join(rejected)}). "
+            "Install crun or runc, for example: apt install crun"
         )
 
     def run_argv(

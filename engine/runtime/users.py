@@ -4,8 +4,8 @@ and /etc/group.
 Rules: passwd(5), group(5), and Docker's meaning of `user[:group]`, with one exception: a word of
        digits is always a uid or gid, even if an entry has that word as its name (CVE-2016-3697).
 Numbers need not be listed. Without `:group` the process gets the user's primary group and every
-group that lists the user; with `:group` only that one. The files are untrusted: at most
-`FILE_LIMIT` bytes are read, inside the container's root, and malformed lines are skipped.
+group that lists the user; with `:group` only that one. The files are untrusted: they are read
+inside the container's root, malformed lines are skipped, and files beyond `FILE_LIMIT` are refused.
 """
 
 from __future__ import annotations

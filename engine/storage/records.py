@@ -1,17 +1,18 @@
-"""Records: one MessagePack value per object of the engine, in one SQLite file. After any crash the
-file
-contains whole transactions only.
+"""Records: one MessagePack value per object of the engine, in one SQLite file. After a crash the
+file contains whole transactions only.
 
 ```
 ROOT/
-  state.db               this module: table record(kind, key, value, checksum), one row per container, image, layer, snapshot, network, volume
-  state.db-room          disk space of state.db while the engine is stopped                   (room.py)
-  content/sha256/<hex>   blobs by digest: configs, manifests                                  (content.py)
-  layers/<n>/diff        an extracted image layer, or the upper directory of a container      (overlay.py)
+  state.db               this module: table record(kind, key, value, checksum), one row per
+                         container, image, layer, snapshot, network, volume
+  state.db-room          disk space of state.db while the engine is stopped (room.py)
+  content/sha256/<hex>   blobs by digest: configs, manifests (content.py)
+  layers/<n>/diff        an extracted image layer, or a container's upper directory (overlay.py)
   layers/<n>/work        the work directory that overlayfs needs beside an upper directory
-  containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle                        (containers)
-  volumes/<name>/_data   named volumes                                                        (volumes)
-  tmp/                   bodies being received: unnamed files if the file system has O_TMPFILE; emptied at start
+  containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle (containers)
+  volumes/<name>/_data   named volumes (volumes)
+  tmp/                   bodies being received, as unnamed files if the file system has O_TMPFILE;
+                         emptied at start
 ```
 
 Writes are grouped: requests that arrive while a transaction runs go into the next one. The database

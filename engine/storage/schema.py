@@ -45,7 +45,8 @@ def prepare(connection: sqlite3.Connection, path: Path, used: str) -> None:
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found > SCHEMA:
         raise ServerError(
-            f"{path} was written by a newer engine (schema {found}; this engine knows {SCHEMA}): start that engine again"
+            f"{path} was written by a newer engine (schema {found}; this engine knows {SCHEMA}): "
+            "start that engine again"
         )
     if found == 0 and used:
         raise lost(path, used)

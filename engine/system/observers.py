@@ -1,6 +1,5 @@
 """Observers: functions that are called when something has happened, so that the caller need not
-know
-the interested parts.
+know the interested parts.
 
 Not here: events for clients (`engine/events.py`), queues. Observers run at once, in the order of
 their subscription.

@@ -28,8 +28,9 @@ from tests.harness import TempEngine, until
 from tests.trees import snapshot
 
 FILES = """
-mkdir -p /d/sub; echo -n one > /d/one; echo -n two > /d/sub/two; ln -s /d /link; ln -s one /d/soft; ln /d/one /d/hard; ln -s nowhere /broken
-ln -s ../../../../etc/passwd /up; mkfifo /d/pipe; chmod 6750 /d/one; chown 12:34 /d/sub/two; echo -n v > /vol/file; ready=1
+mkdir -p /d/sub; echo -n one > /d/one; echo -n two > /d/sub/two
+ln -s /d /link; ln -s one /d/soft; ln /d/one /d/hard; ln -s nowhere /broken; ln -s ../../../../etc/passwd /up
+mkfifo /d/pipe; chmod 6750 /d/one; chown 12:34 /d/sub/two; echo -n v > /vol/file; ready=1
 """
 
 
@@ -394,8 +395,8 @@ def test_export_import_through_the_cli(engine: TempEngine, filled: str) -> None:
 
 def test_changes(engine: TempEngine) -> None:
     script = (
-        "echo x > /etc/new; echo y >> /etc/passwd; rm /etc/group; rm -r /home; mkdir /home; touch /home/in; mkdir -p /a/b; touch /a/b/c; "
-        "rmdir /root; ln -s x /soft; mkfifo /pipe; touch /gone; rm /gone; chmod 700 /tmp"
+        "echo x > /etc/new; echo y >> /etc/passwd; rm /etc/group; rm -r /home; mkdir /home; touch /home/in; "
+        "mkdir -p /a/b; touch /a/b/c; rmdir /root; ln -s x /soft; mkfifo /pipe; touch /gone; rm /gone; chmod 700 /tmp"
     )
     container = engine.create("sh", "-c", script)
     assert engine.request("GET", f"/v1.24/containers/{container}/changes").body in (b"[]\n", b"null\n")

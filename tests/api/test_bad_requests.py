@@ -125,7 +125,8 @@ def test_bad_create_bodies(engine: TempEngine, body: bytes, word: str) -> None:
 @pytest.mark.own
 def test_json_body_over_its_limit(engine: TempEngine) -> None:
     answer = engine.send(
-        b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000000\r\n\r\n{"
+        b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 1000000000\r\n\r\n{"
     )
     assert message(answer, 400)
     assert engine.containers() == []
@@ -250,9 +251,8 @@ def test_half_a_body_then_gone_changes_nothing(engine: TempEngine) -> None:
     body = json.dumps({"Image": "busybox", "Cmd": ["true"]}).encode()
     connection = client.connect(engine.socket)
     connection.sendall(
-        b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        % len(body)
-        + body[:-1]
+        b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1]
     )
     connection.close()
     assert engine.containers() == []

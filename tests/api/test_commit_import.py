@@ -36,7 +36,10 @@ CHANGE = """
 echo new > /new; echo changed > /etc/passwd; rm /etc/group; rm -r /home; mkdir /home; echo in > /home/in
 ln /new /hard; ln -s nowhere /soft; mkfifo /pipe; chmod 4711 /new; chown 12:34 /home/in; mknod /tmp/null c 1 3
 """
-SHOW = "cat /new /etc/passwd; ls /etc/group; ls -ln /home/in /hard | cut -c1-24; readlink /soft; ls /home; ls -l /tmp/null | cut -c1-1"
+SHOW = (
+    "cat /new /etc/passwd; ls /etc/group; ls -ln /home/in /hard | cut -c1-24; "
+    "readlink /soft; ls /home; ls -l /tmp/null | cut -c1-1"
+)
 
 
 def test_what_was_changed_and_the_rest(clean: TempEngine) -> None:

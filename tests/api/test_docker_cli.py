@@ -434,7 +434,10 @@ def test_inspect(engine: TempEngine) -> None:
 
 
 def test_what_create_asked_for_is_what_runs(engine: TempEngine) -> None:
-    script = "hostname; echo $A; pwd; id -u; id -g; touch /x 2>/dev/null || echo read-only; grep CapEff /proc/self/status; ulimit -n"
+    script = (
+        "hostname; echo $A; pwd; id -u; id -g; touch /x 2>/dev/null || echo read-only; "
+        "grep CapEff /proc/self/status; ulimit -n"
+    )
     result = engine.docker(
         *("run", "--rm", "--network", "none", "--hostname", "box", "-e", "A=1", "-w", "/tmp", "-u", "1:2"),
         *("--cap-drop", "ALL", "--read-only", "--ulimit", "nofile=100:200", "busybox", "sh", "-c", script),

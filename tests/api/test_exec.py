@@ -325,7 +325,10 @@ def test_a_large_pipe(engine: TempEngine, box: str) -> None:
 def test_terminal_and_its_size(engine: TempEngine, box: str) -> None:
     """A size given before the start is the initial size; later ones are announced by SIGWINCH."""
     # crun sets the terminal's size concurrently with the program's start, not before it.
-    script = "until stty size 2>/dev/null | grep .; do sleep 0.01; done; until [ \"$(stty size)\" = '50 120' ]; do sleep 0.02; done; echo resized"
+    script = (
+        "until stty size 2>/dev/null | grep .; do sleep 0.01; done; "
+        "until [ \"$(stty size)\" = '50 120' ]; do sleep 0.02; done; echo resized"
+    )
     exec_id = created(engine, box, "sh", "-c", script, Tty=True, **ALL)
     assert engine.request("POST", f"/v1.24/exec/{exec_id}/resize?h=20&w=40").status == 201
     stream, received = opened(engine, exec_id, Tty=True)

@@ -292,7 +292,8 @@ def test_closing_the_connection_cancels(clean: TempEngine) -> None:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(clean.socket)
         connection.sendall(
-            f"POST /v1.24/images/create?fromImage={host}/x&tag=y HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+            f"POST /v1.24/images/create?fromImage={host}/x&tag=y HTTP/1.1\r\n".encode()
+            + b"Host: x\r\nContent-Length: 0\r\n\r\n"
         )
         for _ in range(2):
             assert begun.acquire(timeout=30)

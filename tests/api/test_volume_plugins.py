@@ -236,7 +236,8 @@ def test_files_name_plugins(engine: TempEngine, plugged: TempEngine) -> None:
         container = engine.started("touch", "/v/f", host={"Binds": ["v1:/v"]})
         assert engine.wait(container) == 0 and Path(made["Mountpoint"], "f").exists()
         assert make(engine, 404, Name="v2", Driver="net")["message"] == (
-            "create v2: error looking up volume plugin net: plugin net does not implement the requested interface: VolumeDriver"
+            "create v2: error looking up volume plugin net: "
+            "plugin net does not implement the requested interface: VolumeDriver"
         )
         assert "error looking up volume plugin bad" in make(engine, 500, Name="v2", Driver="bad")["message"]
         assert len(engine.request("GET", "/v1.24/volumes").json()["Warnings"]) == 2

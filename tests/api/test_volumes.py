@@ -555,7 +555,10 @@ def test_mount_points_are_made_as_docker_makes_them(engine: TempEngine, tmp_path
 
 def test_sizes(engine: TempEngine) -> None:
     """SizeRw counts the container's writes to its own layer, and nothing in its volumes."""
-    script = "dd if=/dev/zero of=/own bs=1000 count=300; ln /own /other; ln -s /target /link; dd if=/dev/zero of=/v/f bs=1000 count=700"
+    script = (
+        "dd if=/dev/zero of=/own bs=1000 count=300; ln /own /other; ln -s /target /link; "
+        "dd if=/dev/zero of=/v/f bs=1000 count=700"
+    )
     container = engine.started("sh", "-c", script, Volumes={"/v": {}})
     assert engine.wait(container) == 0
     shown = engine.request("GET", f"/v1.24/containers/{container}/json?size=1").json()

@@ -82,7 +82,8 @@ def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
     while :; do
       for d in /t /vol; do
         mkdir $d/p; echo -n mine > $d/p/secret; rm -rf $d/p; ln -s {outside} $d/p
-        rm -rf $d/p; ln -s ../../../../../../../../..{outside} $d/p; rm -rf $d/p; ln -s /proc/1/root{outside} $d/p; rm -rf $d/p
+        rm -rf $d/p; ln -s ../../../../../../../../..{outside} $d/p
+        rm -rf $d/p; ln -s /proc/1/root{outside} $d/p; rm -rf $d/p
       done
     done
     """
@@ -130,7 +131,8 @@ import ctypes, sys
 syscall, names = ctypes.CDLL(None).syscall, [name.encode() for name in sys.argv[1:]]
 while True:
     for name in names:
-        syscall(316, -100, b"mine", -100, name, 2)  # renameat2(2), RENAME_EXCHANGE: without an instant in which there is neither
+        # renameat2(2), RENAME_EXCHANGE: at no time is there neither of the two
+        syscall(316, -100, b"mine", -100, name, 2)
 """
 
 
@@ -165,9 +167,11 @@ def test_owners_and_modes_reach_no_link_that_takes_the_place(own: TempEngine, tm
 
 def test_names_and_files_made_to_harm(own: TempEngine) -> None:
     script = r"""
-    mkdir /h; cd /h; mkfifo fifo; mknod null c 1 3; mknod zero c 1 5; mknod disk b 8 0; ln -s /proc/self/root/etc magic; ln -s loop loop
+    mkdir /h; cd /h; mkfifo fifo; mknod null c 1 3; mknod zero c 1 5; mknod disk b 8 0
+    ln -s /proc/self/root/etc magic; ln -s loop loop
     dd if=/dev/zero of=hole bs=1 count=1 seek=10G 2>/dev/null; printf x > "$(printf 'not\377utf8')"
-    n=12345678901234567890123456789012345678901234567890; i=0; while [ $i -lt 100 ]; do mkdir $n; cd $n; i=$((i+1)); done
+    n=12345678901234567890123456789012345678901234567890; i=0
+    while [ $i -lt 100 ]; do mkdir $n; cd $n; i=$((i+1)); done
     cd /h; mkdir flat; cd flat; i=0; while [ $i -lt 300 ]; do mkdir d; cd d; i=$((i+1)); done; touch /ready; sleep 1000
     """
     container = own.started("sh", "-c", script)
@@ -243,7 +247,10 @@ def test_memory_stays_flat_for_a_slow_client(own: TempEngine) -> None:
         connections.append(connection)
     for _ in range(8):
         connection = client.connect(own.socket, 1)
-        head = f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n"
+        head = (
+            f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\n"
+            "Host: x\r\nContent-Length: 67108864\r\n\r\n"
+        )
         connection.sendall(head.encode())
         # an incomplete file
         with contextlib.suppress(TimeoutError):
@@ -307,7 +314,8 @@ def test_a_client_that_goes_away_stops_the_work(own: TempEngine) -> None:
             connection.recv(100)
     with client.connect(own.socket) as connection:
         connection.sendall(
-            f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n".encode()
+            f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\n".encode()
+            + b"Host: x\r\nContent-Length: 99999999\r\n\r\n"
         )
         connection.sendall(tar([Node("part", b"x" * 100_000)])[:50_000])
     until("nothing is held", lambda: own.open_files() <= before and archive_threads_idle(own))
@@ -324,7 +332,10 @@ def test_killed_in_mid_call(own: TempEngine, running: bool, call: str) -> None:
     before = own.footprint()
     with client.connect(own.socket) as connection:
         if call == "PUT":
-            head = f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
+            head = (
+                f"PUT /v1.24/containers/{container}/archive?path=/tmp HTTP/1.1\r\n"
+                "Host: x\r\nContent-Length: 99999999\r\n\r\n"
+            )
             connection.sendall(head.encode() + tar([Node("part", b"x" * 2_000_000)])[:1_500_000])
             until("it is extracted", lambda: archive(own, "HEAD", container, "/tmp/part").status == 200)
         else:

@@ -144,7 +144,10 @@ def test_elements_come_and_go() -> None:
         f"delete element inet {TABLE} any4 {{ tcp . 8100 }}",
         f"delete element inet {TABLE} relayed_anywhere {{ 8100 }}",
         f"add element inet {TABLE} any4 {{ tcp . 1 : 10.9.0.3 . 1 }}",
-        f"delete element inet {TABLE} any4 {{ tcp . 8100 }}\nadd element inet {TABLE} any4 {{ tcp . 8100 : 10.9.0.9 . 1 }}",
+        (
+            f"delete element inet {TABLE} any4 {{ tcp . 8100 }}\n"
+            f"add element inet {TABLE} any4 {{ tcp . 8100 : 10.9.0.9 . 1 }}"
+        ),
         f"add table inet {TABLE} {{ flags dormant; }}",
     ],
 )

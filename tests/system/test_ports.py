@@ -384,7 +384,8 @@ def test_by_ipv6_through_a_firewall(engine: TempEngine, lan: Lan) -> None:
     own = f"other-{secrets.token_hex(4)}"
     chain = "type filter hook input priority 0"
     netfilter.run(
-        f"table inet {own} {{\nchain in {{\n{chain};\nip6 saddr {LAN6} tcp dport {port} reject with icmpx admin-prohibited\n}}\n}}"
+        f"table inet {own} {{\nchain in {{\n{chain};\n"
+        f"ip6 saddr {LAN6} tcp dport {port} reject with icmpx admin-prohibited\n}}\n}}"
     )
     try:
         assert lan.inside(lambda: answer(HOST6, port)) == "PermissionError"

@@ -213,7 +213,10 @@ def test_capabilities_added_and_dropped(box: Box) -> None:
 
 
 def test_privileged_has_all_that_the_engine_has(box: Box) -> None:
-    script = "cat /proc/self/status; grep ' /sys ' /proc/mounts; echo 1 > /proc/sys/net/ipv4/ip_forward && test -c /dev/kmsg && echo rw"
+    script = (
+        "cat /proc/self/status; grep ' /sys ' /proc/mounts; "
+        "echo 1 > /proc/sys/net/ipv4/ip_forward && test -c /dev/kmsg && echo rw"
+    )
     text = box.run(script, privileged=True)
     status = fields(text)
     assert names(status["CapEff"]) == names(status["CapBnd"]) == set(capabilities.bounding())
@@ -257,7 +260,8 @@ def test_environment_hostname_and_directory(box: Box) -> None:
 
 def test_mounts_are_dockers(box: Box) -> None:
     text = box.run(
-        "cat /proc/mounts; ls -A /proc/acpi /proc/scsi 2>/dev/null | wc -l; cat /etc/hosts /etc/hostname /etc/resolv.conf"
+        "cat /proc/mounts; ls -A /proc/acpi /proc/scsi 2>/dev/null | wc -l; "
+        "cat /etc/hosts /etc/hostname /etc/resolv.conf"
     )
     shown = {line.split()[1]: line.split() for line in text.splitlines() if len(line.split()) == 6}
     assert shown["/proc"][2] == "proc"
@@ -490,7 +494,8 @@ def test_probe_falls_back_with_the_reason(tmp_path: Path, monkeypatch: pytest.Mo
     fake.mkdir()
     (fake / "crun").write_text(
         '#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = --log ] && log=$2; shift; done\n'
-        'echo \'{"msg":"cgroups in hybrid mode not supported, drop all controllers from cgroupv2","level":"error"}\' > "$log"\nexit 1\n'
+        'echo \'{"msg":"cgroups in hybrid mode not supported, drop all controllers from cgroupv2",'
+        '"level":"error"}\' > "$log"\nexit 1\n'
     )
     (fake / "crun").chmod(0o755)
     monkeypatch.setenv("PATH", str(fake))

@@ -110,7 +110,8 @@ def build() -> None:
         command = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={names}"]
         # Packages of services must not start them in the guest: it runs nothing but the tests.
         command += [
-            "--customize-hook=systemctl --root=$1 mask docker.service docker.socket containerd.service docker-registry.service"
+            "--customize-hook=systemctl --root=$1 mask "
+            "docker.service docker.socket containerd.service docker-registry.service"
         ]
         subprocess.run([*command, SUITE, base, sources], check=True, stdout=sys.stderr)
         stamp.write_text(names)
@@ -214,7 +215,8 @@ def run(name: str, targets: list[str], cores: int) -> int:
     orders.write_text("\n".join([str(patience), *targets]) + "\n")
     with tarfile.open(inbox, "w") as archive:
         archive.add(orders, "orders")
-    for path, size in ((inbox, -(-inbox.stat().st_size // 4096) * 4096), (outbox, RESULTS)):  # whole sectors
+    whole_sectors = -(-inbox.stat().st_size // 4096) * 4096
+    for path, size in ((inbox, whole_sectors), (outbox, RESULTS)):
         with path.open("ab") as file:
             file.truncate(size)
     drives = [f"file={WORK / 'disk.ext4'},format=raw,if=virtio,snapshot=on"]

@@ -18,7 +18,8 @@ CHANGES = (
     ),
     *created_with(
         "1.24",
-        "create takes Healthcheck, CpuPercent, IOMaximumBandwidth, IOMaximumIOps, PidsLimit, UsernsMode, Sysctls, StorageOpt",
+        "create takes Healthcheck, CpuPercent, IOMaximumBandwidth, IOMaximumIOps, PidsLimit, UsernsMode, Sysctls, "
+        "StorageOpt",
         "Healthcheck",
         "HostConfig.CpuPercent",
         "HostConfig.IOMaximumBandwidth",

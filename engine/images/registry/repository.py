@@ -139,7 +139,8 @@ class Repository:
             separator = "@" if name.startswith("sha256:") else ":"
             return NotFound(f"manifest for {familiar}{separator}{name} not found: {error.message}")
         return NotFound(
-            f"pull access denied for {familiar}, repository does not exist or may require 'docker login': {error.message}"
+            f"pull access denied for {familiar}, repository does not exist or may require 'docker login': "
+            f"{error.message}"
         )
 
     async def _manifest(self, site: Site, name: str) -> Fetched:

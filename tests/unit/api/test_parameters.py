@@ -317,7 +317,8 @@ def test_what_docker_sends_to_create() -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-                        st.sampled_from(["Name", "cmd", "INNER", "Inners", "labels", "ByName", "free", "again", "size", "z"]),
+                        st.sampled_from(["Name", "cmd", "INNER", "Inners", "labels", "ByName", "free", "again",
+                                         "size", "z"]),
                         inner, max_size=4), max_leaves=12))  # fmt: skip
 def test_any_json_is_a_struct_or_an_error(value: Any) -> None:
     try:

@@ -109,7 +109,8 @@ def test_containers_are_unconfined_where_the_default_cannot_be_loaded(
         ),
         ('seccomp={"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"action":"SCMP_ACT_LOG"}]}', "names"),
         (
-            'seccomp={"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"name":"a","names":["b"],"action":"SCMP_ACT_LOG"}]}',
+            'seccomp={"defaultAction":"SCMP_ACT_ALLOW",'
+            '"syscalls":[{"name":"a","names":["b"],"action":"SCMP_ACT_LOG"}]}',
             "either 'name' or 'names'",
         ),
         (

@@ -26,8 +26,8 @@ from tests.unit.fast.test_cgroup import V1, V2, LiveCgroup, live, write
 __all__ = ["live"]  # the fixture
 
 TOTALS = {
-    "cache", "rss", "rss_huge", "mapped_file", "writeback", "pgpgin", "pgpgout", "pgfault", "pgmajfault", "active_anon", "inactive_anon",
-    "active_file", "inactive_file", "unevictable",
+    "cache", "rss", "rss_huge", "mapped_file", "writeback", "pgpgin", "pgpgout", "pgfault", "pgmajfault",
+    "active_anon", "inactive_anon", "active_file", "inactive_file", "unevictable",
 }  # fmt: skip
 """The documented memory counters that also have a `total_` form."""
 

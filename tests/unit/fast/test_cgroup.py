@@ -82,7 +82,8 @@ def test_io_v2(entries: list[tuple[int, int, list[tuple[bytes, int]]]]) -> None:
 
 HEAD = (
     b"Inter-|   Receive                                                |  Transmit\n"
-    b" face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n"
+    b" face |bytes    packets errs drop fifo frame compressed multicast"
+    b"|bytes    packets errs drop fifo colls carrier compressed\n"
 )
 
 
@@ -403,7 +404,13 @@ def live(request: pytest.FixtureRequest) -> Iterator[LiveCgroup]:
         assert not any(os.path.exists(root + cgroup.path) for root in cgroup.roots)
 
 
-WORK = "import os,sys\nblock = bytearray(b'x') * (32 << 20)\nfor n in range(2000000): pass\nprint('ready', flush=True)\nsys.stdin.read()"
+WORK = """
+import sys
+block = bytearray(b'x') * (32 << 20)
+for n in range(2000000): pass
+print('ready', flush=True)
+sys.stdin.read()
+"""
 
 
 def test_a_live_container(live: LiveCgroup) -> None:

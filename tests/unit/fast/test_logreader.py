@@ -44,7 +44,8 @@ def test_other_forms_of_the_same(tmp_path: Path) -> None:
     path.write_bytes(
         b'{"time":"2024-02-29T01:02:03Z","stream":"stderr","log":"a\\n"}\n'
         b' { "log" : "b\\n" , "stream" : "stdout" , "time" : "2024-02-29T03:02:03.5+02:00" , "x" : {"y":[1,"}"]} } \r\n'
-        b'{"log":"\\ud83d\\ude00\\u00e9\\/\\b\\f\\t\\"\\\\\\ud83d\\n","stream":"stdout","attrs":{"k":"v"},"time":"2024-02-29T01:02:04.000000001Z"}\n'
+        b'{"log":"\\ud83d\\ude00\\u00e9\\/\\b\\f\\t\\"\\\\\\ud83d\\n","stream":"stdout",'
+        b'"attrs":{"k":"v"},"time":"2024-02-29T01:02:04.000000001Z"}\n'
         b'\0\0\0{"stream":"stdout","time":"2024-02-29T01:02:05.12Z"}\n'
         b'{"log":"c","stream":"stdout","time":"2024-02-29T01:02:06.123456789123Z"}\n'
     )

@@ -142,7 +142,7 @@ def test_stalled_registries_hold_nobody_up(tmp_path: Path) -> None:
 
 
 POOLS = {
-    "images/layers.py": "extraction and digests of bytes that are all there; never of what a client or a registry still sends",
+    "images/layers.py": "extraction and digests of complete bytes, never of those that are still being received",
     "images/push.py": "packs layers that are here; the chunks wait for the registry on the loop",
 }
 """The code allowed to create a shared thread pool for long work, with the reason why its work never

@@ -669,12 +669,14 @@ def test_delete_of_an_image_in_use(run: Run) -> None:
             f"container cccccccccccc is using its referenced image {short}"
         )
         assert await refused(short) == (
-            f"conflict: unable to delete {short} (must be forced) - image is being used by stopped container cccccccccccc"
+            f"conflict: unable to delete {short} (must be forced) - "
+            "image is being used by stopped container cccccccccccc"
         )
         stage.users[ONE.id] = [stopped, running]
         for force in (False, True):
             assert await refused(short, force) == (
-                f"conflict: unable to delete {short} (cannot be forced) - image is being used by running container dddddddddddd"
+                f"conflict: unable to delete {short} (cannot be forced) - "
+                "image is being used by running container dddddddddddd"
             )
         assert lines(await stage.images.delete("one", force=True)) == [{"Untagged": "one:latest"}]
         assert stage.images.get(ONE.id).tags == (), "the name goes, the image stays for its container"

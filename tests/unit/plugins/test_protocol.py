@@ -46,7 +46,8 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
 def test_files(tmp_path: Path) -> None:
     (tmp_path / "a.spec").write_text("tcp://localhost:1\n")
     (tmp_path / "b.json").write_text(
-        '{"Name":"b","Addr":"https://h:2","TLSConfig":{"InsecureSkipVerify":true,"CAFile":"/ca","CertFile":"/c","KeyFile":"/k"}}'
+        '{"Name":"b","Addr":"https://h:2","TLSConfig":'
+        '{"InsecureSkipVerify":true,"CAFile":"/ca","CertFile":"/c","KeyFile":"/k"}}'
     )
     assert read_specification(tmp_path / "a.spec") == Endpoint(url="http://localhost:1")
     expected = Endpoint(url="https://h:2", ca="/ca", certificate="/c", key="/k", insecure=True)

@@ -31,7 +31,11 @@ def pids() -> Iterator[list[int]]:
     one on a terminal.
     """
     master, terminal = pty.openpty()
-    threaded = "import threading,sys\nfor n in range(3): threading.Thread(target=sys.stdin.read).start()\nprint('x', flush=True)"
+    threaded = (
+        "import threading,sys\n"
+        "for n in range(3): threading.Thread(target=sys.stdin.read).start()\n"
+        "print('x', flush=True)"
+    )
     processes = [
         subprocess.Popen(
             ["nice", "-n", "5", "sh", "-c", "echo x; cat; :"], stdin=-1, stdout=-1, start_new_session=True
