@@ -2,9 +2,8 @@
 the kernel.
 
 Rules: netlink(7). Blocking: a send waits for the kernel's lock of that family, which is held for
-       many
-milliseconds while namespaces are removed. So requests are made in threads. A socket stays in the
-network namespace of the thread that made it.
+many milliseconds while namespaces are removed. So requests are made in threads. A socket stays in
+the network namespace of the thread that made it.
 
 Owns: one descriptor per object. Threads: any; the lock of a NetlinkSocket is held for one exchange
 and no other lock is taken under it. Raises: NetlinkError with the kernel's errno and words.
