@@ -19,9 +19,9 @@ LINKED = ["-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack", "-Wl,--strip-all"]
 WARNINGS = [
     "-Wall",
     "-Wextra",
-    "-Wno-unused-parameter",  # of Cython's wrappers: `self`, the code object of a traceback
-    "-Wno-missing-field-initializers",  # of CPython's static types
-    "-Wno-cast-function-type",  # of CPython's method tables
+    "-Wno-unused-parameter",  # in Cython's wrappers: `self`, the code object of a traceback
+    "-Wno-missing-field-initializers",  # in CPython's static types
+    "-Wno-cast-function-type",  # in CPython's method tables
 ]
 SANITIZED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
@@ -57,7 +57,7 @@ def extensions() -> list[Extension]:
 
 
 class Parallel(build_ext):
-    """`build_ext` with a compiler for each processor, also below `pip install` and
+    """`build_ext` with one compiler per processor, also when run by `pip install` and
     `bdist_wheel`.
     """
 

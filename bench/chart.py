@@ -42,7 +42,9 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 
 
 def svg(document: Document) -> str:
-    """Rows whose target is a multiple of a peer, or all comparable rows when there are none."""
+    """The chart of all rows whose target is a multiple of a peer. If there are none, of all
+    comparable rows.
+    """
     peers = document.peers()
     shown = [row for row in document.rows if any(row.times(peer) is not None for peer in peers)]
     aimed = [row for row in shown if row.target and any(times > 1 for times in row.target.times.values())]

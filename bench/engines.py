@@ -125,11 +125,11 @@ class Engine:
 
     @classmethod
     def missing(cls) -> str:
-        """Why this engine cannot take part; empty when it can."""
+        """The reason why this engine cannot take part; empty if it can."""
         return "" if shutil.which(cls.program) else f"{cls.program} is not installed (make bench-peers)"
 
     def start(self) -> None:
-        """Returns when the API answers."""
+        """Start the engine and wait until its API answers."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -192,7 +192,7 @@ class Engine:
 
 
 class Engined(Engine):
-    """engined, as its users start it."""
+    """engined with its default options."""
 
     name = "engined"
     program = sys.executable
@@ -262,9 +262,8 @@ class _Peer(Engine):
         self._process.wait(120)
 
     def close(self) -> None:
-        """Kill all its processes at once.
-
-        The namespaces and the directory take the rest with them.
+        """Kill all its processes at once. Everything else is removed with the namespaces and the
+        directory.
         """
         deadline = time.monotonic() + 10
         while found := [*self.namespaces.pids(), *self._containers()]:
@@ -321,8 +320,8 @@ class Dockerd(_Peer):
 class Podman(_Peer):
     """podman's API service.
 
-    Its defaults ask for a higher RLIMIT_NOFILE than root may set everywhere, and for systemd and
-    journald.
+    Some defaults are changed: they need a higher RLIMIT_NOFILE than root may set on every host, and
+    systemd and journald.
     """
 
     name = "podman"

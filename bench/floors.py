@@ -1,4 +1,4 @@
-"""Floors of rows that miss their figure: the same system calls from C (floors.c), without an
+"""Lower bounds for rows that miss their target: the same system calls from C (floors.c), without an
 engine.
 
     python -m bench.floors put          PUT archive: receive it and create its files in an overlay
@@ -45,8 +45,9 @@ class Floors:
         subprocess.run(["cc", "-O2", "-pthread", "-o", self.program, source, "-lutil"], check=True)
 
     def show(self, what: str, *words: str | Path, memory: int = 0, overlay: bool = True, size: int = 0) -> None:
-        """Take samples. A `directory` among the words stands for a new one each time, in an overlay
-        or on the file system itself. `memory`: see `touch`. `size`: bytes, to show the rate too.
+        """Take samples and print them. The word `directory` is replaced by a new directory for each
+        sample, in an overlay or on the file system itself. `memory`: see `touch`. `size`: bytes, to
+        show the rate too.
         """
         samples = []
         for _ in range(ROUNDS):

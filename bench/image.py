@@ -70,7 +70,7 @@ class Pool:
 
 
 def tree(path: Path, seed: int, files: int, size: int, root: str = "") -> str:
-    """Write an archive of `count` files with `size` bytes in total, a hundred files a directory.
+    """Write an archive of `count` files with `size` bytes in total, a hundred files per directory.
 
     Returns its digest.
     """
@@ -93,8 +93,8 @@ def digest(path: Path) -> str:
 
 
 class Big:
-    """`big:NUMBER` as files in a directory, no layer but the first that of another number: its
-    layers, its configuration, and the archive of all.
+    """`big:NUMBER` as files in a directory: its layers, its configuration, and the archive of all.
+    Only the first layer is shared with other numbers.
     """
 
     def __init__(self, directory: Path, scale: int, number: int) -> None:

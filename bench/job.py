@@ -37,7 +37,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Figure:
-    """What one row of the table is about."""
+    """The description of one row of the table."""
 
     name: str
     what: str
@@ -50,9 +50,9 @@ def touch(size: int) -> None:
     """Use so many bytes of page cache and release them.
 
     A virtual machine may have returned free memory to its host. Using it again costs a fault per
-    page, which takes several times as long as writing a file to it and is not the engine's doing.
-    The bytes are written to a file, a megabyte at a time: the kernel keeps free lists per page
-    order, and anonymous memory would come from other lists.
+    page, which takes several times as long as writing a file to it and has nothing to do with the
+    engine. The bytes are written to a file, a megabyte at a time, because the kernel keeps free
+    lists per page order, and anonymous memory would come from other lists.
     """
     piece = bytes(1 << 20)
     with tempfile.TemporaryFile(dir="/tmp", buffering=0) as file:
@@ -62,7 +62,7 @@ def touch(size: int) -> None:
 
 @dataclass
 class Job:
-    """The result of `prepare` is passed to `sample` and `finish`.
+    """One job. The result of `prepare` is passed to `sample` and `finish`.
 
     `sample` returns one number per figure, in order.
     """
@@ -74,7 +74,7 @@ class Job:
     prepare: Callable[[Engine], Any] = lambda _engine: None
     finish: Callable[[Engine, Any], None] = lambda _engine, _state: None
     idle: int | None = 0
-    """Number of idle running containers meanwhile. None: as many as there are."""
+    """Number of idle containers that run during the job. None: any number."""
     warm: bool = True
     """Take and discard one sample of each engine first: it fills caches."""
     rest: float = 0.5

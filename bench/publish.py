@@ -1,7 +1,8 @@
 """`make chart JSON=bench/results/X.json`: writes the figures of docs/ from one run's document.
 
 Writes docs/performance.json (the document), docs/performance.svg (the chart) and the table of
-docs/PERFORMANCE.md between its two markers. A quick run is refused, since its figures mean nothing.
+docs/PERFORMANCE.md between its two markers. A quick run is refused, because its figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ END = "<!-- end of figures -->\n"
 
 
 def with_block(text: str, block: str) -> str:
-    """`text` with `block` between the marks; ValueError unless each mark is there once, in
-    order.
+    """`text` with `block` between the two markers. Raises ValueError unless each marker occurs
+    once, in order.
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"the document must have once each, in this order: {BEGIN.strip()} and {END.strip()}")

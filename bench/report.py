@@ -43,9 +43,9 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     target: Target | None = None
     samples: dict[str, list[float]] = {}
     lacking: dict[str, str] = {}
-    """Engine → what it lacks, or why it was not asked."""
+    """By engine: what it lacks, or why it was not measured."""
     wrong: dict[str, str] = {}
-    """Engine → how its answer was wrong. The row has failed then."""
+    """By engine: how its answer was wrong, which fails the row."""
 
     def median(self, engine: str) -> float | None:
         values = self.samples.get(engine)
@@ -108,7 +108,7 @@ class Document(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     def heading(self) -> str:
-        """Who was measured, on what."""
+        """The engines and the machine that were measured."""
         machine = self.machine
         size = f"{machine['memory'] / (1 << 30):.0f} GiB"
         versions = ", ".join(self.versions.values())
@@ -117,7 +117,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def load(path: str | Path) -> Document:
-    """ValueError that names the file when it is not a document of this format."""
+    """Read a document. Raises ValueError that names the file if it is not one of this format."""
     try:
         found = json.loads(Path(path).read_bytes())
         if not isinstance(found, dict):
@@ -125,7 +125,7 @@ def load(path: str | Path) -> Document:
         if found.get("format") != FORMAT:
             raise ValueError(f"format {found.get('format')}, not {FORMAT}: measure again")
         return msgspec.convert(found, Document)
-    except ValueError as error:  # msgspec's and json's own are such, too
+    except ValueError as error:  # includes msgspec's and json's own errors
         raise ValueError(f"{path}: {error}") from None
 
 

@@ -137,7 +137,7 @@ def main() -> int:
     else:
         jobs = [job for job in jobs if job.default]
     for number in (signal.SIGINT, signal.SIGTERM):
-        # exit handlers end what was started
+        # exit handlers end the engines that were started
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     now = datetime.datetime.now(datetime.UTC)
     with contextlib.closing(material), running(arguments.engine or []) as engines:

@@ -102,6 +102,6 @@ def stock(engine: Engine, count: int) -> None:
         engine.idle += side_by_side(engine, list(range(have, count)), begin)
     with engine.connection() as connection:
         there = {one["Id"] for one in connection.json("GET", "/containers/json?all=1")}
-        for stray in there - set(engine.idle):  # left by a failed job
+        for stray in there - set(engine.idle):  # left behind by a failed job
             remove(connection, stray)
     assert set(engine.idle) <= there, (engine.name, len(there), len(engine.idle))

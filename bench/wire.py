@@ -1,4 +1,5 @@
-"""A minimal HTTP client over a Unix socket, so that the engine is what is timed.
+"""A minimal HTTP client over a Unix socket, so that the engine's time is measured and not the
+client's.
 
 Sockets block in the kernel (SO_RCVTIMEO, SO_SNDTIMEO; Python's timeouts would cost a poll(2) per
 call). Requests are prepared bytes; of answers only the framing is parsed. One request at a time on
@@ -26,8 +27,8 @@ class Lacks(Exception):
 
 
 def connect(path: str, timeout: float = TIMEOUT) -> socket.socket:
-    """A connected, blocking socket; BlockingIOError from calls that wait longer than `timeout`
-    seconds.
+    """A connected, blocking socket. Calls that wait longer than `timeout` seconds raise
+    BlockingIOError.
     """
     stream = socket.socket(socket.AF_UNIX)
     try:
@@ -163,7 +164,7 @@ def request(method: str, target: str, body: Any = None, headers: str = "") -> by
 
 def _head(method: str, target: str, kind: str, size: int, headers: str = "") -> bytes:
     if method == "POST" and target.startswith("/images/"):
-        headers += "X-Registry-Auth: e30=\r\n"  # dockerd wants it with a push
+        headers += "X-Registry-Auth: e30=\r\n"  # dockerd requires it for a push
     return (
         f"{method} /v1.24{target} HTTP/1.1\r\nHost: x\r\n"
         f"Content-Type: {kind}\r\nContent-Length: {size}\r\n{headers}\r\n"
@@ -280,9 +281,9 @@ def hijack(path: str, target: str, body: bytes = b"") -> tuple[socket.socket, by
 
 
 def drain(stream: socket.socket, early: bytes) -> int:
-    """Read frames until the server closes; the payload bytes of stdout.
+    """Read frames until the server closes. Returns the payload bytes of stdout.
 
-    ValueError for anything that is not whole frames.
+    Raises ValueError for anything that is not whole frames.
     """
     buffer = bytearray(_BUFFER)
     view = memoryview(buffer)

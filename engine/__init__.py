@@ -1,4 +1,4 @@
-"""A container engine for dense Linux hosts: the Docker Engine API over one daemon and one
+"""A container engine for dense Linux hosts: it serves the Docker Engine API with one daemon and one
 monitor process.
 """
 

@@ -18,7 +18,7 @@ from engine.config import DEFAULT_RUN
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse and run; the exit status of the program."""
+    """Parse the command line and run it. Returns the exit status of the program."""
     arguments = _parser().parse_args(argv)
     if arguments.command == "check":
         from engine import check
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.geteuid() != 0:
         print("engined: must run as root: it makes mounts, namespaces and cgroups", file=sys.stderr)
         return 1
-    # uvloop and the engine's parts: --version, stop and check need none of them
+    # Loads uvloop and the engine's parts, which --version, stop and check do not need.
     from engine.daemon import run
 
     return run(chosen)
@@ -87,9 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _stop(run: Path, seconds: int) -> int:
-    """Stop the engine of `run`: ask its daemon, or clean up in its place when the daemon is
-    dead.
-    """
+    """Stop the engine of `run`: ask its daemon, or clean up in its place if the daemon has died."""
     if not (run / "engined.pid").exists():
         print(f"engined: no engine is running in {run}", file=sys.stderr)
         return 1

@@ -26,16 +26,16 @@ from engine.runtime.oci import Runtime
 from engine.system import links, namespaces, netfilter, seccomp
 
 KERNEL = (5, 10)
-"""Oldest kernel that is tested; openat2(2), pidfds and overlay on overlay came before."""
+"""Oldest kernel that is tested. openat2(2), pidfds and overlay on overlay are older."""
 
 PUBLISHED = 4
-"""Published ports of a container that a plan should have room for."""
+"""Published ports per container that the host should have room for."""
 DESCRIPTORS = 8 + PUBLISHED
 """Descriptors that daemon and monitor each hold for a running container: namespace, pidfd, stdio,
 log, ports, and a margin.
 """
 TASKS = 32
-"""Processes and threads of a container that a plan should have room for."""
+"""Processes and threads per container that the host should have room for."""
 SPARE_DESCRIPTORS, SPARE_TASKS, SPARE_NEIGHBOURS = 512, 8192, 512
 CONNECTIONS = 128
 WATCHES = 64
@@ -242,7 +242,7 @@ def ephemeral_ports(containers: int, range_: Path = Path("/proc/sys/net/ipv4/ip_
 def open_files(containers: int, hard: int) -> Finding:
     """RLIMIT_NOFILE of this process, as the engine would inherit it.
 
-    When it is nearly used up, starts are refused (`system/limits.py`).
+    Starts are refused when it is nearly reached (`system/limits.py`).
     """
     wanted = containers * DESCRIPTORS + SPARE_DESCRIPTORS
     enough = hard == resource.RLIM_INFINITY or hard >= wanted

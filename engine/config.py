@@ -1,4 +1,4 @@
-"""What the operator chose: paths, listeners, runtime and limits. Frozen after start.
+"""The operator's configuration: paths, listeners, runtime and limits. Frozen after start.
 
 Each field of `Config` carries its option's name, value and description. The command line, the TOML
 file, `docs/engined.toml`, the manual page and README's table are all made from them.
@@ -30,20 +30,19 @@ DEFAULT_CERTIFICATES = "/etc/docker/certs.d"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 MAX_RUN_PATH = 60
-"""Bytes of the run directory's path: a socket below it must fit into the 108 of `sun_path`,
-unix(7).
+"""Most bytes of the run directory's path, because a socket path below it must fit into the 108
+bytes of `sun_path`, unix(7).
 """
 
 
 def _option(flag: str, value: str, text: str, default: str = "") -> msgspec.Meta:
-    """An option `flag VALUE`. `default` is said in place of the field's own where that is empty."""
+    """An option `flag VALUE`. `default` describes the default if the field's own is empty."""
     return msgspec.Meta(description=text, extra={"flag": flag, "value": value, "default": default})
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine on this host.
-
-    Two with different `root`, `run` and `bridge` do not touch each other.
+    """The configuration of one engine. Engines with different `sockets`, `root`, `run` and `bridge`
+    do not affect each other.
     """
 
     sockets: Annotated[
@@ -189,10 +188,9 @@ def options() -> Iterator[Option]:
 
 
 def parse(chosen: dict[str, Any], file: str | None = None) -> Config:
-    """Command line over TOML file over defaults.
+    """The configuration. The command line overrides the TOML file, which overrides the defaults.
 
-    Raises ValueError naming the option (and the file) whose value breaks a rule, or the file that
-    cannot be read.
+    Raises ValueError that names the invalid option (and the file), or the file that cannot be read.
     """
     values: dict[str, Any] = {}
     if file:
@@ -211,7 +209,7 @@ def parse(chosen: dict[str, Any], file: str | None = None) -> Config:
 
 
 def _by_option(text: str) -> str:
-    """A message of `decoding_reason` with the option's name in place of the field's."""
+    """A message of `decoding_reason` with the option's name instead of the field's."""
     for option in options():
         text = re.sub(rf"^{option.field}\b", option.name, text)
     return text.replace("object contains unknown field", "unknown option")
@@ -232,8 +230,8 @@ def _from_text(kind: type[Any], value: object) -> object:
 
 
 def _is_loopback(host: str) -> bool:
-    """As the server decides when it listens; here it is refused before the daemon makes anything
-    on the host.
+    """True if the server would accept plain TCP on `host`. Checked here too, so that the daemon
+    refuses before it makes anything on the host.
     """
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback

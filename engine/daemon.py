@@ -65,8 +65,8 @@ from engine.system.threads import raise_priority
 from engine.volumes.store import VolumeStore
 
 MARK = ".dockerenv"
-"""A file in every container's root, by which programs detect one (systemd-detect-virt,
-Testcontainers).
+"""A file in every container's root, by which programs detect that they run in a container
+(systemd-detect-virt, Testcontainers).
 """
 
 _log = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ _log = logging.getLogger(__name__)
 def run(config: Config, *, stop_after: float | None = None) -> int:
     """Serve until a signal ends it. Returns the program's exit status.
 
-    With `stop_after` it does not serve: it stops what an earlier daemon left running, and gives
-    containers so many seconds.
+    With `stop_after` it does not serve. It stops the containers and the monitor of an earlier
+    daemon, and gives containers so many seconds to exit.
     """
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -131,7 +131,9 @@ class Daemon:
         self.lifecycle = Lifecycle()
 
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
-        """Build all parts, restore what runs, then listen. `stack` closes them in reverse order."""
+        """Build all parts, restore running containers, then listen. `stack` closes the parts in
+        reverse order.
+        """
         self._claim(stack)
         self._watch_signals(stack)
         await self._open_stores(stack)
@@ -141,12 +143,13 @@ class Daemon:
         self._serves = True
         for container in self.containers:
             boot.start(container)
-        # Objects made at start live as long as the daemon, so full collections need not walk them.
+        # Objects made at start live as long as the daemon, so garbage collections need not visit
+        # them.
         gc.collect()
         gc.freeze()
 
     def _claim(self, stack: contextlib.AsyncExitStack) -> None:
-        """Make ROOT and RUN, and become their only engine and the bridge's."""
+        """Make ROOT and RUN, and take the locks of RUN and of the bridge."""
         config = self.config
         _make_directories(config)
         claim = _claim(config.run)
@@ -164,7 +167,7 @@ class Daemon:
         stack.callback(tasks.when_fatal, None)
 
     async def _open_stores(self, stack: contextlib.AsyncExitStack) -> None:
-        """The parts that containers stand on."""
+        """Open the parts that containers depend on: records, images, networks, volumes."""
         config = self.config
         self.cgroups = await asyncio.to_thread(Cgroups.detect)
         self.runtime = await asyncio.to_thread(Runtime.probe, config.runtime, config.run)
@@ -192,8 +195,8 @@ class Daemon:
         stack.push_async_callback(self.grace_period.settled)
 
     async def _open_containers(self, stack: contextlib.AsyncExitStack) -> None:
-        """The monitor, with what it has kept since the last daemon, and the containers by their
-        records.
+        """Connect to the monitor, which has kept processes and exits since the last daemon, and
+        load the containers from their records.
         """
         config = self.config
         self.monitor = Monitor(
@@ -228,7 +231,7 @@ class Daemon:
             self.monitor.relay(self.networks.drivers.relay, RELAYED.packed)
 
     def _subscribe(self) -> None:
-        """Who follows the lifecycle of containers, in the order in which they are called."""
+        """Subscribe the observers of the containers' lifecycle. They are called in this order."""
         lifecycle = self.lifecycle
         lifecycle.runs.subscribe(lambda container: self._running_changed(container, True))
         lifecycle.rests.subscribe(lambda container: self._running_changed(container, False))
@@ -238,7 +241,7 @@ class Daemon:
         self.images.idle.when_idle(memory.trim_soon)
 
     async def _restore(self, stack: contextlib.AsyncExitStack) -> None:
-        """Correct records by what runs, and sweep what a crash left."""
+        """Correct the records by the processes that run, and remove leftovers of a crash."""
         await self.containers.open()
         for container in self.containers:
             self.oom.begin(container)
@@ -287,7 +290,7 @@ class Daemon:
             self.listening.append(f"tcp://{name}:{bound}")
 
     def _counts(self) -> Counts:
-        """What /info shows and what changes from one request to the next."""
+        """The values of /info that may change between two requests."""
         states = self.containers.counts()
         return Counts(
             running=states[State.RUNNING] + states[State.RESTARTING],
@@ -306,13 +309,13 @@ class Daemon:
         )
 
     def _leave_run(self, claim: int) -> None:
-        """Give up the claim. If nothing of the engine stays, its files in RUN go, and RUN if it is
-        empty then.
+        """Release the lock of RUN. If nothing of the engine is to stay, remove its files in RUN, and
+        RUN itself if it is empty then.
         """
         if self._leaves_nothing:
             root = self.config.run / ROOT
             mounts.unmount(root)
-            with contextlib.suppress(FileNotFoundError):  # a start that failed before
+            with contextlib.suppress(FileNotFoundError):  # the start failed before it was made
                 root.rmdir()
             for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "shm", "volumes", "engined.pid"):
                 path = self.config.run / name
@@ -320,7 +323,7 @@ class Daemon:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # files of others: sockets, plugins
+            with contextlib.suppress(OSError):  # not empty: sockets or plugins of other programs
                 self.config.run.rmdir()
         os.close(claim)
 
@@ -345,7 +348,7 @@ class Daemon:
             self.monitor.forget(key)
 
     def _running_changed(self, container: Container, runs: bool) -> None:
-        if self._restored:  # before that `resume` looks at all of them
+        if self._restored:  # before that, `resume` handles all exits
             self.health.changed(container, runs)
 
     def _detached(self, key: str, client: int, by_keys: bool) -> None:
@@ -359,8 +362,8 @@ class Daemon:
             self.execs.detached(key)
 
     async def _end_strays(self) -> None:
-        """End processes of no container and no exec, which a crash between a start and its
-        record leaves.
+        """End processes that belong to no container and no exec. A crash between a start and the
+        write of its record leaves such processes.
         """
         for key in [*self.monitor.processes, *self.monitor.exits]:
             if key not in self.containers and key not in self.execs:
@@ -375,7 +378,7 @@ class Daemon:
         self._told.set()
 
     def _fail(self, message: str) -> None:
-        """End the daemon: a background task has failed that it cannot work without."""
+        """End the daemon, because a background task that it cannot do without has failed."""
         self._failure = self._failure or message
         self._told.set()
 
@@ -411,15 +414,14 @@ class Daemon:
 
 
 def _read_host(root: Path, hierarchies: Cgroups) -> Host:
-    """What /info shows of this host.
-
-    The limits are those that a create accepts without a warning.
+    """The facts about this host for /info. The limits are those that a create accepts without a
+    warning.
     """
     offered = hierarchies.support()
     found = host.read(root)
     return msgspec.structs.replace(
         found,
-        # Loads the default profile where AppArmor is on, so that no start does.
+        # If AppArmor is on, this loads the default profile, so that no container start has to.
         security_options=(*(("apparmor",) if apparmor.default() else ()), *found.security_options),
         memory_limit=offered.memory,
         swap_limit=offered.swap,
@@ -434,8 +436,7 @@ def _read_host(root: Path, hierarchies: Cgroups) -> Host:
 
 
 def _make_directories(config: Config) -> None:
-    """ROOT has files and environments of containers, so only root may read it.
-
+    """Make ROOT and RUN. ROOT has files and environments of containers, so only root may read it.
     Sockets in RUN have their own modes.
     """
     for directory in (config.root, config.root / "containers", config.root / "volumes"):
@@ -445,7 +446,7 @@ def _make_directories(config: Config) -> None:
 
 
 def _sweep_directories(containers: Path, live: set[str]) -> None:
-    """Remove directories that a crash left between a container's directory and its record."""
+    """Remove directories of containers without a record, which a crash during create has left."""
     for directory in containers.iterdir():
         if directory.name not in live:
             _log.info("removing %s: it belongs to no container", directory)

@@ -10,7 +10,9 @@ import re
 
 
 def reason(error: OSError) -> str:
-    """What the kernel says, in lower case as messages have it: `no space left on device`."""
+    """The kernel's description of an error, in lower case as in messages: `no space left on
+    device`.
+    """
     return (error.strerror or str(error) or "unknown error").lower()
 
 
@@ -74,7 +76,7 @@ class NotAcceptable(EngineError):
 
 
 class Conflict(EngineError):
-    """409: the object's state or another object's claim forbids it now."""
+    """409: the object's state, or its use by another object, forbids the operation now."""
 
 
 class ServerError(EngineError):

@@ -1,10 +1,9 @@
 """The event log: the last events of this engine, and its subscribers.
 
-Nothing waits for a subscriber. One that falls too far behind is ended, and its client sees the end
-of the stream.
+Nothing waits for a subscriber. A subscription that falls too far behind is ended, and its client
+sees the end of the stream.
 
-Threads: the event loop's. Not here: the wire (`api/system.py` streams, `wire/events.py` has the
-struct).
+Threads: the event loop's. Not here: the struct (`wire/events.py`), the stream (`api/system.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ BACKLOG = 4096
 """Events that may wait for a slow subscriber before it is ended."""
 
 CLOCK_SET_BACK = 1_000_000_000
-"""Nanoseconds by which an event may seem to precede the last one.
-
-With more the clock was set back.
+"""Nanoseconds by which an event's time may precede the last event's. A larger difference means that
+the clock was set back.
 """
 
 EVENT_FILTERS = (
@@ -66,10 +64,10 @@ class EventLog:
         *,
         image_from: str = "",
     ) -> Message:
-        """Remember an event and offer it to the subscribers. It is later than the one before,
-        unless the clock was set back.
+        """Remember an event and offer it to the subscribers. Its time is later than the last
+        event's, unless the clock was set back.
 
-        `image_from` fills `from` of a container's event; by default that is its attribute `image`.
+        `image_from`: the field `from` of a container's event; by default its attribute `image`.
         """
         at = time.time_ns() if at_ns is None else at_ns
         if self._latest - CLOCK_SET_BACK < at <= self._latest:
@@ -98,7 +96,7 @@ class EventLog:
         return message
 
     def subscribe(self, filters: Filters | None = None) -> Subscription:
-        """Everything from now on that matches."""
+        """A subscription to all matching events from now on."""
         subscription = Subscription(filters or {}, self._forget)
         self._subscriptions[subscription] = None
         return subscription
@@ -133,10 +131,10 @@ class Subscription:
         self._waiter: asyncio.Future[None] | None = None
         self.ended = False
         self.overrun = False
-        """It ended because its reader was too slow."""
+        """True if it was ended because its reader was too slow."""
 
     def offer(self, message: Message) -> None:
-        """The log's side."""
+        """Add a message. Called by the log."""
         if not matches(message, self._filters):
             return
         if len(self._waiting) >= BACKLOG:
@@ -147,7 +145,7 @@ class Subscription:
         self._wake()
 
     async def take(self) -> list[Message]:
-        """All messages that wait, at least one. None at the end."""
+        """All waiting messages, at least one. An empty list at the end."""
         await self._something()
         messages = list(self._waiting)
         self._waiting.clear()
@@ -163,7 +161,7 @@ class Subscription:
         return self._waiting.popleft()
 
     def close(self) -> None:
-        """No more messages; those that wait can still be taken. May be called again."""
+        """End the subscription. Waiting messages can still be taken. Idempotent."""
         if not self.ended:
             self.ended = True
             self._forget(self)
@@ -190,9 +188,9 @@ class Subscription:
 
 
 def matches(message: Message, filters: Filters) -> bool:
-    """Every filter name must match by one of its values (labels: by all).
+    """True if the message matches one value of every filter name; for labels, all values.
 
-    Objects match by a prefix of id or name, as in Docker.
+    Objects match by a prefix of their id or name, as in Docker.
     """
     for name, values in filters.items():
         if not values:
@@ -200,9 +198,9 @@ def matches(message: Message, filters: Filters) -> bool:
         if name == "type":
             found = message.type in values
         elif name == "scope":
-            found = "local" in values  # nothing that happens in one engine concerns a swarm
+            found = "local" in values  # the events of a single engine have the scope `local`
         elif name == "event":
-            # "exec_create: sh" and "health_status: healthy" are asked for by their first word
+            # filters name "exec_create: sh" and "health_status: healthy" by their first word
             found = any(message.action == value or message.action.startswith(value + ":") for value in values)
         elif name == "label":
             found = all(_has_label(message.actor.attributes, value) for value in values)
@@ -229,8 +227,8 @@ def _object_matches(message: Message, values: Sequence[str]) -> bool:
 
 
 def _image_matches(message: Message, values: Sequence[str]) -> bool:
-    """By reference with or without tag: of the image itself, or of the image a container was made
-    from.
+    """True if the event's image, or its container's image, has one of these references, with or
+    without a tag.
     """
     if message.type not in ("image", "container"):
         return False

@@ -1,7 +1,6 @@
-"""What this engine knows of its host and of itself: the material of /version and /info.
+"""Facts about the host and the engine, from which /version and /info are made.
 
-Not here: how it is read (`system/host.py`), what clients see (`wire/system.py`). None of it is sent
-as it is.
+Not here: how they are read (`system/host.py`), the structs that are sent (`wire/system.py`).
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import msgspec
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about this host that do not change while the daemon runs. Read once (`system/host.py`):
-    /info never waits.
+    """Facts about this host that do not change while the daemon runs. They are read once
+    (`system/host.py`), so that /info need not wait.
     """
 
     id: str = ""
@@ -19,9 +18,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     os: str = "linux"
     machine: str = "x86_64"
-    """As uname(2) says."""
+    """The architecture as uname(2) names it."""
     arch: str = "amd64"
-    """As Go names it."""
+    """The architecture as Go names it."""
     kernel: str = ""
     operating_system: str = ""
     memory: int = 0
@@ -47,7 +46,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parts of the engine contribute to /info, as it is now."""
+    """The current values that the parts of the engine contribute to /info."""
 
     running: int = 0
     paused: int = 0
@@ -58,12 +57,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str = "runc"
     """Name of the OCI runtime in use."""
     runtimes: dict[str, str] = msgspec.field(default_factory=dict)
-    """Path by name."""
+    """Paths by name."""
     volume_drivers: tuple[str, ...] = ("local",)
     network_drivers: tuple[str, ...] = ()
     log_drivers: tuple[str, ...] = ()
     descriptors: int = 0
-    """Open in this process."""
+    """Open descriptors of this process."""
     tasks: int = 0
     """asyncio tasks of this process."""
     labels: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Points in time as clients read and write them.
 
-Inside the engine a time is an int: nanoseconds since the epoch; 0 is 'never'.
+Inside the engine a time is an int: nanoseconds since the epoch. 0 means never.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import time
 
 ZERO = "0001-01-01T00:00:00Z"
-"""Go's zero time: 'never' on the wire."""
+"""Go's zero time, which means never on the wire."""
 
 _SECOND = 1_000_000_000
 _UNITS = {
@@ -33,7 +33,7 @@ _RFC3339 = re.compile(
 
 
 def rfc3339(ns: int) -> str:
-    """RFC 3339 in UTC, as Go's RFC3339Nano writes it. 0 is Go's zero time: it never happened."""
+    """RFC 3339 in UTC, as Go's RFC3339Nano writes it. 0 becomes Go's zero time."""
     return ZERO if ns == 0 else rfc3339_of_file(ns)
 
 
@@ -46,13 +46,13 @@ def rfc3339_of_file(ns: int) -> str:
 
 
 def unix_seconds(ns: int) -> int:
-    """For the integer timestamps of lists and image records."""
+    """Unix seconds, for the integer timestamps of lists and image records."""
     return ns // _SECOND
 
 
 def parse_rfc3339(text: str) -> int:
-    """Date, or date and time, with or without seconds, fraction and zone; without a zone it is the
-    host's local time. ValueError else.
+    """Parse a date, or date and time, with or without seconds, fraction and zone. Without a zone it
+    is the host's local time. Raises ValueError.
     """
     match = _RFC3339.fullmatch(text)
     if match is None:
@@ -70,7 +70,7 @@ def parse_rfc3339(text: str) -> int:
             seconds -= offset if sign == "+" else -offset
     else:
         seconds = int(stamp.timestamp()) if stamp.year > 1 else calendar.timegm(stamp.timetuple())
-    if second == "60":  # a leap second counts as the next one, as time.gmtime never shows it
+    if second == "60":  # a leap second is taken as the next second, because Unix time has none
         seconds += 1
     if stamp.year == 1 and seconds <= calendar.timegm((1, 1, 1, 0, 0, 0)):
         return 0
@@ -78,7 +78,7 @@ def parse_rfc3339(text: str) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """Go's duration (`1h30m`, `10m`, `1.5s`, `-2s`) in nanoseconds. ValueError else."""
+    """Go's duration (`1h30m`, `10m`, `1.5s`, `-2s`) in nanoseconds. Raises ValueError."""
     body = text[1:] if text[:1] in ("-", "+") else text
     if body == "0":
         return 0
@@ -96,10 +96,8 @@ def parse_duration(text: str) -> int:
 
 
 def parse_timestamp(text: str, now_ns: int) -> int:
-    """What `since` and `until` may hold: Unix seconds with a fraction, RFC 3339, or a duration
-    before `now_ns`.
-
-    ValueError else.
+    """Parse a value of `since` or `until`: Unix seconds with a fraction, RFC 3339, or a duration
+    before `now_ns`. Raises ValueError.
     """
     match = _SECONDS.fullmatch(text)
     if match is not None:

@@ -79,7 +79,7 @@ class Image:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     created: str = CREATED
     parent: Image | None = None
-    """The image it was made from in one more step."""
+    """The parent image, which has one history entry less."""
 
     def history(self) -> list[dict[str, Any]]:
         if self.parent is not None:

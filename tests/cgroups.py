@@ -1,8 +1,8 @@
 """The limits of a running container as the kernel reports them, in the API's units, for cgroup v1
 and v2.
 
-Reads the files of a process's cgroup and imports nothing of the engine. Tests state an expectation
-once; only what one version lacks depends on `V2`.
+Reads the files of a process's cgroup and imports nothing of the engine. A test has one expectation
+for both versions; only limits that one version lacks depend on `V2`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 V2 = (ROOT / "cgroup.controllers").exists()
-"""The host has cgroup v2 alone."""
+"""True if the host has cgroup v2 only."""
 
 NONE = -1
 """A limit that is not set, as the API writes it."""
 
 _NO_BYTES = 0x7FFFFFFFFFFFF000
-"""v1's."""
+"""v1's value for a limit that is not set."""
 
 
 class Group:
@@ -32,11 +32,11 @@ class Group:
                 self._paths[controller] = path
 
     def path(self, controller: str) -> str:
-        """From the root of the hierarchy that has the controller."""
+        """The cgroup's path in the hierarchy of the controller."""
         return self._paths["" if V2 else controller]
 
     def file(self, controller: str, v1: str, v2: str = "") -> str:
-        """The text of a file; `v2` where it has another name there."""
+        """The text of a file. `v2`: its name under v2, if it differs."""
         directory = ROOT if V2 else ROOT / controller
         return (directory / self.path(controller).lstrip("/") / (v2 or v1 if V2 else v1)).read_text().strip()
 
@@ -46,18 +46,18 @@ class Group:
 
     @property
     def swap(self) -> int:
-        """Memory and swap together, as MemorySwap; v2 counts swap alone."""
+        """The limit of memory plus swap, as in MemorySwap. v2's own limit is for swap only."""
         found = _bytes(self.file("memory", "memory.memsw.limit_in_bytes", "memory.swap.max"))
         return found + self.memory if V2 and found != NONE else found
 
     @property
     def reservation(self) -> int:
-        """v2 has no soft limit; the runtimes protect that much from reclaim instead."""
+        """The soft limit. v2 has none; the runtimes protect so much memory from reclaim instead."""
         return _bytes(self.file("memory", "memory.soft_limit_in_bytes", "memory.low"))
 
     @property
     def quota(self) -> int:
-        """Microseconds."""
+        """The CPU quota in microseconds."""
         return _number(self.file("cpu", "cpu.cfs_quota_us", "cpu.max").split()[0])
 
     @property
@@ -77,8 +77,8 @@ class Group:
         return _number(self.file("pids", "pids.max"))
 
     def has_shares(self, shares: int) -> bool:
-        """v2 has a weight instead, which runtimes compute from shares in one of two ways:
-        proportional, or with 1024 at v2's own 100.
+        """True if the CPU shares are set. v2 has a weight instead, which runtimes compute from the
+        shares in one of two ways: in proportion, or so that 1024 shares are v2's default of 100.
         """
         if not V2:
             return self.file("cpu", "cpu.shares") == str(shares)
@@ -88,7 +88,7 @@ class Group:
 
     def throttle(self, kind: str, device: str) -> int:
         """The rate of `read_bps`, `write_bps`, `read_iops` or `write_iops` for the device
-        `major:minor`; NONE where it has none.
+        `major:minor`; NONE if there is none.
         """
         rates = {}
         if V2:

@@ -1,8 +1,8 @@
 """The Engine API over a Unix socket with the standard library, for the demo and the outside-in
 tests.
 
-Not a client library: no versions, no retries, no knowledge of requests. `docker` and docker-py are
-tested as well.
+Not a client library: it has no versions, no retries and no knowledge of requests. The docker CLI
+and docker-py are tested as well.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PATIENCE = float(os.environ.get("ENGINED_TEST_PATIENCE", "1"))
-"""How many times longer than usual the tests wait for what should happen soon: 1 on a real
-machine, more under emulation.
+"""Factor for the time that tests wait for events that should happen soon: 1 on a real machine, more
+under emulation.
 """
 
 
@@ -87,7 +87,7 @@ def _send(
 
 
 def json_stream(path: str, target: str, timeout: float = 60) -> Iterator[Any]:
-    """The JSON objects of an endless answer (events), one a line, as they come.
+    """The JSON objects of an endless answer (events), one per line, as they arrive.
 
     The request is answered when this returns.
     """
@@ -106,8 +106,8 @@ def json_stream(path: str, target: str, timeout: float = 60) -> Iterator[Any]:
 def hijack(
     path: str, target: str, timeout: float = 60, *, head: bytes = b"", method: str = "POST"
 ) -> tuple[socket.socket, bytes]:
-    """`method` on `target` with an upgrade; the socket, and the bytes of the stream that came with
-    the answer's head.
+    """Send `method` on `target` with an upgrade. Returns the socket, and the bytes of the stream
+    that came with the answer's head.
 
     `head` is sent in the same segment as the request, as clients with stdin ready do.
     """
@@ -140,8 +140,8 @@ def read_to_end(connection: socket.socket, received: bytes = b"") -> bytes:
 
 
 def frames(data: bytes) -> list[tuple[int, bytes]]:
-    """The (stream, payload) pairs of a multiplexed stream; raises on anything that is not whole
-    frames.
+    """The (stream, payload) pairs of a multiplexed stream. Raises an exception for anything
+    that is not whole frames.
     """
     found = []
     at = 0
@@ -155,5 +155,5 @@ def frames(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def payload(data: bytes, stream: int = 1) -> bytes:
-    """What one stream carried."""
+    """The payload of one stream."""
     return b"".join(part for number, part in frames(data) if number == stream)

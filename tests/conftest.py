@@ -1,12 +1,12 @@
 """Fixtures of the outside-in tests, and the engine's log beside each failure.
 
-`--against SOCKET` runs tests/api against another engine, for example dockerd. It shows whether a
-test asks for what clients expect, or for what this engine happens to do.
+`--against SOCKET` runs tests/api against another engine, for example dockerd. This shows whether a
+test checks behaviour that clients expect, or only behaviour of this engine.
 
 `--runtime runc` runs every engine of the tests with that runtime.
 
-`--skips declared` fails a run that skips tests for a reason that SKIPS does not have, as one that
-has lost root does.
+`--skips declared` fails a run that skips tests for a reason that is not in SKIPS, such as a run
+without root.
 
 `--hypothesis-profile chance` tries new examples; without it they are the same in each run.
 """
@@ -29,7 +29,7 @@ from tests.harness import TempEngine, until
 
 PR_SET_CHILD_SUBREAPER = 36
 
-# These checks fail by the machine's speed or by chance. A test with its own suppress_health_check
+# These checks depend on the machine's speed or on chance. A test with its own suppress_health_check
 # would enable them again.
 _CHECKS = [
     HealthCheck.too_slow,
@@ -45,7 +45,7 @@ settings.load_profile("engined")
 
 
 class OtherEngine(TempEngine):
-    """Another engine, started by someone else."""
+    """Another engine, which was started before the tests."""
 
     def __init__(self, socket: str) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def _note_skip(test: str, text: str) -> None:
 
 
 _undeclared: list[str] = []
-"""Tests that were skipped for a reason that SKIPS does not have."""
+"""Tests that were skipped for a reason that is not in SKIPS."""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -124,7 +124,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failed test shows what the engines it used logged since it began."""
+    """Add the log that the test's engines have written since its begin to the report of a
+    failure.
+    """
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if call.when == "setup":
@@ -143,9 +145,9 @@ _BEGINS: pytest.StashKey[dict[str, int]] = pytest.StashKey()
 
 @pytest.fixture(autouse=True)
 def _orphans_are_not_ours() -> Iterator[None]:
-    """Undo what a monitor's client does to its process: it becomes a subreaper, prctl(2).
+    """Reset the subreaper attribute, prctl(2), which a monitor's client sets for its process.
 
-    Otherwise orphans of later tests would be reparented to pytest and stay zombies; on a host init
+    Otherwise orphans of later tests would be reparented to pytest and stay zombies. Usually init
     reaps them.
     """
     yield
@@ -154,8 +156,8 @@ def _orphans_are_not_ours() -> Iterator[None]:
 
 
 class _Lost(logging.Handler):
-    """What asyncio logs as an error: exceptions of tasks and futures that no code retrieved,
-    callbacks that failed.
+    """Collects the errors that asyncio logs: exceptions of tasks and futures that were never
+    retrieved, and failed callbacks.
     """
 
     def __init__(self) -> None:
@@ -181,8 +183,8 @@ def _lost() -> Iterator[_Lost]:
 
 @pytest.fixture(autouse=True)
 def _no_failure_is_lost(_lost: _Lost) -> Iterator[None]:
-    """A test fails when a task or a callback failed and no code looked at it ("Task exception
-    was never retrieved").
+    """Fail a test in which a task or a callback failed and its exception was never retrieved ("Task
+    exception was never retrieved").
     """
     yield
     found, _lost.found = _lost.found, []
@@ -199,7 +201,7 @@ def shared_engine(request: pytest.FixtureRequest) -> Iterator[TempEngine]:
     with OtherEngine(other) if other else TempEngine() as engine:
         engine.load_busybox()
         yield engine
-        if not other:  # all that was done comes through a restart as it was
+        if not other:  # all state must survive a restart unchanged
             before = engine.listed()
             engine.restart()
             assert engine.listed() == before
@@ -229,7 +231,7 @@ def clean(engine: TempEngine) -> Iterator[TempEngine]:
     before, kept = state(), ids()
     yield engine
     engine.remove_all()
-    for image in ids():  # newest first: those that others were made from come after them
+    for image in ids():  # newest first, so that children are removed before their parents
         if image not in kept:
             engine.request("DELETE", f"/v1.24/images/{image}?force=1")
     until("nothing is left", lambda: state() == before)
@@ -237,7 +239,7 @@ def clean(engine: TempEngine) -> Iterator[TempEngine]:
 
 @pytest.fixture
 def own_engine() -> Iterator[TempEngine]:
-    """An engine with busybox for one test, which may kill, restart and stop it."""
+    """An engine with busybox for a single test, which may kill, restart and stop it."""
     with TempEngine() as engine:
         engine.load_busybox()
         yield engine

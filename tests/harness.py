@@ -3,7 +3,7 @@ outside.
 
 It starts, kills, restarts and stops the processes, talks to the socket (docker CLI, docker-py, raw
 bytes), and reports what the engine has on the host: mounts, links, cgroups, processes, directories,
-descriptors. It imports nothing of the engine, since what the engine says of itself proves nothing
+descriptors. It imports nothing of the engine, because the engine's own statements prove nothing
 here.
 """
 
@@ -38,17 +38,15 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 API_VERSION = "1.24"
 DEADLINE = 30.0 * client.PATIENCE
-"""Seconds after which something that should happen soon has failed.
-
-No test waits so long when all is well.
+"""Seconds after which an event that should happen soon counts as failed. No test waits so long
+unless it fails.
 """
 BREATH = 16
-"""Descriptors by which the stock of sandboxes may grow between two counts.
-
-Tests of leaks must open more than these.
+"""Descriptors by which the stock of sandboxes may grow between two counts. Tests for leaks must
+open more than this.
 """
 _LOST = ("was never retrieved", "was never awaited", "was destroyed but it is pending", "Exception ignored in")
-"""What asyncio and the interpreter log of a failure that no code looked at."""
+"""Words of asyncio and the interpreter about a failure that the program did not handle."""
 
 
 @functools.cache
@@ -111,7 +109,7 @@ class Result:
 
 @dataclass
 class Footprint:
-    """What the engine's containers have on the host at one moment."""
+    """The objects of the engine's containers on the host at one moment."""
 
     mounts: set[str] = field(default_factory=set)
     cgroups: set[str] = field(default_factory=set)
@@ -119,7 +117,7 @@ class Footprint:
     directories: set[str] = field(default_factory=set)
 
     def beyond(self, other: Footprint) -> dict[str, set[str]]:
-        """What is here and not in `other`, by kind."""
+        """Objects that are not in `other`, by kind."""
         surplus = {entry.name: getattr(self, entry.name) - getattr(other, entry.name) for entry in fields(self)}
         return {name: values for name, values in surplus.items() if values}
 
@@ -184,7 +182,7 @@ class TempEngine:
 
     @property
     def pid(self) -> int:
-        """The daemon's."""
+        """Pid of the daemon."""
         assert self.process is not None, "no daemon runs"
         return self.process.pid
 
@@ -282,8 +280,8 @@ class TempEngine:
         return self.log_path.read_bytes()[begin:][-20000:].decode(errors="replace")
 
     def assert_no_lost_failures(self) -> None:
-        """AssertionError when a task or callback of the daemon failed and no code looked at it:
-        asyncio says so.
+        """Raises AssertionError if asyncio has logged that a task or callback of the daemon failed
+        and its exception was never retrieved.
         """
         if self.log_path.exists():
             lines = self.log_path.read_bytes().decode(errors="replace").splitlines()
@@ -404,8 +402,8 @@ class TempEngine:
         return int(answer.json()["StatusCode"])
 
     def logs(self, container: str, query: str = "stdout=1&stderr=1") -> bytes:
-        """Both streams of a container without a terminal, headers taken off, in the order of the
-        log.
+        """Both streams of a container without a terminal, without frame headers, in the order of
+        the log.
         """
         answer = self.request("GET", f"/v1.24/containers/{container}/logs?{query}")
         assert answer.status == 200, answer
@@ -416,7 +414,7 @@ class TempEngine:
         return [entry["Id"] for entry in self.request("GET", "/v1.24/containers/json?all=1").json()]
 
     def networks(self) -> dict[str, str]:
-        """Names and ids of users' networks."""
+        """Names and ids of user-defined networks."""
         answer = self.request("GET", "/v1.24/networks?filters=" + quote('{"type":["custom"]}'))
         assert answer.status == 200, answer
         found = {entry["Name"]: entry["Id"] for entry in answer.json()}
@@ -454,8 +452,8 @@ class TempEngine:
         return {"container": containers, "snapshot": containers, "volume": named}
 
     def assert_recorded(self) -> None:
-        """What state.db has is what the API lists, soon: a row that only the next start would
-        show is a ghost.
+        """Wait until state.db has the same objects as the API lists. A further row would be a
+        ghost, which only the next start would show.
         """
         listed = recorded = {}
 
@@ -473,7 +471,7 @@ class TempEngine:
         except AssertionError:
             raise AssertionError(f"state.db has {recorded}, the API lists {listed}") from None
 
-    # --- what is on the host ----------------------------------------------------------------------
+    # --- objects on the host ----------------------------------------------------------------------
 
     def remember(self) -> None:
         """Record the ids of all containers so far, so that their leftovers can be found later."""
@@ -487,7 +485,7 @@ class TempEngine:
                     self._known.add(event["Actor"]["ID"])
 
     def footprint(self) -> Footprint:
-        """What its containers have on the host now."""
+        """The objects of its containers on the host now."""
         self.remember()
         found = Footprint(mounts={line.split()[4] for line in _mount_lines() if str(self.base) in line})
         found.mounts |= self.mounts_aside()
@@ -535,8 +533,8 @@ class TempEngine:
             found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
             found += [f"link: {link}" for link in _links() if link == self.bridge or link in self._bridges]
-            # A new veth or macvlan link without a bridge is ours: its bridge is gone, or it never
-            # had one.
+            # A new veth or macvlan link without a bridge belongs to this engine. Its bridge was
+            # removed, or it never had one.
             found += [
                 f"link: {link}"
                 for link, master in _links().items()
@@ -670,7 +668,7 @@ def _cgroup_directories() -> list[str]:
 
 
 def _links() -> dict[str, str]:
-    """Name of every link of this network namespace → name of its bridge, or ""."""
+    """The name of its bridge, or "", for every link of this network namespace."""
     found = {}
     for name in os.listdir("/sys/class/net"):
         try:

@@ -1,5 +1,5 @@
-"""A volume plugin for the tests: Docker's plugin protocol over a Unix socket or TCP, by the
-standard library alone.
+"""A volume plugin for the tests: Docker's plugin protocol over a Unix socket or TCP, with the
+standard library only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VolumePlugin:
         self._server: socketserver.BaseServer | None = None
 
     def listen(self, path: Path | None = None) -> str:
-        """On that socket, or on TCP; where it is."""
+        """Listen on the Unix socket `path`, or on TCP. Returns the address."""
         plugin = self
 
         class Handler(http.server.BaseHTTPRequestHandler):

@@ -3,8 +3,8 @@
 
     python -m tests.prose [--fix] [FILE …]
 
-Without --fix the lines beyond their width are listed. With it comments and docstrings are wrapped
-anew; lists, heads such as `Raises:` and examples keep their shape. Code is left alone.
+Without --fix, lines that are too long are listed. With it, comments and docstrings are wrapped;
+lists, heads such as `Raises:` and examples keep their shape. Code is not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RULER = re.compile(r"(\s*# -{3,} .*? )-+$|(\s*# )-+$")
 
 
 def files() -> list[Path]:
-    """The sources that are held to it."""
+    """The sources that are checked."""
     found = [
         path for top in ("engine", "tests", "bench") for path in (ROOT / top).rglob("*") if path.suffix in SUFFIXES
     ]
@@ -36,12 +36,12 @@ def files() -> list[Path]:
 
 
 def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
-    """Also of Cython: its tokens are Python's."""
+    """The tokens of Python or Cython; both have the same tokens."""
     return tokenize.generate_tokens(io.StringIO(text).readline)
 
 
 def _prose(text: str) -> Iterator[tokenize.TokenInfo]:
-    """Comments, and strings that are statements."""
+    """The tokens of prose: comments, and strings that are statements."""
     previous, statement = tokenize.NEWLINE, ""
     for token in _tokens(text):
         if token.type == tokenize.COMMENT or (
@@ -68,7 +68,7 @@ def too_long(text: str) -> Iterator[tuple[int, int, int]]:
 
 
 def _unbreakable(line: str) -> bool:
-    """A directive to a linter behind code, or one word such as an address."""
+    """True for a linter's directive after code, and for a single word such as an address."""
     return _DIRECTIVE.search(line) is not None or len(line.split()) < 3
 
 
@@ -105,9 +105,9 @@ def _fill(text: str, first: str, rest: str) -> list[str]:
 
 
 def _paragraph(lines: list[str], indent: str, lead: int) -> list[str]:
-    """Lines without a blank one among them, wrapped item by item.
+    """Wrap the lines of one paragraph, item by item.
 
-    `lead`: columns that the first line lacks.
+    `lead`: columns that the first line must leave free.
     """
     items: list[list[str]] = []
     for line in lines:
@@ -187,8 +187,8 @@ def _docstring(token: tokenize.TokenInfo, lines: list[str]) -> list[str] | None:
 
 
 def _blocks(comments: Iterable[tokenize.TokenInfo], lines: list[str]) -> Iterator[list[tokenize.TokenInfo]]:
-    """Comments on lines of their own, one below the other; and comments behind code with those
-    that continue them below.
+    """Groups of comments on consecutive lines. A comment after code is grouped with the lines that
+    continue it.
     """
     block: list[tokenize.TokenInfo] = []
     for token in comments:
@@ -236,7 +236,7 @@ def _comment(block: list[tokenize.TokenInfo], lines: list[str]) -> list[str] | N
 
 
 def _unindented(paragraph: list[str], columns: int) -> list[str]:
-    """`_paragraph` of texts behind `columns` columns."""
+    """As `_paragraph`, for texts that start after `columns` columns."""
     made = _paragraph([" " * columns + text for text in paragraph], " " * (columns + 1), 0)
     return [line[columns:] for line in made]
 

@@ -26,7 +26,7 @@ from tests.harness import free_ports, until
 PROGRAM = "docker-registry"
 USER, PASSWORD = "someone", "secret"
 _BCRYPT = "$2b$04$CNP9zY1g.d0VbsQmpfAt.eZVucbCm4FH/zm9dMx/OfgT/ScPXFSZq"
-"""Of `PASSWORD`."""
+"""The bcrypt hash of `PASSWORD`."""
 
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -35,7 +35,7 @@ OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 
 @dataclass(frozen=True)
 class Put:
-    """An image as it went into the registry."""
+    """An image as it was put into the registry."""
 
     manifest: bytes
     media_type: str
@@ -111,7 +111,7 @@ class Registry:
         self.close()
 
     def log(self) -> str:
-        """Its log, which has every request that it answered."""
+        """The registry's log, which lists every request."""
         return (self.base / "log").read_text(errors="replace")
 
     def requests(self, *words: str) -> list[str]:
@@ -120,13 +120,13 @@ class Registry:
 
     @property
     def auth(self) -> dict[str, str]:
-        """The header that a client of an engine sends along."""
+        """The header with the credentials, which a client of an engine sends."""
         config = json.dumps({"username": USER, "password": PASSWORD, "serveraddress": self.host})
         return {"X-Registry-Auth": base64.urlsafe_b64encode(config.encode()).decode()}
 
     @property
     def authority(self) -> Path:
-        """The certificate that vouches for it."""
+        """The certificate of the CA that has signed the registry's."""
         return self.base / "server.crt"
 
     def _make_certificate(self) -> None:
@@ -187,8 +187,8 @@ class Registry:
         media_type: str = OCI_MANIFEST,
         change: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> Put:
-        """An image under a tag (or, as `sha256:…`, without one); `change` may spoil the manifest
-        first.
+        """Put an image under a tag, or under its digest (`sha256:…`). `change` may damage the
+        manifest first.
         """
         docker = media_type == DOCKER_MANIFEST
         config = image.configuration()

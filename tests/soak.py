@@ -63,7 +63,7 @@ def soak(
                 engine.restart()
                 daemons += 1
             else:
-                with contextlib.suppress(AssertionError):  # the daemon is starting the next one
+                with contextlib.suppress(AssertionError):  # the daemon is starting the next monitor
                     engine.kill_monitor()
                     monitors += 1
                 _taken_over(engine)
@@ -81,20 +81,20 @@ def soak(
 
 
 def _taken_over(engine: TempEngine) -> None:
-    """Wait until the new monitor has every process: a start is answered after that.
+    """Wait until the new monitor has taken over every process, after which a start is answered.
 
-    Until then the daemon alone holds their descriptors, and its kill would be the second failure at
-    once, which README.md excludes.
+    Until then only the daemon holds the processes' descriptors. Killing it too would be the second
+    failure at once, which README.md excludes.
     """
     probe = engine.create("true")
     start = f"/v1.24/containers/{probe}/start"
-    # not while the end goes unnoticed
+    # wait until the daemon has noticed the monitor's end
     until("a container starts", lambda: engine.request("POST", start).status == 204)
     engine.request("DELETE", f"/v1.24/containers/{probe}?force=1")
 
 
 def _missing(identifier: str, log: bytes, lines: int) -> list[str]:
-    """What is wrong with a log that should have so many lines."""
+    """Errors in a log that should have `lines` lines."""
     found = log.splitlines()
     for number in range(lines):
         if number >= len(found) or found[number] != b"line %d" % number:

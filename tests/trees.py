@@ -10,8 +10,8 @@ from typing import Any
 
 
 def snapshot(root: Path | str, *, times: bool = True) -> dict[str, tuple[Any, ...]]:
-    """Every entry below `root` by relative path: type, mode, owner, mtime, content, link,
-    device, attributes, and which names are one file.
+    """Every entry below `root` by relative path: type, mode, owner, mtime, content, link target,
+    device, attributes, and the other names of the same file.
     """
     top = os.fspath(root)
     found: dict[str, tuple[Any, ...]] = {}

@@ -1,8 +1,8 @@
 """A sample of a container's counters, and 150 containers with an open statistics stream each.
 
-Budgets: 60 us a sample, 3 % of a core for the streams at one sample a second, without
-         what HTTP adds. In live cgroups with
-limits and interfaces, since most of it is the kernel's own work.
+Budgets: 60 us a sample, 3 % of a core for the streams at one sample a second, without the cost of
+         HTTP. Measured on real cgroups with limits and interfaces, because most of the time is
+         spent in the kernel.
 """
 
 from __future__ import annotations

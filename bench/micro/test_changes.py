@@ -11,7 +11,7 @@ from engine.system import files
 
 
 def test_changes(benchmark: Any, tmp_path: Path) -> None:
-    """Half of the paths are in the layer below already."""
+    """Half of the paths exist in the layer below."""
     count = 20_000
     lower, upper = tmp_path / "lower", tmp_path / "upper"
     for directory, first in ((lower, 0), (upper, count // 2)):

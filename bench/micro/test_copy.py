@@ -1,5 +1,5 @@
-"""A tree of 5,000 small files and 100 MB copied, beside GNU cp: what a volume gets of its image
-at its first use.
+"""Copying a tree of 5,000 small files and 100 MB, beside GNU cp. Volumes are filled like this at
+their first use.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_copy_tree(benchmark: Any, tree: Path, tmp_path: Path) -> None:
 
 
 def test_gnu_cp(benchmark: Any, tree: Path, tmp_path: Path) -> None:
-    """What a program that does nothing else needs for the same."""
+    """The time of a program that does the same and nothing else."""
 
     def run() -> None:
         subprocess.run(["cp", "-a", f"{tree}/.", fresh(tmp_path)], check=True)

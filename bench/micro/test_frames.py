@@ -1,4 +1,4 @@
-"""Frames at the sizes that attach and logs move: the answer first, then the time."""
+"""Frames of the sizes that attach and logs send. The result is checked first, then timed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_demultiplex_logs(benchmark: Any) -> None:
 
 
 def test_detach_keys(benchmark: Any) -> None:
-    """Bulk input that the matcher has to look through."""
+    """Much input, which the matcher must scan."""
     data = bytes(byte for byte in range(256) if byte != 0x10) * 128
     keys = DetachKeys(b"\x10\x11")
     assert keys.feed(data) == (data, False)

@@ -1,5 +1,5 @@
 """Requests per second of one server process: a 2 KB JSON answer over keep-alive on a Unix socket.
-The client's own time is the other core's.
+The clients run on another core.
 
 Run `python -m pytest bench/micro/test_http.py -s`; prints one JSON object. Budget: 25,000 a second.
 """

@@ -1,6 +1,6 @@
-"""A layer of 5,000 small files and 100 MB extracted, beside GNU tar. Budget: 0.15 s on one core.
+"""Extracting a layer of 5,000 small files and 100 MB, beside GNU tar. Budget: 0.15 s on one core.
 
-In /tmp, or where `--basetemp` says: the file system is half of what is measured.
+The layer is extracted in /tmp or below `--basetemp`; its file system takes half of the time.
 """
 
 from __future__ import annotations

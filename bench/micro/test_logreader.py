@@ -1,5 +1,5 @@
-"""The log reader's budget: read >= 400 MB/s of output in lines of about 100 bytes; tail and
-since at once.
+"""The log reader. Budget: 400 MB/s of output in lines of about 100 bytes; tail and since take no
+noticeable time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The log writer's budget: write >= 300 MB/s of output in lines of about 100 bytes.
+"""The log writer. Budget: 300 MB/s of output in lines of about 100 bytes.
 
-Writing is timed twice: to a file of the disk, and to one in memory (tmpfs), which is
-truncated at 16 MiB.
+Writing is timed twice: to a file on the disk, and to one in memory (tmpfs), which is truncated at
+16 MiB.
 """
 
 from __future__ import annotations

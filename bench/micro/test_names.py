@@ -1,5 +1,5 @@
-"""The resolver over real UDP in a namespace of its own, and its messages beside dnslib's: the
-answer first, then the time. Needs root.
+"""The resolver over real UDP in a network namespace, and its message code beside dnslib's. The
+answer is checked first, then timed. Needs root.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from engine.system.netlink.rtnl import RouteSocket
 
 QUERIES = 20_000
 WINDOW = 32
-"""Queries under way at once, as of a container with as many threads."""
+"""Queries in progress at once, as from a container with so many threads."""
 CONTAINERS = 1_000
 
 
 def table() -> NameTable:
-    """A network of a thousand, five of which share an alias."""
+    """A network of a thousand containers, five of which share an alias."""
     names = NameTable()
     for number in range(CONTAINERS):
         names.add(
@@ -73,7 +73,9 @@ async def _serve(namespace: int, ready: int) -> None:
 
 
 def test_queries(benchmark: Any, served: tuple[int, int]) -> None:
-    """Names, an alias of five, a name with its network, AAAA of none, and an address back."""
+    """Names, an alias of five containers, a name with its network, an AAAA query without an answer,
+    and a reverse look-up.
+    """
     namespace, server = served
     with namespaces.inside_network(namespace):
         asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -119,7 +121,7 @@ def _cpu(pid: int) -> float:
 
 
 def test_message(benchmark: Any) -> None:
-    """A question read and answered."""
+    """Parse a query and build its answer."""
     message = dnslib.DNSRecord.question("web").pack()
     address = IPv4Address("10.0.0.2").packed
     reply = benchmark(lambda: dns.answer(dns.parse(message), (dns.address_record(address, TTL),)))
@@ -127,7 +129,7 @@ def test_message(benchmark: Any) -> None:
 
 
 def test_message_by_dnslib(benchmark: Any) -> None:
-    """The same by the library, to know what our own is worth."""
+    """The same with dnslib, for comparison."""
     message = dnslib.DNSRecord.question("web").pack()
 
     def run() -> bytes:

@@ -1,6 +1,4 @@
-"""A table laid out through libnftables: in a thread without the process's descriptors, however
-many it has open.
-"""
+"""Creating a table through libnftables, in a process with many open descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from engine.system import namespaces
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 DESCRIPTORS = 2000
-"""More than select(2), with which the library waits, can take."""
+"""More than select(2) supports, with which the library waits."""
 
 
 @pytest.fixture(autouse=True)

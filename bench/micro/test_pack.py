@@ -55,7 +55,7 @@ def test_pack(benchmark: Any, tree: Path) -> None:
 
 
 def test_gnu_tar(benchmark: Any, tree: Path) -> None:
-    """What a program that does nothing else needs for the same."""
+    """The time of a program that does the same and nothing else."""
 
     def run() -> None:
         with subprocess.Popen(["tar", "-cf", "-", "-C", tree, "."], stdout=subprocess.PIPE) as process:

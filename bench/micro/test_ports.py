@@ -1,5 +1,5 @@
-"""200 ports of the host held and let go, beside Python's sockets: what a container that
-publishes a range costs.
+"""Reserving and releasing 200 ports of the host, beside Python's sockets. A container that
+publishes a range needs this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST, COUNT = 8000, 200
 
 @pytest.fixture(autouse=True)
 def own_network() -> Iterator[None]:
-    """Where no other program has a port."""
+    """A network namespace, in which no other program uses a port."""
     with namespaces.new_network() as made:
         yield
     os.close(made)

@@ -1,9 +1,9 @@
-"""The pump from a process's pipe to an attached client: bytes a second, and that they are the right
-ones.
+"""The pump, from a process's pipe to an attached client: bytes per second, and a check that they
+are right.
 
-Budget: 1 GB/s container to client, framed, without a log. Writer, pump and reader are a
-process each, as in life; the reader is plain C recv(2) into one buffer with the frames' headers
-checked, so that the figure is the pump's and not a Python client's.
+Budget: 1 GB/s from container to client, framed, without a log. Writer, pump and reader are three
+processes, as in the engine. The reader calls recv(2) into one buffer and checks only the frame
+headers, so that the pump is measured and not a Python client.
 """
 
 from __future__ import annotations

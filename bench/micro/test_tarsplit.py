@@ -1,5 +1,5 @@
-"""A layer's tar stream made again from its tar-split data and its files: what push and save do
-for each byte they send.
+"""Reassembling a layer's tar stream from its tar-split data and its files, as push and save do for
+every byte that they send.
 """
 
 from __future__ import annotations

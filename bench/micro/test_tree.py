@@ -1,4 +1,4 @@
-"""A tree of 5,000 small files and 100 MB removed."""
+"""Removing a tree of 5,000 small files and 100 MB."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Archives:
             status, body = connection.ask("GET", f"/containers/{container}/archive?path=/etc/passwd")
             if status != 200:
                 raise wire.refusal("GET archive", status, body)
-            place = f"/{time.monotonic_ns()}"  # a new one each time: see Material
+            place = f"/{time.monotonic_ns()}"  # a new one each time, for the reason in Material
             steps.execute(engine, container, "mkdir", place)
             begin = time.perf_counter()
             connection.upload("PUT", f"/containers/{container}/archive?path={place}", str(self._path))
@@ -128,7 +128,7 @@ def exported(material: Material) -> Any:
 
 
 def changed(count: int) -> Any:
-    """Prepare: a container that has created `count` files, a hundred a directory."""
+    """Prepare: a container that has created `count` files, a hundred per directory."""
     command = (
         f"i=0; while [ $i -lt {count // 100 - 1} ]; do "
         "mkdir -p /new/$i; (cd /new/$i; touch $(seq 99)); i=$((i+1)); done; touch /new/end"

@@ -19,7 +19,7 @@ from bench.rows.resources import settled
 PORTS, FIRST_PORT = 4, 20000
 TIMES = 30
 PAUSE = 0.1
-"""Seconds before a start, so that the background work of the removal before it has ended."""
+"""Seconds before a start, in which the background work of the previous removal ends."""
 
 
 def growth(engine: Engine, warm_up: Callable[[], object], work: Callable[[], object]) -> tuple[float, ...]:
@@ -70,7 +70,7 @@ def execs(count: int) -> Callable[[Engine, Any], tuple[float, ...]]:
         job = (engine, engine.idle[0])
         return growth(
             engine,
-            # as many as the engine remembers, and more
+            # more than the engine remembers
             lambda: steps.side_by_side(engine, [job] * 2000, one),
             lambda: steps.side_by_side(engine, [job] * count, one),
         )

@@ -33,16 +33,16 @@ HOST = f"127.0.0.1:{PORT}"
 
 
 class Material:
-    """Images on disk, and in a registry's storage; made when they are first asked for, gone at
+    """Images on disk, and in a registry's storage. They are made at their first use and removed by
     `close`.
 
-    Every load and every pull has an image of its own, and none is deleted in between: ext4 passes
-    over inodes that were deleted within the last minutes, one by one (`recently_deleted`), which
-    takes longer than all that an engine does.
+    Every load and every pull uses another image, and none is deleted in between: ext4 skips inodes
+    that were deleted within the last minutes, one by one (`recently_deleted`), which takes longer
+    than the engine's own work.
     """
 
     PULLED = 10
-    """Number of the first image that is pulled; those below are loaded."""
+    """Number of the first image that is pulled. Images with lower numbers are loaded."""
 
     def __init__(self, scale: int, pulls: int) -> None:
         self._scale = scale
@@ -71,8 +71,8 @@ class Material:
 
     @property
     def stored(self) -> Path:
-        """Storage of a registry that has the images to pull, their layers packed by igzip at its
-        best.
+        """Storage of a registry that has the images to pull, with layers compressed by igzip at its
+        best level.
         """
         if self._stored is None:
             with registries.Registry() as registry, ThreadPoolExecutor(2) as pool:
@@ -115,7 +115,7 @@ def _packed(registry: registries.Registry, path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def registry(engine: Engine, storage: Path) -> Iterator[None]:
-    """A registry at HOST for this engine alone, on the storage given."""
+    """A registry at HOST, for this engine only, with this storage."""
     with tempfile.TemporaryDirectory(prefix="reg", dir="/tmp") as base:
         config = Path(base) / "config.yml"
         log = Path(base) / "log"
@@ -195,7 +195,7 @@ def pulled(material: Material) -> Any:
 
 
 def pushed(material: Material) -> Any:
-    """Into an empty registry each time."""
+    """Push into a registry that is empty each time."""
 
     def sample(engine: Engine, _: Any) -> tuple[float, ...]:
         storage = Path(tempfile.mkdtemp(prefix="pushed", dir=material.directory))
@@ -254,8 +254,8 @@ def rest_after_work(material: Material, lives: int) -> Any:
 
 
 def with_images(material: Material, first: int, count: int) -> Any:
-    """Prepare: generate images from this number on before any sample; those of Material.PULLED
-    in a registry's storage.
+    """Prepare: before any sample, generate `count` images from the number `first` on. Those from
+    Material.PULLED on are stored in a registry.
     """
 
     def prepare(_: Engine) -> Iterator[int]:

@@ -35,8 +35,8 @@ def ports(count: int) -> dict[str, Any]:
 
 
 def one_life(connection: wire.Connection, network: str, published: int = 0) -> tuple[float, ...]:
-    """Milliseconds of each of PARTS for a container of `true`, and of all; the exit code must be
-    0.
+    """Milliseconds of each of PARTS for a container that runs `true`, and of all of them. The exit
+    code must be 0.
     """
     more = ports(published) if published else {}
     begin = time.perf_counter()
@@ -55,7 +55,7 @@ def one_life(connection: wire.Connection, network: str, published: int = 0) -> t
 
 
 def answers_right(engine: Engine, network: str, published: int) -> None:
-    """Assert that output is logged, exit codes are right, and the container is reached at its
+    """Assert that output is logged, exit codes are right, and the container is reachable at its
     address and each port.
     """
     with engine.connection() as connection:
@@ -92,9 +92,9 @@ def reaches(engine: Engine, host: str, port: int) -> None:
 
 
 def in_a_row(work: Callable[[], tuple[float, ...]], seconds: float) -> tuple[float, ...]:
-    """Medians of all runs that start within the time, after one that wakes the machine: an idle
-    virtual machine's first run is slower. Each engine gets the same time, not the same number, so
-    that the machine is equally awake.
+    """Medians of all runs that start within the time. One run before them is not counted, because
+    an idle virtual machine's first run is slower. Each engine gets the same time rather than the
+    same number of runs, so that the machine is equally warm.
     """
     work()
     found: list[tuple[float, ...]] = []

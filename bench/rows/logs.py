@@ -17,12 +17,12 @@ from bench.job import Figure, Job, Size
 from bench.report import Target
 
 LOG_LINE = 175
-"""Approximate bytes of LINE in a json-file log; the gigabyte is the log's size."""
+"""Approximate bytes of LINE in a json-file log. The gigabyte is the size of the log."""
 LAST = 10
 
 
 def seconds(text: str) -> int:
-    """An inspect's time as Unix time, rounded down."""
+    """A time from inspect as Unix time, rounded down."""
     return int(datetime.datetime.fromisoformat(text[:19] + "+00:00").timestamp())
 
 

@@ -37,7 +37,7 @@ def sample_of(count: int) -> Any:
                 begin = time.perf_counter()
                 for network in made:
                     status, said = connection.ask("DELETE", f"/networks/{network}")
-                    assert status in (200, 204), (status, said)  # podman says 200
+                    assert status in (200, 204), (status, said)  # podman answers 200
                 remove = (time.perf_counter() - begin) * 1000 / max(1, len(made))
         return create, list_all, remove
 
@@ -59,5 +59,5 @@ def job(name: str, count: int, default: bool) -> Job:
 
 
 def jobs(size: Size) -> list[Job]:
-    """The five hundred run only when named: dockerd takes minutes."""
+    """The jobs. The one with five hundred networks runs only when named: dockerd takes minutes."""
     return [job("networks", size.of(25, 5), True), job("networks-500", size.of(500, 10), False)]

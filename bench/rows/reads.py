@@ -66,8 +66,8 @@ def right(engine: Engine, target: str, count: int) -> None:
 def read_jobs(
     size: Size, called: int, count: int, idle: int | None, made: Callable[[Engine], None] = lambda _: None
 ) -> list[Job]:
-    """`count` containers (in the rows' names: `called`), of which `idle` run (None: as many as
-    do); `made` makes the others, once.
+    """Jobs with `count` containers, which row names call `called`. `idle` of them run (None: any
+    number); `made` creates the others, once.
     """
     bound = {1000: 5.0}.get(called)
     everything = "/containers/json?all=1"
@@ -160,14 +160,14 @@ def few(size: Size) -> list[Job]:
 
 
 def dense(size: Size) -> list[Job]:
-    """Beside `count` running containers."""
+    """Jobs beside `count` running containers."""
     count = size.of(150, 20)
     return read_jobs(size, 150, count, count)
 
 
 def many(size: Size) -> list[Job]:
-    """Last in a run: their containers stay, because peers would take longer to remove them than
-    all the measuring.
+    """Jobs that come last in a run. Their containers stay, because removing them would take peers
+    longer than all measurements.
     """
     thousand, most = size.of(1000, 100), size.of(5000, 300)
 

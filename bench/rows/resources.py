@@ -15,7 +15,7 @@ from bench.report import Target
 
 
 def settled(engine: Engine) -> int:
-    """PSS once it no longer falls, after ten seconds at most."""
+    """PSS once it no longer decreases, after ten seconds at most."""
     last = engine.proportional_set_size()
     for _ in range(10):
         time.sleep(1)
@@ -62,7 +62,7 @@ def watched(engine: Engine, seconds: float) -> tuple[float, float]:
                     assert data, "a stats stream ended"
                     texts[descriptor] += data
 
-        read(time.monotonic() + 3)  # the first ones come at once, whatever the interval
+        read(time.monotonic() + 3)  # discard the first samples, which ignore the interval
         for text in texts.values():
             text.clear()
         before, begin = engine.processor_time(), time.monotonic()
@@ -83,7 +83,7 @@ def watched(engine: Engine, seconds: float) -> tuple[float, float]:
 
 
 def rest_jobs(size: Size) -> list[Job]:
-    """Without containers; first in a run."""
+    """Jobs without containers; they come first in a run."""
     return [
         Job(
             "memory",
@@ -95,7 +95,7 @@ def rest_jobs(size: Size) -> list[Job]:
 
 
 def dense(size: Size) -> list[Job]:
-    """From none to `count` idle running containers, which stay."""
+    """Jobs from none to `count` idle running containers, which stay."""
     few, many = size.of(20, 5), size.of(150, 20)
 
     def per_container(engine: Engine, _: Any) -> tuple[float, float]:
