@@ -219,15 +219,16 @@ def test_an_archive_goes_in(engine: TempEngine, filled: str, pack: Callable[[byt
 
 
 def chunked(data: bytes) -> bytes:
-    """In chunks of 32 KiB, as Go's clients send a body whose length they do not know."""
+    """The data in chunks of 32 KiB, as Go clients send a body of unknown length."""
     pieces = [data[at : at + 32768] for at in range(0, len(data), 32768)]
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
 
 @pytest.mark.parametrize("coding", ["length", "chunked", "expect", "gzip"])
 def test_large_archives_and_what_comes_after_them(engine: TempEngine, coding: str) -> None:
-    """Large enough that a worker thread reads the client's socket itself: no byte before, in or
-    after the body may be lost."""
+    """The body is so large that a worker thread reads the client's socket itself. No byte before,
+    in or after it may be lost.
+    """
     container = engine.create("true")
     files = {f"in/{at}": os.urandom(size) for at, size in enumerate((10, 700_000, 0, 3_000_000, 512, 33_000))}
     body = tar([Node(name, data) for name, data in files.items()])
@@ -256,8 +257,9 @@ def test_large_archives_and_what_comes_after_them(engine: TempEngine, coding: st
 @pytest.mark.parametrize("left", [100_000, 5_000_000])
 @pytest.mark.parametrize("coding", ["length", "chunked"])
 def test_a_large_archive_that_is_refused_in_its_middle(engine: TempEngine, coding: str, left: int) -> None:
-    """The response comes, whatever the client still sends. Then the connection is kept where little
-    was left, and closed otherwise."""
+    """The response arrives, whatever the client still sends. Afterwards the connection is kept if
+    little of the body was left, otherwise closed.
+    """
     container = engine.create("true")
     nodes = [Node("before", bytes(1_000_000)), Node("../out", b"x"), Node("after", bytes(left))]
     body = tar(nodes)
@@ -281,8 +283,9 @@ def test_a_large_archive_that_is_refused_in_its_middle(engine: TempEngine, codin
 
 
 def test_links_that_lead_round_in_circles(engine: TempEngine, filled: str, tmp_path: Path) -> None:
-    """These links have no target. Without a refusal, `docker cp -L` would take the directory that
-    holds them as the target."""
+    """Such links have no target. If they were not refused, `docker cp -L` would use the directory
+    that contains them as the target.
+    """
     assert put(engine, filled, "/d", [symlink("loop", "loop"), symlink("a", "b"), symlink("b", "a")]).status == 200
     for path in ("/d/loop", "/d/a", "/d/loop/", "/d/loop/x"):
         for method in ("HEAD", "GET"):
@@ -292,8 +295,9 @@ def test_links_that_lead_round_in_circles(engine: TempEngine, filled: str, tmp_p
 
 
 def test_an_archive_that_its_writer_did_not_close(engine: TempEngine, filled: str) -> None:
-    """The archive ends with the content of its last file, as Go's tar.Writer leaves it without
-    Close. It is complete, and Docker accepts it."""
+    """The archive ends after the content of its last file, as Go's tar.Writer leaves it without
+    Close. It is complete, and Docker accepts it.
+    """
     data = tar([Node("left", b"left")], tarfile.USTAR_FORMAT)
     assert put(engine, filled, "/d", data[:516]).status == 200
     assert content(engine, filled, "/d/left") == b"left"

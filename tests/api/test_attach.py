@@ -78,8 +78,9 @@ def test_half_close_is_the_end_of_stdin_alone(engine: TempEngine) -> None:
 
 
 def test_the_end_of_stdin_ends_the_attach_alone(engine: TempEngine) -> None:
-    """Where a half-close does not close the container's stdin: a client that pipes into a console
-    reaches the end of its stream, and the console continues."""
+    """For containers whose stdin a half-close does not close: the stream of a client that pipes
+    into a console ends, and the console continues.
+    """
     script = "while read l; do echo got $l; done"
     for config in ({"OpenStdin": True}, {"OpenStdin": True, "StdinOnce": True, "Tty": True}):
         identifier = engine.started("sh", "-c", script, **config)
@@ -245,8 +246,9 @@ def test_64_megabytes_logged_and_attached_are_the_same(engine: TempEngine) -> No
 
 @pytest.mark.own
 def test_stdin_that_nobody_reads_is_taken_when_it_is_read(engine: TempEngine) -> None:
-    """Stdin beyond the pipe's capacity waits with the client; a container that ends without reading
-    it still ends."""
+    """Input beyond the pipe's capacity stays with the client. A container that exits without
+    reading it still exits.
+    """
     identifier = engine.started("sleep", "600", OpenStdin=True)
     stream, _ = hijack(engine.socket, target(identifier))
     stream.setblocking(False)

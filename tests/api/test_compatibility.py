@@ -81,7 +81,7 @@ def test_the_type_of_a_create(engine: TempEngine) -> None:
 
 
 def test_events_of_the_past(engine: TempEngine, box: str) -> None:
-    """`docker events --until` alone begins with the stored events."""
+    """`docker events --until` without `--since` begins with the stored events."""
     time.sleep(1.1)
     found = engine.request("GET", f"/v1.24/events?until={int(time.time())}").body
     assert ("create", box) in [(event["Action"], event["Actor"]["ID"]) for event in map(json.loads, found.splitlines())]

@@ -23,8 +23,9 @@ RUN = ("run", "--rm", "--network", "none")
 
 
 def output(engine: TempEngine, *arguments: str) -> str:
-    """The output of a container without network; arguments are options, then the shell's script
-    last."""
+    """The output of a container without network. The arguments are options of docker run; the last
+    one is a shell script.
+    """
     *options, script = arguments
     return engine.docker(*RUN, *options, "busybox", "sh", "-c", script).out
 
@@ -257,7 +258,7 @@ def _own_capabilities() -> list[str]:
     return ["CAP_SYS_RESOURCE"] if int(line.split()[1], 16) >> 24 & 1 else []
 
 
-# --- what it may do -------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 
 def _effective(text: str) -> int:
@@ -356,12 +357,12 @@ def test_stop_signal(engine: TempEngine) -> None:
 
 
 def test_stdin_once(engine: TempEngine) -> None:
-    """End of the only client's input is end of file for the container."""
+    """The end of the only client's input is end of file for the container."""
     result = engine.docker(*RUN, "-i", "busybox", "cat", input="all of it")
     assert result.out == "all of it"
 
 
-# --- what it sees ---------------------------------------------------------------------------------
+# --- files and names inside -----------------------------------------------------------------------
 
 
 def test_names(engine: TempEngine) -> None:
@@ -426,7 +427,7 @@ def test_env_file_and_labels(engine: TempEngine, tmp_path: Path) -> None:
     )
 
 
-# --- namespaces of others -------------------------------------------------------------------------
+# --- namespaces of other containers ---------------------------------------------------------------
 
 
 def test_host_namespaces(engine: TempEngine) -> None:

@@ -29,8 +29,9 @@ def test_run_prints_and_removes(engine: TempEngine) -> None:
 
 
 def test_run_on_the_default_network(engine: TempEngine) -> None:
-    """It has an address of its own, a default route to the bridge's gateway, and gets an answer
-    from there."""
+    """The container has its own address, a default route to the bridge's gateway, and gets an
+    answer from the gateway.
+    """
     script = (
         "ip -4 -o addr show eth0; ip route; ping -c 1 -W 5 $(ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p')"
     )
@@ -298,7 +299,8 @@ def test_attach_passes_the_output_on(engine: TempEngine) -> None:
     engine.docker(
         "run", "-di", "--network", "none", "--name", "catted", "busybox", "sh", "-c", "read word; echo $word; exit 8"
     )
-    # End of its stdin ends the attach, so output may be missing; the CLI waits for the exit code.
+    # The end of its stdin ends the attach, so output may be missing. The CLI waits for the exit
+    # code.
     engine.docker("attach", "catted", input="through\n", status=8)
     assert engine.docker("logs", "catted").out == "through\n"
 
@@ -487,8 +489,9 @@ def test_images_tag_rmi(engine: TempEngine) -> None:
 
 
 def test_dangling_images_are_listed(engine: TempEngine) -> None:
-    """The CLI shows digests by `RepoDigests`, and does not request it. `docker images -qf
-    dangling=true` is the usual way to find images to remove."""
+    """The CLI needs `RepoDigests`, which it does not request. `docker images -qf dangling=true` is
+    the usual way to find images to remove.
+    """
     made = []
     engine.docker("run", "--name", "dangler", "--network", "none", "busybox", "touch", "/new")
     try:

@@ -1,4 +1,4 @@
-"""Exec: its user, rights and terminal, its end; no output is lost and nothing is left behind."""
+"""Exec: its user, permissions, terminal and exit. No output is lost and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def created(engine: TempEngine, container: str, *command: str, status: int = 201
 
 
 def opened(engine: TempEngine, exec_id: str, early: bytes = b"", **body: Any) -> tuple[socket.socket, bytes]:
-    """Start it attached; returns the stream, and the bytes that came with the response head."""
+    """Start the exec attached.
+
+    Returns the stream, and the bytes that came with the response head.
+    """
     content = json.dumps({"Detach": False, "Tty": False} | body).encode()
     connection = client.connect(engine.socket)
     connection.sendall(
@@ -84,7 +87,7 @@ def box(engine: TempEngine) -> str:
     return identifier
 
 
-# --- who and with what ----------------------------------------------------------------------------
+# --- user, permissions, environment ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -401,8 +404,7 @@ def test_detach_keys(engine: TempEngine, box: str) -> None:
 
 
 def test_the_default_detach_keys(engine: TempEngine, box: str) -> None:
-    """An empty value means the default here, because the docker CLI sends it when the user gave
-    none."""
+    """An empty value means the default, because the docker CLI sends it if the user gave none."""
     exec_id = created(engine, box, "sh", "-c", "stty raw -echo; echo ready; sleep 600", Tty=True, DetachKeys="", **ALL)
     stream, received = opened(engine, exec_id, Tty=True)
     while b"ready" not in received:

@@ -107,7 +107,7 @@ def test_a_timeout_kills_the_probe_and_what_it_started(engine: TempEngine) -> No
     entry = health(engine, identifier)["Log"][0]
     assert entry["ExitCode"] == -1
     assert entry["Output"] == "Health check exceeded timeout (1.5s)"
-    # the next probe comes as soon, and succeeds as well
+    # the next probe runs as soon, and succeeds too
     until("what it started is gone", lambda: processes(engine, identifier) == ["sleep 600"])
     until("so is it", lambda: engine.inspect(identifier)["ExecIDs"] is None)
 

@@ -111,7 +111,7 @@ def test_binds_of_mounts_are_not_made_unless_asked_for(engine: TempEngine, tmp_p
     ],
 )
 def test_nothing_is_mounted_over_proc_and_sys(tidied: TempEngine, host: dict[str, Any], image_volume: str) -> None:
-    """Nor by an image's VOLUME (CVE-2019-16884), whichever the runtime."""
+    """Not by an image's VOLUME either (CVE-2019-16884), with any runtime."""
     engine = tidied
     image = "busybox"
     if image_volume:
@@ -216,7 +216,7 @@ def test_platform(engine: TempEngine) -> None:
     assert answer.status == 404 and "does not match the specified platform (plan9/mips)" in answer.message
 
 
-# --- where else clients put it --------------------------------------------------------------------
+# --- other places in the body ---------------------------------------------------------------------
 
 
 def test_fields_of_host_config_beside_it(engine: TempEngine) -> None:
@@ -240,7 +240,7 @@ def test_fields_of_host_config_beside_it(engine: TempEngine) -> None:
 
 
 def test_host_config_in_the_body_of_a_start(engine: TempEngine, tmp_path: Path) -> None:
-    """Applied below 1.24, refused there."""
+    """It is applied below API 1.24, and refused at 1.24."""
     (tmp_path / "file").write_text("bound")
     identifier = engine.create("cat", "/foo/file", Volumes={"/foo": {}})
     body = {"Binds": [f"{tmp_path}:/foo"], "Memory": 64 << 20, "NetworkMode": "none"}
@@ -355,8 +355,9 @@ def test_filters_ancestor_with_descendants_and_health(tidied: TempEngine) -> Non
 
 @pytest.mark.own
 def test_parents_of_control_groups_go_with_the_last_container(engine: TempEngine) -> None:
-    """Only directories that the engine had made are removed, after a crash of the daemon too; not
-    pre-existing ones."""
+    """Directories that the engine has made are removed, also after a crash of the daemon. Those
+    that existed before are not.
+    """
     name = f"/engt{os.getpid()}"
 
     def there() -> list[str]:

@@ -1,5 +1,4 @@
-"""Images from outside: every packaging that loads, and those that are refused without leaving a
-trace."""
+"""Loading images: all archive formats, and archives that are refused without leaving a trace."""
 
 from __future__ import annotations
 
@@ -48,8 +47,8 @@ def tags(engine: TempEngine) -> set[str]:
 def repacked(
     archive: bytes, *, rename: str = "", change: Callable[[tarfile.TarInfo, bytes], bytes | None] = lambda _, data: data
 ) -> bytes:
-    """The archive with its one tag renamed, and each file as `change` returns it (None: left
-    out).
+    """The archive with its only tag renamed, and each file replaced by the result of `change` (None
+    removes it).
     """
     out = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(archive)) as source, tarfile.open(fileobj=out, mode="w") as target:
@@ -105,8 +104,8 @@ def test_load_in_each_compression(engine: TempEngine, wrap: Callable[[bytes], by
 
 @pytest.mark.parametrize("drip", [False, True], ids=["silent", "drip"])
 def test_uploads_that_stall_hold_up_no_load(engine: TempEngine, drip: bool) -> None:
-    """Clients that stop in the middle of a layer, more of them than processors; or that send a byte
-    every now and then."""
+    """More clients than processors stop in the middle of a layer, or send only one byte now and
+    then."""
     large = docker_archive(Image([tar([Node("noise", os.urandom(4 << 20))])], ["stalled:latest"]))
     stop = threading.Event()
 
@@ -221,8 +220,9 @@ def test_a_missing_layer(engine: TempEngine, traceless: Callable[[], None]) -> N
     ],
 )
 def test_layers_that_reach_out_stay_inside(engine: TempEngine, name: str, kind: bytes, link: str) -> None:
-    """Refused or contained, never followed: no entry outside the layer's directory is created,
-    linked or removed."""
+    """Such links are refused or resolved inside the layer. No entry outside the layer's directory
+    is created, linked or removed.
+    """
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, link
     passwd = os.stat("/etc/passwd")

@@ -1,5 +1,5 @@
-"""Lifecycle at its edges: impatient and patient stops, paused containers, signals, restart
-policies, memory, names, many verbs at once.
+"""Edge cases of the lifecycle: stops with and without a timeout, paused containers, signals,
+restart policies, memory, names, many verbs at once.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_without_patience(engine: TempEngine, verb: str) -> None:
 
 
 def test_patience_without_end(engine: TempEngine) -> None:
-    """t=-1: the stop waits without limit; verbs with a limit do not wait for it."""
+    """t=-1: the stop waits without limit. Verbs with a timeout do not wait for it."""
     identifier = engine.started(*STUBBORN)
     ready(engine, identifier)
     patient = Background(lambda: engine.post(f"/containers/{identifier}/stop?t=-1"))
@@ -304,7 +304,8 @@ def test_policies_over_restarts_of_the_daemon(own_engine: TempEngine) -> None:
 
 @pytest.mark.own
 def test_a_stop_that_the_daemon_did_not_live_to_see(own_engine: TempEngine) -> None:
-    """The signal is sent, the daemon dies, the container ends: it still counts as stopped."""
+    """The signal is sent, then the daemon is killed, then the container exits. It still counts as
+    stopped by the user."""
     engine = own_engine
     identifier = engine.started(
         "sh",
@@ -331,7 +332,7 @@ def _quietly(engine: TempEngine, target: str) -> None:
 
 
 def test_a_killed_container_stays_down_while_it_restarts(engine: TempEngine) -> None:
-    """Whenever the kill comes, including during the restart."""
+    """The kill may come at any time, also during the restart."""
     for attempt in range(8):
         name = f"k{attempt}"
         engine.started("false", name=name, host={"RestartPolicy": {"Name": "always"}})
@@ -365,8 +366,9 @@ def test_what_was_removed_stays_removed(own_engine: TempEngine) -> None:
 
 
 def test_a_kill_for_memory_is_an_event_at_once(engine: TempEngine) -> None:
-    """A kill of a process other than the container's first: the container continues, and the event
-    does not wait for its end."""
+    """The kernel kills a process other than the container's first one. The container continues, and
+    the event is published before the container's end.
+    """
     begin = time.time()
     grow = "(x=a; while :; do x=$x$x; done); echo survived; exec sleep 600"
     identifier = engine.started("sh", "-c", grow, host={"Memory": 16 << 20, "MemorySwap": 16 << 20})
@@ -538,7 +540,7 @@ def test_order_and_attributes_of_events(engine: TempEngine) -> None:
 
 
 def test_a_start_waits_for_the_restart_of_whose_network_it_joins(engine: TempEngine) -> None:
-    """As when compose restarts a project: all its containers concurrently."""
+    """Compose does this when it restarts a project: it restarts all its containers concurrently."""
     # ignores SIGTERM: its stop takes the full second of its timeout
     owner = engine.started("sleep", "600")
     joiner = engine.create("sleep", "600", network=f"container:{owner}")

@@ -1,4 +1,4 @@
-"""The list of containers: sizes, names, every filter and combinations, limits, and the text of
+"""The list of containers: sizes, names, all filters and some combinations, limits, and the text of
 Status."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs over HTTP: which entries, from which streams, in which format, until when."""
+"""Logs over HTTP: the choice of entries and streams, the format, the end of the stream."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_attach_with_logs_alone(engine: TempEngine, ten: str) -> None:
 
 @pytest.mark.own  # dockerd 20.10 does not answer
 def test_attach_with_logs_before_the_next_start(engine: TempEngine) -> None:
-    """First the log's content, then the container's output when it runs again."""
+    """The stream has the log's content first, then the container's output when it runs again."""
     identifier = engine.started("sh", "-c", "echo run")
     engine.wait(identifier)
     until("it has ended", lambda: not engine.inspect(identifier)["State"]["Running"])

@@ -99,7 +99,7 @@ def test_internal_networks_ask_nobody_outside(engine: TempEngine, networks: Any)
 
 
 def test_own_name_servers_are_asked_from_inside(engine: TempEngine, networks: Any) -> None:
-    """A server on an internal network, reachable only by its containers."""
+    """The server is on an internal network, which only its containers can reach."""
     networks("net", Internal=True)
     server = on(engine, "net", "server")
     where = address(engine, server, "net")

@@ -480,8 +480,8 @@ def test_an_exhausted_pool(engine: TempEngine) -> None:
 
 
 def test_starts_that_fail(engine: TempEngine) -> None:
-    """An unknown network is an error of the start, because clients take a 404 of a create for a
-    missing image."""
+    """An unknown network is an error of start, because clients take a 404 of create as a missing
+    image."""
     create(engine, "gone")
     create(engine, "mine", IPAM=pools({"Subnet": "10.222.0.0/24"}))
     container = engine.create("true", network="nothere")

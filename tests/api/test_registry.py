@@ -228,8 +228,7 @@ def test_ten_pulls_at_once_download_each_blob_once(clean: TempEngine, plain: Reg
         thread.join()
     assert len(results) == 10 and not any(errors(said) for said in results)
     once_more = {blob: count + 1 for blob, count in before.items()}
-    # the registry logs a line when the transfer is complete, which is after its client has
-    # everything
+    # the registry logs a line at the end of a transfer, which is after the client has all data
     until("its log tells of one each", lambda: {blob: downloads(blob) for blob in before} == once_more)
 
 
@@ -358,7 +357,7 @@ def _layers(engine: TempEngine, name: str) -> list[Any]:
     found = [data["UpperDir"], *data.get("LowerDir", "").split(":")]
     snapshots = [trees.snapshot(path) for path in reversed(found) if path]
     for tree in snapshots:
-        # Times of the extraction: of the root, which has no entry in the layers, and of whiteouts.
+        # The root, which has no entry in the layers, and whiteouts have the time of the extraction.
         del tree["."]
         tree.update(
             {name: (*entry[:3], 0, *entry[4:]) for name, entry in tree.items() if entry[0] == oct(stat.S_IFCHR)}

@@ -74,8 +74,8 @@ def test_logs_then_stream_while_the_log_is_rotated(engine: TempEngine) -> None:
 
 @pytest.mark.own
 def test_a_log_is_read_in_order_while_it_is_rotated(engine: TempEngine) -> None:
-    """Each response is the log at some instant, complete and in order, although its files are
-    renamed all the while."""
+    """Each response is the complete log at one moment, in order, although its files are renamed
+    meanwhile."""
     identifier = engine.started(
         "sh", "-c", "i=0; while :; do seq $i $((i+99)); i=$((i+100)); done", host=small("2k", 4)
     )
@@ -89,8 +89,9 @@ def test_a_log_is_read_in_order_while_it_is_rotated(engine: TempEngine) -> None:
 
 @pytest.mark.own
 def test_a_follower_that_takes_nothing_costs_no_more_than_its_bound(engine: TempEngine) -> None:
-    """A slow reader is dropped when the log has grown by 32 MiB for it; then the log is small
-    again."""
+    """When the log has grown by 32 MiB because of a slow reader, rotation no longer waits for it.
+    Then the log is small again.
+    """
     identifier, stdin = waiting(engine, "10k", 2, 600_000)
     stuck = client.connect(engine.socket)
     stuck.sendall(f"GET /v1.24/containers/{identifier}/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())

@@ -27,7 +27,7 @@ def update(engine: TempEngine, identifier: str, status: int = 200, **body: Any) 
 
 
 def test_a_quota_is_taken_away_and_a_period_stands_alone(engine: TempEngine) -> None:
-    """Also when only the period changes, and from the start."""
+    """A period without a quota works too, in update and in create."""
     identifier = engine.started("sleep", "600", host={"CpuQuota": -1})
     for change, quota, period in (
         ({"CpuPeriod": 50_000}, NONE, 50_000),
@@ -45,8 +45,9 @@ def test_a_quota_is_taken_away_and_a_period_stands_alone(engine: TempEngine) -> 
 
 
 def test_memory_up_and_down_while_it_runs(engine: TempEngine) -> None:
-    """The kernel requires the swap limit to be at least the memory limit at all times, whichever
-    way both change."""
+    """The kernel requires at all times that the swap limit is not below the memory limit, also
+    while both change.
+    """
     identifier = engine.started("sleep", "600", host={"Memory": 32 * MB, "MemorySwap": 64 * MB})
     for memory, swap in ((256, 512), (16, 16), (64, 512), (32, 48), (128, -1), (16, 32)):
         assert update(engine, identifier, Memory=memory * MB, MemorySwap=swap * MB if swap > 0 else -1) == {
@@ -62,8 +63,8 @@ def test_memory_up_and_down_while_it_runs(engine: TempEngine) -> None:
 
 
 def test_weight_and_kernel_memory_stay_in_the_record(engine: TempEngine) -> None:
-    """Also where the kernel has no such limit; the weight of BFQ under cgroup v1 is set by the
-    engine.
+    """They stay even if the kernel lacks such a limit. The engine itself sets the weight of BFQ
+    under cgroup v1.
     """
     identifier = engine.started("sleep", "600", host={"BlkioWeight": 200})
     update(engine, identifier, BlkioWeight=300, KernelMemory=64 * MB)

@@ -1,5 +1,5 @@
-"""Uploads as clients send them: when the answer begins, whether the connection is kept, and what
-aborted ones cost.
+"""Uploads as clients send them: when the answer begins, whether the connection is kept, and the
+cost of aborted uploads.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def resident(engine: TempEngine) -> int:
 
 
 def abort_many(engine: TempEngine, count: int, size: int) -> None:
-    """That many clients send most of a large body, and disconnect."""
+    """`count` clients send most of a large body and disconnect."""
     start = head("/v1.24/containers/create", size + 200_000).replace(b"application/x-tar", b"application/json")
     connections = [connect(engine) for _ in range(count)]
     body = memoryview(b'{"Image":"' + bytes(size).replace(b"\0", b"x"))
@@ -162,8 +162,10 @@ def abort_many(engine: TempEngine, count: int, size: int) -> None:
 
 
 def test_aborted_bodies_leave_no_memory_behind(engine: TempEngine) -> None:
-    """60 clients that disconnect in the middle of 4 MB, three times. Reference cycles used to
-    retain 200 MB."""
+    """60 clients disconnect in the middle of 4 MB, three times.
+
+    Reference cycles once kept 200 MB.
+    """
     for _ in range(3):
         assert engine.request("GET", "/v1.24/info").status == 200
     before = resident(engine)
@@ -174,7 +176,10 @@ def test_aborted_bodies_leave_no_memory_behind(engine: TempEngine) -> None:
 
 
 def test_large_bodies_at_once_are_all_read(engine: TempEngine) -> None:
-    """60 uploads of 3.5 MB: more than are read concurrently. Each gets its response, in turn."""
+    """60 uploads of 3.5 MB, which are more than the engine reads at once.
+
+    Each gets its response.
+    """
     body = b'{"Image":"' + b"x" * 3_500_000 + b'"}'
     start = head("/v1.24/containers/create", len(body)).replace(b"application/x-tar", b"application/json")
     children = []

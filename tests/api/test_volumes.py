@@ -315,7 +315,7 @@ def test_removal_takes_anonymous_volumes_along(engine: TempEngine) -> None:
     theirs = anonymous(second)
     remove(second, "?v=1")
     assert names(engine) == sorted([volume, "named"])
-    # Other containers that use it keep it; the last one that did not name it removes it.
+    # It is kept while other containers use it. The last one removes it, if it did not name it.
     third = made()
     shared = anonymous(third)
     inherits = engine.create("true", host={"VolumesFrom": [third]})
@@ -323,7 +323,7 @@ def test_removal_takes_anonymous_volumes_along(engine: TempEngine) -> None:
     assert shared in names(engine) and shared != theirs
     remove(inherits, "?v=1")
     assert shared not in names(engine)
-    # A container that named it does not.
+    # A container that named the volume does not remove it.
     fourth = engine.create("true", host={"Binds": [f"{volume}:/n"]})
     remove(fourth, "?v=1")
     assert volume in names(engine)

@@ -1,5 +1,5 @@
-"""Attach by websocket, with a client library that keeps to RFC 6455, and raw bytes for violations
-of it."""
+"""Attach by websocket, with a client library that follows RFC 6455, and with raw bytes that violate
+it."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_terminal(engine: TempEngine) -> None:
     identifier = engine.started("sh", "-c", "tty; read word; echo got $word", OpenStdin=True, Tty=True)
     with attached(engine, identifier, ALL + "&logs=1") as connection:
         told = b""
-        while not told.endswith(b"\n"):  # input before that is echoed before it
+        while not told.endswith(b"\n"):  # earlier input is echoed before it
             told += data(connection.recv())
         connection.send("word\n")
         received, _ = to_end(connection)
@@ -241,7 +241,7 @@ def test_frames_in_the_segment_of_the_handshake(engine: TempEngine) -> None:
         (b"\x81\x05hello", 1002),  # not masked
         (b"\xf1\x80\0\0\0\0", 1002),  # reserved bits
         (b"\x83\x80\0\0\0\0", 1002),  # unknown kind
-        (b"\x81\x82\0\0\0\0\xff\xfe", 1007),  # text that is no UTF-8
+        (b"\x81\x82\0\0\0\0\xff\xfe", 1007),  # text that is not UTF-8
     ],
 )
 def test_what_breaks_the_protocol(engine: TempEngine, frame: bytes, code: int) -> None:

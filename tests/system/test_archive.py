@@ -121,7 +121,7 @@ def test_paths_swapped_in_a_tight_loop(own: TempEngine, tmp_path: Path) -> None:
     assert not bodies, "a file of the host was read"
     assert snapshot(outside) == before, "a file of the host was written"
     assert len(answered) == CALLS
-    assert answered.count(200) > CALLS // 10  # so the refusals are not refusals of everything
+    assert answered.count(200) > CALLS // 10  # the engine does not refuse everything
     assert set(answered) <= {200, 400, 404}, said
     assert own.inspect(container)["State"]["Running"]
 
@@ -265,8 +265,9 @@ def test_memory_stays_flat_for_a_slow_client(own: TempEngine) -> None:
 
 
 def test_clients_that_stall_hold_nobody_up(own: TempEngine) -> None:
-    """More clients than there are threads for archives leave: after the header, and in the middle
-    of a file."""
+    """More clients stall than there are threads for archives, after the header and in the middle of
+    a file.
+    """
     container = own.create("true")
     body = tar([Node("x", bytes(1 << 20))])
     stalled = []
@@ -279,7 +280,7 @@ def test_clients_that_stall_hold_nobody_up(own: TempEngine) -> None:
     assert archive(own, "PUT", container, "/", body).status == 200
     assert archive(own, "GET", container, "/x").status == 200
     assert own.request("GET", "/v1.24/containers/json").status == 200
-    for connection in stalled[:10]:  # they may go on, too
+    for connection in stalled[:10]:  # a stalled client may also continue
         connection.sendall(body[1000 if stalled.index(connection) % 2 else 800_000 :])
         assert connection.recv(12) == b"HTTP/1.1 200"
     for connection in stalled:
@@ -295,8 +296,8 @@ def mounted_on_host(engine: TempEngine) -> list[str]:
 
 
 def archive_threads_idle(engine: TempEngine, running: int = 0) -> bool:
-    """No call holds a container's root any more: the mount namespace has only the roots of running
-    containers, and no call's."""
+    """True if no call holds a container's root: the mount namespace has only the roots of running
+    containers."""
     found = set()
     for task in os.listdir(f"/proc/{engine.pid}/task"):
         with contextlib.suppress(OSError):
@@ -353,8 +354,9 @@ def test_killed_in_mid_call(own: TempEngine, running: bool, call: str) -> None:
 
 
 def test_start_stop_and_remove_while_files_are_read(own: TempEngine) -> None:
-    """A container's overlay is mounted once at a time: calls that began before a start see its
-    changes, and the reverse."""
+    """A container's overlay is mounted only once at a time, so calls that began before a start see
+    the container's changes, and the reverse.
+    """
     container = own.create("sh", "-c", "while :; do date > /ticks; sleep 0.02; done")
     assert archive(own, "PUT", container, "/", tar([Node("big", os.urandom(1 << 20) * 32)])).status == 200
     with client.connect(own.socket) as slow:
@@ -373,8 +375,8 @@ def test_start_stop_and_remove_while_files_are_read(own: TempEngine) -> None:
 
 
 def test_the_same_files_put_by_many_at_once(own: TempEngine) -> None:
-    """Each call meets names that another call has just created or is about to replace. All succeed,
-    as in Docker, which serializes them."""
+    """Each call finds names that another call has just created or will replace. All succeed, as in
+    Docker, which serializes the calls."""
     container = own.started("sleep", "1000", host={"Binds": ["shared:/vol"]})
     kinds = [
         Node("t/file", b"x"),
@@ -401,8 +403,9 @@ def test_the_same_files_put_by_many_at_once(own: TempEngine) -> None:
 
 
 def test_volumes_that_go_with_their_container_while_it_is_read(own: TempEngine) -> None:
-    """A call that comes too late is answered that the container is gone, whichever part was removed
-    first."""
+    """A call that comes too late answers that there is no such container, whichever part was
+    removed first.
+    """
     odd: list[client.Answer] = []
     for _ in range(15):
         container = own.create("true", Volumes={"/a": {}, "/b": {}, "/c": {}})
@@ -443,8 +446,9 @@ def test_calls_leave_no_mount_and_no_descriptor(own: TempEngine, tmp_path: Path)
 
 
 def test_a_bind_whose_host_path_the_container_swaps(own: TempEngine, tmp_path: Path) -> None:
-    """`-v /a:/a -v /a/b:/b`: reads and writes at /b reach the container's mount, whatever it does
-    with /a/b."""
+    """`-v /a:/a -v /a/b:/b`: reads and writes at /b reach the container's mount, whatever the
+    container does with /a/b.
+    """
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").write_text("mine")
     (tmp_path / "outside").mkdir()

@@ -129,7 +129,7 @@ def _links() -> list[str]:
 
 
 def _oracle() -> set[str]:
-    """Names of the links as another implementation reads them."""
+    """Names of the links as pyroute2 reads them."""
     with pyroute2.IPRoute() as kernel:
         return {each.get_attr("IFLA_IFNAME") for each in kernel.get_links()}
 
@@ -187,8 +187,7 @@ async def _netlink(_: Path) -> None:
 
 
 async def _threads(_: Path) -> None:
-    """Entering and leaving namespaces changes only the calling thread, also when the block
-    fails."""
+    """Entering and leaving namespaces affects only the calling thread, also if the block fails."""
     home = os.stat("/proc/thread-self/ns/net").st_ino
     await asyncio.to_thread(int)  # a thread started inside would start in the new namespace
     with namespaces.new_network() as descriptor:
@@ -247,8 +246,9 @@ async def _endpoints(directory: Path) -> None:
 
 
 async def _nat(directory: Path) -> None:
-    """The outside is a second namespace without a route back to the containers: only masqueraded
-    packets are answered."""
+    """The outside world is a second namespace without a route to the containers, so only
+    masqueraded packets are answered.
+    """
     with RouteSocket() as links:
         with namespaces.new_network() as outside:
             far = RouteSocket()
@@ -362,8 +362,9 @@ async def _restart(directory: Path) -> None:
 
 
 async def _deleted(directory: Path) -> None:
-    """An operator deletes bridges: the next container that needs one gets it, and earlier
-    containers are reconnected."""
+    """An operator deletes bridges. The next container that needs one gets it, and earlier
+    containers are reconnected.
+    """
     async with network(directory) as networks:
         await networks.create(
             msgspec.convert({"Name": "own", "Options": {"com.docker.network.driver.mtu": "1400"}}, NetworkCreate)
@@ -384,8 +385,8 @@ async def _deleted(directory: Path) -> None:
 
 
 async def _deleted_and_back(directory: Path) -> None:
-    """An operator deletes bridges: they are recreated without a request, with all their endpoints.
-    Bridges of other programs and of removed networks are not."""
+    """An operator deletes bridges. They are recreated at once, with all their endpoints. Bridges of
+    other programs and of removed networks are not."""
     async with network(directory) as networks:
         with RouteSocket() as links:
             links.apply(rtnl.create_bridge("theirs", mac="02:00:00:00:00:01"))
@@ -428,8 +429,8 @@ async def _deleted_and_back(directory: Path) -> None:
 
 
 async def _deleted_while_it_returns(directory: Path) -> None:
-    """A bridge is deleted again before all its endpoints are restored: waiting callers get one that
-    has them."""
+    """A bridge is deleted again before all its endpoints are restored. Waiting callers get a bridge
+    that has them."""
     async with network(directory) as networks:
         first = await networks.endpoint("first")
         bridges = networks.drivers.bridges
@@ -567,7 +568,7 @@ async def _concurrent(directory: Path) -> None:
 
 
 async def _lingering(directory: Path) -> None:
-    """A process keeps the namespace alive: its host end is deleted all the same."""
+    """A process keeps the namespace alive. The veth's end on the host is deleted nevertheless."""
     sandboxes.LINGER = 0.2
     async with network(directory) as bridge:
         sandbox = await bridge.endpoint("held")
@@ -741,7 +742,7 @@ def test_bridge(body: Body, tmp_path: Path) -> None:
 
 
 def test_host_is_untouched() -> None:
-    """Effects of the bodies above stayed in their namespaces."""
+    """The tests above have changed nothing outside their namespaces."""
     own = {
         "engined0",
         "b-1.x",

@@ -86,13 +86,13 @@ class Project:
         (directory / "docker-compose.yml").write_text(file)
 
     def __call__(self, *arguments: str) -> str:
-        """The stdout of `docker-compose ARGUMENTS`; AssertionError when it fails."""
+        """The stdout of `docker-compose ARGUMENTS`. Raises AssertionError if it fails."""
         done = self._run(arguments)
         assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         return done.stdout
 
     def fails(self, *arguments: str) -> str:
-        """Its response."""
+        """The error output of `docker-compose ARGUMENTS`, which must fail."""
         done = self._run(arguments)
         assert done.returncode != 0, (arguments, done.stdout, done.stderr)
         return done.stderr
@@ -113,7 +113,7 @@ class Project:
         return self("exec", "-T", service, *command)
 
     def serves(self, service: str, url: str, words: str) -> None:
-        """A service gets `words` from `url`, once that is answered."""
+        """Wait until a service gets an answer from `url`, and assert that it contains `words`."""
         self.exec(
             service, "sh", "-c", f"for i in $(seq 300); do wget -qO /tmp/got {url} && exit; sleep 0.1; done; exit 1"
         )
@@ -121,7 +121,7 @@ class Project:
 
 
 def fetched(port: int | str) -> str:
-    """The response of 127.0.0.1 at that port, once there is one."""
+    """The response of 127.0.0.1 at that port. Waits until there is one."""
     found: list[str] = []
 
     def asked() -> bool:

@@ -1,5 +1,5 @@
-"""Trees copied by `_fast/copy`: compared completely with their source, and copied while they change
-maliciously."""
+"""Trees copied by `_fast/copy`, compared completely with their source, and copied while a hostile
+program changes them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_deep_and_wide(places: tuple[Path, Path]) -> None:
     for number in range(1500):
         (source / f"f{number:04}").write_text(str(number))
         os.link(source / f"f{number:04}", source / f"g{number:04}")
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     copied(source, target)
     assert snapshot(target) == snapshot(source)

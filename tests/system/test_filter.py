@@ -174,7 +174,7 @@ def test_what_is_missing_is_put_back(harm: str) -> None:
 
 
 def test_changes_of_a_table_that_is_gone() -> None:
-    """The table is found as it should be."""
+    """The table is restored completely."""
 
     def body() -> None:
         table = made()
@@ -221,7 +221,7 @@ def test_a_table_of_another_version() -> None:
 
 
 def test_a_kernel_that_cannot_relay(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The other rules are as elsewhere; existing tables stay."""
+    """The other rules are the same as on other kernels; existing tables stay."""
 
     def body() -> None:
         made().close(remove=False)

@@ -1,5 +1,5 @@
 """A full disk: operations that free space work, those that need space report the reason, and exits
-are kept. Runs on small file systems of its own."""
+are kept. The tests run on small file systems of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> None:
-    """Take every block, as a container's dd would."""
+    """Use every free block, as dd in a container would."""
     descriptor = os.open(place / "fill", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         for size in (1 << 20, 4096, 1):
@@ -64,8 +64,9 @@ class Thing(msgspec.Struct, frozen=True):
 
 
 def test_records_change_and_go_on_a_full_disk(disk: Path) -> None:
-    """Thousands of updates of existing records, new ones refused, all removed; after a restart too;
-    and new ones accepted again when there is space."""
+    """Existing records can be updated thousands of times, new ones are refused, and all can be
+    removed, also after a restart. New ones are accepted again when there is space.
+    """
 
     async def work(restarted: bool) -> None:
         records = Records(disk / "state.db")
@@ -102,7 +103,7 @@ def test_records_change_and_go_on_a_full_disk(disk: Path) -> None:
 
 
 def test_records_survive_a_kill_on_a_full_disk(disk: Path) -> None:
-    """Two processes that end without `close`: the log keeps its blocks."""
+    """Two processes end without `close`. The log keeps its blocks."""
     script = """if True:
         import asyncio, os, sys
         from pathlib import Path
@@ -203,7 +204,7 @@ def test_an_image_goes_from_a_full_disk(full_engine: TempEngine) -> None:
 
 
 def big_archive() -> bytes:
-    """A file of 40 MiB, whose zeros take space all the same."""
+    """A file of 40 MiB of zeros, which take space."""
     import io
     import tarfile
 

@@ -43,7 +43,9 @@ def registry() -> Iterator[Registry]:
 
 
 def whole(engine: TempEngine) -> set[str]:
-    """Names of all images. Each returns its layers byte for byte; nothing else is on the disk."""
+    """Names of all images. Asserts that the layers of each are complete, byte for byte, and that
+    nothing else is on the disk.
+    """
     images = engine.request("GET", "/v1.24/images/json?digests=1").json()
     directories: set[str] = set()
     for image in images:

@@ -72,7 +72,7 @@ asyncio.run(main())
 
 
 def killed_at(root: Path, step: int, verb: str) -> bool:
-    """Run the child; False when it finished without being killed."""
+    """Run the child. Returns False if it finished without being killed."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(root), str(step), verb],
         cwd=ROOT,
@@ -96,7 +96,7 @@ def restarted(root: Path, check: Callable[[Stage], Any]) -> None:
 
 
 def is_whole(stage: Stage) -> None:
-    """Every image has its layers and its blob, and nothing else is on the disk."""
+    """Assert that every image has its layers and its blob, and that nothing else is on the disk."""
     used: set[str] = set()
     for record in stage.images:
         for chain_id in record.chain_ids:

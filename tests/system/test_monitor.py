@@ -40,7 +40,7 @@ from tests import cgroups
 
 LIMIT = 60.0
 CGROUP = f"/engined-monitor-{os.getpid()}"
-"""Of this run only: leftovers of other runs are not failures of this one."""
+"""Cgroup of this run only, so that leftovers of other runs cause no failures."""
 MIB = 1 << 20
 
 
@@ -103,7 +103,7 @@ class Reader:
 
 
 class Bench:
-    """A RUN directory, a rootfs, and bundles in it."""
+    """A RUN directory, a rootfs, and bundles that use it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -247,7 +247,7 @@ def drive(bench: Bench, story: Callable[[Monitor], Awaitable[None]], stall: int 
 async def attach(
     monitor: Monitor, key: str, *, stdin: bool = False, raw: bool = False, hold: bool = False, **more: Any
 ) -> tuple[socket.socket, int]:
-    """The client's end of a socket that is attached to `key`."""
+    """Attach a client to `key`. Returns the client's end of its socket, and its number."""
     ours, theirs = socket.socketpair()
     with theirs:
         client = Client(descriptor=theirs.fileno(), stdin=stdin, stdout=True, stderr=True, raw=raw, **more)
@@ -388,8 +388,9 @@ def test_stdin_round_trip_with_half_close(bench: Bench) -> None:
 
 
 def test_stdin_stays_open_without_stdin_once(bench: Bench) -> None:
-    """The end of a client's input ends its attach, as in Docker. What it typed has been delivered,
-    and the next client can type."""
+    """The end of a client's input ends its attach, as in Docker. Its input has been delivered, and
+    the next client can send input.
+    """
 
     async def story(monitor: Monitor) -> None:
         key, launch = bench.launch("while read line; do echo got $line; done")
@@ -488,8 +489,9 @@ def test_detach_keys(bench: Bench) -> None:
 
 
 def test_a_client_and_a_document_come_with_the_run(bench: Bench) -> None:
-    """An exec is one order: its client receives all of the output, or stays attached for the
-    failure message. Nothing of an order is left."""
+    """An exec is one order. Its client receives all of the output, or stays attached for the
+    failure message. Nothing of the order is left behind.
+    """
 
     def client(theirs: socket.socket) -> Client:
         return Client(descriptor=theirs.fileno(), stdin=True, stdout=True, stderr=True, raw=True, head=b"HEAD ")
@@ -531,7 +533,7 @@ def test_a_client_and_a_document_come_with_the_run(bench: Bench) -> None:
         assert bytes(reader.data) == b"HEAD it failed"
 
         kept = await asyncio.to_thread(lambda: os.memfd_create("not a socket"))
-        try:  # as when the socket could not be passed: then no process is run
+        try:  # as if the socket could not be passed; then no process is run
             refused = Client(descriptor=kept, stdin=False, stdout=True, stderr=True, raw=True)
             with pytest.raises(ServerError) as error:
                 await monitor.run("refused", argv, cwd="/", client=refused, document=document("cat"))
@@ -592,11 +594,11 @@ def test_watch_log(bench: Bench) -> None:
         client, _ = await attach(monitor, key, stdin=True, raw=True)
         await monitor.run(key, **launch, open_stdin=True, log=bench.log(key))
         inode = os.stat(bench.log(key).path).st_ino
-        # no such process: answered at once
+        # there is no such process, so the answer comes at once
         await asyncio.wait_for(monitor.watch_log(key, inode, 5), LIMIT)
         watch = asyncio.create_task(monitor.watch_log(key, inode, 0))
         abandoned = asyncio.create_task(monitor.watch_log(key, inode, 0))
-        await monitor.watch_log(key, 0, 0)  # both are registered when this is answered
+        await monitor.watch_log(key, 0, 0)  # after this answer both are registered
         abandoned.cancel()
         client.sendall(b"a\n")
         await asyncio.wait_for(watch, LIMIT)
@@ -734,8 +736,9 @@ asyncio.run(main())
 
 
 def test_kill_of_the_daemon(bench: Bench) -> None:
-    """Containers print, end and are being started when the daemon is killed; the next daemon learns
-    all of it."""
+    """Containers print, exit and are being started when the daemon is killed. The next daemon
+    learns all of it.
+    """
     ours, theirs = socket.socketpair()
     daemon = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DAEMON), str(bench.run)],
@@ -969,8 +972,9 @@ def test_the_runtime_is_executed_where_nobody_can_write_to_it(tmp_path: Path) ->
 
 
 def test_a_monitor_of_the_previous_protocol(bench: Bench) -> None:
-    """Upgrade and downgrade: a daemon uses a monitor that speaks only the previous protocol, and
-    the next daemon takes it over."""
+    """Upgrade and downgrade. A daemon uses a monitor that speaks only the previous protocol, and
+    the next daemon takes it over.
+    """
     bench.run.mkdir()
     command = [sys.executable, "-P", "-S", "-m", "engine.monitor", "--run", str(bench.run), "--protocol", "3"]
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
@@ -1032,8 +1036,9 @@ def test_kills_of_the_monitor_lose_no_line(bench: Bench) -> None:
 
 @pytest.mark.parametrize("removed", ["socket", "monitor"])
 def test_a_monitor_whose_socket_was_removed(bench: Bench, removed: str) -> None:
-    """A cleaner of temporary files removed the socket while no daemon ran: the next daemon finds
-    the monitor, and starts no second one."""
+    """A cleaner of temporary files removed the socket while no daemon ran. The next daemon finds
+    the monitor and starts no second one.
+    """
 
     async def story(monitor: Monitor) -> None:
         key, launch = bench.launch("while :; do sleep 1; done")
@@ -1056,7 +1061,7 @@ def test_a_monitor_whose_socket_was_removed(bench: Bench, removed: str) -> None:
 
 
 def test_a_monitor_that_nothing_can_find_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No daemon, no process, no RUN directory."""
+    """A monitor ends if it has no daemon, no process and no RUN directory."""
     bench.run.mkdir()
     code = f"from engine.monitor import monitor; monitor.LOOK_PAUSE = 0.2; monitor.main(['--run', {str(bench.run)!r}])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:

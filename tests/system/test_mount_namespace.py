@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def failing(at: int, real: Callable[..., Any], error: Exception) -> Callable[..., Any]:
-    """`real`, which raises at call number `at`."""
+    """The function `real`, except that call number `at` raises."""
     calls = 0
 
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -48,8 +48,9 @@ def failing(at: int, real: Callable[..., Any], error: Exception) -> Callable[...
 def test_a_failure_on_the_way_in_is_passing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, error: Exception
 ) -> None:
-    """One thread: the call after the failed one works in the same thread, and nothing is mounted on
-    the host."""
+    """The call after the failed one works in the same thread, and nothing is mounted on the
+    host.
+    """
     (tmp_path / "file").touch()
     before = len(mounts.mounts())
     monkeypatch.setattr(detached_mounts, "THREADS", 1)

@@ -1,5 +1,6 @@
-"""User networks on the real kernel: what survives a daemon and a reboot, what a crash leaves, what
-a failure undoes."""
+"""User networks on the real kernel: their state after a restart of the daemon, a reboot and a
+crash, and the undo of failures.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +240,7 @@ async def _no_names(directory: Path) -> None:
 
 
 async def _undone(directory: Path) -> None:
-    """Whichever step fails, nothing of a network or an endpoint is left."""
+    """Nothing of a network or an endpoint is left, whichever step fails."""
     async with network(directory) as networks:
         await networks.create(body("first", "10.3.0.0/29"))
         await networks.create(body("second", "10.4.0.0/29"))
@@ -335,7 +336,7 @@ async def _swept(directory: Path) -> None:
 
 
 async def _taken_by_another(directory: Path) -> None:
-    """Another engine takes the same subnet at the same moment: the younger link is withdrawn."""
+    """Another engine uses the same subnet at the same moment. The younger link is removed."""
     async with network(directory) as networks:
         original = BridgeDriver._contested
         seen: list[str] = []
@@ -378,7 +379,7 @@ def inspect(engine: TempEngine, name: str) -> Any:
 
 
 def own_bridges(engine: TempEngine) -> set[str]:
-    """Bridges of user networks that carry this engine's mark."""
+    """Bridges of user networks with this engine's alias."""
     mark = f"engined {inspect(engine, 'bridge')['Id'][:12]}"
     found = set()
     for link in Path("/sys/class/net").iterdir():
@@ -441,8 +442,8 @@ def test_networks_come_back_after_a_reboot(own_engine: TempEngine) -> None:
 
 
 def test_a_crash_leaves_no_bridge(own_engine: TempEngine) -> None:
-    """SIGKILL at random instants while networks are created and removed: every bridge has its
-    record, and every record its bridge."""
+    """The daemon is killed at random times while networks are created and removed. Afterwards every
+    bridge has its record, and every record its bridge."""
     engine, chance = own_engine, random.Random(7)
     for round_ in range(5):
         stopped = threading.Event()

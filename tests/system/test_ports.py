@@ -1,8 +1,8 @@
 """Published ports and network isolation, with real packets: containers of a real engine, and a LAN
 host in a namespace of the test.
 
-Absence of a packet is proved by order: first the packet that must not arrive is sent, then one that
-does arrive. When that one has come, the other would have come too.
+That a packet does not arrive is proved by order: it is sent first, and then one that does arrive.
+When the second one has arrived, the first one would have arrived too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 T = TypeVar("T")
 
 _LINK = os.getpid() % 250
-"""Other runs of these tests on this host use other addresses."""
+"""Part of the addresses, so that other runs of these tests on this host use other ones."""
 HOST, LAN = f"198.18.{_LINK}.1", f"198.18.{_LINK}.2"
 HOST6, LAN6 = f"fd98:{_LINK}::1", f"fd98:{_LINK}::2"
 
 
 class Lan:
-    """A host on a link of its own to this one, which is its router. It has no name in /run/netns,
-    so the kernel removes it however the test ends."""
+    """A host on its own link to this host, which is its router. Its namespace has no name in
+    /run/netns, so the kernel removes it however the test ends.
+    """
 
     def __init__(self) -> None:
         self.name = f"lan{secrets.token_hex(3)}"
@@ -51,7 +52,7 @@ class Lan:
         run(f"ip -6 address add {HOST6}/64 dev {self.name} nodad")
         Path(f"/proc/sys/net/ipv6/conf/{self.name}/accept_dad").write_text(
             "0"
-        )  # its link-local address is usable at once
+        )  # without duplicate address detection, its link-local address is usable at once
         run(f"ip link set {self.name} up")
         self("ip link set lo up")
         self("ip link set eth0 up")
@@ -150,7 +151,7 @@ def table(engine: TempEngine) -> str:
 
 
 def answer(host: str, port: int, seconds: float = 5) -> str:
-    """The response of a service that sends one line; the error when there is none."""
+    """The line that a service sends, or the name of the error."""
     try:
         with socket.create_connection((host, port), seconds) as connection:
             return connection.makefile().readline().strip()
@@ -215,7 +216,7 @@ def network(engine: TempEngine, **body: Any) -> Iterator[str]:
         engine.remove_all()
 
 
-# --- who reaches a port ---------------------------------------------------------------------------
+# --- reaching a port ------------------------------------------------------------------------------
 
 
 def test_from_everywhere(engine: TempEngine, lan: Lan) -> None:
@@ -274,8 +275,9 @@ def datagram(host: str, port: int, payload: bytes, source: int = 0) -> None:
 
 
 def test_loopback_is_not_the_lans(engine: TempEngine, lan: Lan) -> None:
-    """A port bound to 127.0.0.1 is reachable from the host only, whatever the LAN or a container
-    sends; nor by the container's own address."""
+    """A port bound to 127.0.0.1 is reachable only from the host, whatever the LAN or a container
+    sends. It is not reachable by the container's own address either.
+    """
     web = serving(
         engine,
         {"80/udp": [{"HostIp": "127.0.0.1"}], "81/udp": [{}]},
@@ -329,7 +331,7 @@ NOBODY_BY_IPV6 = dict.fromkeys(
 
 @pytest.mark.parametrize("host_ip", ["", "0.0.0.0", "::"])
 def test_by_ipv6_to_a_container_without(engine: TempEngine, lan: Lan, host_ip: str) -> None:
-    """TCP is relayed for every address of the host; also while no daemon runs, and by the next
+    """TCP is relayed for every address of the host, also while no daemon runs and with the next
     daemon."""
     web = serving(engine, {"80/tcp": [{"HostIp": host_ip}]})
     port = one_port(engine, web, ip=host_ip or "0.0.0.0")
@@ -479,8 +481,9 @@ def crc32c(data: bytes | bytearray) -> int:
 
 
 def test_internal(engine: TempEngine, lan: Lan) -> None:
-    """No traffic in or out, not even by a port that another network publishes; neighbours can
-    talk."""
+    """No traffic in or out, not even by a port that another network publishes. Neighbours can reach
+    each other.
+    """
     web = serving(engine, {"80/tcp": [{}]})
     port = one_port(engine, web)
     with network(engine, Internal=True) as inside:
@@ -623,7 +626,7 @@ def test_a_stopped_container_has_no_ports(engine: TempEngine) -> None:
     assert one_port(engine, web)
 
 
-# --- what happens to the host ---------------------------------------------------------------------
+# --- changes on the host --------------------------------------------------------------------------
 
 
 def test_the_next_one_has_them_when_the_wait_is_answered(engine: TempEngine) -> None:
@@ -686,7 +689,9 @@ def test_somebody_deletes_the_bridge(engine: TempEngine, lan: Lan) -> None:
 
 
 def test_udp_clients_do_not_stay_with_the_old_container(engine: TempEngine, lan: Lan) -> None:
-    """A client that keeps sending from one port reaches the container that has the port now."""
+    """A client that keeps sending from one port reaches the container that publishes the port
+    now.
+    """
     first = serving(engine, {"80/udp": [{}]}, command=("sleep", "1000"))
     port = one_port(engine, first, "80/udp")
 
@@ -721,8 +726,9 @@ ECHO = ("nc", "-ll", "-p", "80", "-e", "cat")
 
 
 def echoed(port: int, size: int, host: str = "::1") -> int:
-    """How many of that many bytes are echoed after the client has shut down its sending side;
-    asserts that they are equal."""
+    """The number of bytes, of `size`, that are echoed after the client has shut down its sending
+    side. Asserts that they are equal.
+    """
     sent = os.urandom(1 << 20) * (size >> 20)
     with socket.create_connection((host, port), 30) as connection:
 
@@ -837,8 +843,9 @@ def test_what_goes_by_ipv6_loopback(engine: TempEngine) -> None:
 
 
 def test_localhost_without_daemon_or_monitor(engine: TempEngine) -> None:
-    """Connections last as long as the monitor. New ones are accepted whichever of daemon and
-    monitor has just died."""
+    """Connections last as long as the monitor. New ones are accepted after the daemon or the
+    monitor has died.
+    """
     web = serving(engine, {"80/tcp": [{}]}, command=ECHO)
     port = one_port(engine, web)
     until("it listens", lambda: answer("127.0.0.1", port, 0.1) == "TimeoutError")
@@ -906,12 +913,12 @@ def test_a_host_without_ipv6() -> None:
         assert "ERROR" not in engine.log()
 
 
-# --- silence --------------------------------------------------------------------------------------
+# --- isolation of networks ------------------------------------------------------------------------
 
 
 def test_nothing_of_one_network_is_heard_on_another(engine: TempEngine) -> None:
-    """No frame passes, not even ARP: neither a container's broadcasts nor packets to an address of
-    the other network."""
+    """No frame passes, not even ARP. This holds for broadcasts of a container and for packets to an
+    address of the other network."""
     with network(engine) as one, network(engine) as other:
         speaker = engine.started(
             "sleep", "1000", network=one, name=f"s{secrets.token_hex(4)}", host={"CapAdd": ["NET_RAW"]}

@@ -170,7 +170,7 @@ def addresses(reply: DNSRecord) -> list[str]:
 
 
 def _both(address: str, port: int) -> tuple[socket.socket, socket.socket]:
-    """UDP and TCP sockets with the same number; 0: one that is free for both."""
+    """A UDP and a TCP socket with the same port; 0: a port that is free for both."""
     while True:
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -188,8 +188,9 @@ def _both(address: str, port: int) -> tuple[socket.socket, socket.socket]:
 
 
 class Upstream:
-    """A name server that answers with `reply`: bytes, several of them, or nothing at all. `asked`
-    are the queries it received."""
+    """A name server. `reply` returns the answer to a query: bytes, a list of bytes, or nothing.
+    `asked` has the queries that it received.
+    """
 
     def __init__(self, reply: Callable[[DNSRecord], list[bytes]], address: str = "127.0.0.1", port: int = 0) -> None:
         self._reply = reply
@@ -322,7 +323,10 @@ def test_many_names_are_cut_and_come_whole_by_tcp(namespace: int) -> None:
 
 
 def test_the_containers_own_server_has_port_53(namespace: int) -> None:
-    """On every address except 127.0.0.11; and the ports really used are visible nowhere."""
+    """On every address except 127.0.0.11.
+
+    The ports that the resolver really uses are not visible.
+    """
 
     async def body() -> None:
         async with serving(namespace):
@@ -402,7 +406,7 @@ def test_an_idle_connection_is_closed(namespace: int, monkeypatch: pytest.Monkey
     run(body)
 
 
-# --- passing on -----------------------------------------------------------------------------------
+# --- forwarding -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["udp", "tcp"])
@@ -557,8 +561,9 @@ def test_a_dead_server_ends_in_servfail(namespace: int, tcp: bool, monkeypatch: 
 
 
 def test_own_names_do_not_wait_for_a_dead_server(namespace: int) -> None:
-    """Hundreds of queries wait; the bound holds; queries beyond it fail at once; a repeated query
-    counts once."""
+    """Hundreds of queries wait, up to a limit. Queries beyond it fail at once; a repeated query
+    counts once.
+    """
 
     async def body() -> None:
         async with Upstream(silent) as dead, serving(namespace, dead.server) as served:
@@ -651,8 +656,7 @@ def test_without_a_way_out_the_host_is_not_asked(namespace: int) -> None:
 
 
 def test_opened_again_after_the_daemon_went_away(namespace: int) -> None:
-    """The rules are still there, the sockets are not; a client with an open connection may still
-    hold it."""
+    """The rules still exist, the sockets do not. A client may still have an open connection."""
 
     async def body() -> None:
         first = Resolver(table(), tuple)
@@ -674,7 +678,7 @@ def test_opened_again_after_the_daemon_went_away(namespace: int) -> None:
 
 @pytest.mark.parametrize("loss", ["taken", "other rules"])
 def test_opened_again_where_the_old_ports_are_lost(namespace: int, loss: str) -> None:
-    """Another process of the container has the ports now, or it has changed the rules."""
+    """Another process of the container uses the ports now, or has changed the rules."""
 
     async def body() -> None:
         first = Resolver(table(), tuple)

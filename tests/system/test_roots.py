@@ -33,8 +33,8 @@ def file_of(engine: TempEngine, container: str, path: str) -> bytes:
 
 
 def looked_into(engine: TempEngine, container: str, word: str) -> None:
-    """Every call that goes through a running container's root sees the container's files, and the
-    container sees its changes."""
+    """Every call that uses a running container's root sees the container's files, and the container
+    sees the changes of the call."""
     engine.docker("exec", "-u", "nobody", container, "sh", "-c", f"echo {word} > /tmp/{word}")
     assert file_of(engine, container, f"/tmp/{word}") == f"{word}\n".encode()
     assert f"A /tmp/{word}" in engine.docker("diff", container).out

@@ -1,5 +1,5 @@
-"""Bundles that containers/spec.py builds, run by the real crun and runc; what is asserted is seen
-from inside.
+"""Bundles of containers/spec.py, run by the real crun and runc. The tests check what a process
+inside the container sees.
 
 Needs root and a static /bin/busybox. Each test has its own state directory and leaves no cgroup
 behind.
@@ -55,7 +55,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Runtime:
 
 
 class Box:
-    """A place to run records in."""
+    """A directory in which records are run as containers."""
 
     def __init__(self, runtime: Runtime, directory: Path) -> None:
         self.runtime = runtime
@@ -126,7 +126,9 @@ class Box:
         return done.stdout.strip()
 
     def start(self, record: ContainerRecord) -> int:
-        """Start it without output; its process id. Its bundle is the directory of its id."""
+        """Start the container without output. Returns its process id. Its bundle is the directory
+        of its id.
+        """
         bundle = self.bundle(record)
         argv, null = self.argv(record, bundle), subprocess.DEVNULL
         subprocess.run(argv, stdin=null, stdout=null, stderr=null, check=True)
@@ -136,7 +138,7 @@ class Box:
         return self.runtime.run_argv(record.id, bundle=bundle, pid_file=bundle / "pid", log=bundle / "log")
 
     def failure(self, command: list[str], **fields: Any) -> oci.Failure:
-        """The error of its failed start."""
+        """The error of a start that fails."""
         record = self.record(command, **fields)
         bundle = self.bundle(record)
         done = subprocess.run(

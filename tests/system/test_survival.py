@@ -30,8 +30,8 @@ def printing(engine: TempEngine, identifier: str) -> None:
 
 
 def test_daemon_killed_while_containers_print(own_engine: TempEngine) -> None:
-    """No line is lost or duplicated, in the log or for a client attached all the time; exit codes
-    are kept."""
+    """No line is lost or duplicated, neither in the log nor for an attached client. Exit codes are
+    kept."""
     engine = own_engine
     attached_to = engine.create("sh", "-c", PRINT)
     stream, early = hijack(engine.socket, f"/v1.24/containers/{attached_to}/attach?stream=1&stdout=1")
@@ -113,8 +113,8 @@ def test_attached_session_talks_on_without_a_daemon(own_engine: TempEngine) -> N
 
 @pytest.mark.parametrize("milliseconds", [0, 3, 8, 15, 30, 60, 120])
 def test_daemon_killed_while_containers_start_and_end(own_engine: TempEngine, milliseconds: int) -> None:
-    """Whenever the daemon dies, each container is afterwards either running or not, works, and can
-    be removed completely."""
+    """Afterwards each container is either running or not, works, and can be removed completely,
+    whenever the daemon died."""
     engine = own_engine
     before = engine.footprint()
     fresh = [engine.create("sleep", "600", network="bridge" if number % 2 else "none") for number in range(4)]
@@ -215,8 +215,8 @@ def test_monitor_killed_while_containers_print(own_engine: TempEngine) -> None:
     for identifier in printers:
         assert engine.wait(identifier) == 7
         printed = engine.logs(identifier, "stdout=1").splitlines(keepends=True)
-        # What the dead monitor had read and not yet written (one read at most) is lost with it;
-        # nothing is doubled or torn after it.
+        # Output that the dead monitor had read but not written (at most one read) is lost. Nothing
+        # after it is duplicated or incomplete.
         assert printed[-1] == b"line %d\n" % (LINES - 1)
         assert len(printed) > LINES - 2000
     assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
@@ -306,7 +306,7 @@ def test_daemon_and_monitor_killed(own_engine: TempEngine) -> None:
         state = engine.inspect(identifier)["State"]
         return bool(state["Running"] == (state["Pid"] > 0 and alive(state["Pid"])))
 
-    for identifier in (quiet, loud):  # the loud one's output is not read: it may be about to end
+    for identifier in (quiet, loud):  # the output of `loud` is not read
         until("what is told of it is true", lambda identifier=identifier: told(identifier))
     assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
     engine.remove_all()
@@ -314,8 +314,9 @@ def test_daemon_and_monitor_killed(own_engine: TempEngine) -> None:
 
 
 def test_reboot(own_engine: TempEngine) -> None:
-    """New RUN, nothing of the containers on the host: they show as exited, can start again, and
-    leave nothing behind."""
+    """RUN is new and nothing of the containers is on the host. They show as exited, can start
+    again, and leave nothing behind.
+    """
     engine = own_engine
     before = engine.footprint()
     ran = engine.started("sh", "-c", "echo x >> /count; wc -l < /count; exec sleep 600", network="bridge")

@@ -142,7 +142,7 @@ def test_the_same_tree_as_umoci(engine: TempEngine, tmp_path: Path) -> None:
 
 
 def _seen(tree: dict[str, tuple[Any, ...]], name: str, named: set[str]) -> tuple[Any, ...]:
-    """An entry without its time when that is the time of extraction: directories without an entry
-    of their own, and the root, which whiteouts change."""
+    """An entry, without its time if that is the time of the extraction. This is so for directories
+    without an entry of their own, and for the root, which whiteouts change."""
     found = tree[name]
     return found if name in named or name == "sparse" else (*found[:3], *found[4:])

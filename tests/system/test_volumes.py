@@ -162,15 +162,15 @@ def test_mounts_that_fail_say_why(engine: TempEngine, tmp_path: Path) -> None:
 
 
 def test_nfs_options_reach_the_kernel_resolved(engine: TempEngine) -> None:
-    """There is no server and perhaps no nfs module: the mount is tried, refused, and leaves
-    nothing."""
+    """There is no server and perhaps no nfs module. The mount is tried, fails, and leaves nothing
+    behind."""
     make(engine, "far", type="nfs", device=":/export", o="addr=no-such-host.invalid,soft")
     container = engine.create("true", host={"Binds": ["far:/v"]})
     answer = engine.request("POST", f"/v1.24/containers/{container}/start")
     assert answer.status == 500 and "data: addr=no-such-host.invalid,soft" in answer.message
 
 
-# --- what crashes leave ---------------------------------------------------------------------------
+# --- leftovers of crashes -------------------------------------------------------------------------
 
 
 def test_half_made_and_half_removed_volumes(engine: TempEngine) -> None:
@@ -243,7 +243,7 @@ def test_copy_up_is_the_same_tree(engine: TempEngine) -> None:
 
 @pytest.fixture
 def own_mount(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of the test's own, private."""
+    """A private tmpfs for the test."""
     place = tmp_path / "mount"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "nosuid,nodev", "own", place], check=True)
