@@ -29,7 +29,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 class Overlay:
-    """What outlives a snapshotter: ROOT, and with the monitor the namespace of its mounts."""
+    """The state that outlives a snapshotter: ROOT, and the namespace of its mounts, which the
+    monitor keeps.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -91,7 +93,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture
 def run_overlay(tmp_path: Path) -> Iterator[Run]:
-    """For what a fake has no need of: attributes of directories, namespaces."""
+    """For tests of features that the fake lacks: attributes of directories, namespaces."""
     kept = Overlay(tmp_path)
     yield _runner(kept.opened)
     kept.close()
@@ -106,7 +108,7 @@ async def add(snapshots: Snapshots, chain_id: str, parent: str = "", **contents:
 
 @asynccontextmanager
 async def mounted(snapshots: Snapshots, key: str = "k") -> AsyncIterator[Path]:
-    """The snapshot, for a run, at a path of this process."""
+    """The snapshot, mounted as for a run, at a path of this process."""
     await snapshots.mount(key)
     try:
         yield Path(snapshots.mounted(key))
@@ -257,7 +259,7 @@ def test_directories_without_an_entry_look_like_those_below(run_overlay: Run, tm
 
 
 def in_namespace(namespace: int, *command: str) -> list[str]:
-    """What a program in that mount namespace prints."""
+    """The output of a program in that mount namespace."""
     entered = ["nsenter", f"--mount=/proc/self/fd/{namespace}", "--", *command]
     done = subprocess.run(entered, pass_fds=[namespace], capture_output=True, text=True, check=True)
     return done.stdout.split()
@@ -265,8 +267,8 @@ def in_namespace(namespace: int, *command: str) -> list[str]:
 
 @needs_root
 def test_shown_to_one(run_overlay: Run, tmp_path: Path) -> None:
-    """In a namespace for one program the snapshot is at a place of the host, which sees nothing
-    of it.
+    """In a namespace for one program the snapshot is mounted at a path of the host. The host does
+    not see the mount.
     """
     place = tmp_path / "place"
 
@@ -290,8 +292,8 @@ def test_shown_to_one(run_overlay: Run, tmp_path: Path) -> None:
 
 
 def test_a_cancelled_mount_leaves_nothing(run: Run, tmp_path: Path) -> None:
-    """Cancelled at each point of its way; afterwards the snapshot mounts, unmounts and goes as
-    any other.
+    """The mount is cancelled at each point. Afterwards the snapshot can be mounted, unmounted and
+    removed as usual.
     """
 
     def unmounted(snapshots: Snapshots) -> bool:
@@ -322,7 +324,9 @@ def test_a_cancelled_mount_leaves_nothing(run: Run, tmp_path: Path) -> None:
 
 
 def test_many_users_of_one_snapshot(run: Run, tmp_path: Path) -> None:
-    """Calls that look into a snapshot while its container runs, and after: all see one root."""
+    """Calls that read a snapshot while its container runs, and afterwards, all see the same
+    root.
+    """
 
     async def work(snapshots: Snapshots) -> None:
         await snapshots.prepare("k", None)
@@ -340,8 +344,8 @@ def test_many_users_of_one_snapshot(run: Run, tmp_path: Path) -> None:
 
 
 def test_sweep(run: Run, tmp_path: Path) -> None:
-    """What a crash leaves: mounts, directories without a record, records without a directory,
-    keys and layers that nobody names.
+    """Leftovers of a crash are removed: mounts, directories without a record, records without a
+    directory, keys and layers that the caller does not name.
     """
 
     async def crash(snapshots: Snapshots) -> None:

@@ -1,5 +1,4 @@
-"""The monitor in memory: `Host` is what outlives a daemon, `FakeMonitor` is one daemon's client of
-it.
+"""The monitor in memory. `Host` outlives a daemon; `FakeMonitor` is one daemon's client of it.
 
 `FakeMonitor` has the surface of `engine.monitor.client.Monitor` and its order of events:
 - `run` answers in two steps (the order is sent, the runtime makes the process), each an await point
@@ -7,15 +6,15 @@ it.
   then.
 - An exit resolves `Process.exit` first, then `on_exit` is called from the loop. It stays in the
   journal until `forget`.
-- When the monitor dies (`Host.kill_monitor`), runs in flight fail with
-  `LaunchFailed(interrupted=True)` and what they made is ended, other requests fail with
-  `Interrupted`. Processes live on. A new monitor serves at once, or after `Host.revive_monitor`
-  when `Host.stays_dead` is set; `run` waits for it.
+- When the monitor dies (`Host.kill_monitor`), runs in progress fail with
+  `LaunchFailed(interrupted=True)` and their processes are ended; other requests fail with
+  `Interrupted`. Other processes continue. A new monitor serves at once, or after
+  `Host.revive_monitor` if `Host.stays_dead` is set; `run` waits for it.
 - A daemon that is killed leaves the host as it is: make another `FakeMonitor` of the same host, and
   `open` it.
 
-Not here: streams, terminals and logs: attached clients are only counted, a log's end never moves
-unless `Host.grow_log` moves it.
+Not here: streams, terminals and logs. Attached clients are only counted, and only `Host.grow_log`
+changes the end of a log.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Running:
 
 
 class Host:
-    """Kernel and monitor: what a daemon finds again after its own death."""
+    """Kernel and monitor, which the next daemon finds after a daemon has died."""
 
     def __init__(self) -> None:
         self.processes: dict[str, Running] = {}
@@ -72,20 +71,22 @@ class Host:
         self.stays_dead = False
         self.alive = True
         self.refuse: dict[str, EngineError] = {}
-        """Key → what `run` raises for it, once."""
+        """By key: the exception that the next `run` of it raises."""
         self.ends_at_once: dict[str, int] = {}
-        """Key → exit status of a process that ends before `run` has returned, once."""
+        """By key: the exit status of the next process, which ends before `run` has returned."""
         self.ignores: dict[str, frozenset[int]] = {}
-        """Key → signals that its processes ignore."""
+        """By key: signals that its processes ignore."""
         self.launched: list[tuple[str, tuple[str, ...]]] = []
         """Every launch that made a process, in order."""
         self.point: Callable[[str], Awaitable[None]] = _yield
-        """Awaited at each await point, with its name: a test decides there what happens next."""
+        """Awaited at each await point, with the point's name. A test decides there what happens
+        next.
+        """
         self._pids = itertools.count(1000)
         self._numbers = itertools.count(1)
         self._client: FakeMonitor | None = None
 
-    # --- what a test does to it ---
+    # --- called by tests ---
 
     def end(self, key: str, status: int = 0) -> None:
         """The process `key` ends by itself."""
@@ -119,8 +120,8 @@ class Host:
                 self._client._monitor_came()
 
     def kill_daemon(self) -> None:
-        """The daemon is gone: nothing is reported to it any more, and what it holds back of
-        clients is lost.
+        """The daemon is killed. Nothing is reported to it any more, and clients whose output it
+        holds back are lost.
         """
         client, self._client = self._client, None
         if client is not None:
@@ -244,12 +245,12 @@ class FakeMonitor:
             try:
                 await host.point(f"run {key}: made")
             except asyncio.CancelledError:
-                # The caller is gone, not the process: the answer comes all the same.
+                # The caller was cancelled, but the process exists; the answer arrives nevertheless.
                 if not interrupted.done() and host.processes.get(key) is running and not self.gone:
                     self._launched(running)
                 raise
             if interrupted.done() and not self.gone and host.processes.get(key) is running:
-                # a launch that the dead monitor was in the middle of is ended
+                # a launch that the dead monitor had not finished is ended
                 del host.processes[key]
             self._check(interrupted)
             if self.gone:
@@ -266,7 +267,7 @@ class FakeMonitor:
         process = self._keep(running)
         status = self.host.ends_at_once.pop(running.key, None)
         if running.key not in self.host.processes:
-            # It ended between its making and the answer: the report follows the answer.
+            # It ended before the answer was sent; the report follows the answer.
             self.host.processes[running.key] = running
             status = self.host.journal.pop(running.key, Exit(0, 0)).status
         if status is not None:
@@ -424,7 +425,7 @@ class FakeMonitor:
 
     def _monitor_came(self) -> None:
         for key in [key for key in self.processes if key not in self.host.processes]:
-            self._ended(key, self.host.journal[key])  # it ended while no monitor lived
+            self._ended(key, self.host.journal[key])  # it ended while no monitor ran
         self._connected.set()
         unsent, self._unsent = self._unsent, []
         for act in unsent:

@@ -1,5 +1,5 @@
-"""The monitor's end of the daemon's connection: it listens at RUN/monitor/socket, takes orders
-and sends what a test tells it to.
+"""The monitor's end of the daemon's connection. It listens at RUN/monitor/socket, takes orders and
+sends the reports of a test.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Peer:
         return await asyncio.wait_for(self.orders.get(), 10)
 
     async def greet(self) -> messages.Hello:
-        """Take the Hello and answer it, with nothing known; one of another protocol is refused
-        first.
+        """Take the Hello and answer it as a monitor without processes. A Hello of another protocol
+        is refused first.
         """
         hello = await self.next()
         while isinstance(hello, messages.Hello) and hello.protocol != self.codec.protocol:
@@ -69,7 +69,7 @@ class Peer:
         return hello
 
     def send(self, report: messages.Report, descriptors: Sequence[int] = ()) -> None:
-        """Send a report; the descriptors are closed here afterwards."""
+        """Send a report, then close the descriptors here."""
         self.send_bytes(self.codec.encode(report), descriptors)
 
     def send_bytes(self, data: bytes, descriptors: Sequence[int] = ()) -> None:

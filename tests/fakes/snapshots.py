@@ -1,21 +1,21 @@
 """A snapshotter without overlayfs, root or SQLite: `engine.storage.snapshots.Snapshots` over plain
 directories.
 
-`Disk` is what survives the process: records, directories and, as with the real one, the mounts,
-which live in a namespace that the monitor keeps. A new `FakeSnapshots` over the same `Disk` is a
-restart of the daemon; `Disk.reboot()` before it is a restart of the host.
+`Disk` survives the process: records, directories and, as with the real one, the mounts, which are
+in a namespace that the monitor keeps. A new `FakeSnapshots` over the same `Disk` is a restart of
+the daemon; with `Disk.reboot()` before, it is a restart of the host.
 
 A test drives it through two hooks:
 - `snapshots.step`, an async function that every coroutine awaits before and after its effect, with
-  the name of the point: `mount k`, `mount k: done`. It may wait for anything, and what it raises
-  fails the call at that point. The call undoes itself, as the real one does. Cancellation works the
-  same way.
-- `disk.records`, `disk.mounted` and `disk.directories()`: the state to compare with the API after
-  it.
+  the name of the point: `mount k`, `mount k: done`. It may wait for anything. If it raises, the
+  call fails at that point and undoes itself, as the real one does. Cancellation works the same way.
+- `disk.records`, `disk.mounted` and `disk.directories()`: the state to compare with the API
+  afterwards.
 
-A mounted snapshot is a copy of its layers; what was changed is moved to the upper directory when it
-is asked for or unmounted. The suite in tests/contract/test_snapshots.py runs on this fake too. Not
-provided: mount namespaces (`shown` yields a descriptor of the root), xattrs and ownership.
+A mounted snapshot is a copy of its layers. Changes are moved to the upper directory when that is
+requested or the snapshot is unmounted. The suite in tests/contract/test_snapshots.py runs on this
+fake too. Not provided: mount namespaces (`shown` yields a descriptor of the root), xattrs and
+ownership.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Disk:
-    """What outlives a daemon. `records`: rows by (kind, key), as in state.db."""
+    """The state that outlives a daemon. `records`: rows by (kind, key), as in state.db."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -50,7 +50,7 @@ class Disk:
         self.layers.mkdir(parents=True, exist_ok=True)
         self.records: dict[tuple[str, str], Layer | Snapshot] = {}
         self.mounted: dict[str, Path] = {}
-        """Key → directory that stands for the mount."""
+        """By key: the directory that stands for the mount."""
         self.boot = "boot 1"
         self.last = 0
 
@@ -69,14 +69,14 @@ async def _no_step(point: str) -> None:
 
 
 class FakeSnapshots:
-    """See the module. Takes the state of `disk` as `OverlaySnapshots` takes that of ROOT."""
+    """The fake. It uses the state of `disk` as `OverlaySnapshots` uses that of ROOT."""
 
     def __init__(self, disk: Disk, step: Callable[[str], Awaitable[None]] = _no_step) -> None:
         self.disk = disk
         self.step = step
         self.boot = disk.boot
         self.mount_namespace = MountNamespace(disk.layers, "/roots")
-        """Never entered: that needs root."""
+        """Never entered, because that needs root."""
         self._layers: dict[str, Layer] = {}
         numbers = disk.directories()
         disk.last = max(disk.last, *numbers, 0)
@@ -291,7 +291,7 @@ class FakeSnapshots:
             shutil.rmtree(self.disk.mounted.pop(key))
 
     def _write_back(self, key: str) -> None:
-        """Move what was changed on the mount to the upper directory."""
+        """Move the changes on the mount to the upper directory."""
         if key not in self.disk.mounted:
             return
         below = self.disk.root / f"below {key}"
@@ -375,7 +375,7 @@ def _delete(path: Path) -> None:
 
 
 def _lay_over(target: Path, layer: Path) -> None:
-    """Copy a layer over what lies below it."""
+    """Copy a layer over the layers below it."""
     for entry in sorted(layer.iterdir()):
         place = target / entry.name
         if _whiteout(entry):
@@ -391,7 +391,7 @@ def _lay_over(target: Path, layer: Path) -> None:
 
 
 def _difference(below: Path, now: Path, upper: Path) -> None:
-    """Fill `upper` with what turns `below` into `now`."""
+    """Fill `upper` with the changes that turn `below` into `now`."""
     old, new = set(os.listdir(below)), set(os.listdir(now))
     for name in old - new:
         os.mknod(upper / name, stat.S_IFCHR, 0)

@@ -1,12 +1,12 @@
-"""A host and an engine's containers in memory: every await of an adapter is a named point where a
-test decides what happens next.
+"""A host and an engine's containers in memory. Every await of an adapter is a named point, at which
+a test decides what happens next.
 
-`World` outlives the engine: rows of state.db, processes, mounts, networks, what is frozen. `Engine`
-is one daemon on it, with the real `Containers`, `Container` and `ContainerStore`; `World.boot`
-makes one, `World.crash` kills it. Time is the loop's own (`run`): it jumps to the next timer when
-nothing else can happen, and a test in which nothing can ever happen again fails.
+`World` outlives the engine: rows of state.db, processes, mounts, networks, frozen processes.
+`Engine` is one daemon on it, with the real `Containers`, `Container` and `ContainerStore`;
+`World.boot` makes one, `World.crash` kills it. Time is virtual (`run`): it jumps to the next timer
+when nothing is ready. A test in which nothing is ready and no timer is set fails.
 
-Threads are none: `asyncio.to_thread` is a point, and then the function itself.
+There are no threads: `asyncio.to_thread` awaits a point and then calls the function.
 """
 
 from __future__ import annotations
@@ -46,13 +46,11 @@ class Deadlock(AssertionError):
 
 
 class Killed(BaseException):
-    """Raised at the points of a daemon that is dead: its tasks unwind, and can do nothing any
-    more.
-    """
+    """Raised at the points of a killed daemon, so that its tasks end without further effect."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only when nothing is ready, and then at once."""
+    """An event loop with virtual time, which jumps to the next timer when nothing is ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,14 +71,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(story: Coroutine[Any, Any, T]) -> T:
-    """Run it in virtual time."""
+    """Run a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(story)
 
 
 class Records:
-    """state.db: changes take effect in the order in which they are handed over, whatever becomes of
-    the caller.
+    """state.db. Changes take effect in the order in which they are passed in, even if the caller is
+    cancelled.
     """
 
     def __init__(self, world: World) -> None:
@@ -150,7 +148,9 @@ class Snapshots:
 
 
 class Networks:
-    """Networks and attachments: who has which networks. A new daemon knows none until `restore`."""
+    """Networks and attachments, with the networks of each container. A new daemon knows none until
+    `restore`.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -218,7 +218,7 @@ class Networks:
 
 
 class Volumes:
-    """One mount a container that runs; nothing of drivers."""
+    """One mount per running container, without drivers."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -256,7 +256,7 @@ class Volumes:
 
 
 class Runtime:
-    """crun: makes nothing itself (the monitor's fake does), but kills, freezes and limits."""
+    """crun. It kills, freezes and limits containers; the fake monitor makes them."""
 
     name = "crun"
 
@@ -330,7 +330,9 @@ class GracePeriod:
 
 
 class World:
-    """What outlives a daemon, and the hook of every await point: `point` is replaced by a test."""
+    """The state that outlives a daemon, and `point`, the hook of every await point, which tests
+    replace.
+    """
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -347,7 +349,7 @@ class World:
         self.decide: Callable[[str], Awaitable[None]] | None = None
 
     def fresh(self) -> World:
-        """Another world; threads are at its points from now on."""
+        """Another world. From now on calls of `asyncio.to_thread` use its points."""
         made = World(self.base)
         _current[:] = [made]
         return made
@@ -366,7 +368,7 @@ class World:
         return engine
 
     def crash(self) -> None:
-        """SIGKILL of the daemon: its tasks unwind at their next point, and nothing that they do
+        """SIGKILL of the daemon. Its tasks end at their next point, and nothing that they do
         reaches the host.
         """
         self.host.kill_daemon()
@@ -380,7 +382,7 @@ class World:
 
 
 class Life:
-    """The world as one daemon sees it, until it is killed."""
+    """The world as seen by one daemon, until the daemon is killed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -451,7 +453,7 @@ class Engine:
         return (await self.containers.create(body, name)).id
 
     def shown(self) -> dict[str, tuple[object, ...]]:
-        """What a client is shown that must be the same after a restart of the daemon."""
+        """The visible state that must be the same after a restart of the daemon."""
         return {each.id: view(each.record) for each in self.containers}
 
 
@@ -460,13 +462,13 @@ def view(record: ContainerRecord) -> tuple[object, ...]:
     restarting = status.state == State.RESTARTING
     return (
         *(record.name, status.state, status.exit_code, sorted(record.networks), record.size, record.host.memory),
-        # A restart that was planned is due at once after a crash.
+        # A planned restart is due at once after a crash.
         *((restarting,) if restarting else (status.finished_at, record.restart_count)),
     )
 
 
 def check(engine: Engine) -> None:
-    """What the API shows, the rows and the kernel are one."""
+    """Assert that the API, the rows and the fake kernel agree."""
     world, containers = engine.world, {each.id: each for each in engine.containers}
     rows = {key for kind, key in world.rows if kind == "container"}
     assert rows == containers.keys(), "rows and containers"

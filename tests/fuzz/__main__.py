@@ -1,8 +1,8 @@
-"""`python -m tests.fuzz`: mutated input for every parser, for so many seconds, under sanitizers in
-`make sanitize`.
+"""`python -m tests.fuzz`: mutated input for every parser, for a number of seconds; with sanitizers
+in `make sanitize`.
 
-The rounds of a target depend on the seed and their number alone. A finding (an error that the
-parser must not raise, a failed assertion, a crash, a hang) ends the run with status 1 and the
+A round depends only on the target, the seed and its number. A finding (an error that the parser
+must not raise, a failed assertion, a crash, a hang) ends the run with status 1 and prints the
 command that repeats its round. The rounds run in a child process, which a sanitizer may abort.
 
     python -m tests.fuzz [--seconds N] [--seed N] [--target NAME …]
@@ -28,7 +28,7 @@ HANG = 60
 """Seconds after which a round counts as hung. Sanitizers make a round ten times slower."""
 
 SLICE = 0.1
-"""Seconds of a target before the next one has its turn."""
+"""Seconds that a target runs before the next one has its turn."""
 
 _STATE = struct.Struct("<QQ")
 
@@ -75,7 +75,7 @@ def work(names: list[str], seed: int, seconds: float, path: Path) -> int:
                     signal.alarm(HANG)
                     try:
                         TARGETS[name](noise(seed, name, rounds[name]))
-                    except BaseException:  # whatever it is, it is a finding
+                    except BaseException:  # any other exception is a finding
                         traceback.print_exc()
                         return 1
                     finally:

@@ -16,7 +16,7 @@ FIELDS = [
     *((0, 100), (100, 8), (108, 8), (116, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8)),
     *((329, 8), (337, 8), (345, 155), (386, 96), (482, 1), (483, 12)),
 ]
-"""(offset, size) of the fields of a tar header, the checksum left out."""
+"""(offset, size) of the fields of a tar header, except the checksum."""
 
 
 def flip(data: bytearray, noise: random.Random) -> None:
@@ -71,8 +71,8 @@ def mutated(seed: bytes, noise: random.Random, others: Sequence[bytes] = (), mos
 
 
 def mutated_tar(seed: bytes, noise: random.Random, others: Sequence[bytes] = ()) -> bytes:
-    """Like `mutated`, mostly within headers, and mostly with the checksums put right, so that
-    the reader gets past them.
+    """As `mutated`, but mostly within headers, and mostly with corrected checksums, so that the
+    reader accepts them.
     """
     data = bytearray(seed)
     blocks = [at for at in range(0, len(data) - 511, 512) if data[at + 257 : at + 262] == b"ustar"]

@@ -1,9 +1,9 @@
-"""The parsers: each target takes a source of chance and raises what it must not raise, or fails an
-assertion.
+"""The targets of the fuzzer, one per parser. A target takes a random source. It raises an error
+that the parser must not raise, or fails an assertion, if it finds a bug.
 
-A target makes its own input, from seeds that are well-formed, and knows which errors the parser may
-raise for it. Where a parser reads a stream, the target also asserts that the split into pieces
-makes no difference; where two of them are inverse, that what comes back is what went in.
+A target makes its own input from well-formed seeds, and knows which errors the parser may raise for
+it. For a parser of streams, the target also asserts that the split into pieces makes no difference;
+for a writer and its reader, that the reader returns what was written.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _archive(noise: Noise) -> bytes:
 
 @contextlib.contextmanager
 def _directory() -> Iterator[tuple[Path, int]]:
-    """An empty directory beside a file that must stay as it is."""
+    """An empty directory beside a file that must not change."""
     base = Path(tempfile.mkdtemp(prefix="engined-fuzz-"))
     (base / "outside").write_text("untouched")
     (base / "root").mkdir()
@@ -202,7 +202,7 @@ def tar_split(noise: Noise) -> None:
         layer.apply(Drip(noise.choice(_archives()[:2])), root, tar_split=recorded)
         data = mutated(recorded.data, noise)
         with contextlib.suppress(*REFUSED):
-            # Sizes are as large as it says: what is read is not.
+            # The sizes in the data may be huge, but the data that is read is not.
             stream = tarsplit.Stream(Drip(data, noise.choice([1, 100, 1 << 20])), root)
             buffer = bytearray(4096)
             for _ in range(2000):
@@ -257,7 +257,7 @@ def log_read(noise: Noise) -> None:
 
 @target
 def log_write(noise: Noise) -> None:
-    """Any bytes, in any pieces, over rotations: each line comes back, as text."""
+    """Any bytes, in any pieces, with rotations: each line is read back, as text."""
     text = mutated(
         b"one\ntwo \xc3\xa9\r\n<three>&\x01\xe2\x80\xa8\n" + b"y" * noise.choice([0, 16_383, 16_384, 40_000]), noise
     )
@@ -276,7 +276,7 @@ def log_write(noise: Noise) -> None:
         if not rotated and b"\n" in text:
             assert found.count(b"\n") == text.count(b"\n")
             assert found.startswith(text.partition(b"\n")[0].decode("ascii", "ignore").encode()[:0])
-        # A writer that opens it again finds whole entries.
+        # A writer that opens the log again finds whole entries.
         LogWriter(path).close()
     finally:
         shutil.rmtree(directory)
@@ -364,7 +364,7 @@ def monitor_message(noise: Noise) -> None:
 
 @target
 def monitor_journal(noise: Noise) -> None:
-    """A journal torn or damaged anywhere: it is cut there, and takes new entries."""
+    """A journal that is truncated or damaged anywhere: it is cut there, and accepts new entries."""
     directory = tempfile.mkdtemp(prefix="engined-fuzz-")
     path = os.path.join(directory, "journal")
 

@@ -65,7 +65,7 @@ def test_a_process_with_many_descriptors() -> None:
 
 
 def test_descriptors_stay_as_they_are() -> None:
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = sorted(os.listdir("/proc/self/fd"))
     inside("add table ip of-a-test")
     with pytest.raises(netfilter.NetfilterError, match=r"Could not process rule|No such file"):

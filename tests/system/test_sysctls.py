@@ -17,7 +17,7 @@ def test_each_namespace_has_its_own() -> None:
     here = Path("/proc/sys/net", NAME)
     before = here.read_text()
     sysctls.write({})
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     held = len(os.listdir("/proc/self/fd"))
     for number in range(2 * sysctls.USES):  # and several instances of procfs
         with namespaces.new_network() as descriptor:

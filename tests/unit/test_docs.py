@@ -1,5 +1,5 @@
-"""The options in docs/ and README are those of `engine.config`; the rest of docs/ can be used as it
-is."""
+"""The options in docs/ and README are those of `engine.config`; the files for users in docs/ are
+valid."""
 
 import runpy
 import shutil

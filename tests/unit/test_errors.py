@@ -1,4 +1,4 @@
-"""What clients read of the kernel's errors and of documents that do not fit."""
+"""Messages for errors of the kernel and for documents that cannot be decoded."""
 
 import errno
 import os

@@ -161,7 +161,8 @@ def test_filters(message: Message, filters: dict[str, list[str]], expected: bool
 
 
 def test_filters_of_later_clients() -> None:
-    """They are known, and what they select never occurs here: swarm scope, nodes, services."""
+    """Filters for swarm scope, nodes and services are accepted, although this engine has no such
+    events."""
     message = EventLog().publish("container", "start", A)
     assert matches(message, {"scope": ["local"]}) and matches(message, {"scope": ["swarm", "local"]})
     assert not matches(message, {"scope": ["swarm"]})

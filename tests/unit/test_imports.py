@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor"} | SHARED,
     "check": {"networks", "system", "runtime", *SHARED},
 }
-"""Package or top module → what it may import besides itself. `daemon` and `__main__` may import
+"""By package or top module: what it may import besides itself. `daemon` and `__main__` may import
 everything.
 """
 

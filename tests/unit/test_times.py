@@ -1,4 +1,4 @@
-"""Points in time, in and out."""
+"""Times, parsed and formatted."""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@ environment), makes a disk image of it, and boots it under QEMU once per part of
 time from the unchanged image. The guest runs pytest under systemd, writes its results to a second
 disk as a tar archive, and powers off.
 
-Needs root, and network access to Debian's mirror and PyPI as this host has it. KVM is used where it
-works, else emulation, which is about ten times slower: the tests' waits are scaled by
-ENGINED_TEST_PATIENCE then.
+Needs root, and this host's access to Debian's mirror and PyPI. KVM is used if it works, otherwise
+emulation, which is about ten times slower; ENGINED_TEST_PATIENCE then scales the tests' waits.
 
     python -m tests.vm [PART …]        parts: see PARTS; default all
     python -m tests.vm --jobs 2 …      so many machines at once
@@ -31,14 +30,19 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
 WORK = Path(os.environ.get("ENGINED_VM_DIRECTORY", "/var/tmp/engined-vm"))
-"""Holds the disk image and the results. Not in the repository: it takes some gigabytes."""
+"""Directory of the disk image and the results. Outside of the repository, because it takes some
+gigabytes.
+"""
 
 SUITE = "bookworm"
 PACKAGES = (
     *("linux-image-amd64", "systemd-sysv", "dbus", "udev", "kmod", "initramfs-tools", "apparmor", "nftables"),
     *("python3", "python3-venv", "python3-dev", "docker.io", "docker-compose", "iptables"),
 )
-"""Beyond .ci/packages. iptables is what docker.io asks for; no service is started but pytest's."""
+"""Packages besides .ci/packages. docker.io needs iptables.
+
+No service is started except pytest's.
+"""
 
 DISK = "6G"
 MEMORY = "4G"
@@ -53,7 +57,7 @@ PARTS = {
     "system-1": tuple(f"tests/system/test_{letter}*.py" for letter in "abcdefghijklm"),
     "system-2": tuple(f"tests/system/test_{letter}*.py" for letter in "nopqrstuvwxyz"),
 }
-"""Parts that take an hour at most under emulation."""
+"""The parts of the tests. Each takes an hour at most under emulation."""
 
 EMULATION_PATIENCE = 10
 KVM_PATIENCE = 2
@@ -130,7 +134,7 @@ def build() -> None:
 
 
 def _install(root: Path) -> None:
-    """The checkout, its virtual environment, and the unit that runs the tests."""
+    """Install the checkout, its virtual environment, and the unit that runs the tests."""
     place = root / "root/engined"
     place.mkdir()
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True).stdout
@@ -203,8 +207,8 @@ TasksMax=infinity
 
 
 def run(name: str, targets: list[str], cores: int) -> int:
-    """Boot, run pytest on `targets`, collect the results in WORK/results/NAME; pytest's exit
-    status.
+    """Boot, run pytest on `targets`, and collect the results in WORK/results/NAME. Returns pytest's
+    exit status.
     """
     kvm = _kvm_works()
     patience = KVM_PATIENCE if kvm else EMULATION_PATIENCE

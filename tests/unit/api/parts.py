@@ -73,7 +73,7 @@ def request(
 
 
 def ask(app: Application, path: str, method: str = "GET", *, query: str = "", body: bytes = b"") -> Reply:
-    """The answer as a client would get it, errors too."""
+    """The reply that a client would get, also for errors."""
 
     async def run() -> Any:
         try:

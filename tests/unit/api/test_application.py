@@ -113,7 +113,7 @@ def test_options_is_200_with_nothing(path: str) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
 def test_doubled_slashes_move_to_the_clean_path(target: bytes, location: str, method: str) -> None:
-    """As Go's router answers; so a name with its slash is found."""
+    """As Go's router answers. So names with a leading slash are found."""
     asked = Request(method, target.partition(b"?")[0].decode(), target=target)
     reply = APP(asked)
     assert isinstance(reply, Reply)

@@ -1,5 +1,5 @@
-"""Kept replies: one entry for all versions that show an object alike, none for an object that
-changed or is gone.
+"""Kept replies: one entry for all versions with the same shape of an object, none for an object
+that has changed or was removed.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ def test_optional_body() -> None:
 
 
 def test_what_docker_sends_to_create() -> None:
-    """Nulls, unknown newer fields, strings for lists (clients.md)."""
+    """Nulls, unknown newer fields, strings instead of lists."""
     text = """{"Hostname":"","AttachStdout":true,"Cmd":"true","Entrypoint":null,"Image":"busybox","Volumes":null,
     "Labels":{},"OnBuild":null,"HostConfig":{"Binds":null,"ConsoleSize":[0,0],"CapAdd":null,"MemorySwappiness":-1,
     "RestartPolicy":{"Name":"no","MaximumRetryCount":0},"LogConfig":{"Type":"","Config":{}},"CgroupnsMode":"",

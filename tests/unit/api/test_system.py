@@ -128,7 +128,7 @@ def test_events_live() -> None:
     async def scenario() -> None:
         parts = engine()
         parts.events.publish("container", "create", "c1")
-        chunks = feed(parts)  # the subscriber is there when the answer is, before its head is out
+        chunks = feed(parts)  # subscribes at once, before the head of the reply is sent
         assert parts.events.listeners == 1
         parts.events.publish("container", "start", "c1")
         parts.events.publish("container", "die", "c1", {"exitCode": "3"})
@@ -159,7 +159,7 @@ def test_events_since() -> None:
         with pytest.raises(StopAsyncIteration):
             await anext(chunks)
         await chunks.aclose()
-        chunks = feed(parts, "until=25")  # without since: all that is remembered, as Docker answers
+        chunks = feed(parts, "until=25")  # without `since` all remembered events, as in Docker
         assert [event["Action"] for event in lines(await anext(chunks))] == ["at10", "at20"]
         with pytest.raises(StopAsyncIteration):
             await anext(chunks)

@@ -1,4 +1,4 @@
-"""The program that measures floors does the work that it times."""
+"""The program that measures lower bounds does the work that it times."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_resolv_conf_on_a_users_network(tmp_path: Path) -> None:
 
 
 def test_mount_points_reached_through_links(tmp_path: Path) -> None:
-    """crun follows a link of the image, which must not lead a mount over /proc."""
+    """crun follows links of the image. A link must not lead to a mount over /proc."""
     root, volume = tmp_path / "root", tmp_path / "volume"
     for path in (root / "proc", root / "run", root / "etc", volume / "d"):
         path.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_the_servers_behind_systemds(
 
 
 def test_network_files_are_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running container reads this very inode, for example while a linked container starts."""
+    """A running container reads the same inode, for example while a linked container starts."""
     hosts = tmp_path / "hosts"
     bundle.write_network_files(record(Config(hostname="a-longer-name")), tmp_path, {})
     inode = hosts.stat().st_ino

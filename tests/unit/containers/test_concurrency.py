@@ -1,10 +1,10 @@
 """Every verb against every other, at every await; every fault at every await; cancellation; the
 death of the daemon.
 
-A story begins in one state. The first verb is held at its n-th await point while the second runs as
-far as it can; then both continue. The result is checked: the API, the rows of state.db and the
-(fake) kernel agree, and a daemon that is started on them shows the same. The engine's part of it is
-real: `Container`, `Containers`, `launch`, `create`, the store. See tests/fakes/world.py.
+A case begins in one state. The first verb is held at its n-th await point while the second runs as
+far as it can; then both continue. Afterwards the API, the rows of state.db and the fake kernel must
+agree, and a new daemon must show the same. `Container`, `Containers`, `launch`, `create` and the
+store are the real ones; tests/fakes/world.py has the fakes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def _in_state(world: World, state: str, policy: str = "") -> tuple[Engine,
 
 
 async def _outcome(verb: Awaitable[object]) -> BaseException | None:
-    """None, or the engine's own error; any other exception is a bug of the engine."""
+    """The engine's own error, or None. Any other exception is a bug of the engine and is raised."""
     try:
         await verb
     except EngineError as error:
@@ -98,7 +98,7 @@ async def _outcome(verb: Awaitable[object]) -> BaseException | None:
 
 
 async def _quiet(engine: Engine) -> None:
-    """Run until only timers far in the future are left."""
+    """Wait until only timers far in the future are left."""
     engine.world.decide = None
     await _as_far_as_it_can()
     for _ in range(20):
@@ -148,7 +148,7 @@ async def _as_far_as_it_can() -> None:
 
 
 async def _pair(world: World, state: str, first: Verb, second: Verb, at: int) -> bool:
-    """Returns False when there is no such await point."""
+    """Run the case. Returns False if there is no such await point."""
     engine, container = await _in_state(world, state)
     released = asyncio.Event()
 
@@ -185,7 +185,7 @@ def test_every_verb_within_every_other(world: World, first: str, state: str) -> 
 
 
 def _fault(world: World, name: str) -> BaseException | None:
-    """The failure of a point of that name; None where none can occur in reality."""
+    """The failure to inject at a point of that name; None if the real call cannot fail."""
     if name.startswith("commit"):
         return None  # `disk_full`
     if name == "thread":

@@ -53,7 +53,7 @@ def test_a_start_whose_row_cannot_be_saved_takes_its_process_back(world: World) 
         assert not world.host.processes
         world.disk_full, world.decide = False, None
         assert await waiting == container.record.status.exit_code
-        await asyncio.sleep(5)  # the reason of the failure is saved when there is room
+        await asyncio.sleep(5)  # the reason of the failure is saved when there is space
         check(engine)
         await container.start()
         check(engine)
@@ -116,8 +116,9 @@ def test_a_policy_outlives_a_monitor_that_dies_during_the_restart(world: World) 
 
 
 def test_a_planned_restart_is_not_lost_with_the_daemon(world: World) -> None:
-    """`on-failure:1`: the only attempt is counted when it is planned, and made by the next
-    daemon."""
+    """`on-failure:1`: the only attempt is counted when it is planned, and the next daemon makes
+    it.
+    """
 
     async def story() -> None:
         _, container = await _started(world, "on-failure", retries=1)
@@ -292,7 +293,7 @@ def test_a_removed_container_is_not_found_by_a_verb_that_waited(world: World) ->
 
 
 def test_a_name_is_of_one_container_after_two_renames_at_once(world: World) -> None:
-    """The second takes the name back that the first has released."""
+    """The second rename takes the name that the first one has released."""
 
     async def story() -> None:
         engine = await world.boot()
@@ -308,7 +309,7 @@ def test_a_name_is_of_one_container_after_two_renames_at_once(world: World) -> N
 
 
 def test_of_two_rows_with_one_name_the_younger_container_is_renamed(world: World) -> None:
-    """Earlier versions could write them."""
+    """Earlier versions of the engine could write such rows."""
 
     async def story() -> None:
         engine = await world.boot()

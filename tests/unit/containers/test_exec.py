@@ -186,7 +186,7 @@ def test_instances_are_forgotten_at_the_end_of_their_run(tmp_path: Path, monkeyp
 
 
 def test_the_monitor_forgets_an_exit_when_its_file_is_gone(tmp_path: Path) -> None:
-    """A daemon that found the file without the exit would report 255."""
+    """A daemon that finds the file but no exit would report 255."""
 
     async def scenario() -> None:
         bench = Bench(tmp_path)

@@ -1,5 +1,5 @@
-"""A process in a root of its own, with no record of a container: what builds, plugins and tasks of
-a cluster use.
+"""A process in a root of its own, without a container's record. Builds, plugins and cluster tasks
+will use this.
 """
 
 from __future__ import annotations

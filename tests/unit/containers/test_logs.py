@@ -21,7 +21,7 @@ from engine.errors import ServerError
 
 @pytest.fixture(autouse=True)
 def _descriptors() -> Iterator[None]:
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) == before
@@ -103,8 +103,9 @@ def test_the_hand_over_to_an_attach_ends_where_it_was_told(writer: LogWriter) ->
 
 
 def test_following_over_rotation_until_the_end(writer: LogWriter) -> None:
-    """`follow` plays the monitor: it writes more, or reports the end of the container after a final
-    line."""
+    """`follow` acts as the monitor: it writes more, or reports the end of the container after a
+    last line.
+    """
     asked = []
 
     async def follow(inode: int, offset: int) -> bool:
@@ -160,7 +161,7 @@ def test_following_what_is_filtered_out_shows_nothing_and_ends(writer: LogWriter
 
 
 def test_a_promise_that_is_not_kept_does_not_spin(writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that was moved away: the monitor's position never equals the reader's."""
+    """The log was moved away, so the monitor's position never equals the reader's."""
     pauses, turns = [], 0
 
     async def pause(seconds: float) -> None:

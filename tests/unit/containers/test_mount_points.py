@@ -122,7 +122,7 @@ def test_volumes_from() -> None:
 
 
 def mount(**fields: Any) -> Mount:
-    """As a client sends it."""
+    """A Mount with defaults as clients send them."""
     return msgspec.convert(fields, Mount)
 
 

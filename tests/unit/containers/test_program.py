@@ -1,5 +1,6 @@
-"""Programs that the kernel would not execute are found before a start; undecidable cases are left
-to the runtime."""
+"""Programs that the kernel would not execute are detected before a start. Undecidable cases are
+left to the runtime.
+"""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def drive(
 
 def idle(statistics: Statistics, before: set[str]) -> bool:
     return (
-        len(asyncio.all_tasks()) <= 2  # the runner's, and wait_for's while it ends
+        len(asyncio.all_tasks()) <= 2  # the runner's task, and that of wait_for while it ends
         and not any(thread.name.startswith("statistics") for thread in threading.enumerate())
         and statistics._task is None
         and {fd for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")} == set()

@@ -67,15 +67,16 @@ def test_the_default_is_what_the_documentation_says() -> None:
 
 
 class EndedAlready:
-    """A monitor whose process has ended without the daemon knowing yet. A real monitor is never
-    slow enough for a test."""
+    """A monitor whose process has ended, which the daemon does not know yet. A real monitor reports
+    too fast for this test.
+    """
 
     async def attach(self, _key: str, client: Client, *, hold: bool = False) -> Attached:
         os.write(client.descriptor, client.head)
         return Attached(client=1, log_inode=0, log_offset=0, running=False)
 
     async def release(self, _key: str, _client: int) -> None:
-        """It has left."""
+        """The client has already left."""
 
 
 @pytest.mark.parametrize(("logs", "received"), [(False, b"head"), (True, b"headlast words\n")])

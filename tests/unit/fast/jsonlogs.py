@@ -122,7 +122,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _descriptors() -> Iterator[None]:
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = sorted(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) == len(before)

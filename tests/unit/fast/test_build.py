@@ -59,7 +59,7 @@ def test_stripped(extension: Elf) -> None:
 
 
 def test_stack_protector_and_fortify() -> None:
-    """In the modules that have arrays on the stack and copy into memory of known size."""
+    """Checked in the modules that have arrays on the stack and copy into memory of known size."""
     for name in ("layer", "pack", "tar"):
         path = importlib.import_module(f"engine._fast.{name}").__file__
         assert path is not None

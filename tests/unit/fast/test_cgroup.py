@@ -36,7 +36,7 @@ garbage = st.lists(
 
 
 def plain_lines(text: bytes) -> list[bytes]:
-    """Only complete lines."""
+    """The complete lines of a text."""
     return text.split(b"\n")[:-1]
 
 
@@ -264,7 +264,7 @@ def test_files_longer_than_any_first_buffer(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         Counters(memory=os.fsencode(tmp_path / "gone"), network=b"/proc/self/net/dev")
@@ -275,7 +275,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_descriptors_live_as_long_as_the_object(tmp_path: Path) -> None:
     places = {name: write(tmp_path / name, files) for name, files in V1.items()}
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = set(os.listdir("/proc/self/fd"))
     counters = Counters(**places)
     opened = [int(fd) for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")]
@@ -441,7 +441,7 @@ def test_the_interfaces_of_this_host(tmp_path: Path) -> None:
         text = Path("/proc/self/net/dev").read_text()
         return {line.split(":")[0].strip() for line in text.splitlines() if ":" in line} - {"lo"}
 
-    while True:  # those of engines come and go
+    while True:  # interfaces of engines may appear and vanish meanwhile
         before, sample, after = interfaces(), counters.sample(), interfaces()
         if before == after:
             break

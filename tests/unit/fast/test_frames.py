@@ -87,7 +87,9 @@ def test_demultiplexer_refuses_what_is_no_header(text: bytes) -> None:
 
 
 def detached_model(sequence: bytes, typed: bytes) -> tuple[bytes, bool]:
-    """All that a client forwards: everything before the first occurrence."""
+    """The bytes that are forwarded, which are those before the first occurrence of the sequence;
+    and whether it occurred.
+    """
     at = typed.find(sequence) if sequence else -1
     return (typed[:at], True) if at >= 0 else (typed, False)
 

@@ -121,7 +121,7 @@ def test_absolute_names_stay_inside(play: Playground, name: str) -> None:
 
 @pytest.mark.parametrize("base", ["..", ".", ""])
 def test_whiteout_of_no_name(play: Playground, base: str) -> None:
-    """CVE-2016-style `.wh...`: removes the parent of the extracted tree."""
+    """`.wh...` would remove the parent of the extracted tree."""
     for prefix in ("", "a/", "a/b/"):
         with pytest.raises(ArchiveError, match="no name"):
             play.apply([Node(f"{prefix}.wh.{base}")])
@@ -132,9 +132,9 @@ def test_whiteout_of_no_name(play: Playground, base: str) -> None:
 )
 @pytest.mark.parametrize("below", ["file", "directory", "symlink", "device", "whiteout", "opaque", "hard link"])
 def test_a_symlink_as_parent_leads_nowhere_else(play: Playground, target: str, below: str) -> None:
-    """CVE-2014-6407 and every traversal since: first a link, then an entry through it.
+    """CVE-2014-6407 and later attacks: first a link, then an entry through it.
 
-    It ends in the layer's own root, or in an error.
+    The entry is created in the layer's own root, or is an error.
     """
     if target == "absolute":
         target = outside(play, "victim")
@@ -245,7 +245,7 @@ def test_a_thousand_levels(play: Playground) -> None:
     assert not play.root.exists()
 
 
-# --- what is laid out -----------------------------------------------------------------------------
+# --- the extracted tree ---------------------------------------------------------------------------
 
 
 def is_whiteout(path: Path) -> bool:
@@ -603,7 +603,7 @@ def test_unpack_refuses_paths_that_get_too_long(play: Playground) -> None:
 
 
 BEFORE = [directory("before"), *(Node(f"before/{at}", b"%d" % at) for at in range(100))]
-"""So many files that the small ones after them are written by worker threads."""
+"""So many files that the worker threads write the small ones after them."""
 
 
 def without_times_of_directories(play: Playground) -> dict[str, tuple[object, ...]]:
@@ -732,7 +732,7 @@ def test_a_crew_says_what_went_wrong(play: Playground) -> None:
 def test_a_crew_leaves_no_thread_and_no_descriptor(play: Playground) -> None:
     nodes = [*BEFORE, *(Node(f"d{at % 50}/{at}", b"x") for at in range(500))]
     put(play, nodes)
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = os.listdir("/proc/self/fd"), len(os.listdir("/proc/self/task"))
     put(play, nodes)
     with pytest.raises(ArchiveError):

@@ -260,7 +260,7 @@ def test_until_position_in_a_file_that_is_gone_is_nothing(tmp_path: Path) -> Non
     writer = LogWriter(os.fsencode(path), 200, 2)
     writer.write(1, b"first\n")
     gone = writer.position()
-    holder = os.open(path, os.O_RDONLY)  # its inode number stays its own
+    holder = os.open(path, os.O_RDONLY)  # so that its inode number is not reused
     for index in range(50):
         writer.write(1, b"%d\n" % index)
     reader = LogReader(os.fsencode(path), until_position=gone)
@@ -361,8 +361,9 @@ def test_a_follower_that_falls_far_behind_holds_no_more_than_its_share(tmp_path:
     st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["", "told", "read"])), max_size=60),
 )
 def test_rotation_waits_for_a_follower(max_size: int, max_file: int, steps: list[tuple[int, str]]) -> None:
-    """Lines for many files are written between two reads, and the report of the held files comes
-    late: nothing is lost, and few files are kept."""
+    """Lines for many files are written between two reads, and the reader reports its held files
+    late. Nothing is lost, and few files are kept.
+    """
     with directory() as place:
         path = place / "c.log"
         writer = LogWriter(os.fsencode(path), max_size, max_file)

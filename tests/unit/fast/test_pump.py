@@ -1,6 +1,6 @@
 """The pump on pipes and socket pairs: no root, no runtime.
 
-The loop runs in the test's thread until the story's end.
+The loop runs in a thread of the test until its end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK = bytes(range(256)) * 256
 
 
 class Bench:
-    """A loop in a thread, one process's streams, and the calls to its owner."""
+    """A loop in a thread, the streams of one process, and the calls to its owner."""
 
     def __init__(self, stall: int = 0) -> None:
         self.loop = Loop(stall)
@@ -111,7 +111,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = set(os.listdir("/proc/self/fd"))
     made = Bench()
     yield made
@@ -159,8 +159,9 @@ def test_head_comes_first_then_frames(bench: Bench) -> None:
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_output_that_a_client_takes_late_is_complete(bench: Bench, kind: str) -> None:
-    """The writer stalls meanwhile, and everything arrives although the process has ended and the
-    client has sent bytes that were not read."""
+    """The writer stalls meanwhile. Everything arrives, although the process has ended and the
+    client has sent bytes that were not read.
+    """
     pair = None
     if kind == "tcp":
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -198,7 +199,7 @@ def test_output_that_a_client_takes_late_is_complete(bench: Bench, kind: str) ->
 @pytest.mark.parametrize("raw", [False, True], ids=["framed", "raw"])
 @pytest.mark.parametrize("room", [1 << 12, 1 << 16, 1 << 20])
 def test_much_output_to_one_client_then_to_two(bench: Bench, raw: bool, room: int) -> None:
-    """Pages are spliced from pipe to socket while there is one client with room; the output is the
+    """While there is one client with room, pages are spliced from pipe to socket. The output is the
     same."""
     stream = random.Random(room)
     pair = socket.socketpair()
@@ -485,8 +486,9 @@ def test_input_that_ends_in_the_start_of_the_detach_keys(bench: Bench) -> None:
 
 
 def test_no_frame_is_left_open_when_another_process_reads_the_pipe(bench: Bench) -> None:
-    """A container can empty the pipe: `cat /proc/self/fd/1`. A client receives whole frames, or its
-    connection is closed."""
+    """A container can empty the pipe with `cat /proc/self/fd/1`. A client then receives whole
+    frames, or its connection is closed.
+    """
     client, _ = bench.attach()
     bench.start()
     bench.serve()

@@ -82,7 +82,7 @@ def test_close_lets_go_of_the_file_it_is_in(root: int) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     kept = laid_out(tar([Node("large", bytes(range(256)) * 4096)]), root)
-    gc.collect()  # leftovers of earlier tests are not this one's
+    gc.collect()  # frees leftovers of earlier tests
     before = open_files()
     stream = tarsplit.Stream(Drip(kept.data, 1 << 20), root)
     stream.readinto(bytearray(4096))

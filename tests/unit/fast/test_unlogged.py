@@ -1,5 +1,6 @@
-"""Output that a monitor had read when it was killed is found by the next one, at every instant, and
-logged once."""
+"""Output that a monitor had read when it was killed is logged once by the next monitor, whenever
+the first one was killed.
+"""
 
 from __future__ import annotations
 

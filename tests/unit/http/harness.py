@@ -19,7 +19,7 @@ SHORT = Limits(head_seconds=0.2, body_seconds=0.2, linger_seconds=0.2)
 
 
 class App:
-    """Routes by path; what a handler leaves behind is in its attributes."""
+    """An application with routes by path. Handlers store their observations in its attributes."""
 
     headers = (("Server", "test"),)
 
@@ -96,7 +96,7 @@ class App:
         return StreamReply(200, Chunks(self, [b"one", b"", b"two", b"three" * 1000]), "text/plain")
 
     def do_upper(self, request: Request) -> StreamReply:
-        """What comes, while it comes."""
+        """The body in upper case, sent while it is received."""
 
         async def chunks() -> AsyncGenerator[bytes, None]:
             async for chunk in request.body:
@@ -139,7 +139,7 @@ class Chunks:
 
 
 class FakeTransport:
-    """Takes everything at once."""
+    """A transport that accepts everything at once."""
 
     def __init__(self) -> None:
         self.out = bytearray()

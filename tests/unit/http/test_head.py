@@ -1,4 +1,4 @@
-"""Heads: however they are split, and however they are spoilt."""
+"""Request heads, split at any place and damaged in any way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = [
 
 
 def read(pieces: list[bytes]) -> tuple[Head | None, int]:
-    """The head, and how many bytes it took. Raises InvalidParameter."""
+    """The head, and the number of its bytes. Raises InvalidParameter."""
     reader, taken = HeadReader(LIMIT), 0
     for piece in pieces:
         end, head = reader.read(piece, 0)
@@ -55,7 +55,7 @@ def test_every_split_in_two_and_a_tail(seed: bytes) -> None:
 
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 120), st.binary(max_size=3)), max_size=4), st.data())
 def test_spoilt_heads(seed: bytes, changes: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """They are heads or InvalidParameter, and pieces make no difference."""
+    """A damaged head is still a head or raises InvalidParameter, however it is split."""
     for at, put in changes:
         seed = seed[:at] + put + seed[at + len(put) + at % 2 :]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(seed)), max_size=5)))

@@ -1,5 +1,5 @@
-"""The table of phases: every arrow is taken by some client, no other arrow is, and a body is only
-where it may be.
+"""The table of phases: clients cause every change of phase in it and no other, and a body is only
+read in phases that allow it.
 """
 
 from __future__ import annotations

@@ -441,9 +441,8 @@ class Chunks:
 def test_an_answer_that_cannot_be_written_ends_the_connection(
     later: bool, grows: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Here a header with a line break in it, which would be another header.
-
-    No client waits for ever.
+    """For example a header with a line break, which would be another header. The client gets an
+    error and does not wait forever.
     """
 
     async def scenario() -> None:
@@ -561,8 +560,8 @@ SMALL = Limits(head=400)
 
 
 def sane(transport: FakeTransport, data: bytes) -> None:
-    """Whatever came in: each answer is whole, an error is JSON, and after a refusal there is an
-    end.
+    """Assert that, for any input, each answer is complete, errors are JSON, and the connection is
+    closed after a refusal.
     """
     found = answers(bytes(transport.out), methods(data))
     for answer in found:

@@ -219,7 +219,7 @@ def test_a_body_nobody_waits_for_has_no_limit_and_idle_connections_neither(path:
 
 
 def test_hundreds_that_expire_at_once_do_not_hold_up_others(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They end in turns; here of one each."""
+    """They are ended in several turns of the loop; in this test one per turn."""
     monkeypatch.setattr("engine.http.server.TURN", -1.0)
 
     async def scenario(app: App, path: str, server: Server) -> None:
@@ -561,8 +561,8 @@ def test_hijack(path: str, form: str, split: str, early: bytes, before: bytes, p
 
 
 def test_another_process_keeps_the_stream(path: str) -> None:
-    """What the monitor does: the descriptor lives on elsewhere when the daemon has let go, and when
-    its server is gone.
+    """The monitor does this: it keeps the descriptor after the daemon has closed its own, and after
+    the server has ended.
     """
     program = "import os\nwhile data := os.read(0, 100): os.write(0, b'<' + data + b'>')\nos.write(0, b'end')\n"
 
@@ -603,7 +603,7 @@ def test_hijack_waits_for_earlier_answers(path: str) -> None:
             reader, writer = await connect(path)
             writer.write(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n" * before + FORMS["plain with a body"][0] + b"{}stdin")
             await asyncio.sleep(0.05)
-            assert hijacker.taken is None  # nobody reads yet
+            assert hijacker.taken is None  # nothing is read yet
             for _ in range(before):
                 await reader.readuntil(b"\r\n\r\n")
                 assert await reader.readexactly(3_000_000) == b"b" * 3_000_000
@@ -642,7 +642,7 @@ def test_hijack_that_fails_is_an_ordinary_answer(path: str) -> None:
 
 
 def test_hijack_route_that_answers_ordinarily(path: str) -> None:
-    """A detached exec start: what follows is a pipelined request."""
+    """A detached exec start. The bytes after it are a pipelined request."""
 
     async def scenario(app: App, path: str, server: Server) -> None:
         Hijacker(app, answer=Reply(200))
@@ -712,7 +712,7 @@ def test_half_closed_client_may_be_hijacked(path: str) -> None:
 
 
 def test_threads_of_blocking_clients(path: str) -> None:
-    """docker-py's way: http.client in threads."""
+    """docker-py works like this: http.client in threads."""
     import http.client
 
     class Unix(http.client.HTTPConnection):

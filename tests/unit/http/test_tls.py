@@ -335,7 +335,7 @@ def test_only_known_clients_come_in(path: str, certificates: Certificates) -> No
         assert b"HTTP" not in await reader.read(-1)
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await reader.read(-1) == b""  # it says nothing
+        assert await reader.read(-1) == b""  # the server sends nothing
         writer.close()
         assert not app.requests
 

@@ -44,7 +44,7 @@ def count_drafts(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def test_one_layer_below_several_parents(tmp_path: Path) -> None:
-    """Its bytes were sent once; the second time it is made from the stored layer."""
+    """The layer's bytes are sent once. The second layer is made from the first one's files."""
     images = [Image([LOW, SHARED], ["a:latest"]), Image([OTHER, SHARED], ["b:latest"]), Image([SHARED], ["c:latest"])]
 
     async def work() -> None:
@@ -105,7 +105,7 @@ def test_a_layer_where_a_document_should_be(tmp_path: Path) -> None:
 
 
 def test_all_that_comes_is_taken_before_it_is_refused(tmp_path: Path) -> None:
-    """A client reads no response while it sends."""
+    """The whole body is read first, because a client reads no response while it sends."""
     left = [docker_archive(ONE)[:300], b"\xff" * 1000, *[bytes(100_000)] * 50]
 
     async def body() -> AsyncIterator[bytes]:

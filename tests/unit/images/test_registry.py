@@ -305,8 +305,9 @@ async def asked(probe: Callable[[], bool]) -> None:
 def refused(
     root: Path, script: Script, kind: type[EngineError], text: str, tag: str = "t", stall: float | None = None
 ) -> None:
-    """A pull ends with this error, and leaves nothing. `stall`: the client's timeout for a
-    response; it then asks twice."""
+    """Assert that a pull fails with this error and leaves nothing behind. `stall`: the timeout for
+    a response, after which the engine asks once more.
+    """
 
     async def work() -> None:
         async with stage(root, script) as (server, puller):

@@ -443,7 +443,7 @@ GRANDCHILD = Image([LOW, HIGH, OTHER], ["grandchild:latest"], parent=CHILD)
 
 
 def test_parents_come_with_an_archive(run: Run) -> None:
-    """As Docker saves them, when the parent is in the archive too."""
+    """The parent is known if it is in the archive too, as in archives of Docker."""
 
     async def work(stage: Stage) -> None:
         await stage.load(docker_archive(GRANDCHILD, ONE, CHILD))
@@ -514,7 +514,7 @@ def test_images_that_are_their_own_parents(run: Run) -> None:
 
 
 def test_deletion_takes_nameless_parents_along(run: Run) -> None:
-    """Unless another image was made from them."""
+    """Nameless parents are deleted too, unless another image was made from them."""
     nameless = dataclasses.replace(CHILD, names=[])
     other = Image([LOW, HIGH, LOW], ["other:latest"], parent=nameless)
     both = dataclasses.replace(GRANDCHILD, parent=nameless)

@@ -154,7 +154,7 @@ def opened() -> asyncio.Event:
 
 
 async def until(probe: Callable[[], bool]) -> None:
-    """The test's own time limit ends it."""
+    """Wait until `probe` is true, or until the test's time limit."""
     while not probe():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
@@ -275,13 +275,14 @@ def test_two_pulls_share_downloads(tmp_path: Path) -> None:
 
 
 def steps_of_a_pull() -> range:
-    """Numbers beyond the steps of a pull."""
+    """Step numbers, more than a pull has."""
     return range(1, 18, 2)
 
 
 @pytest.mark.parametrize("stop", steps_of_a_pull())
 def test_a_client_that_leaves_a_pull(tmp_path: Path, stop: int) -> None:
-    """After each step: the stream is closed, or the task that reads it is cancelled."""
+    """The client leaves after each step: the stream is closed, or the task that reads it is
+    cancelled."""
 
     async def work(transfers: Transfers) -> None:
         steps = transfers.pull()
@@ -349,7 +350,8 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     "point", ["temporary file", "blob", "ingest", "directory", "tar-split", "extraction", "commit", "configuration"]
 )
 def test_a_full_disk_ends_a_pull(tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it occurs: an error of the engine, and nothing is left. The next pull succeeds."""
+    """A full disk at any point is an error of the engine and leaves nothing behind. The next pull
+    succeeds."""
 
     def full(*_: Any, **__: Any) -> Any:
         raise FULL
@@ -496,7 +498,7 @@ def test_an_image_that_is_deleted_while_it_is_pushed(tmp_path: Path) -> None:
 
 
 def test_a_client_that_leaves_ends_the_work_at_once(tmp_path: Path) -> None:
-    """Through the stream of JSON lines as well: once that is closed no work is in progress."""
+    """This holds for the stream of JSON lines too: once it is closed, no work is in progress."""
 
     async def work(transfers: Transfers) -> None:
         for name in transfers.repository.layers:

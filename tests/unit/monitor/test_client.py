@@ -44,7 +44,7 @@ def drive(
     story: Callable[[Monitor, Peer, Ends], Awaitable[None]],
     codec: messages.Codec = messages.CURRENT,
 ) -> None:
-    """Run a story with an open client; at its end no descriptor is left."""
+    """Run a test with an open client, and assert that no descriptor is left at its end."""
 
     async def play() -> None:
         ends: Ends = []
@@ -115,7 +115,7 @@ def test_a_process_that_ends_during_its_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_nobody_awaits_any_more(tmp_path: Path) -> None:
-    """The process exists all the same: `processes` has it, with its exit."""
+    """The process exists nevertheless: `processes` has it, with its exit."""
 
     async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
         task = asyncio.ensure_future(monitor.run("one", ["runtime"], cwd="/"))
@@ -132,8 +132,9 @@ def test_a_run_that_nobody_awaits_any_more(tmp_path: Path) -> None:
 
 
 def test_a_process_lives_through_its_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next monitor receives it; a caller that awaits its exit keeps waiting, and a launch in
-    flight has failed."""
+    """The next monitor receives the process. A caller that awaits its exit keeps waiting; a launch
+    in progress has failed.
+    """
 
     async def ended(pid: int) -> bool:
         return True
@@ -160,8 +161,8 @@ def test_a_process_lives_through_its_monitor(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_monitor_that_lives_on_tells_of_its_processes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the connection was lost: the process stays the same object, with the descriptors of
-    the new State.
+    """Only the connection was lost. The process stays the same object, with the descriptors of the
+    new State.
     """
 
     async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
@@ -250,8 +251,8 @@ def test_only_another_daemon_ends_the_work_of_this_one(
 def test_a_process_that_the_next_monitor_does_not_take_is_offered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log cannot be opened, for example. Without a monitor its output would stall, and its exit
-    would go unnoticed."""
+    """For example, its log cannot be opened. Without a monitor its output would stall, and its exit
+    would not be noticed."""
 
     async def ended(pid: int) -> bool:
         return True

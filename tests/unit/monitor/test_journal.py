@@ -1,5 +1,5 @@
-"""The journal of exits: what is added survives, what is taken back does not, and a torn end
-harms nothing.
+"""The journal of exits: added entries survive, removed ones do not, and an incomplete end does no
+harm.
 """
 
 from __future__ import annotations

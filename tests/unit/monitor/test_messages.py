@@ -79,7 +79,7 @@ def test_every_message_is_tested() -> None:
 
 @pytest.mark.parametrize(("order", "golden"), list(zip(ORDERS, protocol3.ORDERS, strict=True)), ids=named)
 def test_orders_of_the_previous_protocol(order: messages.Order, golden: str) -> None:
-    """Byte for byte the encoding of that version, and decoded from it."""
+    """They are encoded byte for byte as by that version, and decoded."""
     if isinstance(order, messages.Hello):
         order = msgspec.structs.replace(order, protocol=3)
     assert previous.encode(order) == bytes.fromhex(golden)
@@ -113,7 +113,7 @@ def test_a_packet_that_is_no_order_can_be_answered() -> None:
 
 
 def mutated(pick: Any, data: bytes) -> bytes:
-    """Some bytes changed, dropped or doubled."""
+    """`data` with some bytes changed, dropped or doubled."""
     changed = bytearray(data)
     for place, kind, byte in pick:
         at = place % (len(changed) or 1)

@@ -1,9 +1,9 @@
-"""A host without a kernel: links, namespaces, rules, names and ports as far as `Networks` sees
+"""A host without a kernel: links, namespaces, rules, names and ports, as far as `Networks` uses
 them.
 
-`Host.install` puts the fakes where the package would reach the kernel. Requests of rtnetlink are
-interpreted from their bytes. Every call into the host goes through `Host.step`, where a test may
-have it fail.
+`Host.install` replaces the parts of the package that use the kernel by the fakes. Requests of
+rtnetlink are interpreted from their bytes. Every call into the host goes through `Host.step`, where
+a test may make it fail.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class Ready:
 
 
 class Stock:
-    """Makes each sandbox when it is asked for."""
+    """`SandboxStock`, which makes each sandbox when it is requested."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -298,7 +298,7 @@ class Stock:
 
 
 class Resolver:
-    """Which containers are served."""
+    """`Resolver`, which records the containers that it serves."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -321,7 +321,7 @@ class Resolver:
 
 
 class Listeners:
-    """Ports of the host that are held."""
+    """`Listeners`, which records the ports that it holds."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_cut_at_a_record_and_says_so(count: int, size: int)
     assert len(DNSRecord.parse(dns.answer(query, records)).rr) == count
 
 
-# --- passing on -----------------------------------------------------------------------------------
+# --- forwarding -----------------------------------------------------------------------------------
 
 
 def reply_of_others(**changes: int) -> bytes:

@@ -71,7 +71,7 @@ def static(address: str) -> EndpointSettings:
 
 
 def used(networks: Both) -> dict[str, int]:
-    """Addresses in use, by network."""
+    """Number of addresses in use, by network."""
     return {each.record.name: len(each.pools[4]) for each in networks if each.pools and len(each.pools[4])}
 
 
@@ -81,7 +81,7 @@ def elements(world: Host) -> dict[str, int]:
 
 
 def snapshot(networks: Both, world: Host) -> Any:
-    """All that an endpoint or a network could leave behind."""
+    """Everything that an endpoint or a network could leave behind."""
     return (
         used(networks),
         {each.record.name: sorted(each.sandboxes) for each in networks},
@@ -139,8 +139,9 @@ def test_host_and_none_have_no_sandbox(world: Host, tmp_path: Path) -> None:
 
 
 def test_addresses_from_outside(world: Host, tmp_path: Path) -> None:
-    """A cluster's allocator chose the address: inside the subnet no other endpoint gets it, outside
-    it is used unchanged."""
+    """A cluster's allocator chose the address. Inside the subnet no other endpoint gets it; outside
+    it is used unchanged.
+    """
 
     async def run() -> None:
         async with opened(tmp_path) as networks:
@@ -287,7 +288,7 @@ def test_a_refusal_names_the_network_that_the_kernel_refused(world: Host, tmp_pa
 
 
 def test_a_disconnect_is_done_though_the_default_route_is_refused(world: Host, tmp_path: Path) -> None:
-    """The endpoint is gone by then; the container's record must not keep it."""
+    """The endpoint has already been removed, so the container's record must not keep it."""
 
     async def run() -> None:
         async with opened(tmp_path) as networks:
@@ -461,7 +462,7 @@ def test_a_contested_subnet(world: Host, tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(run())
 
 
-# --- what survives --------------------------------------------------------------------------------
+# --- after a restart ------------------------------------------------------------------------------
 
 
 def test_a_bridge_that_is_deleted_comes_back(world: Host, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_quota_is_taken_away(tmp_path: Path) -> None:
 
 
 def test_cgroups_above_go_when_the_engine_had_them_made(live: LiveCgroup) -> None:
-    """Those that were there before stay, as does one that another cgroup is in."""
+    """Cgroups that existed before stay, and so do cgroups with other children."""
     top = f"{live.path}-above"
     cgroup = f"{top}/inner/id"
     for root in live.host.roots():

@@ -23,7 +23,7 @@ on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x
 
 
 def decide(program: bytes, number: int, *arguments: int, arch: int = X86_64) -> int:
-    """What the kernel would answer (linux/seccomp.h, linux/filter.h)."""
+    """The result that the kernel would compute (linux/seccomp.h, linux/filter.h)."""
     data = struct.pack("=IIQ6Q", number, arch, 0, *(arguments + (0,) * (6 - len(arguments))))
     instructions = [struct.unpack_from("=HBBI", program, offset) for offset in range(0, len(program), 8)]
     accumulator, counter = 0, 0

@@ -1,4 +1,4 @@
-"""Records: whole transactions, grouped, each caller's fate its own."""
+"""Records: whole transactions, grouped; a failure concerns only its own caller."""
 
 from __future__ import annotations
 
@@ -142,7 +142,9 @@ def test_a_damaged_record_is_refused_by_name_and_nothing_is_changed(path: Path, 
 
 
 def test_any_flipped_byte_is_found_or_harmless(path: Path, tmp_path: Path) -> None:
-    """A byte of a page's free space changes nothing; every other one refuses the file."""
+    """A flipped byte in the free space of a page changes nothing. Any other one makes the engine
+    refuse the file.
+    """
     filled(path)
     whole = path.read_bytes()
     refused = 0
@@ -228,7 +230,7 @@ def test_a_file_of_the_first_schema(path: Path) -> None:
     volumes and networks.
     """
     shutil.copy(DATA / "state-1.db", path)
-    for _ in range(2):  # migrated, and then read as it is
+    for _ in range(2):  # the first time it is migrated
         records = Records(path)
         containers = {each.name: each for each in ContainerStore(records).load().values()}
         images = records.table("image", ImageRecord).load()

@@ -65,7 +65,7 @@ def test_the_files_of_the_cgroups_it_is_in(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_thread_stays_where_it_is() -> None:
-    """With the kernel's own files: it takes the move, and nothing is somewhere else for it."""
+    """Tested with the kernel's own files: the move succeeds and changes no membership."""
     place = Path("/proc/thread-self/cgroup")
     before = place.read_bytes()
     assert begin(mounted(mounts()))
@@ -85,7 +85,7 @@ IN_A_NAMESPACE = """
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_thread_stays_in_the_cgroup_namespace_of_a_container_with_the_hosts_mounts() -> None:
-    """There `/` of the namespace is not `/` of the mount."""
+    """In such a container, `/` of the cgroup namespace is not `/` of the mount."""
     name, top = next((name, top) for name, (top, root) in mounted(mounts()).items() if root == "/" and name != "rw")
     inside = Path(top, f"engined-test-{os.getpid()}")
     inside.mkdir()

@@ -22,8 +22,8 @@ def test_room(limit: int) -> None:
 
 @pytest.mark.parametrize("counted_by_stat", [True, False])
 def test_the_reserve_is_kept(limit: int, counted_by_stat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux 6.2 counts in st_size; before that the table's size bounds it, and the directory is
-    listed when that does not do.
+    """Since Linux 6.2 st_size is the number of descriptors. Before, the size of the table is an
+    upper bound, and the directory is listed if that does not suffice.
     """
     used, real = limit - limits.reserve(limit) - 10, os.stat
     monkeypatch.setattr(

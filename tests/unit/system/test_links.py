@@ -23,7 +23,7 @@ def test_an_engine_does_not_import_pyroute2() -> None:
 
 
 def alone(body: Callable[[], None]) -> None:
-    """The body in a thread with a fresh network namespace; its failure is the test's."""
+    """Run the body in a thread with a new network namespace; its failure is the test's."""
     failures: list[BaseException] = []
 
     def run() -> None:

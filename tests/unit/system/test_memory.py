@@ -1,4 +1,4 @@
-"""Memory given back: once, when the engine has been quiet."""
+"""Memory is returned to the kernel once, after a pause in the engine's work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mountinfo, and mounting where the test may."""
+"""mountinfo, and mounts if the test may make them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observers: all are called, in their order, whatever one of them does."""
+"""Observers: all are called, in order, even if one of them fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background tasks: they live until they are done, and no failure of one stays unseen."""
+"""Background tasks: they are kept until they are done, and their failures are logged."""
 
 from __future__ import annotations
 

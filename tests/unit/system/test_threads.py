@@ -1,4 +1,4 @@
-"""Threads that clients may hold up, and work that outlives the cancellation of its caller."""
+"""Threads that may wait for clients, and work that continues after its caller was cancelled."""
 
 from __future__ import annotations
 
@@ -83,9 +83,8 @@ def test_a_pool_survives_a_refused_policy(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_thread_that_the_host_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the engine.
-
-    Work that was refused does not run later, on descriptors that are closed by then.
+    """It is an error of the engine. The refused work does not run later, when its descriptors may
+    be closed.
     """
     ran = []
 

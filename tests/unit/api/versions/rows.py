@@ -1,4 +1,4 @@
-"""Samples of every struct that has rows, in all versions; and how a row is checked at its version
+"""Samples of every struct that has rows, in all versions; and the checks of a row at its version
 and just before.
 """
 
@@ -244,18 +244,18 @@ BODIES: dict[type, dict[str, Any]] = {
     NetworkConnect: {"Container": "c", "EndpointConfig": {"Aliases": ["a"]}},
     NetworkDisconnect: {"Container": "c", "Force": True},
 }
-"""Requests in which every field that has a row is given, and is not the default."""
+"""Requests in which every field that has a row is given with a value other than the default."""
 
 
 def reply(value: Any, version: str) -> dict[str, Any]:
-    """How `version` shows a struct."""
+    """The JSON of a struct at `version`."""
     found = msgspec.json.decode(VERSIONS[version].shape(type(value)).encode(value))
     assert isinstance(found, dict)
     return found
 
 
 def request(of: type, version: str) -> dict[str, Any]:
-    """What a handler is given of the sample body that a client of `version` sends."""
+    """The struct that a handler gets for the sample body from a client of `version`."""
     body = msgspec.json.encode(BODIES[of])
     decoded: dict[str, Any] = msgspec.to_builtins(parameters.decode_json(body, of, VERSIONS[version].upgrade(of)))
     return decoded
@@ -274,13 +274,13 @@ ABSENT = "absent"
 
 
 def check_new_field(value: Any, path: str, since: str, before: str) -> None:
-    """The reply has the field from `since` on, and not at `before`."""
+    """Assert that the reply has the field from `since` on, and not at `before`."""
     assert at(reply(value, since), path) == at(msgspec.to_builtins(value), path) != ABSENT
     assert at(reply(value, before), path) == ABSENT
 
 
 def check_new_parameter(of: type, path: str, since: str, before: str) -> None:
-    """The request's field counts from `since` on; a client of `before` gets the default."""
+    """Assert that the request's field takes effect from `since` on, and is ignored at `before`."""
     default = at(msgspec.to_builtins(msgspec.convert({}, of)), path)
     assert at(request(of, since), path) == at(request(of, "1.24"), path) != default
     assert at(request(of, before), path) == default

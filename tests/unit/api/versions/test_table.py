@@ -1,5 +1,5 @@
-"""The version table: the mechanism on a toy, and what holds for all rows. `test_v1_*.py` check each
-row.
+"""The version table: its mechanism with an example table, and rules for all rows. `test_v1_*.py`
+check each row.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_one_network_is_the_sum_of_all() -> None:
 
 
 def test_config_has_what_moved_and_shows_what_was_not_given() -> None:
-    """Below 1.21 clients find these fields in Config whether or not they were given."""
+    """Below 1.21 these fields are in Config, whether or not they were given."""
     config = reply(INSPECT, "1.20")["Config"]
     assert config["VolumeDriver"] == "local" and config["ExposedPorts"] == {"80/tcp": {}}
     assert config["MacAddress"] == "" and config["NetworkDisabled"] is False

@@ -1,4 +1,4 @@
-"""Every request of ours, byte for byte, against the same request as pyroute2 writes it."""
+"""Every request of the engine compared, byte for byte, with the same request by pyroute2."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ def test_list_of_connections(version: int, family: int, ports: list[int]) -> Non
 
 
 def test_removal_of_a_connection() -> None:
-    """The entry's own tuple, id and zone go back as they came."""
+    """The request has the entry's own tuple, id and zone, unchanged."""
     tuple_ = nested(
         ("CTA_TUPLE_IP", nested(("CTA_IP_V4_SRC", "10.0.0.1"), ("CTA_IP_V4_DST", "10.0.0.2"))),
         ("CTA_TUPLE_PROTO", nested(("CTA_PROTO_NUM", 17), ("CTA_PROTO_SRC_PORT", 1), ("CTA_PROTO_DST_PORT", 53))),

@@ -1,4 +1,4 @@
-"""One exchange for all families, against a kernel that is played by a list of datagrams."""
+"""The exchange for all families, against a fake kernel that answers with a list of datagrams."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_frames_of_a_batch_are_answered_only_on_failure(made: NetlinkSocket)
 
 
 def test_a_dump_that_was_interrupted_is_read_again(made: NetlinkSocket) -> None:
-    """Without that, entries may be missing while links come and go (netlink(7),
+    """Otherwise entries may be missing while links are added and removed (netlink(7),
     NLM_F_DUMP_INTR).
     """
     kernel = play(
