@@ -1,12 +1,15 @@
-# engined, from a clean clone. Every target prepares what it needs; `.ci/prepare` says in one line what it cannot.
+# engined, from a clean clone. Every target installs what it needs. If that fails, `.ci/prepare` prints
+# the reason in one line.
 
 .PHONY: build demo test sanitize fuzz test-vm soak bench bench-peers chart compare docs micro micro-once lint format wheel clean
 
-# .venv/bin/engined, with compiled extensions; again only after a change of pyproject.toml, setup.py or engine/_fast.
+# .venv/bin/engined, with compiled extensions. They are compiled again only after a change of
+# pyproject.toml, setup.py or engine/_fast.
 build:
 	@.ci/prepare build
 
-# An engine, an image of Debian's busybox, one container: its output and how long each step took. Leaves nothing behind.
+# Starts an engine, loads an image of Debian's busybox, runs a container, and shows its output and the
+# time of each step. Leaves nothing behind.
 demo: build
 	@.venv/bin/python -m tests.demo
 
@@ -16,12 +19,14 @@ test:
 	@.ci/cgroups
 	@.venv/bin/python -m pytest --skips declared $(ARGS)
 
-# The tests in a virtual machine with Debian's kernel, cgroup v2 and AppArmor. ARGS are parts: make test-vm ARGS="unit"
+# The tests in a virtual machine with Debian's kernel, cgroup v2 and AppArmor. ARGS are parts:
+# make test-vm ARGS="unit"
 test-vm:
 	@.ci/prepare vm
 	@.venv/bin/python -m tests.vm $(ARGS)
 
-# Containers write lines while daemon and monitor are killed at random: make soak ARGS="--minutes 15"
+# Containers write lines while daemon and monitor are killed at random:
+# make soak ARGS="--minutes 15"
 soak:
 	@.ci/prepare test
 	@.ci/cgroups
@@ -32,7 +37,8 @@ bench: build
 	@.ci/cgroups
 	@.venv/bin/python -m bench.run $(ARGS)
 
-# The figures of docs/ (table, chart, document) from one run: make chart JSON=bench/results/X.json
+# The figures of docs/ (table, chart, document) from one run:
+# make chart JSON=bench/results/X.json
 chart: build
 	@.venv/bin/python -m bench.publish $(JSON)
 
@@ -40,7 +46,7 @@ chart: build
 compare: build
 	@.venv/bin/python -m bench.compare $(A) $(B)
 
-# The parts of docs/ and README that are made from engine/config.py.
+# Writes the parts of docs/ and README that are generated from the code.
 docs: build
 	@.venv/bin/python docs/generate.py
 
@@ -49,15 +55,16 @@ micro:
 	@.ci/prepare test
 	@.venv/bin/python -m pytest -q bench/micro $(ARGS)
 
-# Each of them once, as CI does: whether they still hold, not how fast.
+# Runs each micro-benchmark once, as CI does, to check that it works. The times mean nothing.
 micro-once: ARGS = --benchmark-min-rounds=1 --benchmark-max-time=0 --benchmark-min-time=0.000001 --benchmark-columns=min,rounds
 micro-once: micro
 
-# dockerd and podman from Debian to compare with; installed, never started as services.
+# Installs Debian's dockerd and podman for comparisons. They are not started as services.
 bench-peers:
 	@.ci/prepare peers
 
-# The unit tests of engine/_fast and a fuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer: make sanitize SECONDS=600 SEED=1
+# The unit tests of engine/_fast and a fuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer:
+# make sanitize SECONDS=600 SEED=1
 SECONDS = 60
 sanitize:
 	@.ci/prepare test

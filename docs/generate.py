@@ -1,6 +1,7 @@
-"""Writes what docs/ and README say of the options, from `engine.config.Config`, and the figure of a container's lifecycle: `make docs`.
+"""`make docs`: writes the options in docs/ and README from `engine.config.Config`, and the figure of
+a container's lifecycle.
 
-`tests/unit/test_docs.py` fails when a file differs from what this would write.
+`tests/unit/test_docs.py` fails if a file differs from the output of this program.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def readme_table() -> Iterator[str]:
 
 
 def readme(text: str) -> str:
-    """README with today's table of options."""
+    """README with the current table of options."""
     before, rest = text.split(README_BEGIN)
     _, after = rest.split(README_END)
     return before + "".join(readme_table()) + after
@@ -97,7 +98,9 @@ def _roff(text: str) -> str:
 
 
 def lifecycle() -> str:
-    """docs/lifecycle.md: the moves of `engine.containers.lifecycle.TABLE` as a figure, and its refusals as a table."""
+    """docs/lifecycle.md: the moves of `engine.containers.lifecycle.TABLE` as a figure, and its refusals
+    as a table.
+    """
     moves: dict[tuple[State, State], list[str]] = {}
     for (state, verb), entry in TABLE.items():
         if isinstance(entry, State) and (entry != state or verb in _KEEPS):
@@ -112,8 +115,8 @@ def lifecycle() -> str:
         [
             "# A container's lifecycle",
             "",
-            "Written by `make docs` from `engine/containers/lifecycle.py`. `exit` is the end of its process, `fail` a start that came",
-            "to nothing, `thaw` a signal that ends a paused one; `found` and `boot` happen when the engine starts.",
+            "Written by `make docs` from `engine/containers/lifecycle.py`. `exit`: its process has ended. `fail`: a start has",
+            "failed. `thaw`: a signal has ended a paused container. `found` and `boot` occur when the engine starts.",
             "",
             "```mermaid",
             "stateDiagram-v2",
@@ -135,7 +138,7 @@ _KEEPS = {Verb.FAIL}
 
 
 def files() -> dict[Path, str]:
-    """Each generated file and what it should hold."""
+    """The generated files and their content."""
     name = ROOT / "README.md"
     return {
         ROOT / "docs" / "engined.toml": toml(),
