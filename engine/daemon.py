@@ -309,8 +309,8 @@ class Daemon:
         )
 
     def _leave_run(self, claim: int) -> None:
-        """Release the lock of RUN. If nothing of the engine is to stay, remove its files in RUN, and
-        RUN itself if it is empty then.
+        """Release the lock of RUN. If nothing of the engine is to stay, remove its files in RUN,
+        and RUN itself if it is empty then.
         """
         if self._leaves_nothing:
             root = self.config.run / ROOT

@@ -8,8 +8,9 @@ that. Without that program the engine logs a warning and containers are unconfin
 
 Rules: apparmor.d(5), and Docker's documentation of its default profile: a container may use its
        files, network and capabilities. It may neither mount, nor write to files of /proc and /sys
-       that belong to the host. Sockets of the kernel's cryptography API (AF_ALG) are denied here too,
-       because seccomp cannot see the family in a 32-bit program's socketcall(2) (CVE-2026-31431).
+       that belong to the host. Sockets of the kernel's cryptography API (AF_ALG) are denied here
+       too, because seccomp cannot see the family in a 32-bit program's socketcall(2)
+       (CVE-2026-31431).
 """
 
 from __future__ import annotations
