@@ -128,9 +128,14 @@ def test_restarts_and_execs_leave_memory_descriptors_and_processes_as_they_were(
 
     for act, count in ((restarts, 30), (execs, 100)):
         act(count)  # caches fill and threads are started
-        descriptors, memory = engine.descriptors(), resident()
-        act(count)
+        descriptors = engine.descriptors()
+        grown: list[int] = []
+        while len(grown) < 3 and min(grown, default=3000) >= 3000:
+            memory = resident()
+            act(count)
+            grown.append(resident() - memory)
+        # a page that is touched late is in one of them, a leak is in each
+        assert min(grown) < 3000, f"KiB that {count} took each time: {grown}"
         until("descriptors are closed", lambda most=descriptors: engine.descriptors() <= most + BREATH)
-        assert resident() < memory + 3000
     engine.remove_all()
     engine.assert_settles(before)
