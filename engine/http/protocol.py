@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._phase = HEAD
         self._lines = HeadReader(server.limits.head)
         self.budget: Budget = server.budget
-        """See `messages.Source`."""
+        """See `upload.Carrier`."""
         self.deadline = 0.0
         """Of the loop's clock, while `server.timed` has this connection."""
         # the current request
@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._input:
             self._input += data
-            self._regulate()
+            self.regulate()
             return
         fresh = self._phase is HEAD and not self._lines.size and not self._write_blocked
         known = self._server.known_heads.get(data) if fresh and len(data) <= KNOWN_HEAD else None
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
                 self._input = data[start:]
                 break
         self._consuming = None
-        self._regulate()
+        self.regulate()
 
     def _continue_input(self) -> None:
         if self._input and (self._phase is HEAD or (self._phase.active and self._phase is not HIJACKED)):
@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
             if self._eof:
                 self._after_eof()
 
-    def _regulate(self) -> None:
+    def regulate(self) -> None:
         """Read from the socket exactly while there is room for what comes."""
         if self._upload is not None and self._upload.lent:
             return
@@ -415,9 +415,6 @@ class Connection(asyncio.Protocol):
     def send_continue(self) -> None:
         self._transport.write(CONTINUE)
 
-    def regulate(self) -> None:
-        self._regulate()
-
     def lend(self) -> int | None:
         connection = self._transport.get_extra_info("socket")
         if (
@@ -543,7 +540,7 @@ class Connection(asyncio.Protocol):
             self._absorb = DRAIN_LIMIT
             self._enter(DRAINING)
             self._watch(self._server.limits.body_seconds)
-            self._regulate()
+            self.regulate()
 
     def _finish(self) -> None:
         """Ready for the next request."""
@@ -556,7 +553,7 @@ class Connection(asyncio.Protocol):
         elif self._eof:
             self._after_eof()
         elif self._paused:
-            self._regulate()
+            self.regulate()
 
     # streams
 

@@ -111,11 +111,11 @@ class Server:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             _remove_stale(path)
-            before = os.umask(0o117)
-            try:
-                listener.bind(path)
-            finally:
-                os.umask(before)
+            # bind(2) makes the file with the mode of the socket's inode, less the umask. Setting
+            # the umask instead would set that of all threads.
+            os.fchmod(listener.fileno(), 0o660)
+            listener.bind(path)
+            os.chmod(path, 0o660)
             if group:
                 _give_to_group(path, group)
             made = os.lstat(path)

@@ -73,6 +73,35 @@ def test_socket_is_for_root_and_group_alone(path: str) -> None:
     assert not [name for name in os.listdir(os.path.dirname(path)) if name.startswith("s")]
 
 
+@pytest.mark.parametrize("mask", [0, 0o022, 0o777])
+def test_the_mode_of_a_socket_does_not_depend_on_the_umask(
+    mask: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The umask is that of all threads, so the server leaves it alone; the socket never has a wider
+    mode.
+    """
+    made: list[int] = []
+    chmod = os.chmod
+
+    def seen(path: str, mode: int) -> None:
+        made.append(stat.S_IMODE(os.lstat(path).st_mode))
+        chmod(path, mode)
+
+    async def scenario(app: App, path: str, server: Server) -> None:
+        before = os.umask(mask)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "umask", lambda _: pytest.fail("the umask was set"))
+                patch.setattr(os, "chmod", seen)
+                await server.listen_unix(path + "2")
+        finally:
+            os.umask(before)
+        assert made == [0o660 & ~mask]
+        assert stat.S_IMODE(os.stat(path + "2").st_mode) == 0o660
+
+    serve(scenario, path)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to a group")
 def test_socket_belongs_to_its_group(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
