@@ -252,7 +252,8 @@ def test_each_sample_has_the_one_before_as_previous(live: LiveCgroup) -> None:
         shapes = [json.loads(await anext(stream)) for _ in range(4)]
         for before, after in itertools.pairwise(shapes):
             assert after["precpu_stats"] == before["cpu_stats"]
-            assert after["cpu_stats"]["cpu_usage"]["total_usage"] > before["cpu_stats"]["cpu_usage"]["total_usage"]
+        first, last = (shape["cpu_stats"]["cpu_usage"]["total_usage"] for shape in (shapes[0], shapes[-1]))
+        assert last > first  # on a loaded host the process may not run between two samples
         await stream.aclose()
 
     drive(live, body)
