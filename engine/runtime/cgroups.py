@@ -294,6 +294,10 @@ class Cgroups(msgspec.Struct, frozen=True):
             with contextlib.suppress(OSError):
                 os.setxattr(each, _MARK, b"1")
 
+    def exists(self, cgroup: str) -> bool:
+        """Returns True if any hierarchy has this cgroup."""
+        return any(os.path.isdir(root + cgroup) for root in self.roots())
+
     def discard(self, cgroup: str) -> None:
         """Remove a cgroup if it is empty; otherwise leave it, because other engines may use it
         too.

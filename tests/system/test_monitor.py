@@ -893,7 +893,7 @@ def test_kill_of_both(bench: Bench) -> None:
         await bench.exit_of(forgotten)
         monitor.forget(forgotten)
         await monitor.watch_log("nothing", 0, 0)  # the previous order has been carried out
-        monitor._closing = True
+        monitor.closing = True
         os.kill(monitor.pid, 9)
         await until(lambda: not monitors_of(bench.run), "the monitor's end")
         await monitor.close()

@@ -404,7 +404,7 @@ def test_one_daemon_a_run_directory(own_engine: TempEngine) -> None:
         check=False,
     )
     assert second.returncode == 1
-    assert second.stderr.count("\n") == 1 and "already runs" in second.stderr
+    assert second.stderr.count("\n") == 1 and "already running" in second.stderr
     assert engine.inspect(identifier)["State"]["Running"]
 
 
