@@ -67,10 +67,10 @@ VERBS: dict[str, Verb] = {
 STATES = ("created", "running", "paused", "restarting", "exited")
 
 
-async def _in_state(world: World, state: str, policy: str = "") -> tuple[Engine, Container]:
+async def _in_state(world: World, state: str, policy: str = "", **host: object) -> tuple[Engine, Container]:
     engine = await world.boot()
     wanted = "always" if state == "restarting" else policy or "no"
-    container = engine.containers.get(await engine.create(policy=wanted))
+    container = engine.containers.get(await engine.create(policy=wanted, **host))
     if state != "created":
         await container.start()
     if state == "paused":
@@ -199,8 +199,8 @@ def _fault(world: World, name: str) -> BaseException | None:
     return None
 
 
-async def _faulty(world: World, state: str, verb: Verb, at: int, kind: str) -> bool:
-    engine, container = await _in_state(world, state, "no")
+async def _faulty(world: World, state: str, verb: Verb, at: int, kind: str, auto_remove: bool = False) -> bool:
+    engine, container = await _in_state(world, state, "no", auto_remove=auto_remove)
     task: asyncio.Task[Any] | None = None
 
     async def act(name: str) -> None:
@@ -224,8 +224,35 @@ async def _faulty(world: World, state: str, verb: Verb, at: int, kind: str) -> b
     world.disk_full = False
     await asyncio.sleep(3)
     await _quiet(engine)
-    await _agree(engine)
+    if auto_remove:
+        await _removed(engine)
+    else:
+        await _agree(engine)
     return True
+
+
+async def _removed(engine: Engine) -> None:
+    """A container that has ended is gone, at the latest with the next daemon."""
+    check(engine)
+    engine.world.crash()
+    after = await engine.world.boot()
+    await _quiet(after)
+    check(after)
+    assert all(each.record.status.state != State.EXITED for each in after.containers)
+
+
+@pytest.mark.parametrize("kind", ["cancel", "disk full", "fault"])
+@pytest.mark.parametrize("state", ("created", "running", "paused"))
+def test_every_fault_in_every_verb_with_autoremove(world: World, state: str, kind: str) -> None:
+    for name, verb in VERBS.items():
+        at = 0
+        while True:
+            try:
+                if not run(_faulty(world.fresh(), state, verb, at, kind, auto_remove=True)):
+                    break
+            except BaseException as error:
+                raise AssertionError(f"{state}: {kind} at await {at} of {name}: {error}") from error
+            at += 1
 
 
 @pytest.mark.parametrize("kind", ["cancel", "disk full", "fault"])
@@ -242,9 +269,9 @@ def test_every_fault_in_every_verb(world: World, state: str, kind: str) -> None:
             at += 1
 
 
-async def _killed(world: World, state: str, verb: Verb, at: int) -> bool:
+async def _killed(world: World, state: str, verb: Verb, at: int, auto_remove: bool) -> bool:
     """SIGKILL of the daemon at an await of the verb: the next daemon recovers."""
-    engine, container = await _in_state(world, state)
+    engine, container = await _in_state(world, state, auto_remove=auto_remove)
 
     killed = asyncio.Event()
 
@@ -265,17 +292,23 @@ async def _killed(world: World, state: str, verb: Verb, at: int) -> bool:
     # The daemon's work besides containers: directories and roots without a row are removed.
     world.layers &= {each.id for each in after.containers}
     await _quiet(after)
-    check(after)
+    if auto_remove:
+        await _removed(after)
+    else:
+        check(after)
     return True
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_the_daemon_is_killed_in_every_verb(world: World, state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "auto_remove"),
+    [*((state, False) for state in STATES), ("created", True), ("running", True), ("paused", True)],
+)
+def test_the_daemon_is_killed_in_every_verb(world: World, state: str, auto_remove: bool) -> None:
     for name, verb in VERBS.items():
         at = 0
         while True:
             try:
-                if not run(_killed(world.fresh(), state, verb, at)):
+                if not run(_killed(world.fresh(), state, verb, at, auto_remove)):
                     break
             except BaseException as error:
                 raise AssertionError(f"{state}: killed at await {at} of {name}: {error}") from error
