@@ -323,6 +323,8 @@ def test_reboot(own_engine: TempEngine) -> None:
     never = engine.create("true")
     done = engine.started("sh", "-c", "exit 6")
     assert engine.wait(done) == 6
+    # A client gets the exit code before the row has it. The next verb waits for both.
+    engine.post(f"/containers/{done}/rename?name=done")
     until("it has printed", lambda: engine.logs(ran) == b"1\n")
     engine.reboot()
     states = {identifier: engine.inspect(identifier)["State"] for identifier in (ran, never, done)}
