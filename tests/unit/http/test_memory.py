@@ -304,6 +304,8 @@ def test_stalled_bodies_make_room_with_408(path: str) -> None:
             writer.write(b"POST /large HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n%s" % (framing, start + bytes(SIZE // 2)))
             stalled.append((reader, writer))
         await until(lambda: server.budget.reserved == 2 * SIZE)
+        # both have stalled: one whose bytes still come would keep its room
+        await until(lambda: sum(room.upload.received for room in server.budget._rooms) == SIZE)
         reader, writer = await asyncio.open_unix_connection(path)
         head = b"POST /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % SIZE
         writer.write(head + bytes(SIZE))
