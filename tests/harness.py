@@ -224,6 +224,14 @@ class TempEngine:
         kill_and_wait(pid)
         return pid
 
+    def replace_monitor(self) -> int:
+        """`kill_monitor`, and wait until the process of the next monitor exists. Returns its
+        pid.
+        """
+        dead = self.kill_monitor()
+        (following,) = until("another monitor", lambda: [pid for pid in self._monitors() if pid != dead])
+        return int(following)
+
     def stop(self, seconds: int = 1) -> None:
         """Run `engined stop`. Raises AssertionError unless everything ended."""
         assert self.process is not None

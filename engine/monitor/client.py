@@ -3,12 +3,18 @@
 `open` connects to the monitor that runs in RUN, or starts one. When the monitor dies, another is
 started and takes over every process. For that case this side holds a duplicate of each stdio
 descriptor and each pidfd. It is also a subreaper, so that orphaned containers become its children
-and can be reaped. Launches that were under way are ended first (`orphans.py`) and only then
-reported as failed. Not here: what a container is; files of its bundle; the byte path, which does
-not pass the daemon.
+and can be reaped. Launches that were under way are ended (`orphans.py`) and only then reported as
+failed. Not here: what a container is; files of its bundle; the byte path, which does not pass the
+daemon.
+
+A monitor that is started here inherits one end of a socket pair, and RUN/monitor/lock already
+locked. The orders that hand everything over are sent into the other end before the process is
+made. Descriptors in the queue of a socket outlive their sender, so from then on a kill of the
+daemon loses nothing. This is done first when a monitor has died (`_lost`).
 
 Owns:    the connection, and the descriptors of every `Process` until its exit.
-Threads: the event loop's only. Nothing here blocks except the spawn of a monitor (a vfork).
+Threads: the event loop's only. Nothing here blocks except the spawn of a monitor (a vfork), and up
+         to 5 ms for the lock of one that is just dying.
 Raises:  `ServerError` when the monitor refuses or fails, `LaunchFailed` when the runtime fails,
          `NotFound` when the process is gone.
 """
@@ -28,9 +34,10 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,7 +60,10 @@ from engine.monitor.messages import Size
 from engine.system.tasks import spawn
 
 START_LIMIT = 60.0
-"""Seconds that a new monitor may take until it listens."""
+"""Seconds that a new monitor may take until it answers."""
+LOCK_TRIES, LOCK_PAUSE = 20, 0.00025
+"""Tries to get the lock of a monitor whose connection has ended, and the seconds between them: the
+kernel closes the one slightly before the other."""
 CALL_BACK_TRIES = 200
 """Number of attempts, 10 ms apart, to connect to a monitor that was asked to recreate its
 socket."""
@@ -71,8 +81,22 @@ _PACKETS = 64
 _REPORT = 32 << 10
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(8 * 4)
 _SO_SNDBUFFORCE = 32
+_SEND_BUFFER = 16 << 20
+"""Room for orders that are not read yet: about 26,000 with descriptors. Unix sockets that are
+connected to each other have no other bound (net.unix.max_dgram_qlen does not apply)."""
 
 _log = logging.getLogger(__name__)
+
+
+class _Starting(NamedTuple):
+    """A monitor that was started here and has not answered yet.
+
+    `words`: a pipe with what it says until it serves, or why it does not.
+    """
+
+    seq: int
+    hello: asyncio.Future[messages.Done]
+    words: int
 
 
 class Monitor:
@@ -118,6 +142,7 @@ class Monitor:
         """The newest keys passed to `forget`. The bound is larger than the number ever under
         way."""
         self._connected = asyncio.Event()
+        self._starting: _Starting | None = None
         self._restored: set[str] | None = None
         self._restoring: asyncio.Task[None] | None = None
         self._reaping: set[int] = set()
@@ -170,6 +195,7 @@ class Monitor:
         if self._collecting is not None:
             self._collecting.cancel()
         self._disconnect()
+        self._end_start()
         self._fail_requests("the daemon is leaving")
         self._fail_runs("the daemon is leaving")
         for descriptor in [*self._reaping, *self._children]:
@@ -199,46 +225,60 @@ class Monitor:
         await self.close()
 
     async def _connect(self) -> None:
-        path = str(self._run / "monitor" / "socket")
+        """Connect to the monitor that `_lost` has started, or to the one that listens in RUN, or
+        start one. Raises ServerError, Interrupted."""
         deadline = time.monotonic() + START_LIMIT
-        while True:
-            connection = socket.socket(
-                socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-            )
-            try:
-                connection.connect(path)
-                break
-            except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-                connection.close()
-                if time.monotonic() > deadline:
-                    raise ServerError(f"no monitor answers at {path}") from None
-                if not await self._call_back():
-                    await self._start()
-            except OSError as error:
-                connection.close()
-                raise ServerError(f"monitor at {path}: {error.strerror}") from error
-        try:
-            connection.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 1 << 20)
-        except PermissionError:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.pid = struct.unpack("3i", credentials)[0]
-        self._socket = connection
+        while self._starting is None and not self._reach():
+            if time.monotonic() > deadline:
+                raise ServerError(f"no monitor answers at {self._run / 'monitor' / 'socket'}")
+            if not await self._call_back():
+                try:
+                    self._hand_over()
+                except BlockingIOError:  # another daemon has just started one, or one is ending
+                    await asyncio.sleep(0.01)
+        connection, joins = self._socket, self._starting is not None
         self._restored = set()
-        self._loop.add_reader(connection.fileno(), self._receive)
-        await self._greet()
+        await (self._join() if joins else self._greet())
+        if self._socket is not connection:
+            raise Interrupted(_DEAD)  # after it had answered
         restored, self._restored = self._restored, None
+        if not joins:
+            self._pass_everything(restored)
         for process in list(self.processes.values()):
             if process.key not in restored:
-                self._adopt(process)
-        if self._relay is not None:
-            self._pass_on(*self._relay)
-        if self.kept >= 0:
-            self._send(messages.Keep(next(self._sequence)), [self.kept])
+                self._await_end(process)
         for order in self._unsent:
             self._send(order)
         self._unsent.clear()
         self._connected.set()
+
+    def _reach(self) -> bool:
+        """Connect to the monitor that listens in RUN. Returns False when none does.
+
+        Raises ServerError.
+        """
+        path = str(self._run / "monitor" / "socket")
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            connection.close()
+            return False
+        except OSError as error:
+            connection.close()
+            raise ServerError(f"monitor at {path}: {error.strerror}") from error
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        self.pid = struct.unpack("3i", credentials)[0]
+        self._use(connection)
+        return True
+
+    def _use(self, connection: socket.socket) -> None:
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
+        except PermissionError:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        self._socket = connection
+        self._loop.add_reader(connection.fileno(), self._receive)
 
     async def _call_back(self) -> bool:
         """Ask a running monitor whose socket was removed (by a cleaner of temporary files, for
@@ -284,12 +324,68 @@ class Monitor:
             "Stop it with that version's `engined stop`"
         )
 
-    async def _start(self) -> None:
-        """Spawn a monitor and wait until it listens. One that another daemon has just started is
-        used as well. Raises ServerError."""
-        self._run.mkdir(mode=0o711, parents=True, exist_ok=True)
-        if not self._opened:
-            await asyncio.to_thread(orphans.end_launches, self._run)
+    def _hand_over(self) -> None:
+        """Start a monitor, with Hello and everything that this side holds in its connection.
+
+        Raises BlockingIOError while some monitor has the lock, ServerError.
+        """
+        lock = self._lock()
+        theirs: socket.socket | None = None
+        try:
+            ours, theirs = socket.socketpair(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            )
+            self._use(ours)
+            self._codec = messages.CURRENT
+            seq = self.number()
+            self._send(messages.Hello(seq, self._codec.protocol, self._attach_stall))
+            self._pass_everything()
+            self.pid, words = self._spawn(theirs.fileno(), lock)
+        except OSError as error:
+            self._disconnect()
+            raise ServerError(f"cannot start the monitor: {error}") from error
+        except ServerError:
+            self._disconnect()
+            raise
+        finally:
+            os.close(lock)
+            if theirs is not None:
+                theirs.close()
+        self._requests[seq] = self._loop.create_future()
+        self._starting = _Starting(seq, self._requests[seq], words)
+
+    def _lock(self) -> int:
+        """The lock that a monitor holds while it runs, taken for the next one: no daemon starts
+        another meanwhile. Raises BlockingIOError, ServerError."""
+        lock = -1
+        try:
+            self._run.mkdir(mode=0o711, parents=True, exist_ok=True)
+            directory = self._run / "monitor"
+            directory.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if lock >= 0:
+                os.close(lock)
+            if isinstance(error, BlockingIOError):
+                raise
+            raise ServerError(f"cannot start the monitor: {error}") from error
+        return lock
+
+    def _pass_everything(self, restored: Set[str] = frozenset()) -> None:
+        """Send all that a monitor keeps for the next daemon, but not the processes that it has
+        reported itself."""
+        if self.kept >= 0:
+            self._send(messages.Keep(self.number()), [self.kept])
+        if self._relay is not None:
+            self._pass_on(*self._relay)
+        for process in list(self.processes.values()):
+            if process.key not in restored:
+                self._adopt(process)
+
+    def _spawn(self, connection: int, lock: int) -> tuple[int, int]:
+        """Make a monitor's process, which inherits these descriptors. Returns its pid and the pipe
+        with its first words. Raises OSError."""
         paths = dict.fromkeys(str(Path(package.__file__ or "").parent.parent) for package in (engine, msgspec))
         environment = {
             name: value
@@ -299,9 +395,10 @@ class Monitor:
         environment["PYTHONPATH"] = ":".join(paths)
         arguments = [sys.executable, "-P", "-S", "-m", "engine.monitor", "--run", str(self._run)]
         arguments += ["--attach-stall", str(self._attach_stall), "--files", str(self._files)]
+        arguments += ["--connection", str(connection), "--lock", str(lock)]
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            pid = os.posix_spawn(  # noqa: ASYNC221 (a vfork, once)
+            pid = os.posix_spawn(
                 sys.executable,
                 arguments,
                 environment,
@@ -309,45 +406,52 @@ class Monitor:
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, theirs, 1),
                     (os.POSIX_SPAWN_DUP2, theirs, 2),
+                    # onto itself: only close-on-exec is cleared, in the child alone
+                    (os.POSIX_SPAWN_DUP2, connection, connection),
+                    (os.POSIX_SPAWN_DUP2, lock, lock),
                 ],
                 setsid=True,
                 setsigmask=[],
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD],
             )
-        except OSError as error:
+            child = os.pidfd_open(pid)
+        except OSError:
             os.close(ours)
-            raise ServerError(f"cannot start the monitor: {error}") from error
+            raise
         finally:
             os.close(theirs)
-        child = os.pidfd_open(pid)
         self._children.add(child)
         self._loop.add_reader(child, self._monitor_ended, child)
+        return pid, ours
+
+    async def _join(self) -> None:
+        """Wait until the monitor that was started here serves. Raises ServerError, Interrupted."""
+        starting = self._starting
+        assert starting is not None
         try:
-            text = await self._read_to_end(ours)
-        finally:
-            os.close(ours)
-        if not text.endswith("ready\n") and "another monitor" not in text:
-            raise ServerError(f"the monitor did not start: {text.strip() or 'no reason given'}")
-
-    async def _read_to_end(self, descriptor: int) -> str:
-        parts: list[bytes] = []
-        end = self._loop.create_future()
-
-        def readable() -> None:
-            with suppress(BlockingIOError):
-                part = os.read(descriptor, 65536)
-                parts.append(part)
-                if not part and not end.done():
-                    end.set_result(None)
-
-        self._loop.add_reader(descriptor, readable)
-        try:
-            await asyncio.wait_for(end, START_LIMIT)
+            await asyncio.wait_for(starting.hello, START_LIMIT)
         except TimeoutError:
             raise ServerError(f"the monitor did not start within {START_LIMIT:.0f} s") from None
+        except Interrupted as error:
+            if self.closing:
+                raise
+            words = b""
+            with suppress(BlockingIOError):
+                words = os.read(starting.words, 65536).strip()
+            reason = words.decode(errors="replace") or "no reason given"
+            raise ServerError(f"the monitor did not start: {reason}") from error
         finally:
-            self._loop.remove_reader(descriptor)
-        return b"".join(parts).decode(errors="replace")
+            if self._starting is starting:
+                self._end_start()
+
+    def _end_start(self) -> None:
+        """The monitor that was started here serves, or has ended."""
+        if self._starting is not None:
+            starting, self._starting = self._starting, None
+            del self._requests[starting.seq]
+            os.close(starting.words)
+            if not starting.hello.cancel() and not starting.hello.cancelled():
+                starting.hello.exception()  # looked at, as asyncio wants it
 
     def _monitor_ended(self, child: int) -> None:
         self._loop.remove_reader(child)
@@ -371,31 +475,52 @@ class Monitor:
 
     def _lost(self) -> None:
         """The connection has ended: the monitor is dead."""
+        dead = self.pid
+        answered = self._starting is None or self._starting.hello.done()
         self._disconnect()
         self._fail_requests(_DEAD)
-        if not self.closing and self._opened and self._restoring is None:
+        if self.closing:
+            return
+        if answered:  # else it did not start, and `_connect` says why and tries again
+            self._end_start()
+            self._replace()
+        if self._opened and self._restoring is None:
             _log.error(
                 "the monitor of %s is gone; %d processes are handed to a new one", self._run, len(self.processes)
             )
-            self._restoring = spawn(self._restore(), "restore the monitor", fatal=True)
+            self._restoring = spawn(self._restore(dead), "restore the monitor", fatal=True)
 
-    async def _restore(self) -> None:
+    def _replace(self) -> None:
+        """Hand everything to a new monitor at once: until then a kill of this process would lose
+        it. What fails here is tried again by `_connect`."""
+        for _ in range(LOCK_TRIES):
+            try:
+                self._hand_over()
+                return
+            except BlockingIOError:
+                time.sleep(LOCK_PAUSE)
+            except ServerError as error:
+                _log.error("the monitor cannot be replaced yet: %s", error.message)
+                return
+
+    async def _restore(self, dead: int) -> None:
         try:
-            await self._clear_up()
+            await self._clear_up(dead)
             while True:
                 try:
                     await self._connect()
                     return
                 except (ServerError, OSError) as error:  # OSError: no free descriptor, say
                     _log.error("the monitor cannot be restored yet: %s", error)
-                    self._disconnect()
+                    if self._starting is None:
+                        self._disconnect()
                     await asyncio.sleep(RESTART_PAUSE)
         finally:
             self._restoring = None
 
-    async def _clear_up(self) -> None:
+    async def _clear_up(self, dead: int) -> None:
         """End and reap the launches of the dead monitor, then report them as failed."""
-        if await self._has_ended(self.pid):
+        if await self._has_ended(dead):
             await asyncio.to_thread(orphans.end_launches, self._run)
             await self._collect()
             if self._collecting is None:
@@ -435,7 +560,9 @@ class Monitor:
         order = messages.Adopt(seq, process.key, process.pid, process.stdio, process.stdin_once, process.log)
         self._adopting[seq] = process
         self._send(order, process.descriptors)
-        if process.pidfd not in self._reaping:
+
+    def _await_end(self, process: Process) -> None:
+        if process.pidfd >= 0 and process.pidfd not in self._reaping:
             self._reaping.add(process.pidfd)
             self._loop.add_reader(process.pidfd, self._reap, process)
 
@@ -547,7 +674,7 @@ class Monitor:
         """Have this monitor, and later ones, serve a listening socket as `messages.Relay` says. The
         caller keeps the descriptor, and keeps it open."""
         self._relay = listener, address
-        if self._connected.is_set():
+        if self._connected.is_set() or self._starting is not None:
             self._pass_on(listener, address)
 
     def _pass_on(self, listener: socket.socket, address: bytes) -> None:
@@ -557,7 +684,7 @@ class Monitor:
         """Have this monitor, and later ones, hold the descriptor for the next daemon. The caller
         keeps the descriptor, and keeps it open."""
         self._replace_kept(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
-        if self._connected.is_set():
+        if self._connected.is_set() or self._starting is not None:
             self._send(messages.Keep(next(self._sequence)), [self.kept])
 
     def _replace_kept(self, descriptor: int) -> None:
@@ -679,6 +806,8 @@ class Monitor:
                 data, ancillary, flags, _ = self._socket.recvmsg(_REPORT, _DESCRIPTOR_ROOM, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # it died with unread orders; its reports are still queued
+                continue
             except OSError:
                 data, ancillary, flags = b"", [], 0
             descriptors: list[int] = []
@@ -743,13 +872,13 @@ class Monitor:
             future.set_exception(LaunchFailed(report.reason, report.status) if launched else ServerError(report.reason))
 
     def _adopt_again(self, process: Process) -> None:
-        """Close them, unless another monitor received the process meanwhile or it has ended."""
-        if (
-            self._connected.is_set()
-            and self.processes.get(process.key) is process
-            and process not in self._adopting.values()
-        ):
+        """Offer it again, unless it has ended or another monitor is about to answer."""
+        if self.closing or self.processes.get(process.key) is not process or process in self._adopting.values():
+            return
+        if self._connected.is_set():
             self._adopt(process)
+        else:
+            self._loop.call_later(RESTART_PAUSE, self._adopt_again, process)
 
     def _take_old_exit(self, report: messages.State) -> None:
         exit_record = Exit(report.status, report.at)

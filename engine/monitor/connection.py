@@ -44,6 +44,7 @@ class Connection:
         self.watches: dict[int, tuple[Process, Callable[[], None]]] = {}
         self.readers: dict[int, Process] = {}
         self._socket = peer
+        self._deaf = False
         self._outbox: deque[tuple[bytes, list[int]] | Process] = deque()
         self._retry: Timer | None = None
         self._watch = monitor.loop.watch(peer.fileno(), self._ready)
@@ -87,6 +88,8 @@ class Connection:
             self._watch.change(EPOLLIN | EPOLLOUT if self._outbox and self._retry is None else EPOLLIN)
 
     def _give(self, data: bytes, descriptors: Sequence[int]) -> bool:
+        if self._deaf:
+            return True
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
         try:
             self._socket.sendmsg([data], ancillary if descriptors else [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -97,8 +100,10 @@ class Connection:
                 if self._retry is None:
                     self._retry = self.monitor.loop.call_later(0.01, self._again)
                 return False
-            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
-                traceback.print_exc()
+            if error.errno in (errno.EPIPE, errno.ECONNRESET):
+                self._deaf = True  # its end is read after its last order
+                return True
+            traceback.print_exc()
             self.monitor.loop.call_later(0, self.close)
             return False
         return True
@@ -111,18 +116,31 @@ class Connection:
         if events & EPOLLOUT:
             self.flush()
         for _ in range(PACKETS):
-            if self.closed:
+            if not self._obey_next():
                 return
-            try:
-                data, descriptors = receive(self._socket, messages.PACKET)
-            except BlockingIOError:
-                return
-            except OSError:
-                data, descriptors = b"", []
-            if not data:
-                self.close()
-                return
-            self.monitor.obey(self, data, descriptors)
+
+    def drain(self) -> None:
+        """Carry out all orders that have arrived, also those of a daemon that is dead by now."""
+        while self._obey_next():
+            pass
+
+    def _obey_next(self) -> bool:
+        """Returns False when no order has arrived, and when none will come any more."""
+        if self.closed:
+            return False
+        try:
+            data, descriptors = receive(self._socket, messages.PACKET)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True  # the daemon died with unread reports; its orders are still in the queue
+        except OSError:
+            data, descriptors = b"", []
+        if not data:
+            self.close()
+            return False
+        self.monitor.obey(self, data, descriptors)
+        return True
 
     def close(self) -> None:
         """The daemon is gone or was superseded. Containers and clients continue; only clients that

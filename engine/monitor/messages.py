@@ -16,6 +16,9 @@ without touching a container:
 - A monitor speaks its own protocol and the previous one, whichever the Hello names, for the whole
   connection (`monitor.py`).
 
+A daemon may also start a monitor of another version, because an upgrade has replaced the files. So
+the arguments `--connection` and `--lock` (`monitor.py`) keep their meaning.
+
 A monitor of an older protocol is replaced when it ends: at the next reboot, `engined stop` or
 crash. Until then the daemon does without what only newer monitors have. A change of a message here
 raises `PROTOCOL`, and `previous.py` becomes the conversion to the protocol that was current before;

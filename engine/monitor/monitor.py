@@ -34,7 +34,7 @@ from engine._fast.relay import Relay
 from engine._fast.sink import Sink
 from engine._fast.spawn import become_subreaper
 from engine._fast.unlogged import Left, Unlogged, left_in
-from engine.monitor import messages, previous
+from engine.monitor import messages, orphans, previous
 from engine.monitor.connection import Connection
 from engine.monitor.journal import Journal
 from engine.monitor.launch import Launch, Program, open_sink, set_size, unlink
@@ -57,11 +57,13 @@ class Monitor:
     """Everything that lives in this process. `serve` returns after a Shutdown."""
 
     def __init__(
-        self, run: str, attach_stall: int, child_files: int, codecs: Sequence[messages.Codec] = CODECS
+        self, run: str, attach_stall: int, child_files: int, codecs: Sequence[messages.Codec] = CODECS, lock: int = -1
     ) -> None:
+        """`lock`: a descriptor of the lock file, locked already; -1: none."""
         self.directory = f"{run}/monitor"
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
-        self._lock = _lock(f"{self.directory}/lock")
+        self._lock = lock if lock >= 0 else _lock(f"{self.directory}/lock")
+        orphans.end_launches(run)
         self.loop = Loop(attach_stall)
         self.journal = Journal(f"{self.directory}/journal")
         self.processes: dict[str, Process] = {}
@@ -198,6 +200,15 @@ class Monitor:
         ):
             unlink(f"{self.directory}/{name}")
 
+    def inherit(self, descriptor: int) -> None:
+        """Serve the daemon that started this monitor, which may be dead by now. What it sent
+        beforehand is carried out before another daemon is heard."""
+        peer = socket.socket(fileno=descriptor)
+        peer.setblocking(False)
+        connection = Connection(self, peer)
+        self._connections.append(connection)
+        connection.drain()
+
     def _accept(self, events: int) -> None:
         while True:
             try:
@@ -246,6 +257,8 @@ class Monitor:
             connection.send(messages.Failed(order.seq, f"the monitor speaks protocol {spoken}, not {order.protocol}"))
             return
         connection.codec = codec
+        if self._current is not None and self._current is not connection:
+            self._current.drain()  # which may close it
         if self._current is not None and self._current is not connection:
             self._current.send(messages.Superseded())
             self._current.close()
@@ -401,8 +414,13 @@ class Monitor:
         """Take a process over. Raises OSError on failure, such as a log that cannot be opened; the
         daemon sends the order again later."""
         known = self.processes.get(order.key)
-        if known is not None and not known.idle:
+        if known is not None and not known.idle and known.pid != order.pid:
             connection.send(messages.Failed(order.seq, f"{order.key} is watched already"))
+            return
+        # Watched already, or it ended under the dead monitor. That exit has been reported at Hello:
+        # a launch removes the exit of an earlier process of its key.
+        if (known is not None and not known.idle) or order.key in self.journal.exits:
+            connection.send(messages.Done(order.seq))
             return
         if len(descriptors) != 1 + len(order.stdio):
             raise OSError(errno.EMFILE, "its descriptors did not arrive: the monitor has no free ones")
@@ -419,7 +437,6 @@ class Monitor:
             self.tidy(process)
             raise
         descriptors.clear()
-        self.journal.remove(order.key)
         process.stdio.begin()
         connection.send(messages.Done(order.seq))
 
@@ -576,7 +593,8 @@ def _daemonise(directory: str) -> None:
     log = os.open(f"{directory}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     if os.fstat(log).st_size > 1 << 20:
         os.ftruncate(log, 0)
-    os.write(1, b"ready\n")
+    with suppress(BrokenPipeError):  # the daemon that started this monitor is dead
+        os.write(1, b"ready\n")
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -587,22 +605,28 @@ def _daemonise(directory: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Arguments: `--run DIR` and, optional, `--attach-stall SECONDS`, `--files N` (the soft limit
-    of open files for runtimes), and `--protocol N` (speak only that protocol, as a monitor of
-    another version would)."""
+    of open files for runtimes), `--connection FD` and `--lock FD` (inherited: the daemon's
+    connection, and the locked lock file), and `--protocol N` (speak only that protocol, as a
+    monitor of another version would)."""
     options = dict(zip(arguments[::2], arguments[1::2], strict=False))
     run = options.pop("--run", "")
     stall = options.pop("--attach-stall", "300")
     files = options.pop("--files", "0")
+    connection = int(options.pop("--connection", "-1"))
+    lock = int(options.pop("--lock", "-1"))
     protocol = options.pop("--protocol", "")
     codecs = [each for each in CODECS if protocol in ("", str(each.protocol))]
     if not run or options or not codecs or len(arguments) % 2:
-        usage = "usage: python -m engine.monitor --run DIR [--attach-stall SECONDS] [--files N] [--protocol N]"
-        print(usage, file=sys.stderr)
+        usage = "usage: python -m engine.monitor --run DIR [--attach-stall SECONDS] [--files N]"
+        print(f"{usage} [--connection FD] [--lock FD] [--protocol N]", file=sys.stderr)
         return 2
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    for descriptor in (connection, lock):
+        if descriptor >= 0:
+            os.set_inheritable(descriptor, False)
     try:
-        monitor = Monitor(os.path.abspath(run), int(stall), int(files), codecs)
+        monitor = Monitor(os.path.abspath(run), int(stall), int(files), codecs, lock)
     except BlockingIOError:
         print(f"another monitor serves {run}", file=sys.stderr)
         return 3
@@ -610,5 +634,7 @@ def main(arguments: list[str]) -> int:
         print(f"{run}: {error}", file=sys.stderr)
         return 1
     _daemonise(monitor.directory)
+    if connection >= 0:
+        monitor.inherit(connection)
     monitor.serve()
     return 0

@@ -1,4 +1,5 @@
-"""Cleanup after a monitor crash: in-flight runtime processes and whatever they had created.
+"""Cleanup after a monitor crash: in-flight runtime processes and whatever they had created. The
+daemon does it, and the next monitor when the daemon is dead too.
 
 The runtime keeps running after its monitor died and may still create a process, although the caller
 was informed of a failure. So the runtime is killed, and so is a container process that no answer
@@ -10,8 +11,8 @@ Not here: known processes, which a new monitor takes over (`client.py`); the run
 container (`runtime/oci.py`). Children in the daemon's own session are programs that the daemon runs
 and waits for itself; they are left alone. A monitor begins its own session.
 
-Blocking: called in threads. Owns nothing. Raises nothing: processes that vanish meanwhile are
-          ignored.
+Blocking: called in threads by the daemon. Owns nothing. Raises nothing: processes that vanish
+          meanwhile are ignored.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ import select
 import signal
 from collections.abc import Set
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path  # which the monitor does not need otherwise
 
 GRACE = 5.0
 """Seconds to wait for a process after SIGKILL. A process in uninterruptible sleep may take longer
 and is left."""
 
 
-def end_launches(run: Path) -> None:
+def end_launches(run: Path | str) -> None:
     """Kill every unfinished runtime that a monitor of `run` has started. Call only while no monitor
-    runs there."""
-    mark = b"\0" + os.fsencode(run / "monitor" / "p")
+    runs there that has been given a launch."""
+    mark = b"\0" + os.fsencode(f"{run}/monitor/p")
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-                if mark in file.read():  # its pid file
+            with suppress(OSError):
+                if mark in _read(f"/proc/{name}/cmdline"):  # its pid file
                     _kill(int(name))
 
 
@@ -46,9 +50,9 @@ def monitors(run: Path) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with suppress(OSError, StopIteration):
-                if mark in Path(f"/proc/{name}/cmdline").read_bytes():
-                    lines = Path(f"/proc/{name}/status").read_text().splitlines()
-                    caught = next(line for line in lines if line.startswith("SigCgt:")).split()[1]
+                if mark in _read(f"/proc/{name}/cmdline"):
+                    lines = _read(f"/proc/{name}/status").splitlines()
+                    caught = next(line for line in lines if line.startswith(b"SigCgt:")).split()[1]
                     if int(caught, 16) & 1 << (signal.SIGHUP - 1):
                         found.append(int(name))
     return found
@@ -63,10 +67,10 @@ def collect(known: Set[int]) -> None:
         for pid in found:
             handled.add(pid)
             with suppress(OSError):
-                status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                status = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
                 if int(status[3]) == session:
                     continue
-                if status[0] != "Z" and len(_namespace_pids(pid)) > 1:
+                if status[0] != b"Z" and len(_namespace_pids(pid)) > 1:
                     _kill(pid)
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
@@ -76,14 +80,19 @@ def _children() -> set[int]:
     found: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         with suppress(OSError):  # it is just exiting
-            found.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
+            found.update(map(int, _read(f"/proc/self/task/{task}/children").split()))
     return found
 
 
-def _namespace_pids(pid: int) -> list[str]:
+def _namespace_pids(pid: int) -> list[bytes]:
     """Its pid in each process namespace, this one's first (proc(5), NSpid)."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+    lines = _read(f"/proc/{pid}/status").splitlines()
+    return next((line.split()[1:] for line in lines if line.startswith(b"NSpid:")), [])
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
 
 
 def _kill(pid: int) -> None:

@@ -1,10 +1,11 @@
-"""The monitor's end of the daemon's connection. It listens at RUN/monitor/socket, takes orders and
-sends the reports of a test.
+"""The monitor's end of the daemon's connection. It listens at RUN/monitor/socket or is started with
+a connection, takes orders and sends the reports of a test.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import struct
@@ -27,7 +28,9 @@ class Peer:
         self.connection: socket.socket | None = None
         self.descriptors: dict[int, int] = {}
         """Number of descriptors that came with an order, by its `seq`."""
+        self.starts = 0
         self._listener: socket.socket | None = None
+        self._lock = -1
 
     def listen(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,8 +40,24 @@ class Peer:
         self._listener.listen(8)
         asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
+    def spawn(self, connection: int, lock: int) -> tuple[int, int]:
+        """In place of `Monitor._spawn`."""
+        self.starts += 1
+        self._lock = os.dup(lock)
+        self._serve(socket.socket(fileno=os.dup(connection)))
+        return os.getpid(), os.open(os.devnull, os.O_RDONLY)
+
+    def hold_lock(self) -> None:
+        """As a monitor that runs, or has just been started by another daemon."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path.parent / "lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def _accept(self, listener: socket.socket) -> None:
-        self.connection, _ = listener.accept()
+        self._serve(listener.accept()[0])
+
+    def _serve(self, connection: socket.socket) -> None:
+        self.connection = connection
         self.connection.setblocking(False)
         asyncio.get_running_loop().add_reader(self.connection, self._read, self.connection)
 
@@ -80,9 +99,18 @@ class Peer:
             os.close(descriptor)
 
     def die(self) -> None:
-        """End the connection and the listening socket, as a killed monitor's are."""
-        for end in (self.connection, self._listener):
-            if end is not None:
-                asyncio.get_running_loop().remove_reader(end)
-                end.close()
-        self.connection = self._listener = None
+        """End connection, listening socket and lock, as a killed monitor's are."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        self.disconnect()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def disconnect(self) -> None:
+        if self.connection is not None:
+            asyncio.get_running_loop().remove_reader(self.connection)
+            self.connection.close()
+            self.connection = None

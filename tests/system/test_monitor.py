@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import hashlib
 import itertools
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -33,6 +35,7 @@ from engine._fast.frames import Demultiplexer
 from engine._fast.spawn import spawn
 from engine.errors import NotFound, ServerError
 from engine.logs.targets import JsonFile
+from engine.monitor import messages
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Client, Exit, LaunchFailed
 from engine.monitor.launch import Program
@@ -1032,6 +1035,226 @@ def test_kills_of_the_monitor_lose_no_line(bench: Bench) -> None:
             assert bench.logged(key).decode().splitlines() == wanted, kills
 
     drive(bench, story)
+
+
+# --- a daemon that dies with its orders under way -------------------------------------------------
+
+
+class Raw:
+    """A daemon's end of a connection, which sends orders and reads nothing."""
+
+    def __init__(self, bench: Bench, ours: socket.socket | None = None) -> None:
+        self.end = ours or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if ours is None:
+            self.end.connect(str(bench.run / "monitor/socket"))
+        self.end.settimeout(LIMIT)
+        self.bench = bench
+        self.sequence = itertools.count(1)
+        self.pipes: list[int] = []
+
+    def send(self, order: Callable[[int], messages.Order], descriptors: list[int] | None = None) -> None:
+        socket.send_fds(self.end, [messages.encode(order(next(self.sequence)))], descriptors or [])
+
+    def adopt(self, key: str, pid: int) -> None:
+        """Hand a process over whose output is a pipe; closes everything here but the pipe's writing
+        end."""
+        pidfd = os.pidfd_open(pid)
+        reading, writing = os.pipe()
+        log = JsonFile(str(self.bench.directory / f"{key}.log"))
+        self.send(lambda seq: messages.Adopt(seq, key, pid, "o", False, log), [pidfd, reading])
+        os.close(pidfd)
+        os.close(reading)
+        self.pipes.append(writing)
+
+    def close(self) -> None:
+        self.end.close()
+        for descriptor in self.pipes:
+            os.close(descriptor)
+
+
+MANY = 100
+"""More orders than a monitor reads in one turn of its loop."""
+
+
+@pytest.fixture
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def start_monitor(bench: Bench, connection: int = -1, lock: int = -1) -> subprocess.Popen[bytes]:
+    """With an inherited connection and lock, unless they are -1. Returns when it serves."""
+    command = [sys.executable, "-P", "-S", "-m", "engine.monitor", "--run", str(bench.run)]
+    if connection >= 0:
+        command += ["--connection", str(connection), "--lock", str(lock)]
+    inherited = [each for each in (connection, lock) if each >= 0]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, pass_fds=inherited)
+    assert process.stdout is not None and process.stdout.read() == b"ready\n"
+    process.stdout.close()
+    return process
+
+
+def test_a_monitor_whose_daemon_is_dead_from_the_start(bench: Bench, sleeping: subprocess.Popen[bytes]) -> None:
+    """It takes over what it was sent before it existed. The next daemon gets all of it, and every
+    line and exit."""
+    (bench.run / "monitor").mkdir(parents=True)
+    lock = os.open(bench.run / "monitor/lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MIB)
+    raw = Raw(bench, ours)
+    raw.send(messages.Hello)
+    kept = os.memfd_create("kept")
+    raw.send(messages.Keep, [kept])
+    for number in range(MANY):
+        raw.adopt(f"key{number}", sleeping.pid)
+    theirs.sendall(b"\xc0")  # unread when it dies: the monitor gets ECONNRESET first
+    ours.close()
+    process = start_monitor(bench, theirs.fileno(), lock)
+    theirs.close()
+    with open(bench.run / "monitor/lock", "rb") as another, pytest.raises(BlockingIOError):
+        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)
+
+    async def story(monitor: Monitor) -> None:
+        assert monitor.pid == process.pid
+        assert set(monitor.processes) == {f"key{number}" for number in range(MANY)}
+        assert os.path.samestat(os.fstat(kept), os.fstat(monitor.kept))
+        for number, writing in enumerate(raw.pipes):
+            os.write(writing, b"line %d\n" % number)
+        raw.close()
+        sleeping.terminate()
+        sleeping.wait()
+        for number in range(MANY):
+            status = (await bench.exit_of(f"key{number}")).status
+            assert status in (143, 255)  # 255 on kernels before 6.15: it is not the monitor's child
+            logged = (bench.directory / f"key{number}.log").read_bytes()
+            assert json.loads(logged)["log"] == f"line {number}\n"
+
+    drive(bench, story)
+    os.close(kept)
+    process.wait()
+
+
+def test_orders_of_a_daemon_that_dies_are_carried_out(bench: Bench, sleeping: subprocess.Popen[bytes]) -> None:
+    """It has not read every report, so the monitor gets ECONNRESET before the rest of the
+    queue."""
+    bench.run.mkdir()
+    process = start_monitor(bench)
+    raw = Raw(bench)
+    raw.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MIB)
+    raw.send(messages.Hello)
+    select.select([raw.end], [], [])
+    os.kill(process.pid, signal.SIGSTOP)
+    for number in range(MANY):
+        raw.adopt(f"key{number}", sleeping.pid)
+    raw.end.close()
+    os.kill(process.pid, signal.SIGCONT)
+
+    async def story(monitor: Monitor) -> None:
+        assert len(monitor.processes) == MANY
+        raw.close()
+        sleeping.kill()
+        sleeping.wait()
+
+    drive(bench, story)
+    process.wait()
+
+
+def test_orders_of_a_daemon_come_before_the_next_ones_hello(bench: Bench, sleeping: subprocess.Popen[bytes]) -> None:
+    bench.run.mkdir()
+    process = start_monitor(bench)
+    raw = Raw(bench)
+    raw.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MIB)
+    raw.send(messages.Hello)
+    select.select([raw.end], [], [])
+    os.kill(process.pid, signal.SIGSTOP)
+    for number in range(MANY):
+        raw.adopt(f"key{number}", sleeping.pid)
+    following = Raw(bench)
+    following.send(messages.Hello)
+    os.kill(process.pid, signal.SIGCONT)
+    states = []
+    while not isinstance(report := messages.decode_report(following.end.recv(messages.PACKET)), messages.Done):
+        states.append(report)
+    assert len(states) == MANY
+    raw.close()
+    sleeping.kill()
+    sleeping.wait()
+    following.close()
+
+    async def story(monitor: Monitor) -> None:
+        pass
+
+    drive(bench, story)
+    process.wait()
+
+
+def test_a_process_is_taken_over_once(bench: Bench, sleeping: subprocess.Popen[bytes]) -> None:
+    """Offered again it stays as it is. One whose exit is in the journal stays ended."""
+    bench.run.mkdir()
+    process = start_monitor(bench)
+    raw = Raw(bench)
+    raw.send(messages.Hello)
+    raw.adopt("one", sleeping.pid)
+    raw.adopt("one", sleeping.pid)
+    with subprocess.Popen(["true"]) as short:
+        raw.adopt("two", short.pid)
+    os.close(raw.pipes[2])
+    wait_until(lambda: (bench.run / "monitor/journal").stat().st_size, "the exit in the journal")
+    raw.adopt("two", sleeping.pid)
+
+    def answers() -> dict[int, messages.Report]:
+        found = {}
+        while len(found) < 5:
+            report = messages.decode_report(raw.end.recv(messages.PACKET))
+            if not isinstance(report, messages.Exited):
+                assert isinstance(report, messages.Done), report
+                found[report.seq] = report
+        return found
+
+    assert set(answers()) == {1, 2, 3, 4, 5}
+    for writing in (raw.pipes[1], raw.pipes[3]):
+        with pytest.raises(BrokenPipeError):  # the second descriptors of each are closed
+            os.write(writing, b"x")
+    os.write(raw.pipes[0], b"line\n")
+    del raw.pipes[2]
+    raw.close()
+    sleeping.kill()
+    sleeping.wait()
+
+    async def story(monitor: Monitor) -> None:
+        await until(lambda: {*monitor.exits, *bench.exits} == {"one", "two"}, "both ends")
+
+    drive(bench, story)
+    assert json.loads((bench.directory / "one.log").read_bytes())["log"] == "line\n"
+    process.wait()
+
+
+def test_a_monitor_ends_the_launches_of_a_dead_one(bench: Bench) -> None:
+    """Of its own RUN alone. The daemon that would do it may be dead as well."""
+    bench.run.mkdir()
+    command = ["sh", "-c", "sleep 600; :", "runtime"]
+    left, other = (
+        subprocess.Popen([*command, f"{run}/monitor/p77.1"], start_new_session=True)
+        for run in (bench.run, f"{bench.run}2")
+    )
+    try:
+        process = start_monitor(bench)
+        assert left.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for each in (left, other):
+            os.killpg(each.pid, signal.SIGKILL)
+            each.wait()
+
+    async def story(monitor: Monitor) -> None:
+        pass
+
+    drive(bench, story)
+    process.wait()
 
 
 @pytest.mark.parametrize("removed", ["socket", "monitor"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -311,6 +312,143 @@ def test_daemon_and_monitor_killed(own_engine: TempEngine) -> None:
     assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
     engine.remove_all()
     engine.assert_settles(before)
+
+
+FOREVER = (
+    "i=0; until [ -e /base/go ]; do echo line $i; i=$((i+1)); [ $((i % 100)) = 0 ] && usleep 20000; done; "
+    "echo last; exit 7"
+)
+EXIT_STATUS_OF_OTHERS = tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 15)
+"""The kernel knows the exit status of a process that another parent has reaped. Without that it is
+lost when both have been killed: the container's parent is then the host's init."""
+
+
+class Everlasting:
+    """Containers that must not notice that daemon and monitor are killed one after the other."""
+
+    def __init__(self, engine: TempEngine) -> None:
+        self.engine = engine
+        self.before = engine.footprint()
+        self.files = engine.open_files()
+        binds = {"Binds": [f"{engine.base}:/base"]}
+        self.printers = [engine.started("sh", "-c", FOREVER, host=binds) for _ in range(3)]
+        self.typist = engine.started("sh", "-c", "read word; echo got $word; exit 5", OpenStdin=True, Tty=True)
+        self.quiet = engine.started("sleep", "600")
+        self.pids = {identifier: engine.inspect(identifier)["State"]["Pid"] for identifier in self.all}
+        printing(engine, self.printers[-1])
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.printers, self.typist, self.quiet]
+
+    def assert_alive(self) -> None:
+        for identifier in self.all:
+            state = self.engine.inspect(identifier)["State"]
+            assert (state["Running"], state["Pid"]) == (True, self.pids[identifier]), state
+        # the mount namespace with their root file systems is kept as well
+        names = self.engine.request("GET", f"/v1.24/containers/{self.quiet}/archive?path=/bin/busybox")
+        assert names.status == 200, names
+
+    def assert_end(self) -> None:
+        """Each works to its end: no line and no exit is lost, and nothing is left behind."""
+        engine = self.engine
+        self.assert_alive()
+        (engine.base / "go").touch()
+        stream, early = hijack(engine.socket, f"/v1.24/containers/{self.typist}/attach?stream=1&stdin=1&stdout=1")
+        stream.sendall(b"word\n")
+        assert b"got word" in read_to_end(stream, early)
+        for identifier, code in [*((printer, 7) for printer in self.printers), (self.typist, 5)]:
+            assert engine.wait(identifier) == (code if EXIT_STATUS_OF_OTHERS else 255)
+        for identifier in self.printers:
+            printed = engine.logs(identifier, "stdout=1").splitlines()
+            assert printed.pop() == b"last"
+            assert printed == [b"line %d" % number for number in range(len(printed))]
+        assert engine.docker("run", "--rm", "--network", "none", "busybox", "echo", "works").out == "works\n"
+        engine.remove_all()
+        engine.assert_settles(self.before)
+        until("no descriptor is left", lambda: engine.open_files() <= self.files)
+        left = {name for name in os.listdir(engine.run / "monitor") if not (name[0] == "u" and name[1:].isdigit())}
+        assert left == {"journal", "lock", "log", "socket"}
+        until("no child waits to be reaped", lambda: not zombies(engine.pid) and not zombies(engine.monitor_pid()))
+
+
+def test_daemon_killed_while_the_next_monitor_starts(own_engine: TempEngine) -> None:
+    """From the moment the next monitor exists, it has everything, whenever the daemon dies."""
+    engine = own_engine
+    containers = Everlasting(engine)
+    for milliseconds in (0, 1, 3, 10, 30, 60, 100, 200, 300):
+        following = engine.replace_monitor()
+        threading.Event().wait(milliseconds / 1000)  # only the instant of death varies here
+        engine.restart()
+        assert engine.monitor_pid() == following, milliseconds
+        containers.assert_alive()
+    following = engine.replace_monitor()
+    engine.kill9()
+    kill_and_wait(containers.pids[containers.quiet])
+    engine.start()
+    assert engine.monitor_pid() == following
+    assert engine.wait(containers.quiet) == (137 if EXIT_STATUS_OF_OTHERS else 255)
+    containers.quiet = engine.started("sleep", "600")
+    containers.pids[containers.quiet] = engine.inspect(containers.quiet)["State"]["Pid"]
+    containers.assert_end()
+
+
+def begin(engine: TempEngine) -> threading.Thread:
+    """Start the daemon without waiting for it. It may be killed meanwhile."""
+
+    def start() -> None:
+        with contextlib.suppress(AssertionError):
+            engine.start()
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    until("its process", lambda: engine.process is not None)
+    return starting
+
+
+def opened(pid: int) -> list[str]:
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def test_next_daemon_waits_for_a_monitor_that_starts(own_engine: TempEngine) -> None:
+    """Its socket is not there yet. A second monitor would take the place of the one that has the
+    containers."""
+    engine = own_engine
+    containers = Everlasting(engine)
+    following = engine.replace_monitor()
+    os.kill(following, signal.SIGSTOP)
+    engine.kill9()
+    starting = begin(engine)
+    until("it opens its parts", lambda: any(each.endswith("/state.db") for each in opened(engine.pid)))
+    threading.Event().wait(0.3)  # it looks for the monitor meanwhile
+    assert engine._monitors() == [following]
+    os.kill(following, signal.SIGCONT)
+    starting.join()
+    assert engine.monitor_pid() == following
+    containers.assert_end()
+
+
+@pytest.mark.parametrize("milliseconds", [0, 30])
+def test_monitor_killed_while_the_next_daemon_starts(own_engine: TempEngine, milliseconds: int) -> None:
+    """The monitor is killed as soon as the next daemon has its descriptors, and that daemon as soon
+    as another monitor exists."""
+    engine = own_engine
+    containers = Everlasting(engine)
+    engine.kill9()
+    starting = begin(engine)
+    wanted = len(containers.all)
+    until("it has the descriptors", lambda: opened(engine.pid).count("anon_inode:[pidfd]") >= wanted)
+    following = engine.replace_monitor()
+    threading.Event().wait(milliseconds / 1000)
+    engine.kill9()
+    starting.join()
+    engine.start()
+    assert engine.monitor_pid() == following
+    containers.assert_end()
 
 
 def test_reboot(own_engine: TempEngine) -> None:

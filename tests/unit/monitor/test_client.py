@@ -4,7 +4,9 @@ and each death on waiting callers."""
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,9 +21,9 @@ from engine.monitor.handles import Exit, Interrupted, LaunchFailed
 from tests.fakes.peer import Peer
 
 
-async def no_monitor(self: Monitor) -> None:
-    """Replaces the spawn of a monitor: the client retries until the test's peer listens."""
-    raise ServerError("no monitor is started in this test")
+def no_monitor(self: Monitor, connection: int, lock: int) -> tuple[int, int]:
+    """Replaces the spawn of a monitor before `drive` has set the one of the test's peer."""
+    raise OSError("no monitor is started in this test")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,7 @@ def bystander(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module.orphans, "collect", lambda known: None)
     monkeypatch.setattr(client_module.orphans, "monitors", lambda run: [])
     monkeypatch.setattr(client_module, "RESTART_PAUSE", 0.001)
-    monkeypatch.setattr(Monitor, "_start", no_monitor)
+    monkeypatch.setattr(Monitor, "_spawn", no_monitor)
 
 
 Ends = list[tuple[str, Exit]]
@@ -51,6 +53,7 @@ def drive(
         peer = Peer(tmp_path, codec)
         peer.listen()
         monitor = Monitor(tmp_path, attach_stall=5, on_exit=lambda key, end: ends.append((key, end)))
+        monitor._spawn = peer.spawn  # type: ignore[method-assign]
         opening = asyncio.ensure_future(monitor.open())
         await peer.greet()
         await asyncio.wait_for(opening, 10)
@@ -145,7 +148,6 @@ def test_a_process_lives_through_its_monitor(tmp_path: Path, monkeypatch: pytest
         pending = asyncio.ensure_future(monitor.run("two", ["runtime"], cwd="/"))
         assert isinstance(await peer.next(), messages.Run)
         peer.die()
-        peer.listen()
         await peer.greet()
         adopt = await peer.next()
         assert isinstance(adopt, messages.Adopt) and (adopt.key, adopt.pid, adopt.stdio) == ("one", 77, "oe")
@@ -168,13 +170,13 @@ def test_a_monitor_that_lives_on_tells_of_its_processes_again(tmp_path: Path, mo
     async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
         process = await (await launch(monitor, peer))
         monkeypatch.setattr(client_module, "DYING_LIMIT", 0.01)
-        peer.die()
-        peer.listen()
+        peer.hold_lock()
+        peer.disconnect()
         hello = await peer.next()
         peer.send(messages.State("one", 77, True, "oe"), descriptors(3))
         peer.send(messages.Done(hello.seq))
         await until(monitor._connected.is_set)
-        assert monitor.processes == {"one": process} and len(process.descriptors) == 3
+        assert monitor.processes == {"one": process} and len(process.descriptors) == 3 and peer.starts == 0
         peer.send(messages.Exited("one", 5, 9))
         assert await asyncio.wait_for(asyncio.shield(process.exit), 10) == Exit(5, 9)
 
@@ -237,7 +239,6 @@ def test_only_another_daemon_ends_the_work_of_this_one(
         await peer.next()
         await until(lambda: isinstance(report, messages.Failed) or monitor.closing)
         peer.die()
-        peer.listen()
         if isinstance(report, messages.Failed):
             await peer.greet()
             await until(monitor._connected.is_set)
@@ -262,7 +263,6 @@ def test_a_process_that_the_next_monitor_does_not_take_is_offered_again(
         monkeypatch.setattr(client_module, "RESTART_PAUSE", 0.01)
         await (await launch(monitor, peer))
         peer.die()
-        peer.listen()
         await peer.greet()
         for _ in range(3):
             adopt = await peer.next()
@@ -273,6 +273,206 @@ def test_a_process_that_the_next_monitor_does_not_take_is_offered_again(
         peer.send(messages.Exited("one", 0, 9))
         await until(lambda: bool(ends))
         assert peer.orders.empty() and not monitor._adopting
+
+    drive(tmp_path, story)
+
+
+def test_the_next_monitor_has_everything_before_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill of the daemon loses nothing from then on, and no other daemon can start a monitor
+    meanwhile."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        found: list[tuple[messages.Order, int]] = []
+
+        def spawn(connection: int, lock: int) -> tuple[int, int]:
+            with socket.socket(fileno=os.dup(connection)) as end:
+                for _ in range(5):
+                    data, passed, _, _ = socket.recv_fds(end, messages.PACKET, 8)
+                    found.append((messages.decode_order(data), len(passed)))
+                    for descriptor in passed:
+                        os.close(descriptor)
+            with open(tmp_path / "monitor/lock", "rb") as another, pytest.raises(BlockingIOError):
+                fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return peer.spawn(connection, lock)
+
+        monkeypatch.setattr(monitor, "_spawn", spawn)
+        for key in ("one", "two"):
+            await (await launch(monitor, peer, key))
+        with socket.socket() as listener:
+            monitor.keep(listener.fileno())
+            monitor.relay(listener, b"\x7f\0\0\1")
+            for _ in range(2):
+                await peer.next()
+            peer.die()
+            await until(lambda: len(found) == 5)
+        orders = [type(order) for order, _ in found]
+        assert orders == [messages.Hello, messages.Keep, messages.Relay, messages.Adopt, messages.Adopt]
+        assert [passed for _, passed in found] == [0, 1, 1, 3, 3]
+        peer.send(messages.Done(found[0][0].seq))
+        await until(monitor._connected.is_set)
+        assert peer.orders.empty() and peer.starts == 1
+
+    drive(tmp_path, story)
+
+
+def test_a_monitor_that_another_daemon_has_started_is_awaited(tmp_path: Path) -> None:
+    """It has the lock and not yet a socket: a second one must not be started."""
+
+    async def play() -> None:
+        peer = Peer(tmp_path)
+        peer.hold_lock()
+        monitor = Monitor(tmp_path, attach_stall=5, on_exit=lambda key, end: None)
+        tries = 0
+        hand_over = monitor._hand_over
+
+        def counted() -> None:
+            nonlocal tries
+            tries += 1
+            hand_over()
+
+        monitor._hand_over = counted  # type: ignore[method-assign]
+        monitor._spawn = peer.spawn  # type: ignore[method-assign]
+        opening = asyncio.ensure_future(monitor.open())
+        await until(lambda: tries > 2)
+        peer.listen()
+        await peer.greet()
+        await opening
+        assert peer.starts == 0
+        await monitor.close()
+        peer.die()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_a_monitor_that_dies_before_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not replaced in the same instant, since the next one would die as well, but after a
+    pause. The process stays, and so does what is to be kept meanwhile."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        process = await (await launch(monitor, peer))
+        for number in (1, 2, 3):
+            peer.die()
+            await until(lambda number=number: peer.starts == number)  # type: ignore[misc]
+            assert isinstance(await peer.next(), messages.Hello)
+            assert isinstance(await peer.next(), messages.Adopt)
+        peer.die()
+        hello = await peer.next()
+        monitor.keep(2)
+        orders = [await peer.next(), await peer.next()]
+        assert {type(each) for each in orders} == {messages.Adopt, messages.Keep}
+        peer.send(messages.Done(hello.seq))
+        await until(monitor._connected.is_set)
+        assert monitor.processes == {"one": process} and peer.starts == 4 and peer.orders.empty()
+
+    drive(tmp_path, story)
+
+
+def test_a_monitor_that_dies_while_the_launches_of_the_last_one_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had answered, so it is replaced at once as well."""
+    over = asyncio.Event()
+
+    async def ended(pid: int) -> bool:
+        await over.wait()
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        await (await launch(monitor, peer))
+        for number in (1, 2, 3):
+            peer.die()
+            await until(lambda number=number: peer.starts == number)  # type: ignore[misc]
+            await peer.greet()
+            assert isinstance(await peer.next(), messages.Adopt)
+            await until(lambda: monitor._starting is not None and monitor._starting.hello.done())
+            assert not monitor._connected.is_set()
+        over.set()
+        await until(monitor._connected.is_set)
+        assert peer.starts == 3 and peer.orders.empty()
+        again = await launch(monitor, peer, "two", 78)
+        assert (await again).pid == 78
+
+    drive(tmp_path, story)
+
+
+def test_a_monitor_that_dies_right_after_it_answered(tmp_path: Path) -> None:
+    """Answer and end are read in one turn of the loop. What it reported is handed to the next
+    one."""
+
+    async def play() -> None:
+        peer = Peer(tmp_path)
+        peer.listen()
+        monitor = Monitor(tmp_path, attach_stall=5, on_exit=lambda key, end: None)
+        monitor._spawn = peer.spawn  # type: ignore[method-assign]
+        opening = asyncio.ensure_future(monitor.open())
+        hello = await peer.next()
+        peer.send(messages.State("one", 77, True, "oe"), descriptors(3))
+        peer.send(messages.Done(hello.seq))
+        peer.die()
+        await peer.greet()
+        adopt = await peer.next()
+        assert isinstance(adopt, messages.Adopt) and peer.descriptors[adopt.seq] == 3
+        await opening
+        assert peer.starts == 1 and peer.orders.empty()
+        await monitor.close()
+        peer.die()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_a_process_that_is_refused_before_the_monitor_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        await (await launch(monitor, peer))
+        peer.die()
+        hello = await peer.next()
+        adopt = await peer.next()
+        peer.send(messages.Failed(adopt.seq, "No space left on device"))
+        await until(lambda: not monitor._adopting)
+        await asyncio.sleep(5 * client_module.RESTART_PAUSE)
+        assert peer.orders.empty()
+        peer.send(messages.Done(hello.seq))
+        adopt = await peer.next()
+        assert isinstance(adopt, messages.Adopt) and peer.descriptors[adopt.seq] == 3
+        peer.send(messages.Done(adopt.seq))
+        await until(lambda: not monitor._adopting)
+
+    drive(tmp_path, story)
+
+
+def test_reports_of_a_dead_monitor_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died with unread orders: the kernel reports ECONNRESET before what is in the queue, which
+    may be the only descriptors of a process."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        assert peer.connection is not None
+        task = asyncio.ensure_future(monitor.run("one", ["runtime"], cwd="/"))
+        order = await peer.next()
+        asyncio.get_running_loop().remove_reader(peer.connection)
+        monitor.forget("nothing")
+        peer.send(messages.Done(order.seq, pid=77), descriptors(3))
+        peer.send(messages.State("two", 78, True, "oe"), descriptors(3))
+        peer.die()
+        assert (await asyncio.wait_for(task, 10)).pid == 77
+        await peer.greet()
+        adopted = [await peer.next(), await peer.next()]
+        assert [each.key for each in adopted if isinstance(each, messages.Adopt)] == ["one", "two"]
 
     drive(tmp_path, story)
 
@@ -318,7 +518,6 @@ def test_a_monitor_that_dies_during_a_launch(tmp_path: Path, monkeypatch: pytest
         peer.die()
         await until(lambda: not monitor._connected.is_set())
         monitor.forget("five")
-        peer.listen()
         await peer.greet()
         with pytest.raises(Interrupted):
             await attach
@@ -353,7 +552,6 @@ def test_a_confirmation_that_a_dead_monitor_did_not_read_is_sent_again(
         await until(lambda: bool(ends))
         peer.die()
         monitor.forget("one")  # goes nowhere
-        peer.listen()
         hello = await peer.next()
         peer.send(messages.State("one", 0, False, status=0, at=9))
         peer.send(messages.Done(hello.seq))
