@@ -532,7 +532,10 @@ class Monitor:
         slightly earlier. False when it only closed our connection."""
         try:
             pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
+        except OSError as error:
+            # EINVAL of Linux 6.1: the number is in use, as the session of runtimes that it has left
+            if error.errno not in (errno.ESRCH, errno.EINVAL):
+                raise
             return True
         ended = asyncio.Event()
         self._loop.add_reader(pidfd, ended.set)

@@ -4,6 +4,7 @@ and each death on waiting callers."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import socket
@@ -400,6 +401,21 @@ def test_a_monitor_that_dies_while_the_launches_of_the_last_one_are_ended(
         assert peer.starts == 3 and peer.orders.empty()
         again = await launch(monitor, peer, "two", 78)
         assert (await again).pid == 78
+
+    drive(tmp_path, story)
+
+
+@pytest.mark.parametrize("number", [errno.ESRCH, errno.EINVAL])
+def test_a_dead_monitor_whose_session_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """While runtimes of its session are left, its pid is in use but names no process: Linux 6.1
+    answers EINVAL then, later kernels ESRCH."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+        assert await monitor._has_ended(4711)
 
     drive(tmp_path, story)
 
