@@ -496,7 +496,7 @@ def _refused(error: OSError, container: str) -> EngineError:
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return InvalidParameter(f"Error processing tar file: {entry}: {reason}")
     if error.errno in _CHANGED:
-        return InvalidParameter(f"Error processing tar file: {entry}: {reason}: the container changes it meanwhile")
+        return InvalidParameter(f"Error processing tar file: {entry}: {reason}: the container is changing it")
     return ServerError(f"Error processing tar file: {entry}: {reason}")
 
 

@@ -114,11 +114,11 @@ def checked_host(host: HostConfig) -> HostConfig:
         ("DiskQuota", host.disk_quota),
     ):
         if given:
-            raise InvalidParameter(f"{field}: only the Windows daemon has it")
+            raise InvalidParameter(f"{field}: only supported on Windows")
     _check_modes(host)
     _check_storage(host.storage_opt)
     if ".." in host.cgroup_parent.split("/") or "\0" in host.cgroup_parent:
-        raise InvalidParameter(f"CgroupParent: {host.cgroup_parent!r}: it must not lead out of where it begins")
+        raise InvalidParameter(f"CgroupParent: {host.cgroup_parent!r}: must not contain ..")
     for text in host.links or ():
         parse_link(text)
     for text in host.volumes_from or ():
@@ -189,7 +189,7 @@ def init_program() -> str:
         found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_SEARCH}")
         if found is not None:
             return found
-    raise InvalidParameter(f"Init: this host has none of {', '.join(_INITS)}")
+    raise InvalidParameter(f"Init: none of {', '.join(_INITS)} is installed on this host")
 
 
 _SEARCH = "/usr/libexec/docker:/usr/local/bin:/usr/bin:/bin:/usr/libexec/podman:/usr/sbin:/sbin"

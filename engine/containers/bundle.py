@@ -133,7 +133,7 @@ def _check_links(root: int, mount: oci.Mount, *, nested: bool) -> None:
         raise InvalidParameter(f'filesystem "{mount.type}" must be mounted on ordinary directory')
     if nested:
         raise InvalidParameter(
-            f"mount destination {mount.destination!r}: a symbolic link in another mount is in the way"
+            f"mount destination {mount.destination!r}: the path has a symbolic link in another mount"
         )
     mount_points.check_destination("/" + os.fsdecode(files.resolve_in_root(root, mount.destination)))
 

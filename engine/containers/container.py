@@ -233,7 +233,7 @@ class Container:
         try:
             await self.parts.store.save(self.record)
         except EngineError as error:
-            _log.error("container %s: its record cannot be saved yet: %s", self.id, error.message)
+            _log.error("container %s: its record cannot be saved; trying again: %s", self.id, error.message)
             if self._unsaved is None:
                 self._unsaved = spawn(self._save_later(), f"container {self.id}: save its record")
             return False

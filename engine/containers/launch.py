@@ -260,7 +260,7 @@ async def oom_killed(record: ContainerRecord, parts: Parts) -> bool:
     try:
         return await asyncio.to_thread(parts.cgroups.oom_killed, record.id, host.cgroup_parent)
     except (OSError, RuntimeError) as error:
-        _log.error("container %s: whether it ran out of memory is unknown: %s", record.id, error)
+        _log.error("container %s: cannot find out whether it ran out of memory: %s", record.id, error)
         return False
 
 

@@ -74,7 +74,7 @@ def check(host: HostConfig) -> None:
             f"CpuPeriod: {host.cpu_period}: CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s (i.e. 1000000)"
         )
     if host.cpu_quota > MAX_QUOTA:
-        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: this kernel takes at most {MAX_QUOTA} microseconds")
+        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: this kernel allows at most {MAX_QUOTA} microseconds")
     if 0 < host.cpu_quota < 1000:
         raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: CPU cfs quota can not be less than 1ms (i.e. 1000)")
     if host.nano_cpus:
@@ -89,7 +89,7 @@ def check(host: HostConfig) -> None:
     for field, text in (("cpus", host.cpuset_cpus), ("mems", host.cpuset_mems)):
         _members(text, field)
     if host.pids_limit > MAX_PIDS:
-        raise InvalidParameter(f"PidsLimit: {host.pids_limit}: this kernel takes at most {MAX_PIDS}; -1 is unlimited")
+        raise InvalidParameter(f"PidsLimit: {host.pids_limit}: this kernel allows at most {MAX_PIDS}; -1 is unlimited")
     if host.pids_limit < -1:
         raise InvalidParameter(f"PidsLimit must be -1 (unlimited), 0 or positive: {host.pids_limit}")
     if not -1000 <= host.oom_score_adj <= 1000:
@@ -278,7 +278,7 @@ def _check_own_limits(host: HostConfig) -> None:
         rlimit(ulimit, raisable=raisable)
     if host.oom_score_adj < 0 and not raisable and host.oom_score_adj < (own := int(_OWN_SCORE.read_text())):
         raise InvalidParameter(
-            f"OomScoreAdj: {host.oom_score_adj} is below this engine's own of {own}, and it lacks CAP_SYS_RESOURCE to lower it"
+            f"OomScoreAdj: {host.oom_score_adj} is below this engine's own of {own}, and the engine lacks CAP_SYS_RESOURCE to lower it"
         )
 
 
@@ -298,7 +298,7 @@ def rlimit(ulimit: Ulimit, *, raisable: bool) -> oci.Rlimit:
     if not raisable and own != resource.RLIM_INFINITY and (ulimit.hard == -1 or ulimit.hard > own):
         raise InvalidParameter(
             f"Ulimits: {ulimit.name}: the hard limit {wanted} is above this engine's own of {own}, "
-            "and it lacks CAP_SYS_RESOURCE to raise it"
+            "and the engine lacks CAP_SYS_RESOURCE to raise it"
         )
     if ulimit.name == "nofile" and (ulimit.hard == -1 or ulimit.hard > own):
         most = int(_MOST_FILES.read_text())

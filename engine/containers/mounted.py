@@ -125,7 +125,7 @@ def _as_it_is_there(each: Source, process: Process) -> int | None:
         try:
             there = files.open_in_root(root, each.destination, os.O_PATH)
         except OSError as error:
-            raise ServerError(f"{each.destination} is not in the container any more: {error.strerror}") from error
+            raise ServerError(f"{each.destination} is no longer in the container: {error.strerror}") from error
         stack.callback(os.close, there)
         own, other = os.fstat(there), os.stat(each.source)
         if (own.st_dev, own.st_ino) == (other.st_dev, other.st_ino):

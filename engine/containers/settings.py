@@ -251,5 +251,5 @@ async def _apply(container: Container, resources: oci_wire.Resources) -> None:
         except OSError as error:
             # otherwise it has just ended: the runtime reports that
             if error.errno not in (errno.ENOENT, errno.ENODEV):
-                raise ServerError(f"its CPU quota cannot be taken away: {error.strerror}") from error
+                raise ServerError(f"removing its CPU quota: {error.strerror}") from error
     await parts.runtime.update(container.id, resources)

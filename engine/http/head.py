@@ -162,7 +162,7 @@ class HeadReader:
             self._tail = (self._tail + piece)[-2:]
             return end, None
         if not self._complete:
-            raise InvalidParameter("malformed request: the head has no end")
+            raise InvalidParameter("malformed request: the head is incomplete")
         head = self._head()
         if head.reader is not None or not reusable:
             # The parser has seen a head and now expects what it will not get.
@@ -174,7 +174,7 @@ class HeadReader:
         head = Head()
         head.method, http = self._parser.get_method().decode("ascii"), self._parser.get_http_version()
         if http not in ("1.1", "1.0"):
-            raise InvalidParameter(f"malformed request: HTTP version {http} is not spoken here")
+            raise InvalidParameter(f"malformed request: HTTP version {http} is not supported")
         url, fields = self._url, self._fields
         self._url, self._fields, self._complete, self.size, self._tail = b"", [], False, 0, b""
         head.http10 = http10 = http == "1.0"
@@ -205,7 +205,7 @@ class HeadReader:
             elif key == b"transfer-encoding":
                 _check_once(reader)
                 if text != b"chunked" or http10:
-                    raise InvalidParameter(f"transfer coding {text.decode('latin-1')!r} is not spoken here, chunked is")
+                    raise InvalidParameter(f"transfer coding {text.decode('latin-1')!r} is not supported, only chunked")
                 reader = ChunkedReader()
             elif key == b"content-length":
                 _check_once(reader)
@@ -215,7 +215,7 @@ class HeadReader:
             else:
                 head.repeatable = False  # credentials
         if hosts != 1 and not http10:
-            raise InvalidParameter(f"malformed request: {hosts} header fields Host, where HTTP/1.1 has one")
+            raise InvalidParameter(f"malformed request: {hosts} Host header fields; HTTP/1.1 requires exactly one")
         head.reader = reader if reader is not None and not reader.done else None
         head.target = target = _target(url)
         path, _, query = target.partition(b"?")
@@ -227,7 +227,7 @@ class HeadReader:
 
 def _check_once(reader: BodyReader | None) -> None:
     if reader is not None:
-        raise InvalidParameter("malformed request: its body's length is given twice")
+        raise InvalidParameter("malformed request: the length of the body is given twice")
 
 
 def _end_of_head(tail: bytes, data: bytes, start: int) -> int:

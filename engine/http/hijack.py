@@ -64,7 +64,7 @@ class Hijack:
         if not isinstance(transport, TlsTransport):
             return os.dup(transport.get_extra_info("socket").fileno())
         if self._end is not None:
-            raise ServerError("the connection's stream was handed over before")
+            raise ServerError("the connection has already been hijacked")
         self._end, theirs = socket.socketpair()
         return theirs.detach()
 

@@ -87,7 +87,7 @@ class Listener:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(self._protocol, connection)
         except OSError as error:
-            _log.debug("%s: a client left at once: %s", self._name, error)
+            _log.debug("%s: a client disconnected at once: %s", self._name, error)
             connection.close()
 
     def _pause(self, reason: str) -> None:
@@ -97,7 +97,7 @@ class Listener:
         now = self._loop.time()
         if now >= self._next_line:
             self._next_line = now + QUIET
-            _log.warning("%s: accepting connections pauses: %s", self._name, reason)
+            _log.warning("%s: accepting connections is paused: %s", self._name, reason)
 
     def _resume(self) -> None:
         self._retry = None

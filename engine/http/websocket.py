@@ -131,7 +131,7 @@ class _Relay:
                 with suppress(OSError):
                     await self.send(CloseConnection(CloseReason.INTERNAL_ERROR, _shortened(error.message)))
             except OSError as error:
-                log.debug("a websocket client left: %s", error)
+                log.debug("a websocket client disconnected: %s", error)
             finally:
                 for task in tasks:
                     task.cancel()

@@ -76,7 +76,7 @@ class Index:
         if prefix and set(prefix) <= set("0123456789abcdef"):
             matches = [image_id for image_id in self._images if image_id.startswith(prefix, 7)]
             if len(matches) > 1:
-                raise NotFound(f"No such image: {name}: {len(matches)} images have an id that begins so")
+                raise NotFound(f"No such image: {name}: {len(matches)} images have an id with this prefix")
             if matches:
                 return self._images[matches[0]]
             if len(prefix) == 64:

@@ -95,7 +95,7 @@ class ImageStore:
         for image_id, record in self._table.load().items():
             lost = self._lost(record, blobs)
             if lost:
-                _log.warning("image %s is dropped: %s", image_id, lost)
+                _log.warning("image %s cannot be read and is removed: %s", image_id, lost)
                 changes.append(self._table.delete(image_id))
             else:
                 self._show(record)

@@ -289,7 +289,9 @@ class Monitor:
         called = await asyncio.to_thread(orphans.monitors, self._run)
         for pid in called:
             _log.warning(
-                "the socket of the monitor of %s was removed; process %d is told to make it again", self._run, pid
+                "the socket of the monitor of %s was removed; process %d has been asked to create it again",
+                self._run,
+                pid,
             )
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGHUP)
@@ -485,9 +487,7 @@ class Monitor:
             self._end_start()
             self._replace()
         if self._opened and self._restoring is None:
-            _log.error(
-                "the monitor of %s is gone; %d processes are handed to a new one", self._run, len(self.processes)
-            )
+            _log.error("the monitor of %s has ended; a new one takes over %d processes", self._run, len(self.processes))
             self._restoring = spawn(self._restore(dead), "restore the monitor", fatal=True)
 
     def _replace(self) -> None:
@@ -766,7 +766,7 @@ class Monitor:
         except ValueError as error:  # an earlier monitor does not know this order
             raise ServerError(str(error)) from error
         if len(data) > messages.PACKET:
-            raise ServerError(f"an order of {len(data)} bytes is longer than the monitor takes")
+            raise ServerError(f"an order of {len(data)} bytes exceeds the monitor's limit")
         if not self._outbox and self._give(data, descriptors):
             return
         if self._socket is not None:
@@ -819,7 +819,7 @@ class Monitor:
                     count = len(content) // 4
                     descriptors.extend(struct.unpack(f"{count}i", content[: count * 4]))
             if flags & socket.MSG_CTRUNC:
-                _log.error("descriptors of a process were lost: the daemon has no free ones")
+                _log.error("descriptors of a process were lost: the daemon has no free descriptors")
             if not data:
                 self._lost()
                 return
@@ -866,7 +866,7 @@ class Monitor:
         future = self._requests.get(report.seq)
         process = self._adopting.pop(report.seq, None)
         if process is not None:
-            _log.error("the monitor does not take process %s over yet: %s", process.key, report.reason)
+            _log.error("the monitor cannot take over process %s yet: %s", process.key, report.reason)
             self._loop.call_later(RESTART_PAUSE, self._adopt_again, process)
         elif future is None:
             _log.warning("the monitor refused: %s", report.reason)

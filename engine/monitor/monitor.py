@@ -423,7 +423,7 @@ class Monitor:
             connection.send(messages.Done(order.seq))
             return
         if len(descriptors) != 1 + len(order.stdio):
-            raise OSError(errno.EMFILE, "its descriptors did not arrive: the monitor has no free ones")
+            raise OSError(errno.EMFILE, "its descriptors did not arrive: the monitor has no free descriptors")
         process = self._process(order.key)
         sink = open_sink(order.log) if order.log is not None else None
         try:
@@ -442,7 +442,7 @@ class Monitor:
 
     def _keep(self, connection: Connection, order: messages.Keep, descriptors: list[int]) -> None:
         if not descriptors:
-            raise OSError(errno.EMFILE, "what is to be kept did not arrive: the monitor has no free descriptor")
+            raise OSError(errno.EMFILE, "the descriptor to keep did not arrive: the monitor has no free descriptor")
         if self._kept >= 0:
             os.close(self._kept)
         self._kept = descriptors.pop()

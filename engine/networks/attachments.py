@@ -235,7 +235,7 @@ class Attachments:
                 try:
                     sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
                 except OSError as error:  # the process has ended; its exit will undo all this
-                    _log.info("container %s: its namespace: %s", container_id, error)
+                    _log.info("container %s: opening its network namespace: %s", container_id, error)
         if not sandbox.endpoints:
             return
         self._sandboxes[container_id] = sandbox

@@ -100,7 +100,7 @@ class BridgeDriver:
                 self._filter.add_network(made.rules)
         except netfilter.NetfilterError as error:
             remove(self._links, made.bridge, self._alias, lent)
-            raise ServerError(f"network {record.name}: its rules: {error}") from error
+            raise ServerError(f"network {record.name}: installing its rules: {error}") from error
         except BaseException:
             remove(self._links, made.bridge, self._alias, lent)
             raise
@@ -137,7 +137,7 @@ class BridgeDriver:
             try:
                 self._filter.remove_network(found.bridge)
             except netfilter.NetfilterError as error:
-                _log.warning("bridge %s: its rules stay: %s", found.bridge, error)
+                _log.warning("bridge %s: removing its rules: %s", found.bridge, error)
 
     def slow_to_unmake(self, found: Network) -> bool:
         return not found.record.lent
@@ -204,7 +204,9 @@ class BridgeDriver:
                     self._filter.returned(found.bridge)
                     self.replug(found, link)
                     found.link = link  # last: other threads use it from now on
-                    _log.warning("network %s: its bridge %s was missing and is back", found.record.name, found.bridge)
+                    _log.warning(
+                        "network %s: its bridge %s was missing and has been restored", found.record.name, found.bridge
+                    )
         assert found.link is not None
         return found.link
 
@@ -242,7 +244,9 @@ def open_default(links: RouteSocket, name: str, configured: IPv4Interface | None
     elif host.unfinished(bridge, host.ALIAS):
         bridge = _marked(links, name, host.ALIAS)
     elif bridge.kind != "bridge":
-        raise ServerError(f"bridge {name}: a link of that name exists and is no bridge ({bridge.kind or 'physical'})")
+        raise ServerError(
+            f"bridge {name}: a link with that name exists and is not a bridge ({bridge.kind or 'physical'})"
+        )
     own = [address.interface for address in links.addresses(bridge.ifindex)]
     if own:
         if configured is not None and configured.network != own[0].network:
@@ -286,7 +290,9 @@ def open_user(
     elif host.unfinished(bridge, alias):
         bridge = _marked(links, name, alias)
     elif bridge.kind != "bridge":
-        raise Forbidden(f"bridge {name}: a link of that name exists and is no bridge ({bridge.kind or 'physical'})")
+        raise Forbidden(
+            f"bridge {name}: a link with that name exists and is not a bridge ({bridge.kind or 'physical'})"
+        )
     added: tuple[IPv4Interface | IPv6Interface, ...] = ()
     try:
         if bridge.alias == alias:
@@ -350,7 +356,7 @@ def configured_subnet(text: str) -> IPv4Interface | None:
     try:
         interface = IPv4Interface(text)
     except (AddressValueError, NetmaskValueError, ValueError) as error:
-        raise InvalidParameter(f"bridge subnet {text!r} is no IPv4 subnet: {error}") from error
+        raise InvalidParameter(f"bridge subnet {text!r} is not an IPv4 subnet: {error}") from error
     network = interface.network
     if network.prefixlen > 30:
         raise InvalidParameter(f"bridge subnet {text!r} has no room for containers")

@@ -290,6 +290,6 @@ def error_context(found: Network, container_id: str) -> Iterator[None]:
     try:
         yield
     except BridgeFull as error:
-        raise ServerError(f"{where}: {error.strerror}; a bridge takes no more containers than that") from error
+        raise ServerError(f"{where}: {error.strerror}; the bridge is full") from error
     except OSError as error:
         raise ServerError(f"{where}: {error.strerror or error}") from error

@@ -345,7 +345,7 @@ class Filter:
                 # Perhaps a kernel without TPROXY.
                 self._relay = 0
                 self._install()
-                _log.warning("by IPv6 only containers that have it will be reached, at ::1 none: %s", error)
+                _log.warning("containers without IPv6 cannot be reached by IPv6, and none at ::1: %s", error)
                 return
         self._layout = self._kernel.layout(self._table)
 

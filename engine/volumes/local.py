@@ -149,7 +149,7 @@ def parse_options(name: str, given: Mapping[str, str]) -> Options | None:
         elif word in _PROPAGATIONS:
             propagation = _PROPAGATIONS[word]
         elif word in ("remount", "move"):
-            raise InvalidParameter(f'create {name}: option "o": {word} is nothing that a new mount can be')
+            raise InvalidParameter(f'create {name}: option "o": {word} is not supported for a new mount')
         elif word:
             data.append(word)
     if flags & mounts.MS_BIND and not device.startswith("/"):
@@ -253,7 +253,7 @@ class LocalDriver:
         prefix = len(os.path.realpath(self.directory)) + 1
         below = {entry.target[prefix:].partition("/")[0] for entry in mounts.mounts(self.directory)}
         for name in below & names:
-            _log.info("volume %s: unmounting what a crash left", name)
+            _log.info("volume %s: unmounting what a crash has left", name)
             self._unmount(name)
 
     async def close(self) -> None:

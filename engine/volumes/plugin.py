@@ -57,7 +57,10 @@ class PluginDriver:
     async def mount(self, name: str, options: Mapping[str, str], user: str) -> str:
         answer = await self._call("mount", name, "Mount", ID=user)
         if not answer.mountpoint or not answer.mountpoint.startswith("/"):
-            raise ServerError(f'mount {name}: plugin "{self.name}" names no absolute path: {answer.mountpoint!r}')
+            raise ServerError(
+                f'mount {name}: plugin "{self.name}" returned a mount point that is not an absolute path: '
+                f"{answer.mountpoint!r}"
+            )
         return answer.mountpoint
 
     async def unmount(self, name: str, user: str) -> None:

@@ -590,7 +590,7 @@ class VolumeStore:
         try:
             await (await self._driver(record.driver, f"remove {record.name}")).undo_create(record.name)
         except EngineError as error:
-            _log.warning("volume %s stays with its driver: %s", record.name, error.message)
+            _log.warning("volume %s is kept by its driver: %s", record.name, error.message)
 
     async def _restore(self, record: VolumeRecord, driver: Driver) -> None:
         """Its record stays after all. A failure is logged: the caller has the reason for that."""

@@ -165,5 +165,5 @@ def test_connections_wait_when_descriptors_are_used_up() -> None:
         for client in clients:
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
             client.close()
-        assert engine.log().count("accepting connections pauses") == 1
+        assert engine.log().count("accepting connections is paused") == 1
         assert len(engine.log().splitlines()) < 50

@@ -162,7 +162,7 @@ def test_what_a_plugin_refuses(plugin: VolumePlugin, engine: TempEngine) -> None
     answer = engine.request("POST", f"/v1.24/containers/{container}/start")
     assert (answer.status, answer.message) == (500, "mount v1: no such target")
     plugin.answers["VolumeDriver.Mount"] = {"Mountpoint": "relative"}
-    assert "names no absolute path" in engine.request("POST", f"/v1.24/containers/{container}/start").message
+    assert "not an absolute path" in engine.request("POST", f"/v1.24/containers/{container}/start").message
     plugin.answers.clear()
     engine.post(f"/containers/{container}/start")
     assert engine.wait(container) == 0

@@ -311,7 +311,7 @@ async def _subnets(directory: Path) -> None:
         links.apply(rtnl.create_veth("v0", "v1", other))
         records = Records(directory / "c.db")
         wrong = Engine(Config(bridge="v0"), records)
-        with pytest.raises(ServerError, match=r"v0.*no bridge"):
+        with pytest.raises(ServerError, match=r"v0.*not a bridge"):
             await wrong.open()
         await wrong.close(remove=True)
         records.close()

@@ -155,10 +155,10 @@ def test_cpus_that_are_not(text: str) -> None:
         ),
         (
             {"cpu_quota": (1 << 63) - 1},
-            "CpuQuota: 9223372036854775807: this kernel takes at most 17592186044415 microsec",
+            "CpuQuota: 9223372036854775807: this kernel allows at most 17592186044415 microsec",
         ),
-        ({"cpu_quota": limits.MAX_QUOTA + 1}, "CpuQuota: 17592186044416: this kernel takes at most 17592186044415"),
-        ({"pids_limit": limits.MAX_PIDS + 1}, "PidsLimit: 4194305: this kernel takes at most 4194304"),
+        ({"cpu_quota": limits.MAX_QUOTA + 1}, "CpuQuota: 17592186044416: this kernel allows at most 17592186044415"),
+        ({"pids_limit": limits.MAX_PIDS + 1}, "PidsLimit: 4194305: this kernel allows at most 4194304"),
         ({"nano_cpus": 1}, "NanoCpus: 1: it must be at least"),
         ({"nano_cpus": -1}, "NanoCpus: -1: it must be at least"),
         ({"nano_cpus": 10**9, "cpu_quota": 1000}, "Nano CPUs and CPU Quota cannot both be set"),

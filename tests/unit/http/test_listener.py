@@ -89,7 +89,7 @@ def test_connections_wait_for_descriptors(
 
     with caplog.at_level(logging.WARNING):
         serve(scenario, str(tmp_path / "s"))
-    lines = [record for record in caplog.records if "accepting connections pauses" in record.message]
+    lines = [record for record in caplog.records if "accepting connections is paused" in record.message]
     assert len(lines) == 1 and lines[0].levelno == logging.WARNING
 
 

@@ -406,7 +406,7 @@ def test_an_ambiguous_prefix_says_so(run: Run) -> None:
     async def work(stage: Stage) -> None:
         images = [Image([OTHER], [f"n{at}:x"], {"Labels": {"n": str(at)}}) for at in range(17)]
         await stage.load(docker_archive(*images))
-        with pytest.raises(NotFound, match="images have an id that begins so"):
+        with pytest.raises(NotFound, match="images have an id with this prefix"):
             for digit in "0123456789abcdef":
                 if any(image.id[7] == digit for image in images):
                     stage.images.get(digit)

@@ -77,7 +77,7 @@ def test_options() -> None:
         ({"type": "tmpfs"}, 'missing required option: "device"'),
         ({"device": "tmpfs"}, 'missing required option: "type"'),
         ({"o": "size=1m"}, 'missing required option: "device"'),
-        ({**PLAIN, "o": "remount"}, "remount is nothing that a new mount can be"),
+        ({**PLAIN, "o": "remount"}, "remount is not supported for a new mount"),
         ({**PLAIN, "o": "a\0b"}, "NUL"),
         ({**PLAIN, "o": "x" * 4096}, "longer than the kernel reads"),
         ({"type": "none", "device": "relative", "o": "bind"}, "relative is not an absolute path"),
