@@ -239,7 +239,7 @@ def test_a_kernel_that_cannot_relay(monkeypatch: pytest.MonkeyPatch, caplog: pyt
         table.close(remove=True)
 
     alone(body)
-    assert caplog.text.count("by IPv6 only containers that have it will be reached") == 1
+    assert caplog.text.count("containers without IPv6 cannot be reached by IPv6") == 1
 
 
 def test_all_or_nothing() -> None:

@@ -685,7 +685,7 @@ def test_somebody_deletes_the_bridge(engine: TempEngine, lan: Lan) -> None:
         assert connection.recv(1) == b"x"
     until("the LAN is answered by IPv6", lambda: ":" in lan.inside(lambda: answer(HOST6, port, 0.5)))
     assert asks(engine, "bridge", HOST, port)
-    assert "is back" in engine.log()
+    assert "has been restored" in engine.log()
 
 
 def test_udp_clients_do_not_stay_with_the_old_container(engine: TempEngine, lan: Lan) -> None:
