@@ -54,7 +54,7 @@ def integer(
         return default
     value = _integer(text)
     if value is None:
-        raise InvalidParameter(f"invalid value for {name}: {text!r} is not an integer")
+        raise InvalidParameter(f"invalid value for {name}: {text!r} is not a 64-bit integer")
     if minimum is not None and value < minimum:
         raise InvalidParameter(f"invalid value for {name}: {value} is less than {minimum}")
     if maximum is not None and value > maximum:

@@ -64,7 +64,9 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
         if not entry or entry.startswith("="):
             raise InvalidParameter(f"invalid environment variable: {entry}")
         if "\0" in entry:
-            raise InvalidParameter("invalid environment variable: it holds a NUL character")
+            raise InvalidParameter(
+                f"invalid environment variable: {entry.partition('=')[0][:100]!r}: must not contain a NUL character"
+            )
     ports.check(body.exposed_ports or (), {})
     if body.working_dir and not body.working_dir.startswith("/"):
         raise InvalidParameter(

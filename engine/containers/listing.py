@@ -83,10 +83,12 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
                 raise InvalidParameter(f"Unrecognised filter value for status: {value}")
         return [lambda container: str(container.record.status.state) in values]
     if name == "exited":
-        try:
-            codes = {int(value) for value in values}
-        except ValueError as error:
-            raise InvalidParameter(f"Invalid filter 'exited': {error}") from error
+        codes = set()
+        for value in values:
+            try:
+                codes.add(int(value))
+            except ValueError:
+                raise InvalidParameter(f"Invalid filter 'exited': {value!r} is not an exit code") from None
         return [
             lambda container: (
                 not container.running

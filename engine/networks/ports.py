@@ -107,7 +107,12 @@ def parse(text: str, field: str) -> tuple[int, int, str]:
         last = int(found[2] or first)
         if 1 <= first <= last <= 65535:
             return first, last, (found[3] or "tcp").lower()
-    raise InvalidParameter(f"{field}: Invalid port specification: {text!r}: it must be <port>/<tcp|udp|sctp>")
+    rule = (
+        "it must be <port>/<tcp|udp|sctp>"
+        if found is None
+        else "ports are 1 to 65535, the first one not above the last"
+    )
+    raise InvalidParameter(f"{field}: Invalid port specification: {text!r}: {rule}")
 
 
 @functools.lru_cache(2048)

@@ -72,7 +72,9 @@ def numbers(text: str, most: int = MOST_CPUS) -> frozenset[int]:
         if match is None:
             raise ValueError(f"{word[:32]!r} is neither a number nor a range")
         first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last >= most:
+        if last < first:
+            raise ValueError(f"{word!r} ends before it begins")
+        if last >= most:
             raise ValueError(f"{word!r} is not within 0-{most - 1}")
         found.update(range(first, last + 1))
     return frozenset(found)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, decoding_reason
 from engine.system import seccomp
 from engine.system.seccomp import Condition, Rule
 
@@ -102,7 +102,7 @@ def custom(text: str) -> Custom:
     try:
         found = _decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidParameter(f"SecurityOpt: Decoding seccomp profile failed: {error}") from error
+        raise InvalidParameter(f"SecurityOpt: Decoding seccomp profile failed: {decoding_reason(error)}") from error
     if found.architectures and found.arch_map:
         raise _wrong("use either 'architectures' or 'archMap'")
     if found.listener_path:
