@@ -1,5 +1,6 @@
 class Left:
     key: str
+    slot: int
     lines: tuple[bytes, bytes]
     stream: int
     chunk: bytes
@@ -11,3 +12,4 @@ class Unlogged:
     def __init__(self, path: bytes) -> None: ...
 
 def left_in(path: bytes) -> dict[str, Left]: ...
+def forget(path: bytes, slot: int) -> None: ...

@@ -59,8 +59,9 @@ class Left:
     `chunk`: bytes of `stream` that had been read when the log ended at (`inode`, `offset`).
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, slot: int) -> None:
         self.key = key
+        self.slot = slot
         self.lines = (b"", b"")
         self.stream = 0
         self.chunk = b""
@@ -180,7 +181,7 @@ def left_in(bytes path not None) -> dict:
         key = data[at : at + KEY].split(b"\0", 1)[0]
         if not key:
             continue
-        left = Left(key.decode(errors="replace"))
+        left = Left(key.decode(errors="replace"), slot)
         in_flight = active and slot == chunk_slot and stream in (1, 2)
         lines = []
         for number in (1, 2):
@@ -201,6 +202,16 @@ def left_in(bytes path not None) -> dict:
             left.stream, left.inode, left.offset = stream, inode, offset
         found[left.key] = left
     return found
+
+
+def forget(bytes path not None, int slot) -> None:
+    """Invalidate a slot in the file of a dead monitor: its process is another monitor's now, or
+    another process has its key. Raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(file, b"\0", AREA + slot * SLOT)
+    finally:
+        os.close(file)
 
 
 def open_file(path: bytes):

@@ -33,7 +33,7 @@ from engine._fast.pump import Loop
 from engine._fast.relay import Relay
 from engine._fast.sink import Sink
 from engine._fast.spawn import become_subreaper
-from engine._fast.unlogged import Left, Unlogged, left_in
+from engine._fast.unlogged import Left, Unlogged, forget, left_in
 from engine.monitor import messages, orphans, previous
 from engine.monitor.connection import Connection
 from engine.monitor.journal import Journal
@@ -87,6 +87,8 @@ class Monitor:
         self._passing: Relay | None = None
         self._kept = -1
         self._left: dict[str, Left] = {}
+        self._slots: dict[str, list[tuple[str, int]]] = {}
+        """Files of dead monitors, and the slots, that a key has in them."""
         self._old_files: list[str] = []
         self._keep_unlogged()
         become_subreaper()
@@ -153,9 +155,13 @@ class Monitor:
             path = f"{self.directory}/u{number}"
             self._old_files.append(path)
             try:
-                self._left.update(left_in(os.fsencode(path)))
+                found = left_in(os.fsencode(path))
             except OSError:
                 traceback.print_exc()
+                continue
+            self._left.update(found)
+            for key, left in found.items():
+                self._slots.setdefault(key, []).append((path, left.slot))
         if numbers:
             self.loop.call_later(LEFT_GRACE, self._drop_left)
         try:
@@ -168,9 +174,19 @@ class Monitor:
 
     def _drop_left(self) -> None:
         self._left.clear()
+        self._slots.clear()
         for path in self._old_files:
             unlink(path)
         self._old_files.clear()
+
+    def _own(self, key: str) -> None:
+        """The process is this monitor's. If this one dies after the process has ended, the next one
+        must not take the process's earlier state from an older file."""
+        for path, slot in self._slots.pop(key, ()):
+            try:
+                forget(os.fsencode(path), slot)
+            except OSError:
+                traceback.print_exc()
 
     def _resume(self, key: str, sink: Sink) -> None:
         """Log what a dead monitor had read of that process."""
@@ -303,6 +319,7 @@ class Monitor:
                 attached = True
             self.journal.remove(order.key)
             self._left.pop(order.key, None)
+            self._own(order.key)
             launch = Launch(self, process, order, connection)
             launch.begin(document, namespace)
         except OSError as error:
@@ -436,6 +453,7 @@ class Monitor:
                 sink.close()
             self.tidy(process)
             raise
+        self._own(order.key)
         descriptors.clear()
         process.stdio.begin()
         connection.send(messages.Done(order.seq))

@@ -39,9 +39,9 @@ from engine.monitor import messages
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Client, Exit, LaunchFailed
 from engine.monitor.launch import Program
-from tests import cgroups
+from tests import cgroups, client
 
-LIMIT = 60.0
+LIMIT = 60.0 * client.PATIENCE
 CGROUP = f"/engined-monitor-{os.getpid()}"
 """Cgroup of this run only, so that leftovers of other runs cause no failures."""
 MIB = 1 << 20
@@ -941,7 +941,7 @@ def test_the_runtime_is_executed_where_nobody_can_write_to_it(tmp_path: Path) ->
     null = os.open(os.devnull, os.O_RDWR)
     pid = spawn([bytes(runtime), b"sleep", b"100"], [], b"/", null, null, null, 0, descriptor)
     try:
-        assert os.path.samestat(os.stat(f"/proc/{pid}/exe"), os.stat(runtime))
+        wait_until(lambda: os.path.samestat(os.stat(f"/proc/{pid}/exe"), os.stat(runtime)), "the program")
         assert os.statvfs(f"/proc/{pid}/exe").f_flag & os.ST_RDONLY
         assert not os.statvfs(runtime).f_flag & os.ST_RDONLY
         assert not [line for line in descriptors(pid) if "busybox" in line]

@@ -167,7 +167,8 @@ def test_the_first_sample_of_a_lone_request_has_a_previous_reading(live: LiveCgr
 
     async def body(statistics: Statistics) -> None:
         shape = json.loads(await statistics.once("c", pid=pid, cgroup=live.path))
-        assert list(shape) == list(Stats.__struct_fields__)
+        links = set(os.listdir("/sys/class/net")) - {"lo"}  # a virtual machine may have none
+        assert list(shape) == [name for name in Stats.__struct_fields__ if name != "networks" or links]
         assert shape["precpu_stats"]["cpu_usage"]["total_usage"] > 0
         assert shape["precpu_stats"]["system_cpu_usage"] > 0
         assert 0 < cpu_percent(shape) < 400

@@ -15,7 +15,7 @@ import pytest
 
 from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Loop, Stdio
-from engine._fast.unlogged import Unlogged, left_in
+from engine._fast.unlogged import Unlogged, forget, left_in
 
 
 class Owner:
@@ -107,6 +107,28 @@ def test_a_prompt_survives(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     assert logged(tmp_path / "log") == b"password: x\n"
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_what_another_monitor_has_taken_over_is_forgotten(tmp_path: Path) -> None:
+    """Otherwise a monitor that comes after the end of the process would log the line again."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        monitor(tmp_path, ours, 1, 0)
+    os.write(theirs, b"password: ")
+    path = os.fsencode(tmp_path / "u1")
+    end = time.monotonic() + 30
+    while not (Path(os.fsdecode(path)).exists() and left_in(path) and left_in(path)["key"].lines[0]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    found = left_in(path)["key"]
+    assert found.lines == (b"password: ", b"")
+    forget(path, found.slot)
+    assert left_in(path) == {}
     os.close(ours)
     os.close(theirs)
 

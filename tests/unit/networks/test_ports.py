@@ -281,7 +281,8 @@ def test_listeners_of_a_range_in_which_a_program_has_a_port_of_ipv6() -> None:
         program.bind(("::", 8002))
         assert held.hold("a", [Published("tcp", "0.0.0.0", 8000, 80, 600)]) == ({*range(8000, 8600)} - {8002}, set())
     assert len(held._held["a"]) == 600
-    with pytest.raises(PortTaken, match=r"listen tcp4 127\.0\.0\.1:8000: bind: address already in use"):
+    # Linux 6.1 lets a program have an IPv4 address of a port that a socket holds for IPv4 and IPv6
+    with pytest.raises(PortTaken, match=r"listen tcp4 127\.0\.0\.1:800[02]: bind: address already in use"):
         held.hold("b", [Published("tcp", "127.0.0.1", 7990, 80, 20)])
     assert [*held._held] == ["a"]
     held.close()
