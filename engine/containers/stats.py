@@ -386,7 +386,7 @@ class Statistics:
             watched = None
         if watched is None:
             watched = self._watched[stream.container_id] = _Watched(stream.pid)
-            # Watchers that stay raise its failure; `spawn` logs one that nobody is left to raise.
+            # The streams that wait for it raise its failure. If none is left, `spawn` logs it.
             watched.opening = spawn(self._open(watched, stream), f"statistics of container {stream.container_id}")
         watched.streams.add(stream)
         try:

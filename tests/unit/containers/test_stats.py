@@ -425,7 +425,7 @@ def test_what_cannot_be_opened_is_told(live: LiveCgroup, monkeypatch: pytest.Mon
 
 
 def test_a_lack_of_threads_ends_no_stream(live: LiveCgroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither for a new watcher, which is told, nor for those that watch already."""
+    """A new stream gets an error; streams that are open already go on."""
     take, failures = Statistics._take, 0
 
     async def without_thread(self: Statistics, wanted: Any) -> None:

@@ -634,8 +634,9 @@ def test_the_sweep_removes_orphans_at_once(world: Host) -> None:
 
 
 def test_a_bridge_whose_maker_was_killed(world: Host) -> None:
-    """The kernel takes the alias only after it has made the link. A bridge without alias is told by
-    its address: the sweep removes it, or it gets its alias where its network is known.
+    """The kernel takes the alias only after it has made the link. The engine recognises a
+    bridge without alias by its address. It removes the bridge, or sets the alias if it has the
+    network.
     """
     kernel: Any = Kernel(world)
     for name, alias in (("br-1", "engined x"), ("br-2", "engined x"), ("br-3", "engined y")):
