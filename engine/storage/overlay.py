@@ -44,18 +44,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from engine._fast import tree
-from engine.errors import Conflict, NotFound, ServerError
+from engine.errors import Conflict, NotFound, ServerError, reason
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
 from engine.system import detached_mounts, files, mounts
+from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
-
-_T = TypeVar("_T")
 
 DRIVER_NAME = "overlay2"
 """The name under which clients know this storage driver."""
@@ -150,7 +148,6 @@ class OverlaySnapshots:
         self._opened: dict[str, _Opened] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         """Locks by key, held while the snapshot's overlay is mounted or unmounted."""
-        self._closing: set[asyncio.Task[None]] = set()
 
     def _whole_layers(self, numbers: set[int]) -> dict[str, Layer]:
         """The recorded layers that are complete: their files and their parents exist."""
@@ -239,7 +236,11 @@ class OverlaySnapshots:
     async def ingest(self) -> Ingest:
         number = self._new_number()
         path = self._path(number) / "diff"
-        await asyncio.to_thread(_make, path)
+        try:
+            await _made(_make, path)
+        except BaseException:
+            await self._remove_directories([number])
+            raise
         return Ingest(number, path)
 
     async def commit_layer(self, ingest: Ingest, chain_id: str, layer: Layer, implied: Sequence[bytes] = ()) -> None:
@@ -303,7 +304,7 @@ class OverlaySnapshots:
             self._standing[parent] += 1
         model = self.layer_path(parent) if parent else None
         try:
-            await asyncio.to_thread(self._make_upper, snapshot.number, model)
+            await _made(self._make_upper, snapshot.number, model)
             await self._records.commit(self._snapshot_table.put(key, snapshot))
         except BaseException:
             await self.remove(key)
@@ -426,9 +427,7 @@ class OverlaySnapshots:
         return lambda target: mounts.mount("overlay", target, "overlay", options=options)
 
     def _lingered(self, key: str) -> None:
-        task = asyncio.ensure_future(self._close(key))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        spawn(self._close(key), f"snapshot {key}: unmount")
 
     async def _close(self, key: str) -> None:
         """Unmount a snapshot that has no user."""
@@ -601,6 +600,14 @@ def _mark(directory: Path, name: str) -> None:
     (directory / name).chmod(0o755)
 
 
+async def _made(make: Callable[..., None], *arguments: object) -> None:
+    """Run `make`, which makes directories, in a thread, to its end. Raises ServerError."""
+    try:
+        await uninterrupted(asyncio.to_thread(make, *arguments))
+    except OSError as error:
+        raise ServerError(f"{error.filename}: {reason(error)}") from error
+
+
 def _make(path: Path, model: Path | None = None) -> None:
     """Create a content directory with the mode and owner of `model`, because a merged root has
     those of its topmost directory.
@@ -669,15 +676,15 @@ def _is_opaque(directory: int) -> bool:
 
 
 def _copy_looks(own: int, name: bytes, model: int) -> None:
-    looks = os.fstat(model)
+    status = os.fstat(model)
     target = files.open_in_root(own, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        os.fchown(target, looks.st_uid, looks.st_gid)
-        os.fchmod(target, looks.st_mode & 0o7777)
+        os.fchown(target, status.st_uid, status.st_gid)
+        os.fchmod(target, status.st_mode & 0o7777)
         for attribute in os.listxattr(model):
             if not attribute.startswith("trusted.overlay."):
                 os.setxattr(target, attribute, os.getxattr(model, attribute))
-        os.utime(target, ns=(looks.st_atime_ns, looks.st_mtime_ns))
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
     finally:
         os.close(target)
 

@@ -7,15 +7,18 @@ The overlay needs root: it mounts.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from engine.errors import Conflict, NotFound
+from engine.errors import Conflict, NotFound, ServerError
+from engine.storage import overlay
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.storage.snapshots import Layer, Snapshots, Usage
@@ -321,6 +324,40 @@ def test_a_cancelled_mount_leaves_nothing(run: Run, tmp_path: Path) -> None:
 
     run(work)
     assert os.listdir(tmp_path / "layers") == []
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["cancelled", "full disk"])
+def test_directories_that_could_not_be_made_leave_nothing(
+    run_overlay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """A caller is cancelled while a thread makes its directories, or the disk is full."""
+    going, go_on, make = threading.Event(), threading.Event(), overlay._make
+
+    def slow(path: Path, model: Path | None = None) -> None:
+        make(path, model)
+        going.set()
+        go_on.wait(10)
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    async def work(snapshots: Snapshots) -> None:
+        monkeypatch.setattr(overlay, "_make", slow)
+        for call in (lambda: snapshots.prepare("k", None), snapshots.ingest):
+            going.clear()
+            go_on.clear()
+            making = asyncio.ensure_future(call())
+            await asyncio.to_thread(going.wait, 10)
+            if not full:
+                making.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            with pytest.raises(
+                ServerError if full else asyncio.CancelledError, match="no space left" if full else None
+            ):
+                await making
+            assert os.listdir(tmp_path / "layers") == []
+
+    run_overlay(work)
 
 
 def test_many_users_of_one_snapshot(run: Run, tmp_path: Path) -> None:
