@@ -210,9 +210,9 @@ class Execs:
         """
         _check_state(container)
         config = ExecCreate(attach_stdout=True, attach_stderr=True)
+        ours, theirs = socket.socketpair()  # first: it fails when descriptors run short
         record = self._add(container, config, [*command], probe=True)
         ended = self._ends[record.id] = asyncio.get_running_loop().create_future()
-        ours, theirs = socket.socketpair()
         capture = _Capture(ours, most)
         try:
             # Not cancelled half-way, so that `_launch` sees and ends a process that was started.
@@ -463,7 +463,7 @@ class Execs:
             if reported:
                 self._monitor.forget(exec_id)
             return
-        self._live_no_more(record)
+        self._not_live(record)
         finished = msgspec.structs.replace(record, exit_code=status, finished_at=at, pid=0)
         spawn(self._settle(finished, reported), f"keeping the exit code of exec {exec_id}")
         if record.probe:
@@ -488,7 +488,7 @@ class Execs:
             if reported:
                 self._monitor.forget(record.id)
 
-    def _live_no_more(self, record: ExecRecord) -> None:
+    def _not_live(self, record: ExecRecord) -> None:
         others = self._live.get(record.container_id)
         if others is not None:
             others.pop(record.id, None)
@@ -497,7 +497,7 @@ class Execs:
 
     def _discard(self, record: ExecRecord) -> None:
         self._all.pop(record.id, None)
-        self._live_no_more(record)
+        self._not_live(record)
         self._finished.pop(record.id, None)
         ended = self._of_container.get(record.container_id)
         if ended is not None:

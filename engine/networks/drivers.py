@@ -37,12 +37,12 @@ from engine.networks.ports import relay_socket
 from engine.networks.sandboxes import BridgeFull
 from engine.system import netfilter
 from engine.system.netlink.rtnl import RouteSocket
-from engine.system.threads import uninterrupted
+from engine.system.threads import submit, uninterrupted
 from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 WORKERS = 4
 """Threads that wait for the kernel; more would only queue for its single network lock."""
@@ -57,19 +57,16 @@ class Workers:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="network")
 
-    async def run(self, function: Callable[..., _T], *arguments: object) -> _T:
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
         """Run the function in a thread.
 
         A caller that is cancelled meanwhile waits for its end, so that it can undo it.
         """
-        running = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
-        return await uninterrupted(running)
+        return await uninterrupted(submit(self._pool, function, *arguments))
 
-    async def undone_if_cancelled(
-        self, undo: Callable[[_T], None], function: Callable[..., _T], *arguments: object
-    ) -> _T:
+    async def undone_if_cancelled(self, undo: Callable[[T], None], function: Callable[..., T], *arguments: object) -> T:
         """As `run`. If the caller is cancelled, the result is undone in a thread first."""
-        running = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        running = submit(self._pool, function, *arguments)
         try:
             return await uninterrupted(running)
         except asyncio.CancelledError:

@@ -21,7 +21,7 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import ServerError
+from engine.errors import EngineError, ServerError
 from engine.networks import ports as choice
 from engine.networks.filter import Filter
 from engine.networks.ports import Listeners, PortInUse, Ports, PortTaken, Published, Relayed
@@ -268,7 +268,7 @@ class Publishing:
             try:
                 if await self._in_thread(self._filter.mend, due):
                     _log.warning("another program changed the engine's nftables table; it was restored")
-            except (NetfilterError, OSError) as error:
+            except (EngineError, NetfilterError, OSError) as error:
                 _log.error("the engine's nftables table is incomplete: %s", error)
             pending = not due
             if due:
@@ -296,7 +296,8 @@ def _check_ipv4_alone(asked: Sequence[choice.Wanted]) -> None:
         for host_ip in each.host_ips:
             if ":" in host_ip and host_ip not in choice.AT_LOOPBACK:
                 raise PortTaken(
-                    f"Bind for {choice.shown(host_ip, each.first)} failed: the container has no IPv6 address, its network no IPv6"
+                    f"Bind for {choice.shown(host_ip, each.first)} failed: "
+                    "the container has no IPv6 address, its network no IPv6"
                 )
 
 

@@ -13,7 +13,6 @@ Raises: ServerError with the mount and the kernel's reason; the OSError is its c
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -25,8 +24,9 @@ from typing import TypeVar
 
 from engine.errors import ServerError, reason
 from engine.system import mounts
+from engine.system.threads import submit
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 THREADS = 4
 """Threads of a `MountNamespace` for mounting and reading, and as many for unmounting."""
@@ -179,20 +179,20 @@ class MountNamespace:
         self._unmounting = ThreadPoolExecutor(THREADS, "unmount")
         self._writing = ThreadPoolExecutor(WRITERS, "archive")
 
-    async def run(self, work: Callable[[], _T]) -> _T:
+    async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in one of the threads. Not for work that waits for a client."""
         return await self._run(self._mounting, work)
 
-    async def unmount(self, work: Callable[[], _T]) -> _T:
+    async def unmount(self, work: Callable[[], T]) -> T:
         """As `run`, for unmounting. Unmounting an overlay writes back the file system below it,
         which may take seconds, and other mounts must not wait for that."""
         return await self._run(self._unmounting, work)
 
-    async def run_long(self, work: Callable[[], _T]) -> _T:
+    async def run_long(self, work: Callable[[], T]) -> T:
         """As `run`, for long work. Not for work that waits for a client."""
         return await self._run(self._writing, work)
 
-    async def run_apart(self, work: Callable[[], _T]) -> _T:
+    async def run_apart(self, work: Callable[[], T]) -> T:
         """As `run`, in a thread of its own that ends with the work, which may wait for a client."""
         thread = ThreadPoolExecutor(1, "archive")
         try:
@@ -200,10 +200,10 @@ class MountNamespace:
         finally:
             thread.shutdown(wait=False)
 
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(pool, self._inside, work)
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await submit(pool, self._inside, work)
 
-    def _inside(self, work: Callable[[], _T]) -> _T:
+    def _inside(self, work: Callable[[], T]) -> T:
         if not getattr(self._thread, "inside", False):
             self._enter()
             self._thread.inside = True

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from engine.system.mounts import Mount
+from engine.system.tasks import spawn
 
 MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -60,7 +61,7 @@ class GracePeriod:
             and not self._running
             and asyncio.get_running_loop().time() >= self._taken + _FRESH
         ):
-            self._begun = asyncio.ensure_future(self._begin())
+            self._begun = spawn(self._begin(), "beginning a grace period")
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:

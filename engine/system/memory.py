@@ -18,6 +18,7 @@ import ctypes
 import gc
 import logging
 
+from engine.errors import ServerError
 from engine.system.threads import in_own_thread
 
 QUIET = 1.0
@@ -66,8 +67,10 @@ def _trim() -> None:
     _earliest = asyncio.get_running_loop().time() + INTERVAL
     # not all generations: that takes 6 ms of the loop with 3,000 containers, and finds nothing
     gc.collect(1)
-    done = in_own_thread(malloc_trim, "trim")
-    done.add_done_callback(_trimmed)
+    try:
+        in_own_thread(malloc_trim, "trim").add_done_callback(_trimmed)
+    except ServerError as error:
+        _log.warning("returning memory to the host: %s", error.message)
 
 
 def malloc_trim() -> bool:

@@ -15,10 +15,10 @@ from typing import Generic, ParamSpec
 
 _log = logging.getLogger(__name__)
 
-_P = ParamSpec("_P")
+P = ParamSpec("P")
 
 
-class Observers(Generic[_P]):
+class Observers(Generic[P]):
     """The observers of one kind of event; calling it calls each of them.
 
     Observers must return at once and not raise.
@@ -29,13 +29,13 @@ class Observers(Generic[_P]):
     def __init__(self, what: str) -> None:
         """`what`: the event's name in the log."""
         self.what = what
-        self._observers: list[Callable[_P, None]] = []
+        self._observers: list[Callable[P, None]] = []
 
-    def subscribe(self, observer: Callable[_P, None]) -> None:
+    def subscribe(self, observer: Callable[P, None]) -> None:
         """Call `observer` for every later event too."""
         self._observers.append(observer)
 
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
         for observer in self._observers:
             try:
                 observer(*args, **kwargs)

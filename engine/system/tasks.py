@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 _running: set[asyncio.Task[Any]] = set()
 _on_fatal: Callable[[str], None] | None = None
 
 
-def spawn(coroutine: Coroutine[Any, Any, _T], what: str, *, fatal: bool = False) -> asyncio.Task[_T]:
+def spawn(coroutine: Coroutine[Any, Any, T], what: str, *, fatal: bool = False) -> asyncio.Task[T]:
     """Run `coroutine` in the background.
 
     `what` describes the work in the log: "container X: restart".

@@ -55,7 +55,7 @@ class LongWork:
         """The result of `function`. Raises ServerError if no thread can be started."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._count, self._name, become_batch)
-        return _submitted(self._pool, function, *arguments)
+        return submit(self._pool, function, *arguments)
 
     def release(self) -> None:
         """End the threads when their work is done. The next `run` starts new ones."""
@@ -64,7 +64,12 @@ class LongWork:
             pool.shutdown(wait=False)
 
 
-def _submitted(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+def submit(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    """The result of `function`, which runs in a thread of the pool.
+
+    Raises ServerError if no thread can be started; `function` does not run then. The loop's
+    `run_in_executor` raises RuntimeError and may run it later.
+    """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     try:
         pool.submit(_work, future, function, arguments)
@@ -103,7 +108,7 @@ def in_own_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     """
     pool = ThreadPoolExecutor(1, name, become_batch)
     try:
-        return _submitted(pool, work)
+        return submit(pool, work)
     finally:
         pool.shutdown(wait=False)
 

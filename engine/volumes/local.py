@@ -2,8 +2,8 @@
 them (options `type`, `device`, `o`).
 
 ```
-ROOT/volumes/<name>/_data    what containers see; with options the place where the file system is mounted
-ROOT/volumes/.volume-<name>  one that is being made or taken away: at the next start the record decides which
+ROOT/volumes/<name>/_data    what containers see; with options the file system is mounted there
+ROOT/volumes/.volume-<name>  is being made or removed; at the next start the record decides which
 ```
 A container may have the directory above a `_data` bound, and put a link in its place. So everything
 here is opened through openat2(2) without links, below the descriptor of ROOT/volumes, and the
@@ -36,6 +36,7 @@ from engine._fast import copy, tree
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.system import detached_mounts, files, mounts
 from engine.system.tasks import spawn
+from engine.system.threads import submit
 
 NAME = "local"
 HIDDEN = ".volume-"
@@ -51,7 +52,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 _OPTIONS = ("type", "device", "o")
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
 # --- names and options: pure ----------------------------------------------------------------------
@@ -200,11 +201,11 @@ class LocalDriver:
         """Volume with options → its users."""
         self._leaving: dict[str, asyncio.Future[None]] = {}
 
-    async def _in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        return await submit(self._threads, work, *arguments)
 
-    async def _in_slow_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._slow_threads, work, *arguments)
+    async def _in_slow_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        return await submit(self._slow_threads, work, *arguments)
 
     # --- start and end of the engine --------------------------------------------------------------
 
@@ -516,5 +517,6 @@ def populate(name: str, source: int, target: int) -> None:
             with contextlib.suppress(OSError):
                 tree.remove_tree(target, os.fsencode(entry))
         raise ServerError(
-            f"error while copying the image's content into volume {name}: {error.filename}: {(error.strerror or '').lower()}"
+            f"error while copying the image's content into volume {name}: {error.filename}: "
+            f"{(error.strerror or '').lower()}"
         ) from error

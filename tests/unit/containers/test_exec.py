@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,6 +199,20 @@ def test_the_monitor_forgets_an_exit_when_its_file_is_gone(tmp_path: Path) -> No
         bench.execs.exited(exec_id, Exit(status=3, at=1))
         await settled()
         assert there == [False]
+
+    asyncio.run(scenario())
+
+
+def test_a_probe_without_descriptors_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def scenario() -> None:
+        bench = Bench(tmp_path)
+        monkeypatch.setattr(exec_module.socket, "socketpair", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            await bench.execs.probe(bench.container, ["true"], 1, 100)  # type: ignore[arg-type]
+        assert bench.execs.of("c") == [] and len(bench.execs) == 0
 
     asyncio.run(scenario())
 

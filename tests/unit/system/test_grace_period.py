@@ -183,3 +183,18 @@ def test_where_it_cannot_help_it_is_not_tried_again(monkeypatch: pytest.MonkeyPa
 
     asyncio.run(run())
     assert len(tried) == 1
+
+
+def test_a_failure_is_logged_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(hierarchies: object) -> bool:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        expecting = GracePeriod(())
+        expecting.expect()
+        await expecting.settled()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(grace_period, "begin", fail)
+    asyncio.run(run())
+    assert "beginning a grace period: failed: can't start new thread" in caplog.text

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import ServerError
 from engine.system import memory
 
 
@@ -38,6 +39,18 @@ def test_many_calls_trim_once_when_it_is_quiet(monkeypatch: pytest.MonkeyPatch) 
         await trimmed(2)
 
     asyncio.run(main())
+
+
+def test_without_threads_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: object) -> None:
+        raise ServerError("the host allows no more threads")
+
+    async def main() -> None:
+        monkeypatch.setattr(memory, "in_own_thread", refuse)
+        memory._trim()
+
+    asyncio.run(main())
+    assert "returning memory to the host: the host allows no more threads" in caplog.text
 
 
 def test_what_was_freed_goes_back_to_the_kernel() -> None:

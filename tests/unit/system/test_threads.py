@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from engine.errors import ServerError
+from engine.networks.drivers import Workers
 from engine.system import threads
+from engine.system.detached_mounts import MountNamespace
+from engine.volumes.local import LocalDriver
 
 
 def test_uninterrupted_returns_the_result_or_the_failure() -> None:
@@ -82,7 +86,7 @@ def test_a_pool_survives_a_refused_policy(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(main())
 
 
-def test_a_thread_that_the_host_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_the_host_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an error of the engine. The refused work does not run later, when its descriptors may
     be closed.
     """
@@ -101,6 +105,12 @@ def test_a_thread_that_the_host_refuses(monkeypatch: pytest.MonkeyPatch) -> None
                 pool.run(ran.append, 1)
             with pytest.raises(ServerError, match="the host allows no more threads"):
                 threads.in_own_thread(lambda: ran.append(2), "own")
+            with pytest.raises(ServerError, match="the host allows no more threads"):
+                await MountNamespace(tmp_path, "/own").run(lambda: ran.append(4))
+            with pytest.raises(ServerError, match="the host allows no more threads"):
+                await Workers().run(ran.append, 5)
+            with pytest.raises(ServerError, match="the host allows no more threads"):
+                await LocalDriver(tmp_path, tmp_path).is_empty("data")
         busy.set()
         assert await first
         await pool.run(ran.append, 3)
