@@ -228,6 +228,12 @@ cdef extern from "<signal.h>" nogil:
     int pthread_sigmask(int how, const sigset_t *signals, sigset_t *before)
 
 
+cdef extern from "<sys/prctl.h>" nogil:
+    enum:
+        PR_SET_CHILD_SUBREAPER
+    int prctl(int option, ...)
+
+
 cdef extern from "<dlfcn.h>" nogil:
     enum:
         RTLD_NOW

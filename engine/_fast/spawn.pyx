@@ -19,7 +19,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 from posix.types cimport pid_t
 
-from engine._fast.linux cimport ioctl
+from engine._fast.linux cimport PR_SET_CHILD_SUBREAPER, ioctl, prctl
 
 cdef extern from *:
     """
@@ -30,7 +30,6 @@ cdef extern from *:
     #include <signal.h>
     #include <string.h>
     #include <sys/ioctl.h>
-    #include <sys/prctl.h>
     #include <sys/resource.h>
     #include <sys/syscall.h>
     #include <unistd.h>
@@ -121,8 +120,6 @@ cdef extern from *:
         int32_t exit_code
     unsigned long ENGINE_PIDFD_GET_INFO
     uint64_t ENGINE_PIDFD_INFO_EXIT
-    int PR_SET_CHILD_SUBREAPER
-    int prctl(int option, unsigned long value)
 
 
 cdef char **strings(list texts) except NULL:
@@ -204,5 +201,5 @@ def exit_of(int pidfd) -> int | None:
 def become_subreaper() -> None:
     """Make this process a subreaper: orphaned descendants become its children (prctl(2),
     PR_SET_CHILD_SUBREAPER)."""
-    if prctl(PR_SET_CHILD_SUBREAPER, 1) < 0:
+    if prctl(PR_SET_CHILD_SUBREAPER, <unsigned long>1, <unsigned long>0, <unsigned long>0, <unsigned long>0) < 0:
         PyErr_SetFromErrno(OSError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import struct
 from pathlib import Path
 
@@ -65,3 +66,12 @@ def test_stack_protector_and_fortify() -> None:
         assert path is not None
         data = Path(path).read_bytes()
         assert b"\0__stack_chk_fail\0" in data and b"_chk\0" in data, name
+
+
+def test_linux_is_declared_in_one_place() -> None:
+    """C functions of headers are declared in linux.pxd; other modules may declare C of their own,
+    and CPython's.
+    """
+    for source in sorted(FAST.glob("*.p[xy][xd]")):
+        headers = re.findall(r"^cdef extern from \"(<.*>)\"", source.read_text(), re.MULTILINE)
+        assert source.name == "linux.pxd" or not headers, f"{source.name}: {headers}"
