@@ -249,6 +249,8 @@ class Volumes:
         await self.world.point("unmount volumes")
         self.world.volumes.discard(container_id)
 
+    def release(self, container_id: str, names: set[str]) -> None: ...
+
     @contextlib.asynccontextmanager
     async def leave(self, container_id: str, points: Any, named: Any, *, anonymous: bool) -> AsyncIterator[Any]:
         await self.world.point("leave volumes")

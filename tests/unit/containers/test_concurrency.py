@@ -22,7 +22,7 @@ from engine.containers.lifecycle import State
 from engine.containers.store import Health
 from engine.errors import EngineError, ServerError
 from engine.runtime.cgroups import Support
-from engine.wire.containers import EndpointSettings, RestartPolicy, UpdateBody
+from engine.wire.containers import EndpointSettings, HostConfig, RestartPolicy, UpdateBody
 from tests.fakes.world import Engine, Killed, World, check, no_descriptor, run, world
 
 __all__ = ["world"]
@@ -43,6 +43,7 @@ async def _health(engine: Engine, container: Container) -> None:
 
 
 VERBS: dict[str, Verb] = {
+    "create": lambda engine, container: engine.create("renamed"),  # the name that `rename` wants
     "start": lambda engine, container: container.start(),
     "stop": lambda engine, container: container.stop(1),
     "kill": lambda engine, container: container.kill(9),
@@ -53,6 +54,7 @@ VERBS: dict[str, Verb] = {
     "update": lambda engine, container: settings.update(
         container, UpdateBody(memory=64 << 20, memory_swap=-1, restart_policy=RestartPolicy(name="always")), Support()
     ),
+    "set host": lambda engine, container: settings.set_host(container, HostConfig(memory=64 << 20), Support()),
     "resize": lambda engine, container: settings.resize(container, 30, 90),
     "rename": lambda engine, container: engine.containers.rename(container, "renamed"),
     "connect": lambda engine, container: settings.connect(container, "mynet", EndpointSettings()),
@@ -192,9 +194,17 @@ def _fault(world: World, name: str) -> BaseException | None:
         return RuntimeError("can't start new thread")
     if name.startswith("monitor"):
         return ServerError("the monitor refused") if name.endswith("sent") else None
-    if name in ("mount root", "show root", "join networks", "prepare"):
+    if name in ("mount root", "show root", "join networks"):
         return no_descriptor()
-    if name in ("open ports", "mount volumes", "runtime pause", "runtime update", "claim volumes", "connect"):
+    if name in (
+        "prepare",
+        "open ports",
+        "mount volumes",
+        "runtime pause",
+        "runtime update",
+        "claim volumes",
+        "connect",
+    ):
         return ServerError("no")
     return None
 
