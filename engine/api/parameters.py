@@ -140,15 +140,6 @@ def filter_integer(found: Filters, name: str) -> int:
     return largest
 
 
-def filter_labels(found: Filters, labels: dict[str, str], name: str = "label") -> bool:
-    """True if `labels` has every requested `key` or `key=value`."""
-    for wanted in found.get(name, ()):
-        key, equals, value = wanted.partition("=")
-        if key not in labels or (equals and labels[key] != value):
-            return False
-    return True
-
-
 async def json_body(
     request: Request,
     of: type[T],

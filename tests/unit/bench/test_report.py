@@ -145,7 +145,7 @@ def test_the_chart_is_well_formed_and_has_a_line_for_each_row_that_is_compared()
 
 
 def test_a_chart_of_nothing_is_well_formed_too() -> None:
-    ElementTree.fromstring(chart.svg(document()))
+    assert ElementTree.fromstring(chart.svg(document())).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_the_block_of_figures_is_replaced_and_nothing_else() -> None:

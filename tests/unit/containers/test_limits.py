@@ -133,7 +133,8 @@ def test_swap() -> None:
 
 @pytest.mark.parametrize("text", ["0", "0-3", "0,6", "1-2,6,1"])
 def test_cpus_that_are_there(text: str) -> None:
-    limits.adapted(HostConfig(cpuset_cpus=text), EVERYTHING)
+    host, warnings = limits.adapted(HostConfig(cpuset_cpus=text), EVERYTHING)
+    assert (host.cpuset_cpus, warnings) == (text, [])
 
 
 @pytest.mark.parametrize("text", ["4", "3-6", "7", "0-8191"])

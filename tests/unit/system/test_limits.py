@@ -18,6 +18,8 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_room(limit: int) -> None:
     limits.ensure_descriptors(limits.PER_START)
+    with pytest.raises(ServerError, match="too many open files"):
+        limits.ensure_descriptors(limit)
 
 
 @pytest.mark.parametrize("counted_by_stat", [True, False])

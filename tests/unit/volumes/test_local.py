@@ -20,6 +20,8 @@ PLAIN = {"type": "tmpfs", "device": "tmpfs"}
 @pytest.mark.parametrize("name", ["ab", "a-b_c.d", "0" * 64, "a" * local.LONGEST_NAME])
 def test_good_names(name: str) -> None:
     local.check_name(name)
+    with pytest.raises(InvalidParameter):
+        local.check_name(name + "/")
 
 
 @pytest.mark.parametrize(
