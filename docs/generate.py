@@ -1,5 +1,5 @@
-"""`make docs`: writes the options in docs/ and README from `engine.config.Config`, and the figure of
-a container's lifecycle.
+"""`make docs`: writes the options in docs/ and README from `engine.config.Config`, and the figure
+of a container's lifecycle.
 
 `tests/unit/test_docs.py` fails if a file differs from the output of this program.
 """
@@ -98,8 +98,8 @@ def _roff(text: str) -> str:
 
 
 def lifecycle() -> str:
-    """docs/lifecycle.md: the moves of `engine.containers.lifecycle.TABLE` as a figure, and its refusals
-    as a table.
+    """docs/lifecycle.md: the moves of `engine.containers.lifecycle.TABLE` as a figure, and its
+    refusals as a table.
     """
     moves: dict[tuple[State, State], list[str]] = {}
     for (state, verb), entry in TABLE.items():
@@ -115,8 +115,9 @@ def lifecycle() -> str:
         [
             "# A container's lifecycle",
             "",
-            "Written by `make docs` from `engine/containers/lifecycle.py`. `exit`: its process has ended. `fail`: a start has",
-            "failed. `thaw`: a signal has ended a paused container. `found` and `boot` occur when the engine starts.",
+            "Written by `make docs` from `engine/containers/lifecycle.py`. `exit`: its process has ended.",
+            "`fail`: a start has failed. `thaw`: a signal has ended a paused container.",
+            "`found` and `boot` occur when the engine starts.",
             "",
             "```mermaid",
             "stateDiagram-v2",

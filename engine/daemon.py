@@ -103,7 +103,7 @@ async def _serve(config: Config, stop_after: float | None) -> None:
         for path in daemon.listening:
             print(f"listening on {path}", flush=True)
         _notify_ready()
-        await daemon.until_told()
+        await daemon.until_asked_to_end()
 
 
 def _notify_ready() -> None:
@@ -120,7 +120,7 @@ class Daemon:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.listening: list[str] = []
-        self._told = asyncio.Event()
+        self._ending = asyncio.Event()
         self._stop_everything = False
         self._failure = ""
         self._took_over = False
@@ -161,8 +161,8 @@ class Daemon:
     def _watch_signals(self, stack: contextlib.AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told.set)
-        loop.add_signal_handler(signal.SIGUSR1, self._told_to_stop_everything)
+            loop.add_signal_handler(number, self._ending.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._asked_to_stop_everything)
         tasks.when_fatal(self._fail)
         stack.callback(tasks.when_fatal, None)
 
@@ -373,21 +373,21 @@ class Daemon:
                 await self.runtime.delete(key)
                 self.monitor.forget(key)
 
-    def _told_to_stop_everything(self) -> None:
+    def _asked_to_stop_everything(self) -> None:
         self._stop_everything = True
-        self._told.set()
+        self._ending.set()
 
     def _fail(self, message: str) -> None:
         """End the daemon, because a background task that it cannot do without has failed."""
         self._failure = self._failure or message
-        self._told.set()
+        self._ending.set()
 
-    async def until_told(self) -> None:
+    async def until_asked_to_end(self) -> None:
         """Wait for SIGTERM, SIGINT or `engined stop`. After the latter all containers have exited.
 
         Raises ServerError when a fatal background task has failed. Containers keep running then.
         """
-        await self._told.wait()
+        await self._ending.wait()
         if self._failure:
             raise ServerError(f"stopping the daemon after a failure: {self._failure}")
         if self._stop_everything:

@@ -29,9 +29,8 @@ _RULER = re.compile(r"(\s*# -{3,} .*? )-+$|(\s*# )-+$")
 
 def files() -> list[Path]:
     """The sources that are checked."""
-    found = [
-        path for top in ("engine", "tests", "bench") for path in (ROOT / top).rglob("*") if path.suffix in SUFFIXES
-    ]
+    tops = ("engine", "tests", "bench", "docs")
+    found = [path for top in tops for path in (ROOT / top).rglob("*") if path.suffix in SUFFIXES]
     return sorted([*found, ROOT / "setup.py"])
 
 

@@ -92,7 +92,7 @@ def _array(shown: list[bytes]) -> bytes:
 
 def _summaries(engine: Engine, containers: list[Container], request: Request, now: int) -> list[bytes]:
     """The encoded summaries. Each is kept until its container changes; only its Status, which
-    depends on the time, is inserted anew.
+    depends on the time, is inserted each time.
     """
     entries = engine.kept.of(request.version.shape(ContainerSummary))
     shown = []

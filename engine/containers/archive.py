@@ -211,9 +211,9 @@ class Root:
 
     def stat(self, asked: Asked, found: int, name: str) -> PathStat:
         """The stat of `found`, its descriptor. Raises InvalidParameter for a loop of links."""
-        looks = os.fstat(found)
+        status = os.fstat(found)
         target = ""
-        if stat.S_ISLNK(looks.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             try:
                 target = "/" + files.resolve_in_root(self.descriptor, asked.path).decode(errors="replace")
             # Without a target a client would use the link's own directory.
@@ -221,9 +221,9 @@ class Root:
                 raise _missing(error, asked.given, name) from error
         return PathStat(
             name=asked.name,
-            size=looks.st_size,
-            mode=go_mode(looks.st_mode),
-            mtime=times.rfc3339_of_file(looks.st_mtime_ns),
+            size=status.st_size,
+            mode=go_mode(status.st_mode),
+            mtime=times.rfc3339_of_file(status.st_mtime_ns),
             link_target=target,
         )
 
@@ -365,15 +365,15 @@ async def get(container: Container, path: str, name: str) -> tuple[PathStat, Arc
         def begin() -> tuple[PathStat, pack.Packer, bytes]:
             found = root.open(asked, name)
             try:
-                looks = root.stat(asked, found, name)
+                status = root.stat(asked, found, name)
                 packer = _packer(found, asked.name)
-                return looks, packer, packer.read(_FIRST)
+                return status, packer, packer.read(_FIRST)
             finally:
                 os.close(found)
 
-        looks, packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.run(begin))
+        status, packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.run(begin))
         container.publish("archive-path")
-        return looks, Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
+        return status, Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
 
 
 async def copy(container: Container, path: str, name: str) -> Archive:

@@ -71,7 +71,8 @@ def check(host: HostConfig) -> None:
         raise InvalidParameter(f"CpuShares: {host.cpu_shares}: The maximum allowed cpu-shares is {MAX_SHARES}")
     if host.cpu_period and not 1000 <= host.cpu_period <= 1_000_000:
         raise InvalidParameter(
-            f"CpuPeriod: {host.cpu_period}: CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s (i.e. 1000000)"
+            f"CpuPeriod: {host.cpu_period}: CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s "
+            "(i.e. 1000000)"
         )
     if host.cpu_quota > MAX_QUOTA:
         raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: this kernel allows at most {MAX_QUOTA} microseconds")
@@ -114,7 +115,8 @@ def _check_memory(host: HostConfig) -> None:
         )
     if host.memory and host.memory_reservation > host.memory:
         raise InvalidParameter(
-            "MemoryReservation: Minimum memory limit can not be less than memory reservation limit: it should be smaller"
+            "MemoryReservation: Minimum memory limit can not be less than memory reservation limit: "
+            "it should be smaller"
         )
     if host.kernel_memory < 0 or 0 < host.kernel_memory < MIN_MEMORY:
         raise InvalidParameter(f"KernelMemory: Minimum kernel memory limit allowed is 4MB, got {host.kernel_memory}")
@@ -278,7 +280,8 @@ def _check_own_limits(host: HostConfig) -> None:
         rlimit(ulimit, raisable=raisable)
     if host.oom_score_adj < 0 and not raisable and host.oom_score_adj < (own := int(_OWN_SCORE.read_text())):
         raise InvalidParameter(
-            f"OomScoreAdj: {host.oom_score_adj} is below this engine's own of {own}, and the engine lacks CAP_SYS_RESOURCE to lower it"
+            f"OomScoreAdj: {host.oom_score_adj} is below this engine's own of {own}, and the engine lacks "
+            "CAP_SYS_RESOURCE to lower it"
         )
 
 

@@ -34,7 +34,8 @@ def merged(host: HostConfig, change: UpdateBody, support: Support) -> tuple[Host
     given: dict[str, object] = {name: value for name in _LIMITS if (value := getattr(change, name))}
     if 0 < host.memory_swap < change.memory and not change.memory_swap:
         raise InvalidParameter(
-            "Memory: Memory limit should be smaller than already set memoryswap limit, update the memoryswap at the same time"
+            "Memory: Memory limit should be smaller than already set memoryswap limit, "
+            "update the memoryswap at the same time"
         )
     if change.restart_policy.name:
         policy = given["restart_policy"] = checked_restart_policy(change.restart_policy)

@@ -31,7 +31,7 @@ from engine.errors import EngineError, InvalidParameter
 from engine.http.messages import Request
 from engine.system.tasks import spawn
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 READ_SIZE = 64 * 1024
 CLOSE_SECONDS = 5.0
@@ -131,13 +131,13 @@ class _Relay:
                 with suppress(OSError):
                     await self.send(CloseConnection(CloseReason.INTERNAL_ERROR, _shortened(error.message)))
             except OSError as error:
-                log.debug("a websocket client disconnected: %s", error)
+                _log.debug("a websocket client disconnected: %s", error)
             finally:
                 for task in tasks:
                     task.cancel()
                 for result in await asyncio.gather(*tasks, return_exceptions=True):
                     if isinstance(result, Exception) and not isinstance(result, OSError):
-                        log.error("a websocket relay failed", exc_info=result)
+                        _log.error("a websocket relay failed", exc_info=result)
 
     async def send(self, event: Event) -> None:
         """Send one event. Does nothing when the connection is closing: a Close was sent or

@@ -149,7 +149,8 @@ class AddressPool:
         """Raises InvalidParameter for an address outside of the subnet."""
         if address.version != self.subnet.version or not self._first <= int(address) <= self._last:
             raise InvalidParameter(
-                f"Requested address is out of range: {address} is not a host address in the subnet {self.subnet} of network {self.name}"
+                f"Requested address is out of range: {address} is not a host address in the subnet {self.subnet} "
+                f"of network {self.name}"
             )
 
     def claim(self, address: Address) -> None:

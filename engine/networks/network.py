@@ -153,7 +153,8 @@ def checked(body: NetworkCreate) -> NetworkRecord:
     # and of URLs.
     if not name.strip() or "/" in name or name in (".", "..") or not name.isprintable():
         raise InvalidParameter(
-            f"invalid network name {name[:100]!r}: it must not be blank, '.' or '..', nor have slashes or control characters"
+            f"invalid network name {name[:100]!r}: it must not be blank, '.' or '..', nor have slashes or control "
+            "characters"
         )
     if len(name.encode()) > _LONGEST_NAME:
         raise InvalidParameter(f"invalid network name {name[:100]!r}: it is longer than {_LONGEST_NAME} bytes")

@@ -200,7 +200,8 @@ def _bindings(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[
                     raise InvalidParameter(f"PortBindings HostIp: invalid IP address: {binding.host_ip!r}") from error
                 if address == _LOOPBACK6 and protocol != "tcp":
                     raise InvalidParameter(
-                        f"PortBindings HostIp: {text} at {binding.host_ip}: only TCP ports can be had at ::1, others at 127.0.0.1"
+                        f"PortBindings HostIp: {text} at {binding.host_ip}: only TCP ports can be published at ::1, "
+                        "others at 127.0.0.1"
                     )
             host_first, host_last = parse_host_port(binding.host_port)
             if first == last or not host_first:
@@ -211,7 +212,8 @@ def _bindings(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[
                     yield port, protocol, binding.host_ip, host_first + port - first, host_first + port - first
             else:
                 raise InvalidParameter(
-                    f"PortBindings: Invalid ranges specified for container and host Ports: {text} and {binding.host_port}"
+                    f"PortBindings: Invalid ranges specified for container and host Ports: "
+                    f"{text} and {binding.host_port}"
                 )
 
 

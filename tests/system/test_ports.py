@@ -442,7 +442,7 @@ def test_ipv6_without_ipv6(engine: TempEngine, lan: Lan) -> None:
         "POST", "/v1.24/containers/create", {"Image": "busybox", "Cmd": ["true"], "HostConfig": host}
     )
     assert refused.status == 400
-    assert "only TCP ports can be had at ::1" in refused.json()["message"]
+    assert "only TCP ports can be published at ::1" in refused.json()["message"]
 
 
 def test_sctp(engine: TempEngine, lan: Lan) -> None:

@@ -1,8 +1,8 @@
 """The dependencies between packages, checked in the sources: which package may import which, and
 which attributes a handler may not use.
 
-The table is that of docs/ARCHITECTURE.md. A new dependency is a decision: change the table there
-and here, with its reason.
+docs/ARCHITECTURE.md describes these rules. A new dependency is a decision: change the table here
+and the rules there, with its reason.
 """
 
 from __future__ import annotations

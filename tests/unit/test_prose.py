@@ -8,15 +8,8 @@ import pytest
 
 from tests.prose import ROOT, files, too_long, wrapped
 
-EXEMPT = frozenset((Path(__file__).parent / "prose.exempt").read_text().split())
-"""Files that are still to be wrapped. A file leaves the list for good."""
 
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in files() if str(path.relative_to(ROOT)) not in EXEMPT],
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_width(path: Path) -> None:
     found = [f"line {number}: {size} columns, not {limit}" for number, size, limit in too_long(path.read_text())]
     assert not found, "\n".join(found) + "\npython -m tests.prose --fix wraps comments and docstrings"

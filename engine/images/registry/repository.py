@@ -31,7 +31,7 @@ from engine.images.registry.session import (
     Site,
     decode,
     failure_of,
-    not_told,
+    not_reported,
     read,
 )
 
@@ -208,7 +208,7 @@ class Repository:
         size: int,
         target: int,
         report: Callable[[int], None],
-        retrying: Retrying = not_told,
+        retrying: Retrying = not_reported,
     ) -> None:
         """Receive a blob of `size` bytes into an empty file, and verify it. Raises ServerError.
 
@@ -222,7 +222,7 @@ class Repository:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    async def has_blob(self, digest: str, retrying: Retrying = not_told) -> bool:
+    async def has_blob(self, digest: str, retrying: Retrying = not_reported) -> bool:
         """Raises Failure."""
         return await self._site.persist(lambda: self._has_blob(digest), retrying)
 
@@ -258,7 +258,7 @@ class Repository:
             async with site.exchange("DELETE", url, total=self._registries.stall):
                 pass
 
-    async def upload(self, source: Callable[[], S], retrying: Retrying = not_told) -> S:
+    async def upload(self, source: Callable[[], S], retrying: Retrying = not_reported) -> S:
         """Upload a blob; returns its description.
 
         `source` is called for each try. Raises ServerError.

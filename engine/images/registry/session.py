@@ -91,7 +91,7 @@ Retrying = Callable[[float], None]
 """Called with the seconds before the next try."""
 
 
-def not_told(seconds: float) -> None:
+def not_reported(seconds: float) -> None:
     """A `Retrying` that reports nothing."""
 
 
@@ -539,7 +539,7 @@ class Site:
         # Joined as text: none of the parts contains anything that needs escaping (reference.py).
         return URL(f"{str(self.base).rstrip('/')}/v2/{path}/{'/'.join(parts)}")
 
-    async def persist(self, attempt: Callable[[], Awaitable[T]], retrying: Retrying = not_told) -> T:
+    async def persist(self, attempt: Callable[[], Awaitable[T]], retrying: Retrying = not_reported) -> T:
         """Retry transient failures."""
         return await persist(attempt, self._registries.delays, retrying)
 
@@ -547,7 +547,7 @@ class Site:
 async def persist(
     attempt: Callable[[], Awaitable[T]],
     delays: tuple[float, ...],
-    retrying: Retrying = not_told,
+    retrying: Retrying = not_reported,
     *,
     unreachable: bool = True,
 ) -> T:
@@ -705,7 +705,7 @@ __all__ = [
     "Site",
     "decode",
     "failure_of",
-    "not_told",
+    "not_reported",
     "pause",
     "read",
 ]
