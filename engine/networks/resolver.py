@@ -39,6 +39,7 @@ from engine.networks.dns import Query
 from engine.networks.forwarding import Forwarder, HostServers, Server, open_socket
 from engine.networks.names import NameTable
 from engine.system import namespaces, netfilter
+from engine.system.threads import submit
 
 _log = logging.getLogger(__name__)
 
@@ -144,17 +145,26 @@ class Resolver:
             client.servers, client.forward = chosen, forward
             return
         client = self._clients[container_id] = _Client(container_id, chosen, forward)
-        own = os.dup(namespace)
         try:
-            opening = asyncio.get_running_loop().run_in_executor(self._thread, _listen, own, again)
-            opening.add_done_callback(functools.partial(self._opened, client, own))
-            await asyncio.shield(opening)
+            await asyncio.shield(self._open(client, namespace, again))
         except OSError as error:
             self.close_for(container_id)
             raise ServerError(f"container {container_id}: no resolver on {ADDRESS}: {error}") from error
         except BaseException:
             self.close_for(container_id)
             raise
+
+    def _open(
+        self, client: _Client, namespace: int, again: bool
+    ) -> asyncio.Future[tuple[socket.socket, socket.socket]]:
+        own = os.dup(namespace)
+        try:
+            opening = submit(self._thread, _listen, own, again)
+        except BaseException:
+            os.close(own)
+            raise
+        opening.add_done_callback(functools.partial(self._opened, client, own))
+        return opening
 
     def _opened(
         self, client: _Client, namespace: int, opening: asyncio.Future[tuple[socket.socket, socket.socket]]

@@ -1,0 +1,46 @@
+"""The resolver when descriptors or threads run short; tests/system/test_resolver.py asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+
+import pytest
+
+from engine.errors import ServerError
+from engine.networks import resolver
+from engine.networks.names import NameTable
+from engine.networks.resolver import Resolver
+
+
+def no_descriptor(descriptor: int) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("scarce", ["descriptors", "threads"])
+def test_a_container_that_cannot_be_served_is_not_taken_for_served(
+    monkeypatch: pytest.MonkeyPatch, scarce: str
+) -> None:
+    """Its next start opens the resolver again. No descriptor is left open."""
+
+    async def main() -> None:
+        made = Resolver(NameTable(), tuple)
+        with monkeypatch.context() as short:
+            if scarce == "descriptors":
+                short.setattr(resolver.os, "dup", no_descriptor)
+            else:
+                short.setattr(threading.Thread, "start", no_thread)
+            before = len(os.listdir("/proc/self/fd"))
+            with pytest.raises(ServerError):
+                await made.open_for("c", 0)
+            assert len(os.listdir("/proc/self/fd")) == before
+        assert not made.serves("c")
+        await made.close()
+
+    asyncio.run(main())
