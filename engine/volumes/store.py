@@ -6,7 +6,8 @@ container, and volumes that `v=1` removes are deleted in the same transaction to
 local.py makes the directories follow the records.
 
 Owns:    records of kind `volume`, which containers use which, one lock per volume.
-Threads: the event loop's.
+Threads: the event loop's. A create and a removal by a client run to their end even if the caller is
+         cancelled.
 Raises:  InvalidParameter, NotFound, Conflict, ServerError with Docker's messages.
 Not here: the drivers (`driver.py`, `local.py`, `plugin.py`), host paths of binds (`sources.py`),
 the mounts that a container requests (`containers/create.py`).
@@ -35,6 +36,7 @@ from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, Ser
 from engine.events import EventLog
 from engine.plugins.protocol import Plugins
 from engine.storage.records import Change, Records
+from engine.system.threads import whole
 from engine.volumes import local, sources
 from engine.volumes.driver import Driver
 from engine.volumes.local import LocalDriver
@@ -237,6 +239,7 @@ class VolumeStore:
                 return driver, await driver.get(name)
         return None
 
+    @whole
     async def create(self, body: VolumeCreate) -> Volume:
         """A new volume, or the existing one of that name.
 
@@ -274,6 +277,7 @@ class VolumeStore:
             raise Conflict(f"A volume named {name} already exists. Choose a different volume name.")
         return record
 
+    @whole
     async def remove(self, name: str) -> None:
         """Raises NotFound, Conflict while containers use it, ServerError when the driver fails."""
         async with self._lock(name):
