@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, cdivision=True
 """Entries of Docker's json-file logs: their text form, and finding them in a file.
 
 An entry is `{"log":"…\\n","stream":"stdout","time":"2026-01-02T03:04:05.123456789Z"}` and a

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3
 """The daemon's side of a json-file log: reads it while the monitor writes and rotates it.
 
 Not here: the text form of an entry (`jsonentry.pyx`), waiting for more (`containers/logs.py`).

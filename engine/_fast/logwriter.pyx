@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, cdivision=True
 """The monitor's side of a json-file log: turns output into entries, writes them to files and
 rotates the files.
 

@@ -3,7 +3,8 @@ with its extracted files.
 
 It is written beside the files while a layer is extracted. Push and save need the exact bytes behind
 the diff_id, and keeping the archive would take the space twice. The file: size of the stream as 8
-bytes little-endian, then the records that `_fast/tarsplit.pyx` reads, compressed with zstd.
+bytes little-endian, then the records that `_fast/tarsplit.pyx` reads, compressed with zstd. The
+idea is that of vbatts/tar-split; the format is not.
 
 Not here: the records themselves (_fast/tarsplit.pyx), extraction (layers.py).
 Raises: ServerError when a layer's files cannot be read or have changed.
