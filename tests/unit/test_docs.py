@@ -1,6 +1,8 @@
 """The options in docs/ and README are those of `engine.config`; the files for users in docs/ are
 valid."""
 
+import configparser
+import re
 import runpy
 import shutil
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.__main__ import _parser
 from engine.config import Config, options, parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -52,3 +55,17 @@ def test_the_manual_page_is_valid() -> None:
             ["groff", "-man", "-ww", "-z", "-Tutf8"], input=text.encode(), capture_output=True, check=True
         )
         assert not done.stderr, done.stderr
+
+
+def test_the_unit_starts_the_program_and_spares_the_containers() -> None:
+    text = (ROOT / "docs" / "engined.service").read_text()
+    commands = re.findall(r"ExecStart=\S+/engined (.*)", text)  # those in comments too
+    assert len(commands) == 3
+    for command in commands:
+        assert _parser().parse_args(command.split()).command == "serve"
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(text)
+    service = unit["Service"]
+    # The daemon says READY=1; the monitor and the containers outlive it; cgroups are the engine's.
+    assert (service["Type"], service["KillMode"], service["Delegate"]) == ("notify", "process", "yes")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +88,45 @@ def test_a_fatal_failure_calls_the_hook(fatal: bool) -> None:
     finally:
         tasks.when_fatal(None)
     assert told == (["restore the monitor failed: gone"] if fatal else [])
+
+
+ENGINE = Path(__file__).resolve().parents[3] / "engine"
+KEPT = {
+    ("http/protocol.py", "self._task"): "reports its own failures",
+    ("images/pull.py", "download.task"): "awaited by each user of the download",
+    ("images/registry/download.py", "self._writing"): "awaited by `_settle`",
+    ("networks/attachments.py", "sandbox.opening"): "awaited by `opened` and `leave`",
+}
+"""Attributes that hold a task which `spawn` has not made, and where its failure goes."""
+
+
+def test_tasks_without_spawn_are_awaited_by_their_maker() -> None:
+    """A task that is made otherwise stays in a local name that is used again, or in KEPT. A failure
+    of any other would be logged late or never.
+    """
+    kept = set()
+    for path in ENGINE.rglob("*.py"):
+        name = str(path.relative_to(ENGINE))
+        if name in ("system/tasks.py", "system/threads.py"):
+            continue
+        for function in ast.walk(ast.parse(path.read_text(), str(path))):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for statement in ast.walk(function):
+                made = isinstance(statement, ast.Assign | ast.Expr) and isinstance(statement.value, ast.Call)
+                if not made or not _MAKES.fullmatch(ast.unparse(statement.value.func)):
+                    continue
+                where = f"{name}:{statement.lineno}"
+                assert isinstance(statement, ast.Assign), f"{where}: its failure is lost"
+                for target in statement.targets:
+                    text = ast.unparse(target)
+                    if isinstance(target, ast.Attribute):
+                        kept.add((name, text))
+                    else:
+                        uses = [each for each in ast.walk(function) if isinstance(each, ast.Name) and each.id == text]
+                        assert any(isinstance(each.ctx, ast.Load) for each in uses), f"{where}: {text} is not used"
+    assert kept == KEPT.keys()
+
+
+_MAKES = re.compile(r"(?!group\.).*\b(create_task|ensure_future)")
+"""An `asyncio.TaskGroup`, called `group`, handles failures itself."""
