@@ -85,9 +85,11 @@ class Namespaces:
         self._holder.stdin.write(f"{base} {groups or base.name}\n".encode())
         self._holder.stdin.flush()
 
-    def command(self, *arguments: str) -> list[str]:
-        """A command that runs `arguments` in the namespaces. The process keeps its pid."""
-        here = f"--wd={REPOSITORY}"
+    def command(self, *arguments: str, directory: Path = REPOSITORY) -> list[str]:
+        """A command that runs `arguments` in the namespaces and that directory. The process keeps
+        its pid.
+        """
+        here = f"--wd={directory}"
         return ["nsenter", "--target", str(self._holder.pid), "--net", "--mount", here, "--", *arguments]
 
     def pids(self) -> list[int]:
@@ -196,10 +198,12 @@ class Engined(Engine):
 
     name = "engined"
     program = sys.executable
+    checkout = REPOSITORY
 
     def __init__(self) -> None:
         super().__init__()
-        self._engine = TempEngine(within=self.namespaces.command())
+        within = self.namespaces.command(directory=self.checkout)
+        self._engine = TempEngine(within=within, checkout=self.checkout)
         self.socket = self._engine.socket
         self.base = self._engine.base
         self.namespaces.own(self.base)
@@ -220,6 +224,21 @@ class Engined(Engine):
     def version(self) -> str:
         with self.connection() as connection:
             return f"engined {connection.json('GET', '/version')['Version']}"
+
+
+def earlier_engined(path: Path) -> type[Engine]:
+    """The engine of another checkout, prepared with `make build` there, as the peer `earlier`."""
+
+    class Earlier(Engined):
+        name = "earlier"
+        program = str(path / ".venv/bin/engined")
+        checkout = path
+
+        @classmethod
+        def missing(cls) -> str:
+            return "" if Path(cls.program).exists() else f"{cls.program} does not exist (make build)"
+
+    return Earlier
 
 
 class _Peer(Engine):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench import steps
-from bench.engines import Engine
+from bench.engines import Engine, Engined
 from bench.report import Row, Target
 from bench.wire import Lacks
 
@@ -85,8 +85,8 @@ class Job:
     """Write back dirty pages before each sample, so that one engine's do not slow another."""
     memory: int = 0
     """Bytes of page cache to `touch` before each sample: more than the work fills."""
-    only: Sequence[str] = ()
-    """Engines that take part; all when empty. For work that would take a peer minutes."""
+    ours: bool = False
+    """Only engined takes part: the work would take a peer minutes."""
     default: bool = True
     """Part of a default run. Others run only when named."""
     _samples: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Job:
         prepared: list[tuple[Engine, Any]] = []
         try:
             for engine in engines:
-                if self.only and engine.name not in self.only:
+                if self.ours and not isinstance(engine, Engined):
                     self._lacking[engine.name] = "not asked: it would take too long"
                     continue
                 with self._dropping(engine, here):

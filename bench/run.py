@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import image, report, rows
-from bench.engines import KINDS, Engine
+from bench.engines import KINDS, Engine, earlier_engined
 from bench.job import Job, Size
 from bench.rows.images import Material
 
@@ -59,18 +59,17 @@ def load_image(engine: Engine) -> None:
 
 
 @contextlib.contextmanager
-def running(wanted: Sequence[str]) -> Iterator[list[Engine]]:
-    """The wanted engines, started and with the image loaded.
+def running(kinds: Sequence[type[Engine]], needed: bool) -> Iterator[list[Engine]]:
+    """The engines, started and with the image loaded. One that is not installed is left out,
+    or ends the program if all are `needed`.
 
     All are ended afterwards and leave nothing.
     """
     with contextlib.ExitStack() as stack:
         engines: list[Engine] = []
-        for kind in KINDS:
-            if wanted and kind.name not in wanted:
-                continue
+        for kind in kinds:
             if reason := kind.missing():
-                if wanted:
+                if needed:
                     raise SystemExit(f"bench: {reason}")
                 print(f"{kind.name}: not measured: {reason}")
                 continue
@@ -110,6 +109,12 @@ def main() -> int:
         "--engine", action="append", choices=[kind.name for kind in KINDS], help="this engine alone; repeatable"
     )
     parser.add_argument(
+        "--earlier",
+        type=Path,
+        metavar="CHECKOUT",
+        help="beside engined alone, the engine of another checkout, on which `make build` was run",
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="little of everything: whether it works, not how fast it is"
     )
     parser.add_argument("--list", action="store_true", help="name the rows and end")
@@ -139,8 +144,12 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         # exit handlers end the engines that were started
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    wanted = arguments.engine or (["engined"] if arguments.earlier else [])
+    kinds = [kind for kind in KINDS if not wanted or kind.name in wanted]
+    if arguments.earlier:
+        kinds.append(earlier_engined(arguments.earlier.resolve()))
     now = datetime.datetime.now(datetime.UTC)
-    with contextlib.closing(material), running(arguments.engine or []) as engines:
+    with contextlib.closing(material), running(kinds, bool(wanted)) as engines:
         document = report.Document(
             format=report.FORMAT,
             time=now.isoformat(timespec="seconds"),

@@ -128,11 +128,15 @@ class TempEngine:
     common: ClassVar[tuple[str, ...]] = ()
     """Arguments of every engine of this test run (`pytest --runtime`)."""
 
-    def __init__(self, *arguments: str, within: Sequence[str] = ()) -> None:
+    def __init__(self, *arguments: str, within: Sequence[str] = (), checkout: Path = REPOSITORY) -> None:
         """`arguments` for `serve`; `within` is a command that runs the daemon elsewhere
-        (nsenter), keeping its pid.
+        (nsenter), keeping its pid. `checkout` is another checkout, whose engine and virtual
+        environment are used.
         """
         self.within = within
+        python = sys.executable if checkout == REPOSITORY else str(checkout / ".venv/bin/python")
+        self._program = (python, "-m", "engine")
+        self._checkout = checkout
         # short: sun_path has 108 bytes
         self.base = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))
         self.root = self.base / "root"
@@ -161,10 +165,10 @@ class TempEngine:
             self.process = subprocess.Popen(
                 [
                     *self.within,
-                    *(sys.executable, "-m", "engine", "serve", "--socket", self.socket, "--root", str(self.root)),
+                    *(*self._program, "serve", "--socket", self.socket, "--root", str(self.root)),
                     *("--run", str(self.run), "--bridge", self.bridge, *self.common, *self.arguments),
                 ],
-                cwd=REPOSITORY,
+                cwd=self._checkout,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -237,8 +241,8 @@ class TempEngine:
         assert self.process is not None
         self.remember()
         stopped = subprocess.run(
-            [sys.executable, "-m", "engine", "stop", "--run", str(self.run), "--time", str(seconds)],
-            cwd=REPOSITORY,
+            [*self._program, "stop", "--run", str(self.run), "--time", str(seconds)],
+            cwd=self._checkout,
             capture_output=True,
             text=True,
             timeout=90 * client.PATIENCE,

@@ -130,7 +130,7 @@ def job(name: str, what: str, sample: Callable[[Engine, Any], tuple[float, ...]]
         ],
         sample,
         idle=idle,
-        only=("engined",),
+        ours=True,
         default=False,
     )
 
@@ -147,7 +147,7 @@ def jobs(size: Size) -> list[Job]:
                 Figure("growth-starts", "the latter / the former", "x", target=Target(at_most=1.2)),
             ],
             starts(many_starts),
-            only=("engined",),
+            ours=True,
             default=False,
         ),
         job("growth-restarts", f"{many_restarts:,} restarts", restarts(many_restarts), 0),

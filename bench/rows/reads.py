@@ -190,6 +190,6 @@ def many(size: Size) -> list[Job]:
         size.rounds(3),
         prepare=prepared,
         idle=None,
-        only=("engined",),
+        ours=True,
     )
     return [*read_jobs(size, 1000, thousand, None, with_created(thousand)), last]
