@@ -234,7 +234,7 @@ class Root:
             target = files.open_in_root(self.descriptor, asked.path, os.O_PATH | os.O_DIRECTORY)
         except OSError as error:
             if error.errno == errno.ENOTDIR and self._exists(asked):
-                raise InvalidParameter("extraction point is not a directory") from error
+                raise InvalidParameter(f"extraction point is not a directory: {directory[:300]}") from error
             raise _missing(error, directory, name) from error
         try:
             if os.fstatvfs(target).f_flag & os.ST_RDONLY:

@@ -29,6 +29,7 @@ from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.images.archive import ARCHITECTURE
 from engine.logs import drivers
+from engine.networks import network
 from engine.networks.network import HOST, NONE, PREDEFINED_NAMES
 from engine.networks.networks import Networks
 from engine.runtime.cgroups import Support
@@ -242,9 +243,11 @@ def _networks_of(networks: Networks, mode: str, asked: NetworkingConfig) -> dict
         raise InvalidParameter(
             f"Container cannot be connected to network endpoints: {', '.join(endpoints)}: its NetworkMode is {primary}"
         )
-    for settings in endpoints.values():
+    for name, settings in endpoints.items():
         for link in settings.links or ():
             body.parse_link(link)
+        network.static_addresses(name, settings)
+        network.link_local_addresses(name, settings)
     return {
         name: EndpointSettings(ipam_config=each.ipam_config, links=each.links, aliases=each.aliases)
         for name, each in (endpoints or {primary: EndpointSettings()}).items()

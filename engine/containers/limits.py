@@ -220,8 +220,7 @@ def _check_available(text: str, available: str, field: str, what: str) -> None:
         raise InvalidParameter(f"Requested {what} are not available - requested {text}, available: {available}")
 
 
-# --- limits of execve(2)
-# ------------------------------------------------------------------------------------------------
+# --- limits of execve(2) --------------------------------------------------------------------------
 
 MAX_STRING = 128 << 10
 """MAX_ARG_STRLEN: bytes of one argument or variable, with the NUL at its end."""

@@ -243,8 +243,7 @@ def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) ->
     return list(variables.values())
 
 
-# --- mounts
-# -----------------------------------------------------------------------------------------------------------
+# --- mounts ---------------------------------------------------------------------------------------
 
 
 def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
@@ -380,8 +379,7 @@ def _sysctls(record: ContainerRecord, place: Place) -> dict[str, str]:
     return found
 
 
-# --- resources
-# --------------------------------------------------------------------------------------------------------
+# --- resources ------------------------------------------------------------------------------------
 
 
 def _resources(host: HostConfig, hierarchies: Cgroups, devices: Iterable[oci.DeviceRule]) -> oci.Resources:

@@ -92,16 +92,17 @@ def parse(text: str) -> Reference:
     domain, rest = split(text)
     name = rest.partition("@")[0].partition(":")[0]
     if name.lower() != name:
-        raise InvalidParameter(f"{MALFORMED}: repository name must be lowercase")
+        raise InvalidParameter(f"{MALFORMED}: repository name must be lowercase: {text[:300]!r}")
     match = _WHOLE.fullmatch(f"{domain}/{rest}")
     if match is None or match[1] != domain:
-        raise InvalidParameter(MALFORMED)
+        raise InvalidParameter(f"{MALFORMED}: {text[:300]!r}")
     _, path, tag, digest = match.groups("")
     if len(domain) + 1 + len(path) > _LONGEST_NAME:
-        raise InvalidParameter(f"repository name must not be more than {_LONGEST_NAME} characters")
+        raise InvalidParameter(f"repository name must not be more than {_LONGEST_NAME} characters: {text[:300]!r}")
     if digest and not _SHA256.fullmatch(digest):
         known = digest.startswith("sha256:")
-        raise InvalidParameter("invalid checksum digest length" if known else "unsupported digest algorithm")
+        reason = "invalid checksum digest length" if known else "unsupported digest algorithm"
+        raise InvalidParameter(f"{reason}: {digest[:300]}")
     return Reference(domain, path, tag, digest)
 
 
@@ -112,12 +113,12 @@ def with_tag(repository: str, tag: str) -> Reference:
     """
     found = parse(repository)
     if found.familiar_repository == "sha256":
-        raise InvalidParameter("refusing to create an ambiguous tag using digest algorithm as name")
+        raise InvalidParameter(f"refusing to create an ambiguous tag using digest algorithm as name: {repository}")
     if found.digest:
-        raise InvalidParameter("refusing to create a tag with a digest reference")
+        raise InvalidParameter(f"refusing to create a tag with a digest reference: {repository}")
     if tag:
         if not _TAG_ALONE.fullmatch(tag):
-            raise InvalidParameter(f"invalid tag format: {tag}")
+            raise InvalidParameter(f"invalid tag format: {tag[:300]!r}")
         found = found._replace(tag=tag)
     return found.tagged()
 

@@ -276,7 +276,7 @@ class Attachments:
             raise Forbidden(f"endpoint of container {container_id} already exists in network {record.name}")
         for version, address in network.wanted_addresses(record, wanted).items():
             found.pools[version].check(address)
-        network.link_local_addresses(record, wanted)
+        network.link_local_addresses(record.name, wanted)
         return endpoints.intent(wanted, record, container_id)
 
     def check_connected(self, container_id: str, text: str, among: Iterable[str]) -> str:

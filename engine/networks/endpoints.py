@@ -138,7 +138,7 @@ def allocate(
     """
     record = found.record
     static = {**network.wanted_addresses(record, wanted), **assigned}
-    network.link_local_addresses(record, wanted)
+    network.link_local_addresses(record.name, wanted)
     taken: dict[int, Address] = {}
     try:
         for version, pool in found.pools.items():
@@ -187,7 +187,7 @@ def interface(found: Network, settings: EndpointSettings) -> Interface:
     inner = [with_prefix(ip_address(settings.ip_address), settings.ip_prefix_len)]
     if settings.global_ipv6_address:
         inner.append(with_prefix(ip_address(settings.global_ipv6_address), settings.global_ipv6_prefix_len))
-    for address in network.link_local_addresses(found.record, settings):
+    for address in network.link_local_addresses(found.record.name, settings):
         inner.append(with_prefix(address, 16 if address.version == 4 else 64))
     return Interface(settings.mac_address, tuple(inner), found.options.mtu)
 

@@ -293,17 +293,25 @@ def with_gateways(record: NetworkRecord) -> NetworkRecord:
 # --- a container's settings -----------------------------------------------------------------------
 
 
-def wanted_addresses(record: NetworkRecord, settings: EndpointSettings) -> dict[int, Address]:
-    """Static addresses by IP version. Raises InvalidParameter where the network allows none."""
+def static_addresses(name: str, settings: EndpointSettings) -> dict[int, Address]:
+    """IPv4Address and IPv6Address for the network of that name, by IP version. Raises
+    InvalidParameter.
+    """
     asked = settings.ipam_config
     found: dict[int, Address] = {}
     if asked is not None:
         for version, text in ((4, asked.ipv4_address), (6, asked.ipv6_address)):
             if text:
-                address = parsed_address(text, f"network {record.name}: IPv{version}Address")
+                address = parsed_address(text, f"network {name}: IPv{version}Address")
                 if address.version != version:
-                    raise InvalidParameter(f"network {record.name}: invalid IPv{version} address: {text}")
+                    raise InvalidParameter(f"network {name}: invalid IPv{version} address: {text}")
                 found[version] = address
+    return found
+
+
+def wanted_addresses(record: NetworkRecord, settings: EndpointSettings) -> dict[int, Address]:
+    """`static_addresses`. Raises InvalidParameter also where the network allows none."""
+    found = static_addresses(record.name, settings)
     if record.predefined:
         if found:
             raise InvalidParameter(
@@ -322,13 +330,13 @@ def wanted_addresses(record: NetworkRecord, settings: EndpointSettings) -> dict[
     return found
 
 
-def link_local_addresses(record: NetworkRecord, settings: EndpointSettings) -> list[Address]:
-    """The addresses of LinkLocalIPs. Raises InvalidParameter."""
+def link_local_addresses(name: str, settings: EndpointSettings) -> list[Address]:
+    """The addresses of LinkLocalIPs for the network of that name. Raises InvalidParameter."""
     found = []
     for text in settings.ipam_config.link_local_ips if settings.ipam_config is not None else ():
-        address = parsed_address(text, f"network {record.name}: LinkLocalIPs")
+        address = parsed_address(text, f"network {name}: LinkLocalIPs")
         if not address.is_link_local:
-            raise InvalidParameter(f"network {record.name}: LinkLocalIPs: {address} is not a link-local address")
+            raise InvalidParameter(f"network {name}: LinkLocalIPs: {address} is not a link-local address")
         found.append(address)
     return found
 

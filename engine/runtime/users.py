@@ -106,7 +106,7 @@ def _number(word: str) -> int | None:
     if not digits.isascii() or not digits.isdigit():
         return None
     if digits != word or len(word) > 10 or int(word) > MAX_ID:
-        raise InvalidParameter(f"uids and gids must be in range 0-{MAX_ID}")
+        raise InvalidParameter(f"{word}: uids and gids must be in range 0-{MAX_ID}")
     return int(word)
 
 

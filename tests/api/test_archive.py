@@ -311,7 +311,7 @@ def test_refusals(engine: TempEngine, filled: str) -> None:
     assert put(engine, filled, "/broken", one).status == 404
     for path in ("/d/one", "/d/one/", "/d/soft"):
         answer = put(engine, filled, path, one)
-        assert (answer.status, answer.message) == (400, "extraction point is not a directory")
+        assert (answer.status, answer.message) == (400, f"extraction point is not a directory: {path}")
     answer = put(engine, filled, "/ro", one)
     assert (answer.status, answer.message) == (403, "mounted volume is marked read-only")
     assert put(engine, filled, "/", [Node("ro/x", b"x")]).status == 403

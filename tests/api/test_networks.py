@@ -506,6 +506,14 @@ def test_starts_that_fail(engine: TempEngine) -> None:
     ):
         assert words in engine.post(f"/containers/{container}/start", status).json()["message"]
     assert [*inspect(engine, "mine")["Containers"]] == [holder]
+    for wrong, words in (
+        ({"IPv4Address": "999.1.1.1"}, "network mine: IPv4Address: invalid IP address: '999.1.1.1'"),
+        ({"IPv4Address": "fd00::1"}, "network mine: invalid IPv4 address: fd00::1"),
+        ({"LinkLocalIPs": ["10.0.0.1"]}, "network mine: LinkLocalIPs: 10.0.0.1 is not a link-local address"),
+    ):
+        body = {"Image": "busybox", "NetworkingConfig": {"EndpointsConfig": {"mine": {"IPAMConfig": wrong}}}}
+        answer = engine.request("POST", "/v1.24/containers/create", body)
+        assert (answer.status, answer.json()["message"]) == (400, words)
     body = {"Image": "busybox", "NetworkingConfig": {"EndpointsConfig": {"mine": {}, "gone": {}}}}
     answer = engine.request("POST", "/v1.24/containers/create", body)
     assert (answer.status, "cannot be connected to network endpoints" in answer.json()["message"]) == (400, True)

@@ -45,7 +45,7 @@ def test_forms(text: str, canonical: str, familiar: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "invalid reference format"),
+        ("", "invalid reference format: ''$"),
         ("Busybox", "repository name must be lowercase"),
         ("user/Name:tag", "repository name must be lowercase"),
         ("x:", "invalid reference format"),
@@ -58,7 +58,7 @@ def test_forms(text: str, canonical: str, familiar: str) -> None:
         ("/a", "invalid reference format"),
         ("a/", "invalid reference format"),
         ("../x", "invalid reference format"),
-        ("x y", "invalid reference format"),
+        ("x y", "invalid reference format: 'x y'$"),
         ("x\n", "invalid reference format"),
         ("x@sha256:12", "invalid reference format"),
         ("x@sha256:" + "0" * 63, "invalid checksum digest length"),

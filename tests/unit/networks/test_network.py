@@ -292,7 +292,7 @@ def test_static_addresses() -> None:
         with pytest.raises(InvalidParameter, match=words):
             wanted_addresses(record, asked)
     with pytest.raises(InvalidParameter, match="not a link-local address"):
-        network.link_local_addresses(given, wanted(LinkLocalIPs=["10.0.0.1"]))
+        network.link_local_addresses(given.name, wanted(LinkLocalIPs=["10.0.0.1"]))
 
 
 # --- filters --------------------------------------------------------------------------------------
