@@ -17,7 +17,7 @@ from engine.api.engine import Engine
 from engine.api.kept import Entry
 from engine.api.replies import empty_reply, encoded_reply, json_reply
 from engine.api.replies import encode as encode_reply
-from engine.api.versions import Flag
+from engine.api.versions import Flag, Shape
 from engine.containers import listing, logs, removal, settings, views
 from engine.containers import stats as statistics
 from engine.containers import top as processes
@@ -56,12 +56,22 @@ def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
         before=query.get("before", ""),
         filters=parameters.filters(query, listing.FILTERS),
     )
-    found = listing.select(engine.containers, engine.images, selection)
     if parameters.boolean(query, "size"):
+        found = listing.select(engine.containers, engine.images, selection)
         return _list_with_sizes(found, engine.images, request)
+    now = time.time_ns()
+    # What most clients poll. The generation is read first: a change while a long list is made
+    # makes the kept one outdated.
+    generation = engine.containers.generation
+    place = (request.version.shape(ContainerSummary), selection.all) if selection.unconditional else None
+    if place is not None:
+        kept = engine.kept.lists.get(place, _NOTHING)
+        if kept.generation == generation and kept.until > now:
+            return encoded_reply(request, kept.body)
+    found = listing.select(engine.containers, engine.images, selection)
     if len(found) > _AT_ONCE:
-        return _long_list(engine, found, request)
-    return encoded_reply(request, _array(_summaries(engine, found, request, time.time_ns())))
+        return _long_list(engine, found, request, now, place, generation)
+    return _listed(engine, request, [_summaries(engine, found, request, now)], place, generation)
 
 
 _AT_ONCE = 50
@@ -70,16 +80,25 @@ between, other requests are served.
 """
 
 
-async def _long_list(engine: Engine, found: list[Container], request: Request) -> Reply:
-    now = time.time_ns()
-    shown: list[bytes] = []
+async def _long_list(
+    engine: Engine, found: list[Container], request: Request, now: int, place: _Place | None, generation: int
+) -> Reply:
+    parts = []
     turn = time.monotonic()
     for begin in range(0, len(found), _AT_ONCE):
-        shown += _summaries(engine, found[begin : begin + _AT_ONCE], request, now)
+        parts.append(_summaries(engine, found[begin : begin + _AT_ONCE], request, now))
         if time.monotonic() - turn > 0.001:
             await asyncio.sleep(0)
             turn = time.monotonic()
-    return encoded_reply(request, _array(shown))
+    return _listed(engine, request, parts, place, generation)
+
+
+def _listed(engine: Engine, request: Request, parts: list[_Summaries], place: _Place | None, generation: int) -> Reply:
+    """The whole list, kept if it has a place."""
+    body = _array([summary for summaries, _ in parts for summary in summaries])
+    if place is not None:
+        engine.kept.lists[place] = Entry(generation, body, min(until for _, until in parts))
+    return encoded_reply(request, body)
 
 
 def _array(shown: list[bytes]) -> bytes:
@@ -90,12 +109,13 @@ def _array(shown: list[bytes]) -> bytes:
     return b",".join(shown)  # megabytes are copied once
 
 
-def _summaries(engine: Engine, containers: list[Container], request: Request, now: int) -> list[bytes]:
-    """The encoded summaries. Each is kept until its container changes; only its Status, which
-    depends on the time, is inserted each time.
+def _summaries(engine: Engine, containers: list[Container], request: Request, now: int) -> _Summaries:
+    """The encoded summaries, and the time until which they are right. Each is kept until its
+    container changes; only its Status, which depends on the time, is inserted each time.
     """
     entries = engine.kept.of(request.version.shape(ContainerSummary))
     shown = []
+    earliest = views.FOREVER
     for container in containers:
         key = container.record.id
         generation, body, until = entries.get(key, _NOTHING)
@@ -107,11 +127,16 @@ def _summaries(engine: Engine, containers: list[Container], request: Request, no
             text, until = views.status_text(container.record.status, now)
             body = views.with_status(body, text)
             entries[key] = Entry(generation, body, until)
+        if until < earliest:  # noqa: PLR1730 (min() takes four times as long)
+            earliest = until
         shown.append(body)
-    return shown
+    return shown, earliest
 
 
 _NOTHING = Entry(-1, b"")
+_Place = tuple[Shape, bool]
+"""Where a list is kept (`KeptReplies.lists`)."""
+_Summaries = tuple[list[bytes], int]
 
 
 def _whole_summary(container: Container, text: str, images: ImageStore, request: Request) -> bytes:

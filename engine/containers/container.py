@@ -223,6 +223,7 @@ class Container:
     def touch(self) -> None:
         """Invalidate cached replies after a visible change."""
         self.generation += 1
+        self.peers.generation += 1
 
     async def save(self) -> bool:
         """Save a change that has happened already.

@@ -40,6 +40,7 @@ class Containers:
         self._linked: dict[str, set[str]] = {}
         """Container id → ids of the containers that link to it."""
         self.leaving = False
+        self.generation = 0
         self.support = parts.cgroups.support()
 
     async def open(self) -> None:
@@ -81,6 +82,7 @@ class Containers:
 
     def _add(self, container: Container) -> None:
         self._all[container.id] = container
+        self.generation += 1
         for child in container.record.links.values():
             self._linked.setdefault(child, set()).add(container.id)
         self.parts.attachments.reserve(container.record.networks)
@@ -223,6 +225,7 @@ class Containers:
     def removed(self, container: Container) -> None:
         """Its row is gone."""
         self._all.pop(container.id, None)
+        self.generation += 1
         for child in container.record.links.values():
             self._linked.get(child, set()).discard(container.id)
         self._links_changed((*container.record.links.values(), *self._linked.pop(container.id, ())))

@@ -43,6 +43,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     before: str = ""
     filters: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
+    @property
+    def unconditional(self) -> bool:
+        """All containers or all running ones are wanted."""
+        return not (self.limit > 0 or self.since or self.before or self.filters)
+
 
 Test = Callable[[Container], bool]
 

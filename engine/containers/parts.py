@@ -69,6 +69,9 @@ class Parts:
 class Peers(Protocol):
     """The interface through which one container uses the others."""
 
+    generation: int
+    """Increased with every change of any container that replies show."""
+
     @property
     def leaving(self) -> bool:
         """The engine is stopping its containers: restart policies no longer apply."""

@@ -36,7 +36,7 @@ from engine.wire.containers import (
 )
 
 SECOND = 1_000_000_000
-_FOREVER = 1 << 62
+FOREVER = 1 << 62
 _HEALTH = {"starting": " (health: starting)", "healthy": " (healthy)", "unhealthy": " (unhealthy)"}
 
 
@@ -79,9 +79,9 @@ def status_text(status: Status, now: int) -> tuple[str, int]:
             suffix = " (Paused)"
         return f"Up {words}{suffix}", status.started_at + int(change * SECOND)
     if state == State.CREATED or not status.finished_at:
-        return {State.CREATED: "Created", State.DEAD: "Dead"}.get(state, "Exited"), _FOREVER
+        return {State.CREATED: "Created", State.DEAD: "Dead"}.get(state, "Exited"), FOREVER
     if state == State.DEAD:
-        return "Dead", _FOREVER
+        return "Dead", FOREVER
     words, change = human_duration((now - status.finished_at) / SECOND)
     verb = "Restarting" if state == State.RESTARTING else "Exited"
     return f"{verb} ({status.exit_code}) {words} ago", status.finished_at + int(change * SECOND)

@@ -214,3 +214,42 @@ def test_a_long_list_does_not_wait_for_one_that_is_stuck(engine: TempEngine) -> 
     assert stopping.is_alive()
     engine.post(f"/containers/{stuck}/kill", 204)
     stopping.join()
+
+
+# --- kept replies ---------------------------------------------------------------------------------
+
+
+def test_a_kept_list_shows_every_change(engine: TempEngine) -> None:
+    """A list with a limit is made anew. The plain one, which is kept, is the same at any time."""
+
+    def check() -> None:
+        for version in ("1.18", "1.24"):
+            for query, anew in (("", "limit=1000&filters={%22status%22:[%22running%22]}"), ("all=1", "limit=1000")):
+                for _ in range(2):
+                    kept = engine.request("GET", f"/v{version}/containers/json?{query}").json()
+                    made = engine.request("GET", f"/v{version}/containers/json?{anew}").json()
+                    assert [{**one, "Status": ""} for one in kept] == [{**one, "Status": ""} for one in made]
+
+    check()
+    child = engine.started("sleep", "100", name="kept", network="bridge")
+    check()
+    assert listed(engine, "")[0]["Status"].startswith("Up ")
+    parent = engine.create("true", name="parent", network="bridge", host={"Links": ["kept:alias"]})
+    check()
+    assert "/parent/alias" in listed(engine)[1]["Names"]
+    engine.post(f"/containers/{child}/rename?name=renamed", 204)
+    check()
+    engine.post("/images/busybox/tag?repo=kept-list&tag=1", 201)
+    other = engine.create("true", Image="kept-list:1")
+    check()
+    assert engine.request("DELETE", "/v1.24/images/kept-list:1?force=1").status == 200
+    check()
+    assert listed(engine)[0]["Image"].startswith("sha256:")
+    engine.post(f"/containers/{child}/kill", 204)
+    until("ended", lambda: not engine.inspect(child)["State"]["Running"])
+    check()
+    assert listed(engine, "") == []
+    for container in (parent, other, child):
+        assert engine.request("DELETE", f"/v1.24/containers/{container}").status == 204
+        check()
+    assert listed(engine) == []
