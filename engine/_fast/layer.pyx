@@ -21,8 +21,8 @@ would fill the file system are refused (`charge`). Small files are written by wo
 Owns:    nothing between calls. Descriptors stay the caller's.
 Threads: any number at once, each on another directory. The GIL is released, except to read a Python
          source.
-Raises:  tar.ArchiveError, and OSError with the kernel's errno and the entry's name. What was
-         extracted by then stays; removing it is up to the caller.
+Raises:  tar.ArchiveError, and OSError with the kernel's errno and the entry's name. The files
+         extracted until then stay; the caller removes them.
 """
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport (

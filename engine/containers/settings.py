@@ -1,8 +1,8 @@
 """Changes of a container's settings: its name, HostConfig, links, networks, limits and terminal.
 
 None of them moves the container's state, and each is a change whose row is its commit point
-(`Container.commit`): a failure leaves record, host and kernel as they were. What a running
-container sees of a change is applied first and taken back when the row cannot be saved.
+(`Container.commit`): a failure leaves record, host and kernel as they were. The effects of a change
+on a running container come first, and are undone when the row cannot be saved.
 
 Locks: the container's, for the whole change. A change that has begun is completed even when its
 caller is cancelled. Not here: the rules of the bodies (`body.py`, `create.py`, `update.py`).

@@ -1,4 +1,4 @@
-"""What waits for a container: calls for its end, and other containers for its start.
+"""Waiting for a container: calls wait for its end, other containers for its start.
 
 Both are waited for without any lock, and both may be cancelled. Runs on the event loop alone.
 Not here: whether it will end or start (`container.py`).

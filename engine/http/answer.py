@@ -62,7 +62,10 @@ class AnswerWriter:
         return start
 
     def reply(self, reply: Reply, *, keep: bool, http10: bool, only_head: bool) -> tuple[bytes, bytes]:
-        """Head and body of a complete answer. `only_head`: to a HEAD request."""
+        """Head and body of a complete answer.
+
+        `only_head`: no body, because the request is a HEAD.
+        """
         body = reply.body
         head = self.start(reply.status, reply.content_type if body or reply.content_type != _JSON else "")
         if reply.headers:
@@ -75,7 +78,7 @@ class AnswerWriter:
         return head, b"" if only_head else body
 
     def stream(self, reply: StreamReply, *, keep: bool, http10: bool) -> bytes:
-        """The head of an answer that grows: chunked, or with HTTP/1.0 until the connection ends."""
+        """The head of a streamed answer: chunked, or with HTTP/1.0 until the connection ends."""
         head = self.start(reply.status, reply.content_type) + field_lines(reply.headers)
         head += _connection_line(keep, http10)
         return head + (b"\r\n" if http10 else b"Transfer-Encoding: chunked\r\n\r\n")
@@ -91,8 +94,8 @@ class AnswerWriter:
 
 
 def field_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
-    """Header fields as lines. Raises ValueError when a name or value would break out of its line:
-    no client may choose what the head is.
+    """Header fields as lines. Raises ValueError when a name or value has control characters, with
+    which a client could add fields.
     """
     for name, value in fields:
         if not _CONTROLS.isdisjoint(value) or not _CONTROLS.isdisjoint(name):

@@ -2,11 +2,11 @@
 loop.
 
 A large body that goes through the loop is copied twice more, and loop and thread wake each other
-for every piece. So a thread that consumes a body borrows the socket (`messages.Body.borrow`). It
-gives it back at the body's end, or when it wants no more.
+for every piece. So a thread that consumes a body borrows the socket (`messages.Body.borrow`). The
+thread gives it back at the body's end, or earlier when it needs no more.
 
-Owns:    a duplicate of the socket, until `close`. The framing state (`reader`) belongs to the
-         thread meanwhile, to the loop before and after.
+Owns:    a duplicate of the socket, until `close`. During the loan the framing state (`reader`)
+         belongs to the thread, before and after to the loop.
 Threads: one thread reads. `cut` comes from the loop at any time, `give_back` when the thread no
 longer reads.
 Not here: what the connection does meanwhile (`protocol.py`).
@@ -31,9 +31,8 @@ _LEFT = "the client left in the middle of its request"
 
 
 class BorrowedBody:
-    """Bytes of a body, to be read in a thread.
-
-    Raises as `messages.Body` does when the client stalls, leaves or breaks the coding's rules.
+    """Bytes of a body, for a thread to read. Raises as `messages.Body` does when the client stalls,
+    disconnects or breaks the rules of the coding.
     """
 
     def __init__(
@@ -51,9 +50,9 @@ class BorrowedBody:
         self.processors: threading.Semaphore | None = None
         """The reading thread holds one of these, and releases it while it waits."""
         self.failure = ""
-        """Why it ended before its end; empty when it did not."""
+        """The reason why the body is incomplete; empty when there is none."""
         self.late = False
-        """The failure is that bytes did not come in time."""
+        """True if the failure is that bytes did not arrive in time."""
         self._returned: Callable[[BorrowedBody], None] | None = returned
         self._socket = socket.socket(fileno=descriptor)
         self._poll = select.poll()
@@ -63,13 +62,13 @@ class BorrowedBody:
         self._seconds = seconds
         self._cut = False
         self._raw = bytearray(0 if isinstance(reader, LengthReader) else _RAW)
-        """Received bytes of a chunked body: `_at` to `_stop` is payload that was not taken, up to
-        `_end` not looked at.
+        """Received bytes of a chunked body: `_at` to `_stop` is payload that was not taken yet; the
+        bytes up to `_end` were not parsed yet.
         """
         self._at = self._stop = self._end = 0
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read as much as there is, up to the whole buffer. Returns 0 at the body's end."""
+        """Read the available bytes, up to the whole buffer. Returns 0 at the body's end."""
         if self._early:
             chunk = self._early.popleft()
             size = min(len(chunk), len(buffer))
@@ -103,21 +102,24 @@ class BorrowedBody:
         return bytes(buffer[:got]) if got < size else bytes(buffer)
 
     def cut(self) -> None:
-        """Loop: the connection is lost. A thread that waits for bytes gets InvalidParameter."""
+        """Called by the loop when the connection is lost.
+
+        A thread that waits for bytes gets InvalidParameter.
+        """
         self._cut = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
     def give_back(self) -> None:
-        """Loop: the thread has ended, at the body's end or before. The connection reads on. May be
-        called again.
+        """Called by the loop when the thread has ended, at the body's end or before. The connection
+        continues to read. Idempotent.
         """
         returned, self._returned = self._returned, None
         if returned is not None:
             returned(self)
 
     def close(self) -> bytes:
-        """Connection: close the socket. Returns the bytes that were received and do not belong to
+        """Called by the connection: close the socket. Returns received bytes that do not belong to
         the body.
         """
         self._socket.close()

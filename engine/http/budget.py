@@ -3,10 +3,10 @@
 A body of up to `FREE` bytes costs nothing. A larger one waits, unread, until its size fits into the
 budget. The kernel's socket buffers push back on its client meanwhile.
 
-While bodies wait, those that hold room must make progress: one that brings less than `Pace.least`
-bytes in `Pace.seconds` is ended with 408, and its room goes to the next. While none waits, a client
-may be as slow as it likes. Owners (one process, one host) take turns, so that the many connections
-of one owner cannot keep the others out.
+While bodies wait, those that hold room must make progress: one that delivers less than `Pace.least`
+bytes in `Pace.seconds` is ended with 408, and its room goes to the next. While none waits, there is
+no lower limit. Owners (one process, one host) take turns, so that the many connections of one owner
+cannot keep the others out.
 
 Owns: the reservations, and a timer while bodies wait. Threads: the event loop's.
 """
@@ -24,7 +24,7 @@ FREE = 64 * 1024
 
 
 class Pace(NamedTuple):
-    """How fast a body must come in while others wait for its room."""
+    """The least rate at which a body must arrive while others wait for its room."""
 
     least: int = 32 * 1024
     """Bytes, or the end of the body."""
@@ -35,15 +35,15 @@ PACE = Pace()
 
 
 class Upload(Protocol):
-    """What a budget needs of a body."""
+    """The interface of a body that a budget uses."""
 
     @property
     def owner(self) -> str:
-        """Whose turn it takes."""
+        """The owner whose turn it takes."""
 
     @property
     def received(self) -> int:
-        """Bytes that have come."""
+        """Number of bytes received."""
 
     def too_slow(self, failure: str) -> None:
         """End the body with 408. Its reader releases the room."""
@@ -58,7 +58,7 @@ class Room:
         self.size = size
         self.upload = upload
         self.mark: int | None = None
-        """What had been received at the last look; None before the first."""
+        """Number of bytes received at the last check; None before the first."""
 
 
 class Budget:
@@ -75,7 +75,7 @@ class Budget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def reserve(self, size: int, upload: Upload) -> Room:
-        """Wait until so many bytes are free, and take them until `release`.
+        """Wait until that many bytes are free, and reserve them until `release`.
 
         Raises Unavailable when that takes too long. A body larger than the whole budget takes all
         of it.
@@ -103,7 +103,7 @@ class Budget:
         return room
 
     def release(self, room: Room) -> None:
-        """Give back what `reserve` returned."""
+        """Release a reservation."""
         self._rooms.remove(room)
         self._free += room.size
         self._admit()
@@ -119,14 +119,14 @@ class Budget:
 
     def _leave(self, owner: str, entry: tuple[Room, asyncio.Future[None]]) -> None:
         queue = self._waiting.get(owner, deque())
-        if entry in queue:  # else `_admit` has met it cancelled
+        if entry in queue:  # otherwise `_admit` has found it cancelled and removed it
             queue.remove(entry)
             if not queue:
                 del self._waiting[owner]
             self._admit()
 
     def _admit(self) -> None:
-        """Give room to those whose turn it is. A large body is not overtaken by small ones."""
+        """Give room to the bodies that are next. Small bodies do not overtake a large one."""
         while self._waiting:
             owner = next(iter(self._waiting))
             queue = self._waiting[owner]
@@ -159,7 +159,7 @@ class Budget:
         if not self._waiting:
             return
         least, seconds = self._pace
-        # After a pause of the loop itself, what clients have sent meanwhile is still unread.
+        # After a pause of the loop itself, bytes that clients sent meanwhile are still unread.
         late = asyncio.get_running_loop().time() - due > seconds / 2
         for room in list(self._rooms):
             received = room.upload.received

@@ -1,4 +1,4 @@
-"""Where a request's body ends: readers for bodies with a length and for chunked ones. Pure.
+"""Readers that find the end of a request's body: with a length, and chunked. Pure.
 
 Not here: when to read (`protocol.py`), answers (`answer.py`). Rules: RFC 9112, chapters 6 and 7.
 """
@@ -19,7 +19,7 @@ _HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 class Sink(Protocol):
-    """Takes the payload; `messages.Body` is one."""
+    """Receives the payload; `messages.Body` is one."""
 
     def feed(self, chunk: bytes) -> None: ...
 
@@ -31,7 +31,7 @@ class LengthReader:
 
     def __init__(self, length: int) -> None:
         self.left: int | None = length
-        """Bytes that are still to come; None when that is not known."""
+        """Number of bytes still to come; None when unknown."""
         self.done = length == 0
 
     def read(self, data: bytes, start: int, sink: Sink | None) -> int:
@@ -46,7 +46,7 @@ class LengthReader:
         return stop
 
     def passed(self, size: int) -> None:
-        """So many bytes of the body were read by others."""
+        """Another reader has read that many bytes of the body."""
         assert self.left is not None
         self.left -= size
         self.done = self.left == 0
@@ -69,7 +69,7 @@ class ChunkedReader:
         self._trailers = 0
 
     def read(self, data: bytes, start: int, sink: Sink | None) -> int:
-        """As `LengthReader.read`; InvalidParameter when it is not chunked coding."""
+        """As `LengthReader.read`. Raises InvalidParameter when it is not chunked coding."""
         size = len(data)
         while start < size and not self.done:
             at, start = self.payload(data, start, size)
@@ -78,8 +78,8 @@ class ChunkedReader:
         return start
 
     def payload(self, data: bytes | bytearray, start: int, size: int) -> tuple[int, int]:
-        """Go on in `data[start:size]` to the end of the next piece of payload. Returns where it
-        begins and ends; the two are equal when there is none.
+        """Parse `data[start:size]` up to the end of the next piece of payload. Returns its begin
+        and end, which are equal when there is none.
         """
         while start < size and not self.done:
             if self._chunk:

@@ -1,8 +1,8 @@
 """Request heads: bytes to a method, a target, header fields and the framing of the body.
 
-The end of a head is found here, and httptools is given exactly the bytes of one head. What follows
-stays with the connection: only when the request is answered is it known whether that is another
-request or a hijacked stream.
+This module finds the end of a head, and passes exactly the bytes of one head to httptools. The
+bytes after it stay with the connection. Whether they are another request or a hijacked stream is
+known only when the request is answered.
 
 Pure: bytes in, heads out. Not here: when to read (`protocol.py`), bodies (`framing.py`). Rules: RFC
 9112, 2 to 6.
@@ -20,15 +20,12 @@ from engine.http.framing import BodyReader, ChunkedReader, LengthReader
 from engine.http.messages import Headers, Query, percent_decode
 
 KNOWN_HEAD = 1024
-"""Bytes of a head up to which it is remembered.
-
-Clients that poll send the very same bytes again.
+"""Largest size of a head that is remembered, in bytes. Clients that poll send the same bytes again.
 """
 
 KNOWN_HEADS = 1024
-"""How many such heads are remembered.
-
-Then all are forgotten, and those in use come back at once.
+"""Number of heads that are remembered. When it is reached, all are forgotten; those in use are soon
+remembered again.
 """
 
 _ABSOLUTE = re.compile(rb"(?i:https?)://[^/?#]*")
@@ -74,11 +71,11 @@ class Head:
     headers: Headers
     http10: bool
     keep: bool
-    """The client can take another answer on this connection."""
+    """The client keeps the connection open for another request."""
     expects: bool
-    """It waits for `100 Continue` before it sends the body."""
+    """The client waits for `100 Continue` before it sends the body."""
     upgrade: bool
-    """It has the header Upgrade."""
+    """The head has the field Upgrade."""
     reader: BodyReader | None
     """Reads the body; None when there is none."""
     repeatable: bool
@@ -102,7 +99,7 @@ class KnownHeads(dict[bytes, Head]):
 
 
 class HeadReader:
-    """Reads one head after another. After InvalidParameter it is of no more use."""
+    """Reads one head after another. It cannot be used after InvalidParameter."""
 
     __slots__ = ("_complete", "_fields", "_limit", "_parser", "_tail", "_url", "size")
 
@@ -114,7 +111,7 @@ class HeadReader:
         self._fields: list[tuple[bytes, bytes]] = []
         self._complete = False
         self.size = 0
-        """Bytes of the current head that have come; 0 between heads."""
+        """Received bytes of the current head; 0 between heads."""
 
     def close(self) -> None:
         """Break the reference cycle with the parser."""
@@ -134,7 +131,7 @@ class HeadReader:
     # ----------------------------------------------------------------------------------------------
 
     def read(self, data: bytes, start: int) -> tuple[int, Head | None]:
-        """Read from `start` on: the position up to which it has read, and the head once it is
+        """Read from `start` on. Returns the position after the bytes read, and the head when it is
         complete.
         """
         if not self.size:
@@ -165,7 +162,7 @@ class HeadReader:
             raise InvalidParameter("malformed request: the head is incomplete")
         head = self._head()
         if head.reader is not None or not reusable:
-            # The parser has seen a head and now expects what it will not get.
+            # The parser has parsed a head and now expects a body, which it will not get.
             self._parser = httptools.HttpRequestParser(self)
             head.repeatable = False
         return end, head
@@ -245,7 +242,7 @@ def _end_of_head(tail: bytes, data: bytes, start: int) -> int:
 def _target(url: bytes) -> bytes:
     """Path and query of a request target (RFC 9112, 3.2) in origin-form or absolute-form.
 
-    Other forms give a path that no route has.
+    For other forms, returns a path that no route has.
     """
     if not url.startswith(b"/"):
         absolute = _ABSOLUTE.match(url)

@@ -1,9 +1,9 @@
-"""The way out of HTTP: a connection whose bytes become a stream that another process owns.
+"""Hijacked connections: their bytes become a stream that another process owns.
 
 Attach and exec end HTTP on their connection. The daemon stops reading, gives a descriptor of the
-stream to the new owner, and lets go of the connection. With TLS the new owner gets one end of a
-socket pair, which the daemon relays (`tls.relay`): such a stream ends when the daemon ends, a
-stream over a plain socket does not.
+stream to the new owner, and releases the connection. With TLS the new owner gets one end of a
+socket pair, which the daemon relays (`tls.relay`): such a stream ends with the daemon, while a
+stream over a plain socket continues.
 
 Owns: with TLS, the daemon's end of the pair until `release` or `cancel`. Threads: the event loop's.
 """
@@ -19,7 +19,7 @@ from engine.http.tls import TlsTransport
 
 
 class Hijackable(Protocol):
-    """What a hijack needs of its connection."""
+    """The interface of a connection that a hijack uses."""
 
     def hijacked_transport(self) -> Any:
         """The transport.
@@ -28,21 +28,20 @@ class Hijackable(Protocol):
         """
 
     def hand_over(self, end: socket.socket | None) -> None:
-        """Let go of the client's socket without shutting it down; with `end`, relay between the
-        two.
+        """Release the client's socket without shutting it down.
+
+        With `end`, relay between the two.
         """
 
 
 class HijackReply:
-    """The connection is no longer ours. Made only by `Hijack.release`."""
+    """The reply of a handler whose connection was handed over. Made by `Hijack.release` only."""
 
     __slots__ = ()
 
 
 class Hijack:
-    """A connection on its way out of HTTP. The daemon reads nothing more from it and writes nothing
-    more to it.
-    """
+    """A connection that is handed over: the daemon neither reads from it nor writes to it."""
 
     __slots__ = ("_connection", "_end", "early", "head")
 
@@ -58,7 +57,7 @@ class Hijack:
         """A descriptor of the stream for the new owner.
 
         It is a duplicate of the client's own socket, or with TLS one end of a pair. The caller
-        closes it once it is handed over, or the hand-over failed.
+        closes it after the hand-over, whether that succeeded or not.
         """
         transport = self._connection.hijacked_transport()
         if not isinstance(transport, TlsTransport):
@@ -69,13 +68,13 @@ class Hijack:
         return theirs.detach()
 
     def release(self) -> HijackReply:
-        """After the hand-over: let go of the connection without shutting it down."""
+        """After the hand-over: release the connection without shutting it down."""
         end, self._end = self._end, None
         self._connection.hand_over(end)
         return HijackReply()
 
     def cancel(self) -> None:
-        """The handler failed after all."""
+        """The handler failed: the connection speaks HTTP again."""
         if self._end is not None:
             self._end.close()
             self._end = None

@@ -1,9 +1,8 @@
 """One listening socket: accepts connections, and pauses before descriptors run out.
 
 Why not the loop's own server: when accept(2) fails with EMFILE, libuv accepts and closes every
-connection that waits, which resets its client. Here waiting connections stay in the kernel's
-backlog, and accepting pauses while some descriptors are left, so that requests under way can open
-files.
+waiting connection, which resets its client. Here waiting connections stay in the kernel's backlog,
+and accepting pauses while some descriptors are left, so that requests under way can open files.
 
 Owns: the listening socket. Threads: the event loop's. Not here: what happens on a connection
 (`protocol.py`).
@@ -69,7 +68,7 @@ class Listener:
                 connection, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:  # the client left while it waited
+            except ConnectionAbortedError:  # the client disconnected while it waited
                 continue
             except OSError as error:
                 if error.errno not in _USED_UP:
@@ -111,8 +110,8 @@ class Listener:
 
 
 def _few_left(descriptor: int) -> bool:
-    """Only those descriptors are left that connections may not take. `descriptor` is new: the
-    lowest that was free.
+    """Returns True if only the reserved descriptors are left. `descriptor` was just opened, so it
+    was the lowest free number.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return limit != resource.RLIM_INFINITY and descriptor >= limit - max(16, min(128, limit // 8))

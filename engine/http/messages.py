@@ -1,7 +1,7 @@
 """One request and the shapes of its answer, as the application sees them.
 
-Not here: bytes on the wire (`protocol.py`) and which path means what (`router.py`). A request lives
-until its answer is out and belongs to one connection; nothing here is shared between threads.
+Not here: bytes on the wire (`protocol.py`), routes (`router.py`). A request exists until its answer
+is written, and belongs to one connection. Nothing here is shared between threads.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ _HEX = {f"{octet:02x}".encode(): bytes((octet,)) for octet in range(256)}
 
 
 def percent_decode(text: bytes, what: str) -> str:
-    """RFC 3986, 2.1.
-
-    `what` names the part of the target in the error: a `%` without two hex digits, bytes that are
-    not UTF-8, a NUL.
+    """Percent-decoding (RFC 3986, 2.1). `what` names the part of the target in the error. Refuses a
+    `%` without two hex digits, bytes that are not UTF-8, and NUL.
     """
     if b"%" in text:
         first, *rest = text.split(b"%")
@@ -50,8 +48,8 @@ def percent_decode(text: bytes, what: str) -> str:
 
 
 class Query(Mapping[str, str]):
-    """Query parameters, decoded. A repeated name gives its first value; `get_all` gives them all,
-    in order.
+    """Query parameters, decoded. For a repeated name the first value counts; `get_all` returns all
+    of them, in order.
     """
 
     __slots__ = ("_values",)
@@ -81,8 +79,8 @@ class Query(Mapping[str, str]):
     def get(self, name: str, default: T) -> str | T: ...
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Most parameters are absent from most requests; `Mapping.get` raises and catches for
-        each.
+        """Most parameters are absent from most requests, and `Mapping.get` would raise and catch
+        for each.
         """
         values = self._values.get(name)
         return default if values is None else values[0]
@@ -121,7 +119,7 @@ class Headers:
 
 
 class Source(Protocol):
-    """What a body needs from its connection."""
+    """The interface of a connection that a body uses."""
 
     @property
     def budget(self) -> Budget:
@@ -137,18 +135,18 @@ class Source(Protocol):
         """
 
     def body_taken(self) -> None:
-        """Fewer than `BODY_WAITING` bytes wait now: reading may go on."""
+        """Fewer than `BODY_WAITING` bytes wait now: reading may continue."""
 
     def body_borrowed(self, early: Iterable[bytes]) -> BorrowedBody | None:
-        """See `Body.borrow`. `early`: the bytes that have come."""
+        """See `Body.borrow`. `early`: bytes that were received already."""
 
 
 class Body:
     """A request's body: an async iterator of bytes for one reader.
 
-    Ends early with RequestTimeout when the client stalls, and with InvalidParameter when it leaves
-    or breaks the coding's rules. Each raise makes an exception of its own: one that was kept would
-    hold, by its traceback, the frames and so the bytes of its readers.
+    Raises RequestTimeout when the client stalls, and InvalidParameter when it disconnects or breaks
+    the rules of the coding. Each raise makes a new exception: the traceback of a kept one would
+    refer to the frames of its readers, and so to their bytes.
     """
 
     __slots__ = (
@@ -172,9 +170,9 @@ class Body:
         self._waiter: asyncio.Future[None] | None = None
         self._kind: type[InvalidParameter] = InvalidParameter
         self.failure = ""
-        """Why it ended before its end; empty when it did not."""
+        """The reason why the body is incomplete; empty when there is none."""
         self.received = len(content)
-        """Bytes that have come."""
+        """Number of bytes received."""
         self.waiting = len(content)
         """Bytes received and not yet taken."""
         self.ended = source is None
@@ -208,7 +206,8 @@ class Body:
     def borrow(self) -> BorrowedBody | None:
         """Lend the unread part of the body to a worker thread, until `BorrowedBody.give_back`.
 
-        Returns None when the body is complete, and with TLS, where only the loop can read it.
+        Returns None when the body is complete, and with TLS, because only the loop can read it
+        then.
         """
         if self._source is None or self.ended:
             return None
@@ -254,7 +253,7 @@ class Body:
                 budget.release(room)
 
     def feed(self, chunk: bytes) -> None:
-        """Connection: bytes arrived."""
+        """Called by the connection: bytes have arrived."""
         size = len(chunk)
         self._chunks.append(chunk)
         self.received += size
@@ -262,8 +261,9 @@ class Body:
         self._wake()
 
     def end(self, failure: str = "", *, late: bool = False) -> None:
-        """Connection: no more will come, because that was all or because of `failure`. `late`: the
-        failure is that bytes did not come in time. What came can still be read.
+        """Called by the connection: no more bytes will come, because the body is complete or
+        because of `failure`. `late`: the failure is that bytes did not arrive in time. Received
+        bytes can still be read.
         """
         if not self.ended:
             self.ended = True
@@ -285,7 +285,7 @@ class Body:
         self.end(failure, late=True)
 
     def discard(self) -> None:
-        """Connection: drop what waits. Nothing will read it."""
+        """Called by the connection: drop waiting bytes, which nothing will read."""
         self._chunks.clear()
         self.waiting = 0
 
@@ -297,19 +297,19 @@ class Body:
 _NO_QUERY = Query()
 
 NO_BODY = Body()
-"""The body of every request without one: it has ended, and nothing ever comes."""
+"""The body of requests without one: always empty and complete."""
 
 
 class Link(Protocol):
-    """What a request needs of its connection."""
+    """The interface of a connection that a request uses."""
 
     def hijack(self, request: Request, content_type: str) -> Hijack:
         """See `Request.hijack`."""
 
 
 class Request:
-    """A request whose head has arrived. `path` is percent-decoded; version prefixes are the
-    application's business.
+    """A request whose head has arrived. `path` is percent-decoded. The application handles version
+    prefixes.
     """
 
     __slots__ = (
@@ -349,13 +349,12 @@ class Request:
         self.target = target
         """Path and query as they were sent."""
         self.keep = keep
-        """The connection stays open for another request afterwards, as far as the client is
-        concerned.
+        """The client keeps the connection open for another request.
         """
         self.upgrade = upgrade
         """The client asked to upgrade the connection (header Upgrade)."""
         self._connection = connection
-        # What the application adds while it finds the handler:
+        # Set by the application while it finds the handler:
         self.parameters: dict[str, str] = {}
         """Path parameters by name."""
         self.version: Any = None
@@ -363,14 +362,12 @@ class Request:
         self.status = 200
         """Status of a success, from the route table."""
         self.cancellable = False
-        """True: a handler that still runs when the client leaves is cancelled. False: it runs to
-        its end.
+        """True: the handler is cancelled when the client disconnects. False: it runs to its end.
         """
 
     def hijack(self, content_type: str) -> Hijack:
-        """Stop reading here: what follows is a stream of the given type.
-
-        The handler ends with `Hijack.release()` or with an error.
+        """Stop reading here: the following bytes are a stream of the given type. The handler ends
+        with `Hijack.release()` or an error.
         """
         if self._connection is None:
             raise ServerError("this request has no connection to hijack")
@@ -398,13 +395,13 @@ class Reply:
 
 
 class StreamReply:
-    """An answer that grows: chunked at HTTP/1.1, until the end of the connection at 1.0. The head
-    is flushed before the first chunk is asked for.
+    """A streamed answer: chunked at HTTP/1.1, until the end of the connection at 1.0. The head is
+    written before the first chunk is requested.
 
-    `chunks` is read only as fast as the client reads. Its `aclose()`, when it has one, is called in
-    any case, also when the client leaves first; note that a generator that never started does not
-    run its `finally`, so what must be undone belongs into an object with an `aclose` of its own. An
-    error in mid-stream cuts the connection, so that the client can tell.
+    `chunks` is read only as fast as the client reads. Its `aclose()`, if it has one, is always
+    called, even if the client disconnects first. A generator that never started does not run its
+    `finally`. So clean-up belongs into an object with an `aclose` of its own. An error in the
+    middle of the stream aborts the connection, so that the client notices it.
     """
 
     __slots__ = ("chunks", "content_type", "headers", "status")
@@ -424,7 +421,6 @@ class StreamReply:
 
 AnyReply = Reply | StreamReply | HijackReply
 Application = Callable[[Request], AnyReply | Awaitable[AnyReply]]
-"""Finds and runs the handler.
-
-Where the answer needs no waiting it is returned at once and written in the same turn of the loop.
+"""Finds and runs the handler. An answer that needs no waiting is returned directly, and written in
+the same turn of the loop.
 """

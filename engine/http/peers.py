@@ -1,7 +1,5 @@
-"""The other end of a connection: which process or host it is, and whether it is still there.
-
-Functions of a transport, without state. Not here: what follows from the answers (`protocol.py`,
-`tls.py`).
+"""The peer of a connection: its process or host, and whether it is still connected. Functions of a
+transport, without state. Not here: the use of the results (`protocol.py`, `tls.py`).
 """
 
 from __future__ import annotations

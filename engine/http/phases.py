@@ -1,16 +1,16 @@
-"""The phases of a connection: which may follow which, and how much of the request's body may be
-outstanding in each.
+"""The phases of a connection: their possible successors, and the states of the request's body that
+are possible in each.
 
     HEAD ──► HANDLING ──► STREAMING ──► HEAD, or the end
       │        ▲  │  └──────────┴─► DRAINING ──► HEAD, or the end
       └► HELD ─┘  └─► HIJACKED (back to HANDLING when its handler fails)
 
-The end is LINGER, when the client is to get the last answer, and then GONE. Every phase may become
-GONE: the client left. `FOLLOWS` is the whole truth; `tests/unit/http/test_phases.py` checks that
-each of its arrows is taken.
+The end is GONE, after LINGER if the client is to get the last answer. GONE may follow every phase,
+when the client disconnects. `FOLLOWS` is the complete table; `tests/unit/http/test_phases.py`
+checks that each of its moves occurs.
 
-What is independent of the phase are two facts about the transport, of which every combination
-occurs: reading is paused or not, and the client has sent its EOF or not.
+Two facts about the transport are independent of the phase, in every combination: reading is paused
+or not, and the client has sent its EOF or not.
 
 Pure. Not here: what happens in a phase (`protocol.py`).
 """
@@ -32,16 +32,16 @@ class Incoming(Enum):
 
 
 class Phase:
-    """What a connection is about. Compared by identity."""
+    """One phase. Compared by identity."""
 
     __slots__ = ("active", "incoming", "name")
 
     def __init__(self, name: str, *incoming: Incoming, active: bool = True) -> None:
         self.name = name
         self.incoming = frozenset(incoming)
-        """What the body may be in this phase."""
+        """The possible states of the body in this phase."""
         self.active = active
-        """There is a request that is not answered completely."""
+        """True if there is a request whose answer is not complete."""
 
     def __repr__(self) -> str:
         return self.name
@@ -52,19 +52,22 @@ COMPLETE, ARRIVING, LENT = Incoming.COMPLETE, Incoming.ARRIVING, Incoming.LENT
 HEAD = Phase("HEAD", COMPLETE, active=False)
 """The next byte is part of a head; between requests, its first byte."""
 HELD = Phase("HELD", COMPLETE, ARRIVING)
-"""A request to hijack waits for the end of its body, and until earlier answers are written out."""
+"""A request to hijack waits for the end of its body, and until earlier answers are written."""
 HANDLING = Phase("HANDLING", COMPLETE, ARRIVING, LENT)
-"""The handler works, and no byte of its answer was written."""
+"""The handler runs, and no byte of its answer was written."""
 STREAMING = Phase("STREAMING", COMPLETE, ARRIVING, LENT)
-"""The head of an answer is out, and its chunks follow."""
+"""The head of an answer is written, and its chunks follow."""
 DRAINING = Phase("DRAINING", ARRIVING)
-"""The answer is out. The rest of the body is received and dropped, so that the connection can be
-kept.
+"""The answer is written. The rest of the body is received and dropped, so that the connection can
+be kept.
 """
 HIJACKED = Phase("HIJACKED", COMPLETE)
 """Nothing is read: the next byte belongs to a stream that is about to be handed over."""
 LINGER = Phase("LINGER", COMPLETE, active=False)
-"""The last answer is out. Input is dropped until the client has seen the answer and closes."""
+"""The last answer is written.
+
+Input is dropped until the client has received the answer and closes.
+"""
 GONE = Phase("GONE", COMPLETE, active=False)
 """The connection is lost, or handed over."""
 

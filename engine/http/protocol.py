@@ -1,21 +1,20 @@
-"""One client's connection: bytes to requests, answers to bytes, and the way out of HTTP.
+"""One client's connection: bytes to requests, answers to bytes, and the hand-over of hijacked
+streams.
 
 A connection answers one request at a time, in the order of arrival. Bytes after the end of the
-current request are kept until it is answered: only then is it known whether they are another
-request or the beginning of a hijacked stream. What a connection does at any moment, and what may
-follow, is the table in `phases.py`.
-
-An answer that its handler gives at once is written within `data_received`, without a task. Memory
-per connection is bounded: body bytes that wait for the handler, input that waits for its turn, and
-output that waits for the client each pause reading from the socket.
+current request are kept until it is answered, because only then is it known whether they are
+another request or the beginning of a hijacked stream. `phases.py` has the table of a connection's
+phases. An answer that the handler returns directly is written within `data_received`, without a
+task. Memory per connection is bounded: body bytes that wait for the handler, input that waits for
+its turn, and output that waits for the client each pause reading from the socket.
 
 Owns:    the transport, until it is lost or handed over. No exception, future or finished task may
-         keep a reference to a body: with one, the memory of aborted requests would wait for the
-         garbage collector.
+         keep a reference to a body. Otherwise the memory of aborted requests would be freed only by
+         the garbage collector.
 Threads: the event loop's.
-Not here: heads (`head.py`), the body on its way in (`upload.py`), bytes of answers (`answer.py`),
-the hand-over (`hijack.py`), the client's process or host (`peers.py`), listeners and the clock of
-deadlines (`server.py`), TLS (`tls.py`), what a request means (the application).
+Not here: heads (`head.py`), the receiving of a body (`upload.py`), bytes of answers (`answer.py`),
+the hand-over (`hijack.py`), the client's process or host (`peers.py`), listeners and deadlines
+(`server.py`), TLS (`tls.py`), the meaning of a request (the application).
 """
 
 from __future__ import annotations
@@ -61,13 +60,12 @@ INPUT_WAITING = 64 * 1024
 """Bytes of later requests that are kept before reading is paused."""
 
 DRAIN_LIMIT = 256 * 1024
-"""Bytes of an unread body that are received and dropped to keep the connection. With more it is
-closed.
+"""Bytes of an unread body that are received and dropped to keep the connection. If more are
+outstanding, the connection is closed.
 """
 
 HIJACK_BODY_LIMIT = 128 * 1024
-"""Bytes of a body that comes with a request to hijack. Less than `BODY_WAITING`: it waits as a
-whole.
+"""Largest body of a request to hijack. Less than `BODY_WAITING`, because it is kept whole.
 """
 
 _CLIENT_LEFT = "the client left in the middle of its request"
@@ -107,7 +105,8 @@ class Connection(asyncio.Protocol):
         self._application = server.application
         self._heads = server.heads
         self._loop = asyncio.get_running_loop()
-        self._transport: Any = None  # asyncio.Transport, or TlsTransport which is like one
+        # asyncio.Transport, or TlsTransport, which has the same interface
+        self._transport: Any = None
         self._phase = HEAD
         self._lines = HeadReader(server.limits.head)
         self.budget: Budget = server.budget
@@ -122,8 +121,8 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._hijack: Hijack | None = None
         # flow
-        self._input = b""  # what waits until the current request is answered
-        # within `_consume`: its data, and how far the request goes
+        self._input = b""  # input that waits until the current request is answered
+        # within `_consume`: its data, and the end of the request in it
         self._consuming: tuple[bytes, int] | None = None
         self._paused = False
         self._eof = False
@@ -137,7 +136,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def incoming(self) -> Incoming:
-        """What is outstanding of the current request's body."""
+        """The state of the current request's body."""
         return self._upload.incoming if self._upload is not None else COMPLETE
 
     @property
@@ -146,8 +145,8 @@ class Connection(asyncio.Protocol):
         return self._upload is not None and not self._upload.done
 
     def _enter(self, phase: Phase) -> None:
-        """The only way to another phase. Raises RuntimeError for one that may not follow: that is a
-        bug here.
+        """Enter another phase. Nothing else changes the phase. Raises RuntimeError for a phase that
+        may not follow, which is a bug of this module.
         """
         if phase not in FOLLOWS[self._phase]:
             raise RuntimeError(f"a connection in {self._phase} cannot enter {phase}")
@@ -178,7 +177,10 @@ class Connection(asyncio.Protocol):
             self._dispatch()
 
     def eof_received(self) -> bool:
-        """The client sends no more. True keeps the connection, which may still owe it an answer."""
+        """The client has sent its EOF.
+
+        Returns True to keep the connection, because an answer may still be due.
+        """
         self._eof = True
         if self._phase is LINGER or (self._phase is HEAD and not self._lines.size and not self._input):
             return False
@@ -186,7 +188,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _after_eof(self) -> None:
-        """All that the client ever sent has been read, or waits in `_input`."""
+        """All bytes that the client has sent were read, or wait in `_input`."""
         if self._input or self._phase is HIJACKED:
             return
         if self._phase is HEAD:
@@ -218,7 +220,9 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
 
     def _forget(self) -> None:
-        """Break the reference cycles with request and body: their memory is freed at once."""
+        """Break the reference cycles with request and body, so that their memory is freed at
+        once.
+        """
         if self._request is not None:
             self._request.body.discard()
         if self._hijack is not None:
@@ -239,7 +243,7 @@ class Connection(asyncio.Protocol):
     # --- input ------------------------------------------------------------------------------------
 
     def _consume(self, data: bytes) -> None:
-        """Read as far as may be read now, and keep the rest."""
+        """Parse as much as the phase allows, and keep the rest."""
         start, size = 0, len(data)
         while start < size:
             if self._phase is HEAD and not self._write_blocked:
@@ -264,7 +268,7 @@ class Connection(asyncio.Protocol):
                 self._after_eof()
 
     def regulate(self) -> None:
-        """Read from the socket exactly while there is room for what comes."""
+        """Read from the socket only while there is room for more input."""
         if self._upload is not None and self._upload.lent:
             return
         request = self._request
@@ -312,7 +316,10 @@ class Connection(asyncio.Protocol):
         return end
 
     def _begin(self, head: Head) -> None:
-        """A head is complete. What comes with it of the body is read before the handler runs."""
+        """A head is complete.
+
+        The part of the body that was received with it is read before the handler runs.
+        """
         reader = head.reader
         self._http10 = head.http10
         if reader is None:
@@ -331,13 +338,13 @@ class Connection(asyncio.Protocol):
             upgrade=head.upgrade,
             connection=self,
         )
-        # A request to hijack runs when its body has come and nothing of earlier answers waits to be
-        # written. Otherwise there is no need to ask: a handler says itself that it hijacks.
+        # A request to hijack runs when its body is complete and all earlier answers are written.
+        # Other requests need no such wait.
         waits = reader is not None or self._transport.get_write_buffer_size()
         self._enter(HELD if waits and self._application.is_hijack(head.method, head.path) else HANDLING)
 
     def _release_held(self) -> None:
-        """Run the handler of a request to hijack as soon as it can be hijacked."""
+        """Run the handler of a request to hijack, once the connection can be hijacked."""
         if self._arriving:
             return
         if self._transport.get_write_buffer_size():
@@ -383,8 +390,8 @@ class Connection(asyncio.Protocol):
         return end
 
     def _fail_body(self, failure: str, *, late: bool = False) -> None:
-        """The body breaks off or breaks the rules: its reader gets the failure, or the client when
-        there is none. `late`: bytes did not come in time.
+        """The body is cut off or malformed: its reader gets the failure, or the client when there
+        is no reader. `late`: bytes did not arrive in time.
         """
         if self._phase is DRAINING:
             self._close()
@@ -427,7 +434,7 @@ class Connection(asyncio.Protocol):
             return None
         try:
             descriptor = os.dup(connection.fileno())
-        except OSError:  # descriptors are used up: the body goes through the loop, which needs none
+        except OSError:  # no descriptor is free: the body goes through the loop, which needs none
             return None
         self._unwatch()
         if not self._paused:
@@ -467,7 +474,7 @@ class Connection(asyncio.Protocol):
             self._task = self._loop.create_task(self._run(result))
 
     async def _run(self, awaitable: Awaitable[AnyReply]) -> None:
-        """A handler that waits."""
+        """Run a handler that waits."""
         try:
             result = await awaitable
         except Exception as error:
@@ -487,7 +494,7 @@ class Connection(asyncio.Protocol):
             self._answer(result)
 
     def _cut_off(self) -> None:
-        """The task that answers is cancelled."""
+        """The task that answers was cancelled."""
         if self._phase is GONE:
             self._forget()
         elif self._phase.active:
@@ -511,13 +518,13 @@ class Connection(asyncio.Protocol):
             self._give_up(request)
 
     def _give_up(self, request: Request) -> None:
-        """An answer could not be made into bytes: that is a bug."""
+        """An answer could not be encoded, which is a bug."""
         _log.exception("%s %s: the answer could not be written", request.method, request.path)
         self._transport.abort()
 
     def _may_keep(self, *, later: bool = False) -> bool:
-        """The connection can take another request after this answer. `later`: its handler may still
-        read the body.
+        """True if the connection can take another request after this answer. `later`: the handler
+        may still read the body.
         """
         request, upload = self._request, self._upload
         if request is None or not request.keep or self._server.closing:
@@ -529,7 +536,7 @@ class Connection(asyncio.Protocol):
         return later or upload.at_most(DRAIN_LIMIT)
 
     def _answered(self, keep: bool) -> None:
-        """The answer is written. Its request's body may still be on the way."""
+        """The answer is written. The request's body may not have arrived completely."""
         if not keep:
             self._close()
         elif self._upload is None or self._upload.done:
@@ -558,14 +565,15 @@ class Connection(asyncio.Protocol):
     # streams
 
     def _begin_stream(self, reply: StreamReply) -> None:
-        """Write the head of an answer that grows."""
+        """Write the head of a streamed answer."""
         request = self._request
         assert request is not None
         try:
             if self._phase is HIJACKED:
                 self._cancel_hijack()
             if self._upload is not None:
-                # the chunks may be made of the body: later it would be in the midst of them
+                # now, because the chunks may be made from the body: later it would be in the middle
+                # of them
                 self._upload.send_continue()
             keep = not self._http10 and self._may_keep(later=True)
             head = self._heads.stream(reply, keep=keep, http10=self._http10)
@@ -576,8 +584,8 @@ class Connection(asyncio.Protocol):
             self._give_up(request)  # `_stream` closes the chunks
 
     async def _stream(self, reply: StreamReply) -> None:
-        """Write chunks as fast as the client takes them. Ends with the chunks, the client, or the
-        server.
+        """Write chunks as fast as the client reads them. Ends with the chunks, the client's
+        connection, or the server.
         """
         request, chunked = self._request, not self._http10
         try:
@@ -593,10 +601,9 @@ class Connection(asyncio.Protocol):
                     if chunked and self._phase is STREAMING:
                         self._transport.write(LAST_CHUNK)
         except Exception as error:
-            # The head is out: all that can be reported to the client is that the stream is not
-            # complete.
+            # The head is written, so the client can only be shown that the stream is incomplete.
             if self._phase is STREAMING:
-                # not a bug: a traceback would only say that the client left
+                # not a bug: the client has disconnected
                 known = isinstance(error, EngineError)
                 _log.log(
                     logging.WARNING if known else logging.ERROR,
@@ -625,7 +632,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._drained = None
 
-    # --- the way out of HTTP ----------------------------------------------------------------------
+    # --- hijacking --------------------------------------------------------------------------------
 
     def hijack(self, request: Request, content_type: str) -> Hijack:
         """See `Request.hijack`."""
@@ -636,7 +643,7 @@ class Connection(asyncio.Protocol):
         self._enter(HIJACKED)
         if not self._paused and not self._eof:
             self._transport.pause_reading()
-        # the handler runs in `data_received`: the rest of the segment is not kept yet
+        # the handler runs in `data_received`, so the rest of the segment is not in `_input` yet
         if self._consuming is not None:
             data, end = self._consuming
             self._input = data[end:]
@@ -665,13 +672,13 @@ class Connection(asyncio.Protocol):
             self._lines.close()
             self._forget()
         else:
-            # The client's socket lives on in its duplicate: closing this descriptor does not shut
-            # it down.
+            # The duplicate keeps the client's socket open: closing this descriptor does not shut it
+            # down.
             transport.abort()
 
     def _cancel_hijack(self) -> None:
-        """The handler failed: this is HTTP again, unless bytes of the stream have come, which look
-        like a request.
+        """The handler failed: continue with HTTP, unless bytes of the stream have arrived, which
+        look like a request.
         """
         self._enter(HANDLING)
         if self._hijack is not None:
@@ -685,9 +692,7 @@ class Connection(asyncio.Protocol):
     # --- ends -------------------------------------------------------------------------------------
 
     def _refuse(self, error: InvalidParameter) -> None:
-        """Answer what is not a proper request, and close: what follows cannot be told apart from
-        it.
-        """
+        """Answer a malformed request, and close, because the end of that request is unknown."""
         self._unwatch()
         only_head = self._request is not None and self._request.method == "HEAD"
         reply = self._application.error_reply(error)
@@ -695,8 +700,8 @@ class Connection(asyncio.Protocol):
         self._close(unread=True)
 
     def _close(self, unread: bool = False) -> None:
-        """Close so that the client gets all of the answer: closing with unread input would reset
-        the connection.
+        """Close in such a way that the client gets the whole answer: closing with unread input
+        would reset the connection.
         """
         unread = (unread or self._arriving or bool(self._input)) and not self._eof
         self._enter(LINGER)
@@ -718,7 +723,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def expired(self) -> None:
-        """Server: the deadline has passed."""
+        """Called by the server: the deadline has passed."""
         self._unwatch()
         limits = self._server.limits
         if self._phase is HEAD:
@@ -728,17 +733,15 @@ class Connection(asyncio.Protocol):
         elif self._phase is LINGER:
             unsent = self._transport.get_write_buffer_size()
             if unsent and unsent != self._unsent:
-                self._unsent = unsent  # a slow client, but it takes its answer
+                self._unsent = unsent  # the client is slow, but it still reads its answer
                 self._watch(limits.body_seconds)
             else:
                 self._transport.abort()
 
     def check_hangup(self) -> None:
-        """After EOF, while an answer lasts as long as the client: find out whether it only
-        half-closed or is gone.
-
-        On a Unix socket the two differ (POLLHUP). On TCP they do not, and EOF counts as gone, as in
-        Go's server.
+        """After EOF, while the answer has no end of its own: check whether the client has only
+        half-closed the connection or has closed it. On a Unix socket the two differ (POLLHUP). On
+        TCP they do not, and EOF counts as closed, as in Go's server.
         """
         if not self._phase.active or self._transport.is_closing():
             self._server.half_open.discard(self)
@@ -749,8 +752,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def shut(self) -> None:
-        """Server: it closes. Idle connections and endless answers end now, others with their
-        answer.
+        """Called by the server when it closes. Idle connections and endless answers end now, others
+        with their answer.
         """
         if self._phase is HEAD and not self._input:
             self._transport.close()
@@ -762,7 +765,7 @@ class Connection(asyncio.Protocol):
                     self._transport.abort()
 
     def abort(self) -> None:
-        """Server: the time of grace is over."""
+        """Called by the server: the grace period is over."""
         if self._task is not None:
             self._task.cancel()
         self._transport.abort()

@@ -1,9 +1,9 @@
-"""Which route a method and path mean. Built once from a table; matching allocates the parameters
-and nothing else that lasts.
+"""Finds the route of a method and path. Built once from a table. A match allocates only the path
+parameters.
 
 A pattern is literal segments and `{name}` (one segment, not empty) or, once, `{name:path}` (one or
-more segments, for image names). A literal segment goes before a parameter, and one-segment
-parameters before a greedy one. A trailing slash is another path.
+more segments, for image names). A literal segment has precedence over a parameter, and a
+one-segment parameter over a greedy one. A trailing slash makes a different path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Row(Protocol):
-    """What the router needs of a route."""
+    """The interface of a route that the router uses."""
 
     @property
     def method(self) -> str: ...
@@ -36,7 +36,7 @@ class _Node(Generic[R]):
 
 
 class Router(Generic[R]):
-    """`match` gives the rows for a method and path, in the table's order: several when versions
+    """`match` returns the rows for a method and path, in the table's order: several when versions
     differ.
     """
 

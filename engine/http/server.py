@@ -1,7 +1,5 @@
-"""Listeners, and the clock for the deadlines of all connections.
-
-One coarse timer serves every deadline, and runs only while some connection has one: an idle
-connection costs no timer.
+"""Listeners, and the deadlines of all connections. One coarse timer serves all deadlines, and runs
+only while a connection has one, so an idle connection needs no timer.
 
 Not here: what happens on a connection (`protocol.py`).
 """
@@ -34,47 +32,49 @@ from engine.system.tasks import spawn
 BACKLOG = 4096
 
 TURN = 0.001
-"""Seconds that expired connections may take of the loop at a time."""
+"""Longest time in seconds for which expired connections occupy the loop at once."""
 
 MAX_PATH = 107
 """Bytes of a Unix socket's path (unix(7): `sun_path` without its NUL)."""
 
 
 class Application(Protocol):
-    """What answers requests."""
+    """Answers requests."""
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Fields of every answer."""
 
     def __call__(self, request: Request) -> AnyReply | Awaitable[AnyReply]:
-        """Answer, at once or when awaited; raises what `error_reply` knows."""
+        """Answer, directly or when awaited. Raises exceptions that `error_reply` accepts."""
 
     def is_hijack(self, method: str, path: str) -> bool:
-        """Bytes after a request like this are a stream. Must not raise."""
+        """True if the bytes after a request like this are a stream. Must not raise."""
 
     def error_reply(self, error: BaseException) -> Reply:
-        """The answer to an exception, also to bytes that are not a request (`InvalidParameter`)."""
+        """The answer to an exception, also for bytes that are not a request
+        (`InvalidParameter`).
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of what one client may make the server wait for and hold."""
+    """Limits on the time and memory that one client may take."""
 
     head: int = 64 * 1024
-    """Bytes of a request's head."""
+    """Largest request head, in bytes."""
     head_seconds: float = 30.0
-    """From the first byte of a head to its last."""
+    """Seconds from the first byte of a head to its last."""
     body_seconds: float = 60.0
-    """Without a byte of a body that is waited for."""
+    """Seconds without a byte of a body while its reader waits."""
     linger_seconds: float = 5.0
-    """For a client to notice that we closed."""
+    """Seconds for a client to close after we did."""
     bodies: int = 32 << 20
-    """Bytes of all bodies that are read whole at a time."""
+    """Total size of the bodies that are read whole at a time, in bytes."""
     turn_seconds: float = 30.0
-    """That a body waits for others to be read, before it is refused."""
+    """Seconds that a body waits for the others, before it is refused."""
     pace: Pace = PACE
-    """How fast such a body must come in while others wait."""
+    """The least rate at which such a body must arrive while others wait."""
 
 
 class Server:
@@ -90,7 +90,7 @@ class Server:
         self.timed: set[Connection] = set()
         """Connections with a deadline."""
         self.half_open: set[Connection] = set()
-        """Connections whose client sends no more and may be gone."""
+        """Connections whose client has sent EOF and may have disconnected."""
         self.closing = False
         self._listeners: list[Listener] = []
         self._paths: list[tuple[str, tuple[int, int]]] = []
@@ -130,8 +130,8 @@ class Server:
             raise
 
     async def listen_tcp(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
-        """Listen with mutual TLS; without a context plainly, on a loopback address alone. The port
-        (0 asks for any).
+        """Listen with mutual TLS; without a context in plain text, on loopback addresses only.
+        Returns the port (`port` 0: any).
         """
         if context is None:
             if not _is_loopback(host):
@@ -167,8 +167,8 @@ class Server:
         return bound
 
     async def close(self, grace: float = 10.0) -> None:
-        """Stop listening; end idle connections and endless answers now, give the others `grace`
-        seconds.
+        """Stop listening; end idle connections and endless answers now, others after at most
+        `grace` seconds.
         """
         self.closing = True
         for listener in self._listeners:
@@ -196,11 +196,11 @@ class Server:
     # --- for connections --------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
-        """A client has come."""
+        """A client has connected."""
         self.connections.add(connection)
 
     def lost(self, connection: Connection) -> None:
-        """A client has gone, or its connection is no longer ours."""
+        """A client has disconnected, or its connection was handed over."""
         self.connections.discard(connection)
         self.timed.discard(connection)
         self.half_open.discard(connection)
@@ -208,12 +208,12 @@ class Server:
             self._last_left.set()
 
     def watch(self, connection: Connection) -> None:
-        """`connection.deadline` is set."""
+        """Call `connection.expired` at `connection.deadline`."""
         self.timed.add(connection)
         self._wind()
 
     def watch_half_open(self, connection: Connection) -> None:
-        """Ask `connection.check_hangup` again at each tick."""
+        """Call `connection.check_hangup` at each tick."""
         self.half_open.add(connection)
         self._wind()
 
@@ -237,8 +237,8 @@ class Server:
             self._wind()
 
     def _expire(self, connections: list[Connection]) -> None:
-        """End those whose deadline has passed. Others get their turn every millisecond, when
-        hundreds end at once.
+        """End the connections whose deadline has passed, in steps of a millisecond, so that
+        hundreds of them do not delay other work.
         """
         loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -252,8 +252,8 @@ class Server:
 
 
 def _remove_stale(path: str) -> None:
-    """Make room for a socket at `path`. Raises ServerError when a process listens there or it is
-    something else.
+    """Remove a stale socket at `path`. Raises ServerError when a process listens there, or when it
+    is not a socket.
     """
     try:
         found = os.lstat(path)

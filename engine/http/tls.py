@@ -5,8 +5,8 @@ Why not the loop's own TLS: it ends a connection as soon as the client has sent 
 docker CLI sends that at the end of stdin and then waits for the rest of the output
 (`tls.Conn.CloseWrite`), which would be lost.
 
-A hijacked stream is relayed here, in the daemon: unlike one over a Unix socket it ends when the
-daemon ends.
+A hijacked stream is relayed here, in the daemon: unlike a stream over a Unix socket, it ends with
+the daemon.
 
 Not here: HTTP. `mutual_context` makes the context that asks clients for certificates.
 """
@@ -30,7 +30,7 @@ def mutual_context(authority: str, certificate: str, key: str) -> ssl.SSLContext
     """A server's context that demands a client certificate signed by `authority` (paths of PEM
     files).
 
-    TLS 1.2 and later, without renegotiation. Raises ServerError when the files do not make one.
+    TLS 1.2 and later, without renegotiation. Raises ServerError when the files are not valid.
     """
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
@@ -45,8 +45,8 @@ def mutual_context(authority: str, certificate: str, key: str) -> ssl.SSLContext
 
 
 class TlsTransport(asyncio.Protocol):
-    """To the socket's transport a protocol; to the protocol it makes after the handshake, a
-    transport.
+    """A protocol for the socket's transport, and a transport for the protocol that it makes after
+    the handshake.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class TlsTransport(asyncio.Protocol):
             self._timer = None
 
     def _read(self) -> None:
-        """Give decrypted bytes to the protocol, while it does not pause."""
+        """Pass decrypted bytes to the protocol, unless it has paused reading."""
         if self._reading:
             return
         self._reading = True
@@ -169,7 +169,7 @@ class TlsTransport(asyncio.Protocol):
             self.write(piece)
 
     def write_eof(self) -> None:
-        """Send `close_notify` and shut down; reading goes on."""
+        """Send `close_notify` and shut down the writing side; reading continues."""
         self._notify()
         if not self._raw.is_closing():
             self._raw.write_eof()
@@ -181,7 +181,7 @@ class TlsTransport(asyncio.Protocol):
         if self._shut or self._protocol is None:
             return
         self._shut = True
-        # it waits for the client's close_notify, which `_read` will meet
+        # it waits for the client's close_notify, which `_read` will see
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._flush()
@@ -198,7 +198,7 @@ class TlsTransport(asyncio.Protocol):
         self._loop.call_soon(self._read)
 
     def close(self) -> None:
-        """Close when all that was written is sent."""
+        """Close when all written bytes are sent."""
         self._notify()
         self._raw.close()
 
@@ -221,9 +221,8 @@ class TlsTransport(asyncio.Protocol):
 
 
 class Relay(asyncio.Protocol):
-    """One side of a relay: what it receives goes to `other`, no faster than that one takes it.
-
-    EOF goes through, each way by itself.
+    """One side of a relay: received bytes go to `other`, no faster than it accepts them. EOF is
+    passed on in each direction separately.
     """
 
     def __init__(self, transport: Any = None) -> None:
@@ -268,7 +267,7 @@ class Relay(asyncio.Protocol):
 async def relay(client: TlsTransport, end: socket.socket, eof: bool) -> None:
     """Join a client, whose reading is paused, with `end`, which the relay then owns.
 
-    Returns when they are joined. `eof`: the client's, seen before.
+    Returns when they are joined. `eof`: the client has sent EOF already.
     """
     near, far = Relay(client), Relay()
     near.other, far.other = far, near

@@ -1,13 +1,13 @@
-"""The body of one request on its way in, from the head to its last byte.
+"""Receives the body of one request, from the head to the last byte. The loop receives it, or lends
+it to a thread that reads the client's socket (`borrowed.py`). A client that has asked for `100
+Continue` gets it when the body is first read.
 
-It may come through the loop, or be lent to a thread that reads the client's socket itself
-(`borrowed.py`). A client that asked for it gets `100 Continue` when the body is first wanted.
-
-Owns:    the framing state of the body, and a loan while it lasts. No reference to the `Body`, which
-         refers to this object: their memory is freed without the garbage collector.
+Owns:    the framing state of the body, and a loan while it lasts. It has no reference to the
+         `Body`, which refers to this object, so that their memory is freed without the garbage
+         collector.
 Threads: the event loop's.
-Not here: what waits for the handler (`messages.Body`), what an incomplete body means for the
-connection (`protocol.py`), framing (`framing.py`).
+Not here: bytes that wait for the handler (`messages.Body`), the consequence of an incomplete body
+for the connection (`protocol.py`), framing (`framing.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.http.phases import ARRIVING, COMPLETE, LENT, Incoming
 
 
 class Carrier(Protocol):
-    """What an upload needs of its connection."""
+    """The interface of a connection that an upload uses."""
 
     @property
     def budget(self) -> Budget: ...
@@ -32,22 +32,25 @@ class Carrier(Protocol):
 
     @property
     def body_seconds(self) -> float:
-        """How long a loan may wait for a byte."""
+        """Seconds that a loan may wait for a byte."""
 
     def send_continue(self) -> None:
-        """Write the interim answer."""
+        """Write `100 Continue`."""
 
     def watch_body(self) -> None:
-        """The handler waits for bytes: the idle limit counts from now on."""
+        """The handler waits for bytes: the idle limit begins now."""
 
     def regulate(self) -> None:
-        """Pause or resume reading, as there is room."""
+        """Pause or resume reading, depending on the free room."""
 
     def lend(self) -> int | None:
-        """Stop reading, and return a duplicate of the socket. None when only the loop can read."""
+        """Stop reading, and return a duplicate of the socket.
+
+        Returns None when only the loop can read.
+        """
 
     def take_back(self, loan: BorrowedBody) -> None:
-        """A loan has ended: read on."""
+        """A loan has ended: continue to read."""
 
 
 class Upload:
@@ -76,16 +79,16 @@ class Upload:
 
     @property
     def continue_due(self) -> bool:
-        """The client waits for `100 Continue`, and may never send the body without it."""
+        """True if the client waits for `100 Continue`, without which it may never send the body."""
         return self._continue_due
 
     def at_most(self, size: int) -> bool:
-        """No more than so many bytes are still to come, as far as is known."""
+        """True if at most that many bytes are known to be outstanding."""
         return self._reader.left is None or self._reader.left <= size
 
     def read(self, data: bytes, start: int, sink: Sink | None) -> int:
         """Take the body's bytes from `start` on. Returns the position after them. Raises
-        InvalidParameter when they break the coding's rules. Without a sink they are dropped.
+        InvalidParameter when they break the rules of the coding. Without a sink they are dropped.
         """
         end = self._reader.read(data, start, sink)
         if sink is not None and end > start:
@@ -94,8 +97,8 @@ class Upload:
         return end
 
     def send_continue(self) -> None:
-        """The interim answer that the client waits for, once, before any byte of the final one (RFC
-        9110, 10.1.1).
+        """Send `100 Continue` if the client waits for it, once, before any byte of the final answer
+        (RFC 9110, 10.1.1).
         """
         if self._continue_due:
             self._continue_due = False

@@ -1,16 +1,16 @@
 """Websocket clients (RFC 6455) of a byte stream: the upgrade, and a relay between the client's
 messages and a plain socket.
 
-What the client sends, in messages of any kind and length, goes to the socket as it comes; what the
-socket gives becomes messages: text as far as it is UTF-8, else binary, so that nothing is lost and
-no client is given invalid text. Neither side is read faster than the other takes it, and no message
-is ever held whole.
+The payload of the client's messages, of any kind and length, is written to the socket as it
+arrives. Bytes from the socket become messages: text if they are UTF-8, binary otherwise, so that
+nothing is lost and no text is invalid. Neither side is read faster than the other accepts, and no
+message is held whole.
 
-The relay runs in the daemon: unlike an attach over a plain socket, that of a websocket client ends
-when the daemon ends, and the client gets a Close (1001).
+The relay runs in the daemon: unlike an attach over a plain socket, it ends with the daemon, and the
+client gets a Close (1001).
 
 Owns: the tasks and sockets of relays under way. Not here: frames and the handshake's rules
-(wsproto), what the stream is of.
+      (wsproto), the stream's content.
 """
 
 from __future__ import annotations
@@ -42,15 +42,12 @@ REASON_LIMIT = 123
 _NOT_COPIED = (b"connection", b"upgrade", b"content-type")
 
 Join = Callable[[socket.socket], Awaitable[None]]
-"""Gives one end of a socket pair to whatever makes the stream; the end stays the relay's to
-close.
+"""Connects one end of a socket pair to the stream. The relay closes that end.
 """
 
 
 class Upgrade:
-    """A request that asks for a websocket. Raises InvalidParameter when it does not, or not
-    properly.
-    """
+    """A request for a websocket. Raises InvalidParameter when it is not a valid one."""
 
     def __init__(self, request: Request) -> None:
         self.protocol = WSConnection(ConnectionType.SERVER)
@@ -62,7 +59,7 @@ class Upgrade:
             raise InvalidParameter(f"not a websocket handshake: {error}") from None
 
     def accept(self, head: bytes) -> bytes:
-        """The 101. `head` is an answer's head, whose other fields it gets too."""
+        """The 101 answer. Other header fields are copied from `head`, the head of an answer."""
         fields = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
         extra = [(name, value.strip()) for name, _, value in fields if name and name.lower() not in _NOT_COPIED]
         return self.protocol.send(AcceptConnection(extra_headers=extra))
@@ -78,8 +75,8 @@ class Relays:
         """Relay between the client behind `descriptor` (owned from now on) and the stream that
         `join` makes.
 
-        `early`: bytes that came behind the request. `takes`: what the client sends goes to the
-        stream, else it is thrown away.
+        `early`: bytes that came behind the request. `takes`: the client's input goes to the stream;
+        otherwise it is dropped.
         """
         relay = _Relay(upgrade, socket.socket(fileno=descriptor), takes)
         task = spawn(relay.run(upgrade.accept(head), early, join), "relaying a websocket")
@@ -117,14 +114,15 @@ class _Relay:
             near.setblocking(False)
             try:
                 await self._loop.sock_sendall(self._client, accept)
-                # first: what is joined may begin with much
+                # before `join`, because the stream may begin with many bytes
                 tasks.append(self._loop.create_task(self._output(near)))
                 await join(far)
                 far.close()
                 received = self._loop.create_task(self._input(near, early))
                 tasks.append(received)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                if not received.done():  # the stream has ended: all of it is sent, and the Close
+                # the stream has ended, and all of it is sent with the Close
+                if not received.done():
                     near.shutdown(socket.SHUT_RDWR)
                     await asyncio.wait((received,), timeout=CLOSE_SECONDS)
             except EngineError as error:
@@ -179,7 +177,8 @@ class _Relay:
     async def _take(self, near: socket.socket, data: str | bytes | bytearray) -> None:
         payload = data.encode() if isinstance(data, str) else bytes(data)
         if payload and self._takes:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `_output` says so
+            # the stream has ended, which `_output` reports
+            with suppress(BrokenPipeError, ConnectionResetError):
                 await self._loop.sock_sendall(near, payload)
 
 

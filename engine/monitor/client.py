@@ -492,7 +492,7 @@ class Monitor:
 
     def _replace(self) -> None:
         """Hand everything to a new monitor at once: until then a kill of this process would lose
-        it. What fails here is tried again by `_connect`."""
+        it. After a failure `_connect` tries again."""
         for _ in range(LOCK_TRIES):
             try:
                 self._hand_over()

@@ -1,5 +1,5 @@
-"""What the daemon and the monitor say to each other over one SOCK_SEQPACKET connection, one message
-per packet.
+"""The messages between daemon and monitor, over one SOCK_SEQPACKET connection, one message per
+packet.
 
 Each packet is one MessagePack value. Descriptors accompany it as SCM_RIGHTS, in the order that the
 message's docstring gives. Orders go to the monitor and carry `seq`. The monitor answers each with

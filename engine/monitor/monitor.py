@@ -217,8 +217,10 @@ class Monitor:
             unlink(f"{self.directory}/{name}")
 
     def inherit(self, descriptor: int) -> None:
-        """Serve the daemon that started this monitor, which may be dead by now. What it sent
-        beforehand is carried out before another daemon is heard."""
+        """Serve the daemon that started this monitor, which may be dead by now.
+
+        Its earlier orders are carried out before those of another daemon.
+        """
         peer = socket.socket(fileno=descriptor)
         peer.setblocking(False)
         connection = Connection(self, peer)

@@ -223,8 +223,8 @@ def profile(capabilities: Iterable[str], machine: str = "") -> Profile:
 
 
 def rules(capabilities: Iterable[str], machine: str = "", release: str = "") -> list[Rule]:
-    """What the default profile allows, and calls with an error of their own; others fail with
-    EPERM.
+    """The calls that the default profile allows, and calls with an error of their own; others fail
+    with EPERM.
     """
     machine, release = machine or platform.machine(), release or platform.release()
     return [
