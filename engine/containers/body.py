@@ -119,8 +119,7 @@ def checked_host(host: HostConfig) -> HostConfig:
             raise InvalidParameter(f"{field}: only supported on Windows")
     _check_modes(host)
     _check_storage(host.storage_opt)
-    if ".." in host.cgroup_parent.split("/") or "\0" in host.cgroup_parent:
-        raise InvalidParameter(f"CgroupParent: {host.cgroup_parent!r}: must not contain ..")
+    _check_cgroup_parent(host.cgroup_parent)
     for text in host.links or ():
         parse_link(text)
     for text in host.volumes_from or ():
@@ -281,6 +280,21 @@ def _check_mac(text: str) -> None:
     if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
         raise InvalidParameter(
             f"invalid MacAddress {text[:100]!r}: not a unicast MAC address such as 02:42:ac:11:00:02"
+        )
+
+
+_CGROUP_PARENT_MAX = 3900
+"""Bytes: PATH_MAX without a hierarchy's mount point and the container's id."""
+
+
+def _check_cgroup_parent(path: str) -> None:
+    if ".." in path.split("/"):
+        raise InvalidParameter(f"CgroupParent: {path[:100]!r}: must not contain ..")
+    if "\0" in path or "\n" in path:
+        raise InvalidParameter(f"CgroupParent: {path[:100]!r}: must not contain a NUL character or a line break")
+    if len(path.encode()) > _CGROUP_PARENT_MAX:
+        raise InvalidParameter(
+            f"CgroupParent: {path[:100]!r} has {len(path.encode())} bytes of at most {_CGROUP_PARENT_MAX}"
         )
 
 

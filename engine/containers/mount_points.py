@@ -108,13 +108,24 @@ same list.
 """
 
 
+_NAME_MAX, _PATH_MAX = 255, 4095
+"""Bytes of a file name and of a path (limits.h), without the NUL character."""
+
+
 def check_destination(destination: str, source: str = "") -> None:
     """Refuse a mount over /proc and /sys, which could hide masked paths and /proc/self/attr
-    (CVE-2019-16884).
+    (CVE-2019-16884), and one whose path no file system takes.
 
     crun 1.8 does not refuse it. `source` is the host path of a bind: the host's own /proc at /proc
     and /sys at /sys hide nothing. Raises InvalidParameter.
     """
+    path = destination.encode()
+    longest = max(map(len, path.split(b"/")))
+    if longest > _NAME_MAX or len(path) > _PATH_MAX:
+        raise InvalidParameter(
+            f"invalid mount destination {destination[:100]!r}: it has {len(path)} bytes of at most {_PATH_MAX}, "
+            f"and a name of {longest} of at most {_NAME_MAX}"
+        )
     if destination in ("/proc", "/sys"):
         refused = normal_path(source, source) != destination if source.startswith("/") and source.strip("/") else True
     else:

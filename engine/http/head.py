@@ -207,7 +207,8 @@ class HeadReader:
             elif key == b"content-length":
                 _check_once(reader)
                 if not text.isdigit() or len(text) > 18:
-                    raise InvalidParameter(f"malformed request: Content-Length {text.decode('latin-1')!r}")
+                    given = text.decode("latin-1")
+                    raise InvalidParameter(f"malformed request: Content-Length {given!r}: at most 18 digits")
                 reader = LengthReader(int(text))
             else:
                 head.repeatable = False  # credentials

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from engine.config import Config
 from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unauthorized
@@ -46,7 +47,7 @@ _COMPILED = ("aiohttp", "frozenlist", "multidict", "propcache", "yarl")
 `_load_client` warms the page cache first.
 """
 _URL = re.compile(r"https?://[^/?#\s]+\S*\Z")
-"""URL of an archive to import. It must have a host."""
+"""URL of an archive to import, which must have a host."""
 
 
 class Search(NamedTuple):
@@ -207,10 +208,9 @@ class Remote:
         """
         name = reference.with_tag(repository, tag) if repository else None
         importing.check(changes)
-        if source != "-" and "://" not in source:
-            source = f"http://{source}"
-        if source != "-" and not _URL.match(source):
-            raise InvalidParameter(f"invalid URL of an archive: {source}"[:300])
+        if source != "-":
+            source = source if "://" in source else f"http://{source}"
+            _check_url(source)
 
         async def run() -> AsyncGenerator[Progress, None]:
             with self.store.idle.work():
@@ -276,6 +276,16 @@ def _load_client() -> ModuleType:
             for path in Path(place).rglob("*.so"):
                 path.read_bytes()
     return importlib.import_module("engine.images.registry")
+
+
+def _check_url(text: str) -> None:
+    """Raises InvalidParameter unless `text` is the URL of an archive on a host."""
+    try:
+        valid = _URL.match(text) is not None and urlsplit(text).port != 0
+    except ValueError:  # the port, or the brackets of an IPv6 address
+        valid = False
+    if not valid:
+        raise InvalidParameter(f"invalid URL of an archive: {text}"[:300])
 
 
 def _pulled_name(image: str, tag: str) -> Reference:

@@ -47,7 +47,7 @@ RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 The time limit of the call includes them."""
 
 _ACCEPT = "application/vnd.docker.plugins.v1.2+json"
-_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,249}")
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

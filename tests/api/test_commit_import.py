@@ -254,8 +254,17 @@ def test_import_from_a_url(clean: TempEngine, tmp_path: Path) -> None:
         assert "404" in bring(clean, None, fromSrc=f"{url}/nothing")[-1]["error"]
         server.shutdown()
     assert "refused" in bring(clean, None, fromSrc=f"{url}/root.tar.gz")[-1]["error"]
-    for nowhere in ("ftp://x/y", "/etc/passwd", "http:///x", "https://"):
-        assert clean.request("POST", f"/v1.24/images/create?fromSrc={nowhere}").status == 400, nowhere
+    for nowhere in (
+        "ftp://x/y",
+        "/etc/passwd",
+        "http:///x",
+        "https://",
+        "http://[::1",
+        "http://x:99999/",
+        "http://x:y/",
+    ):
+        refused = clean.request("POST", f"/v1.24/images/create?fromSrc={nowhere}")
+        assert refused.status == 400 and nowhere in refused.message, refused
 
 
 def test_what_is_no_archive_leaves_nothing(clean: TempEngine) -> None:

@@ -79,6 +79,19 @@ def test_mounts_over_proc_and_sys_are_refused(path: str) -> None:
             mount_points.mount_points(config, host_config)
 
 
+@pytest.mark.parametrize("path", ["/x/" + "a" * 256, "/" + "é" * 128, "/a" * 2048])
+def test_destinations_that_no_file_system_takes_are_refused(path: str) -> None:
+    for config, host_config in (
+        (Config(), HostConfig(binds=[f"/tmp:{path}"])),
+        (Config(), HostConfig(tmpfs={path: ""})),
+        (Config(volumes={path: {}}), HostConfig()),
+    ):
+        with pytest.raises(InvalidParameter, match=r"invalid mount destination .* bytes of at most 4095"):
+            mount_points.mount_points(config, host_config)
+    longest = "/" + "a" * 255
+    assert mount_points.mount_points(Config(volumes={longest: {}}), HostConfig()).points[0].destination == longest
+
+
 def test_mounts_that_hide_nothing_of_proc_and_sys() -> None:
     for bind in (
         "/x:/proc/cpuinfo",

@@ -74,7 +74,7 @@ def test_a_name_is_looked_for_in_order() -> None:
         assert plugins._endpoint("both") == Endpoint(socket=str(sockets / "both.sock"))
         assert plugins._endpoint("deep") == Endpoint(socket=str(sockets / "deep" / "deep.sock"))
         assert plugins._endpoint("file") == Endpoint(url="http://localhost:2")
-        for absent in ("plain", "nobody", "../outside", "..", "", "a/b", "both\0"):
+        for absent in ("plain", "nobody", "../outside", "..", "", "a/b", "both\0", "n" * 251):
             assert plugins._endpoint(absent) is None, absent
         assert plugins._names() == ["both", "deep", "file", "plain"]
 
