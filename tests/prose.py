@@ -1,10 +1,11 @@
-"""One width for prose: comments and docstrings at 100 columns, code at 120, in .py, .pyx, .pxd and
-.pyi alike.
+"""One width for prose: comments, docstrings and documents at 100 columns, code at 120, in .py,
+.pyx, .pxd and .pyi alike.
 
     python -m tests.prose [--fix] [FILE …]
 
-Without --fix, lines that are too long are listed. With it, comments and docstrings are wrapped;
-lists, heads such as `Raises:` and examples keep their shape. Code is not changed.
+Without --fix, lines that are too long are listed. With it, comments, docstrings and the paragraphs
+of Markdown are wrapped; lists, heads such as `Raises:`, tables and examples keep their shape. Code
+is not changed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _RULER = re.compile(r"(\s*# -{3,} .*? )-+$|(\s*# )-+$")
 def files() -> list[Path]:
     """The sources that are checked."""
     tops = ("engine", "tests", "bench", "docs")
-    found = [path for top in tops for path in (ROOT / top).rglob("*") if path.suffix in SUFFIXES]
-    return sorted([*found, ROOT / "setup.py"])
+    found = [path for top in tops for path in (ROOT / top).rglob("*") if path.suffix in (*SUFFIXES, ".md")]
+    return sorted([*found, ROOT / "setup.py", ROOT / "README.md", ROOT / "CHANGELOG.md"])
 
 
 def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
@@ -240,6 +241,61 @@ def _unindented(paragraph: list[str], columns: int) -> list[str]:
     return [line[columns:] for line in made]
 
 
+# --- Markdown -------------------------------------------------------------------------------------
+
+_MARKER = re.compile(r"\s*(?:- |\d+\. )")
+_NOT_PROSE = re.compile(r"\s*(\||#|!\[|<|```)")
+_GENERATED, _GENERATED_END = re.compile(r"<!-- .* written by "), "<!-- end of "
+
+
+def _paragraphs(lines: list[str]) -> Iterator[tuple[int, int]]:
+    """First and last line + 1 of each paragraph and list item; not of code, tables and generated
+    blocks.
+    """
+    first, skipped = -1, ""
+    for number, line in enumerate([*lines, ""]):
+        if skipped:
+            if line.startswith(skipped):
+                skipped = ""
+            continue
+        ends = not line.strip() or _NOT_PROSE.match(line) is not None
+        if first >= 0 and (ends or _MARKER.match(line)):
+            yield first, number
+            first = -1
+        if line.startswith("```"):
+            skipped = "```"
+        elif _GENERATED.match(line):
+            skipped = _GENERATED_END
+        elif not ends and first < 0:
+            first = number
+
+
+def document_too_long(text: str) -> Iterator[tuple[int, int, int]]:
+    """As `too_long`, for Markdown."""
+    lines = text.splitlines()
+    for first, end in _paragraphs(lines):
+        for number in range(first, end):
+            if len(lines[number]) > PROSE and not _unbreakable(lines[number]):
+                yield number + 1, len(lines[number]), PROSE
+
+
+def document_wrapped(text: str) -> str:
+    """`text`, in Markdown, with the paragraphs that are too long wrapped."""
+    lines = text.splitlines()
+    long = {number for number, _, _ in document_too_long(text)}
+    for first, end in reversed([*_paragraphs(lines)]):
+        if long.isdisjoint(range(first + 1, end + 1)):
+            continue
+        marker = _MARKER.match(lines[first])
+        head = marker[0] if marker is not None else lines[first][: len(lines[first]) - len(lines[first].lstrip())]
+        words = " ".join(line.strip() for line in lines[first:end])
+        # A command in backquotes stays on one line.
+        whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), words)
+        made = _fill(whole[len(head.lstrip()) :], head, " " * len(head))
+        lines[first:end] = [line.replace("\0", " ") for line in made]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.prose", description="The width of prose and code.")
     parser.add_argument("--fix", action="store_true")
@@ -249,11 +305,11 @@ def main() -> int:
     for path in options.files or files():
         text = path.read_text()
         if options.fix:
-            new = wrapped(text)
+            new = document_wrapped(text) if path.suffix == ".md" else wrapped(text)
             if text and new != text:  # an empty file stays empty
                 path.write_text(new)
                 text = new
-        for number, columns, limit in too_long(text):
+        for number, columns, limit in (document_too_long if path.suffix == ".md" else too_long)(text):
             print(f"{path}:{number}: {columns} columns, {limit} allowed")
             status = 1
     return status

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.prose import ROOT, files, too_long, wrapped
+from tests.prose import ROOT, document_too_long, document_wrapped, files, too_long, wrapped
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_width(path: Path) -> None:
-    found = [f"line {number}: {size} columns, not {limit}" for number, size, limit in too_long(path.read_text())]
-    assert not found, "\n".join(found) + "\npython -m tests.prose --fix wraps comments and docstrings"
+    check = document_too_long if path.suffix == ".md" else too_long
+    found = [f"line {number}: {size} columns, not {limit}" for number, size, limit in check(path.read_text())]
+    assert not found, "\n".join(found) + "\npython -m tests.prose --fix wraps comments, docstrings and documents"
 
 
 def test_wrapping() -> None:
@@ -39,3 +40,32 @@ def f():
     assert "\nOwns:    word" in new and "\n         word" in new and "\n- word" in new and "\n  word" in new
     assert new.index("# word") < new.index("X = 1") and "  # noqa: E501" in new
     assert '    """One sentence of some length, which is followed by another.\n\n    Then word' in new
+
+
+def test_wrapping_a_document() -> None:
+    """Paragraphs and items are wrapped; tables, code and generated blocks stay."""
+    words = "word " * 30
+    text = f"""# {words}
+
+{words}
+{words}
+- {words}
+1. {words}
+   more
+
+| {words} |
+
+```
+{words}
+```
+<!-- figures: written by `make` -->
+{words}
+<!-- end of figures -->
+(1) {words}
+"""
+    new = document_wrapped(text)
+    assert new.split() == text.split() and document_wrapped(new) == new
+    assert [line for line in new.splitlines() if len(line) > 100] == [
+        each for each in text.splitlines() if each.startswith(("# ", "| "))
+    ] + [words.rstrip() + " "] * 2
+    assert "\n- word" in new and "\n  word" in new and "\n1. word" in new and "\n   word" in new
