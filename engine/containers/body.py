@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -117,6 +118,21 @@ def checked_host(host: HostConfig) -> HostConfig:
     ):
         if given:
             raise InvalidParameter(f"{field}: only supported on Windows")
+    for field, value in (
+        ("Annotations", host.annotations),
+        ("CpuRealtimePeriod", host.cpu_realtime_period),
+        ("CpuRealtimeRuntime", host.cpu_realtime_runtime),
+        ("DeviceRequests", host.device_requests),
+        ("KernelMemoryTCP", host.kernel_memory_tcp),
+    ):
+        if value:
+            raise InvalidParameter(f"{field} is not supported by this engine")
+    for rule in host.device_cgroup_rules or ():
+        parse_device_rule(rule)
+    for field, paths in (("MaskedPaths", host.masked_paths), ("ReadonlyPaths", host.readonly_paths)):
+        for path in paths or ():
+            if not path.startswith("/") or "\0" in path:
+                raise InvalidParameter(f"{field}: {path[:100]!r} is not an absolute path")
     _check_modes(host)
     _check_storage(host.storage_opt)
     _check_cgroup_parent(host.cgroup_parent)
@@ -174,6 +190,13 @@ def checked_host(host: HostConfig) -> HostConfig:
         log_config=log,
         shm_size=host.shm_size or DEFAULT_SHM_SIZE,
         port_bindings=host.port_bindings or {},
+        cgroupns_mode=host.cgroupns_mode or msgspec.UNSET,
+        device_cgroup_rules=host.device_cgroup_rules or msgspec.UNSET,
+        annotations=msgspec.UNSET,
+        cpu_realtime_period=msgspec.UNSET,
+        cpu_realtime_runtime=msgspec.UNSET,
+        device_requests=msgspec.UNSET,
+        kernel_memory_tcp=msgspec.UNSET,
     )
 
 
@@ -210,8 +233,9 @@ def _check_modes(host: HostConfig) -> None:
         ("PidMode", host.pid_mode, ("", "host", "private")),
         ("IpcMode", host.ipc_mode, ("", "host", "private", "shareable", "none")),
         ("UTSMode", host.uts_mode, ("", "host", "private")),
+        ("CgroupnsMode", host.cgroupns_mode or "", ("", "host", "private")),
     ):
-        if mode.startswith("container:") and field != "UTSMode":
+        if mode.startswith("container:") and field not in ("UTSMode", "CgroupnsMode"):
             if not joined(mode):
                 raise InvalidParameter(f"{field}: invalid container format container:<name|id>: {mode!r}")
         elif known is not None and mode not in known:
@@ -319,6 +343,30 @@ def _check_device(device: DeviceMapping) -> None:
         raise InvalidParameter(
             f"Devices: {device.path_on_host}: invalid CgroupPermissions {access!r}: letters of 'rwm'"
         )
+
+
+class DeviceCgroupRule(NamedTuple):
+    """One entry of DeviceCgroupRules. A number that is None is every number."""
+
+    type: str
+    major: int | None
+    minor: int | None
+    access: str
+
+
+def parse_device_rule(text: str) -> DeviceCgroupRule:
+    """`TYPE MAJOR:MINOR ACCESS`, such as `c 1:3 mr` and `a *:* rwm`.
+
+    Raises InvalidParameter with the entry in it.
+    """
+    found = _DEVICE_RULE.fullmatch(text)
+    if found is None:
+        raise InvalidParameter(f"DeviceCgroupRules: invalid device cgroup rule format: {text[:100]!r}")
+    major, minor = (None if number == "*" else int(number) for number in found.group(2, 3))
+    return DeviceCgroupRule(found[1], major, minor, found[4])
+
+
+_DEVICE_RULE = re.compile(r"([acb]) ([0-9]{1,9}|\*):([0-9]{1,9}|\*) ([rwm]{1,3})")
 
 
 class Link(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from engine.containers import mount_points, security
-from engine.containers.body import init_program, strings
+from engine.containers.body import init_program, parse_device_rule, strings
 from engine.containers.limits import NANO_PERIOD, check_exec_size, default_memory_swap, rlimit
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
@@ -155,12 +155,12 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             namespaces=_namespaces(host, place),
             devices=[device for device, _ in devices],
             cgroups_path=cgroups.path(record.id, host.cgroup_parent),
-            resources=_resources(host, place.cgroups, [rule for _, rule in devices]),
+            resources=_resources(host, place.cgroups, [*(rule for _, rule in devices), *_device_rules(host)]),
             rootfs_propagation=_rootfs_propagation(record.mounts),
             seccomp=filter_,
             sysctl=_sysctls(record, place),
-            masked_paths=() if host.privileged else MASKED_PATHS,
-            readonly_paths=() if host.privileged else _readonly_paths(place.cgroups, seen),
+            masked_paths=() if host.privileged else _paths(host.masked_paths, MASKED_PATHS),
+            readonly_paths=() if host.privileged else _readonly_paths(host, place.cgroups, seen),
         ),
         annotations=annotations,
     )
@@ -300,11 +300,16 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     return kept + sorted(own.values(), key=lambda mount: mount.destination.count("/"))
 
 
-def _readonly_paths(hierarchies: Cgroups, seen: Iterable[oci.Mount]) -> tuple[str, ...]:
+def _paths(given: list[str] | msgspec.UnsetType | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(given) if isinstance(given, list) else default
+
+
+def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Iterable[oci.Mount]) -> tuple[str, ...]:
     """Under v1 also the tmpfs with the hierarchies' mount points, which runtimes leave writable."""
+    paths = _paths(host.readonly_paths, READONLY_PATHS)
     if hierarchies.mode == "v2" or any(each.destination == _CGROUP and each.type != "cgroup" for each in seen):
-        return READONLY_PATHS
-    return (*READONLY_PATHS, _CGROUP)
+        return paths
+    return (*paths, _CGROUP)
 
 
 _CGROUP = "/sys/fs/cgroup"
@@ -362,7 +367,7 @@ def _namespaces(host: HostConfig, place: Place) -> list[oci.Namespace]:
     if host.ipc_mode != "host":
         found.append(oci.Namespace(type="ipc", path=place.ipc_namespace))
     # For privileged containers too, as in Docker. Without it their own cgroups would be the host's.
-    if place.cgroups.mode == "v2":
+    if (host.cgroupns_mode or ("private" if place.cgroups.mode == "v2" else "host")) == "private":
         found.append(oci.Namespace(type="cgroup"))
     return found
 
@@ -467,6 +472,12 @@ def _devices(host: HostConfig) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
                 f'error gathering device information while adding custom device "{source}": not a device node'
             )
         yield from made
+
+
+def _device_rules(host: HostConfig) -> Iterator[oci.DeviceRule]:
+    for text in host.device_cgroup_rules or ():
+        rule = parse_device_rule(text)
+        yield oci.DeviceRule(allow=True, type=rule.type, major=rule.major, minor=rule.minor, access=rule.access)
 
 
 _SKIPPED_DEVICES = {"/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/console", "/dev/.udev", "/dev/.lxc"}

@@ -205,6 +205,16 @@ class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=
     mounts: list[Mount] | msgspec.UnsetType | None = msgspec.UNSET
     init: bool | msgspec.UnsetType | None = msgspec.UNSET
     auto_remove: bool | msgspec.UnsetType = msgspec.UNSET
+    cgroupns_mode: str | msgspec.UnsetType = msgspec.UNSET
+    device_cgroup_rules: list[str] | msgspec.UnsetType | None = msgspec.UNSET
+    masked_paths: list[str] | msgspec.UnsetType | None = msgspec.UNSET
+    readonly_paths: list[str] | msgspec.UnsetType | None = msgspec.UNSET
+    # Fields of newer versions that this engine does not have: refused unless they are empty.
+    annotations: dict[str, str] | msgspec.UnsetType | None = msgspec.UNSET
+    cpu_realtime_period: int | msgspec.UnsetType = msgspec.UNSET
+    cpu_realtime_runtime: int | msgspec.UnsetType = msgspec.UNSET
+    device_requests: list[dict[str, object]] | msgspec.UnsetType | None = msgspec.UNSET
+    kernel_memory_tcp: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="KernelMemoryTCP")
     cpu_count: int = 0
     cpu_percent: int = 0
     io_maximum_iops: int = msgspec.field(default=0, name="IOMaximumIOps")

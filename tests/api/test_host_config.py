@@ -209,6 +209,32 @@ def test_init_is_obeyed_or_refused(engine: TempEngine) -> None:
     assert "1 /sbin/docker-init -- ps" in engine.logs(identifier).decode()
 
 
+def test_device_cgroup_rules(engine: TempEngine) -> None:
+    """1:11 is /dev/kmsg. Opening it for writing needs no capability, and writes nothing."""
+    command = ["sh", "-c", "mknod /x c 1 11; if true >/x; then echo opened; fi 2>/dev/null"]
+    assert output(engine, *command) == ""
+    assert output(engine, *command, DeviceCgroupRules=["c 1:11 w"]) == "opened\n"
+
+
+def test_system_paths(engine: TempEngine) -> None:
+    command = ("sh", "-c", "grep -c ' /proc/' /proc/self/mounts; true")
+    assert int(engine.docker("run", "--rm", "busybox", *command).out) > 5
+    free = engine.docker("run", "--rm", "--security-opt", "systempaths=unconfined", "busybox", *command)
+    assert free.out == "0\n"
+
+
+def test_cgroup_namespace(engine: TempEngine) -> None:
+    """A private namespace shows the container's own group as the root."""
+    groups = output(engine, "cat", "/proc/self/cgroup", CgroupnsMode="private").splitlines()
+    assert groups and all(line.endswith(":/") for line in groups)
+
+
+def test_what_this_engine_does_not_have_is_refused(engine: TempEngine) -> None:
+    for host in ({"DeviceRequests": [{"Count": -1}]}, {"Annotations": {"a": "b"}}, {"CpuRealtimeRuntime": 5}):
+        answer = engine.request("POST", "/v1.24/containers/create", {"Image": "busybox", "HostConfig": host})
+        assert answer.status == 400 and answer.message == f"{next(iter(host))} is not supported by this engine"
+
+
 def test_platform(engine: TempEngine) -> None:
     body = {"Image": "busybox", "Cmd": ["true"]}
     assert engine.request("POST", "/v1.24/containers/create?platform=linux", body).status == 201

@@ -348,6 +348,27 @@ def test_devices(tmp_path: Path) -> None:
         built(blkio_device_read_iops=[ThrottleDevice(path="/dev/not-here", rate=1)])
 
 
+def test_device_cgroup_rules() -> None:
+    rules = built(device_cgroup_rules=["c 1:2 r", "a *:* rwm"])["linux"]["resources"]["devices"]
+    assert rules[-2:] == [
+        {"allow": True, "type": "c", "major": 1, "minor": 2, "access": "r"},
+        {"allow": True, "type": "a", "access": "rwm"},
+    ]
+
+
+def test_masked_and_read_only_paths() -> None:
+    """A list replaces the default, also an empty one: `--security-opt systempaths=unconfined`."""
+    linux = built(place(cgroups=V2), masked_paths=["/proc/kcore"], readonly_paths=[])["linux"]
+    assert linux["maskedPaths"] == ["/proc/kcore"] and "readonlyPaths" not in linux
+    assert built(readonly_paths=[])["linux"]["readonlyPaths"] == ["/sys/fs/cgroup"], "the tmpfs of v1 stays read-only"
+    assert built(masked_paths=None)["linux"]["maskedPaths"] == list(spec.MASKED_PATHS)
+
+
+def test_cgroup_namespaces() -> None:
+    for cgroups, mode, private in ((V1, "", False), (V1, "private", True), (V2, "", True), (V2, "host", False)):
+        assert ("cgroup" in namespaces_of(built(place(cgroups=cgroups), cgroupns_mode=mode))) is private
+
+
 def test_a_directory_without_device_nodes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
