@@ -144,7 +144,7 @@ def jobs(size: Size) -> list[Job]:
             [
                 Figure(
                     "log-write",
-                    "output into a json-file log of 1 GB, nobody attached",
+                    "output into a json-file log of 1 GB, no client attached",
                     "MB/s",
                     False,
                     Target({"podman": 1}),

@@ -369,8 +369,7 @@ class _Numbered(msgspec.Struct):
 
 
 def number(data: bytes) -> int:
-    """The `seq` of a packet that is not a valid order, so that its sender gets an answer; 0 when it
-    has none."""
+    """The `seq` of a packet, which need not be a valid order; 0 when it has none."""
     try:
         return max(0, _numbered.decode(data).seq)
     except NOT_A_MESSAGE:

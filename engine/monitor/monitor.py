@@ -251,18 +251,18 @@ class Monitor:
 
     def obey(self, connection: Connection, data: bytes, descriptors: list[int]) -> None:
         """Carry out one packet. Descriptors that no order took are closed."""
-        sequence = 0
         try:
-            order = connection.codec.decode_order(data)
-            sequence = order.seq
+            try:
+                order = connection.codec.decode_order(data)
+            except messages.NOT_A_MESSAGE as error:
+                print(f"monitor: not an order: {error}", file=sys.stderr)
+                connection.send(messages.Failed(messages.number(data), f"not an order: {error}"))
+                return
             self._orders[type(order)](self, connection, order, descriptors)
-        except messages.NOT_A_MESSAGE as error:
-            print(f"monitor: not an order: {error}", file=sys.stderr)
-            connection.send(messages.Failed(sequence or messages.number(data), f"not an order: {error}"))
         except Exception as error:
             if not isinstance(error, OSError):
                 traceback.print_exc()
-            connection.send(messages.Failed(sequence, str(error)))
+            connection.send(messages.Failed(messages.number(data), str(error)))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

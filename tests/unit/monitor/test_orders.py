@@ -1,0 +1,47 @@
+"""What the monitor answers to an order that it cannot carry out."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.monitor import messages
+from engine.monitor.monitor import Monitor
+
+
+def answers(data: bytes, descriptors: list[int]) -> list[messages.Failed]:
+    sent: list[messages.Failed] = []
+    connection: Any = SimpleNamespace(codec=messages.CURRENT, send=sent.append)
+    monitor: Any = object.__new__(Monitor)
+    monitor.obey(connection, data, descriptors)
+    return sent
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        KeyError("k"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_the_failure_of_an_order(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setitem(Monitor._orders, messages.Forget, fail)
+    reading, writing = os.pipe()
+    assert answers(messages.encode(messages.Forget(9, "k")), [reading, writing]) == [messages.Failed(9, str(error))]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reading)
+
+
+def test_what_is_not_an_order(capfd: pytest.CaptureFixture[str]) -> None:
+    [refusal] = answers(b"\xc1", [])
+    assert (refusal.seq, refusal.reason.startswith("not an order: ")) == (0, True)
+    [refusal] = answers(messages.encode(messages.Forget(9, "k")).replace(b"forget", b"forgot"), [])
+    assert (refusal.seq, refusal.reason.startswith("not an order: ")) == (9, True)
+    assert capfd.readouterr().err.count("monitor: not an order: ") == 2
