@@ -81,9 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     check = commands.add_parser("check", help="report what the host lacks for N containers")
     check.add_argument(
-        "--containers", type=int, default=1000, metavar="N", help="planned number of containers [default: 1000]"
+        "--containers", type=_count, default=1000, metavar="N", help="planned number of containers [default: 1000]"
     )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
 
 
 def _stop(run: Path, seconds: int) -> int:

@@ -226,7 +226,18 @@ def encode(config: Config) -> bytes:
 
 
 def _from_text(kind: type[Any], value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f"Expected `str`, got `{type(value).__name__}`")  # as msgspec says it
     return kind(value)
+
+
+def _is_registry(rule: str) -> bool:
+    """True if `rule` is HOST, HOST:PORT or a network in CIDR notation."""
+    try:
+        ipaddress.ip_network(rule, strict=False)  # an address is a network of one
+    except ValueError:
+        return re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+)(:[0-9]{1,5})?", rule) is not None
+    return True
 
 
 def _is_loopback(host: str) -> bool:
@@ -264,6 +275,9 @@ def _convert(values: dict[str, Any]) -> Config:
     for mirror in config.registry_mirrors:
         if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", mirror):
             raise ValueError(f"--registry-mirror {mirror!r}: must be an http or https URL")
+    for rule in config.insecure_registries:
+        if not _is_registry(rule):
+            raise ValueError(f"--insecure-registry {rule!r}: must be HOST, HOST:PORT or a network such as 10.0.0.0/8")
     if config.log_level not in LOG_LEVELS:
         raise ValueError(f"--log-level {config.log_level!r}: must be one of {', '.join(LOG_LEVELS)}")
     for option, seconds in (

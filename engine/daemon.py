@@ -89,7 +89,8 @@ def run(config: Config, *, stop_after: float | None = None) -> int:
     except EngineError as error:
         print(f"engined: {error.message}", file=sys.stderr)
     except OSError as error:
-        print(f"engined: {error}", file=sys.stderr)
+        place = f"{error.filename}: " if isinstance(error.filename, str | os.PathLike) else ""
+        print(f"engined: {place}{error.strerror or error}", file=sys.stderr)
     return 1
 
 
@@ -439,10 +440,13 @@ def _make_directories(config: Config) -> None:
     """Make ROOT and RUN. ROOT has files and environments of containers, so only root may read it.
     Sockets in RUN have their own modes.
     """
-    for directory in (config.root, config.root / "containers", config.root / "volumes"):
-        directory.mkdir(mode=0o710, parents=True, exist_ok=True)
-        directory.chmod(0o710)
-    config.run.mkdir(mode=0o711, parents=True, exist_ok=True)
+    try:
+        for directory in (config.root, config.root / "containers", config.root / "volumes"):
+            directory.mkdir(mode=0o710, parents=True, exist_ok=True)
+            directory.chmod(0o710)
+        config.run.mkdir(mode=0o711, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ServerError(f"{error.filename}: is not a directory") from error
 
 
 def _sweep_directories(containers: Path, live: set[str]) -> None:

@@ -45,6 +45,16 @@ def test_a_first_start_leaves_nothing() -> None:
             engine.close()
 
 
+def test_a_root_that_is_a_file() -> None:
+    engine = TempEngine()
+    try:
+        engine.root.touch()
+        fails(engine, f"engined: {engine.root}: is not a directory")
+        engine.assert_gone()
+    finally:
+        engine.close()
+
+
 def test_files_of_others_in_run_stay() -> None:
     with port_in_use() as port:
         engine = TempEngine("--insecure", "--tcp", f"127.0.0.1:{port}")

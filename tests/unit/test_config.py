@@ -57,6 +57,9 @@ def test_relative_directories_become_absolute(monkeypatch: pytest.MonkeyPatch, t
         (["--bridge", "a-name-that-is-too-long"], "--bridge"),
         (["--run", "/" + "r" * 60], "--run"),
         (["--registry-mirror", "ftp://x"], "--registry-mirror"),
+        (["--insecure-registry", "a b"], "--insecure-registry 'a b': must be HOST"),
+        (["--insecure-registry", "10.0.0.0/33"], "--insecure-registry '10.0.0.0/33'"),
+        (["--insecure-registry", "http://x"], "--insecure-registry 'http://x'"),
     ],
 )
 def test_a_broken_rule_is_refused_by_name(argv: list[str], words: str) -> None:
@@ -68,6 +71,7 @@ def test_a_broken_rule_is_refused_by_name(argv: list[str], words: str) -> None:
     ("text", "words"),
     [
         ("bridge = 5", "bridge: expected string, got integer"),
+        ("root = 5", "root: expected string, got integer"),
         ('socket = "/a"', "socket: expected array, got string"),
         ("unknown = 1", "unknown option unknown"),
         ("not toml", "Expected '='"),
@@ -79,6 +83,19 @@ def test_a_broken_file_is_named_with_its_option(tmp_path: Path, text: str, words
     file.write_text(text)
     with pytest.raises(ValueError, match=re.escape(f"--config {file}: {words}")):
         config("--config", str(file))
+
+
+def test_registries_that_may_be_insecure() -> None:
+    rules = ("r.example", "r.example:5000", "10.0.0.0/8", "10.1.2.3:80", "fd00::1", "[fd00::1]:80", "fd00::/8")
+    given = [word for rule in rules for word in ("--insecure-registry", rule)]
+    assert config(*given).insecure_registries == rules
+
+
+def test_a_number_of_containers_is_at_least_1(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in ("-1", "0", "x", "1.5"):
+        with pytest.raises(SystemExit, match="2"):
+            program.main(["check", f"--containers={number}"])
+        assert f"--containers: {number!r} is not a number of at least 1" in capsys.readouterr().err
 
 
 def test_every_field_is_an_option_with_a_description() -> None:
