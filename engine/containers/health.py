@@ -125,7 +125,7 @@ class HealthChecks:
 
         `Execs.open` ends probes of the last daemon.
         """
-        for container in containers:
+        for container in [*containers]:  # those with AutoRemove may be removed meanwhile
             async with container.lock:
                 if container.record.status.state == State.RUNNING:
                     self._begin(container, random.random())

@@ -11,6 +11,7 @@ import pytest
 
 from engine.containers import removal, settings
 from engine.containers.container import Container
+from engine.containers.health import HealthChecks
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.monitor.handles import LaunchFailed
@@ -288,6 +289,25 @@ def test_a_removed_container_is_not_found_by_a_verb_that_waited(world: World) ->
                 await verb
         assert not world.rows
         check(engine)
+
+    run(story())
+
+
+def test_health_checks_resume_while_a_container_is_removed(world: World) -> None:
+    """One with AutoRemove that has ended without a daemon is removed while the next one starts."""
+
+    async def story() -> None:
+        engine, container = await _started(world)
+        await engine.create("other")
+        removing = asyncio.ensure_future(removal.remove(container, force=True))
+        for _ in range(2):  # the task of the removal, and the one that runs to its end
+            await asyncio.sleep(0)
+        assert container.lock.locked()
+        checks = HealthChecks(None)  # type: ignore[arg-type]
+        await checks.resume(engine.containers)
+        await removing
+        assert [each.record.name for each in engine.containers] == ["other"]
+        await checks.close()
 
     run(story())
 
