@@ -32,6 +32,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -58,6 +59,8 @@ RUNNING = (State.RUNNING, State.PAUSED)
 _SIGKILL = 9
 _KILL_GRACE = 10.0
 """Seconds to wait for the end of a process after SIGKILL."""
+_THAW_AFTER = 1.0
+"""Seconds after SIGKILL until a process that is still there is thawed."""
 _PEERS_WAIT = 10.0
 """Seconds that a start waits for a container on which it depends and which is about to start."""
 _SAVE_PAUSE = 1.0
@@ -550,12 +553,21 @@ class Container:
                 async with self.lock:
                     if self.process is process:
                         await self._send(process, _SIGKILL)
-                done, _ = await asyncio.wait({end}, timeout=_KILL_GRACE)
-            if not done:
-                raise self._not_killed()
+                await self._killed(end)
 
-    def _not_killed(self) -> ServerError:
-        return ServerError(f"Cannot stop container {self.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL")
+    async def _killed(self, end: asyncio.Future[Any]) -> None:
+        """Wait for `end`, which follows from SIGKILL. Raises ServerError.
+
+        Under v1 a frozen process does not end. It may be frozen although the record says that it
+        runs: a daemon was killed during a pause.
+        """
+        done, _ = await asyncio.wait({end}, timeout=_THAW_AFTER)
+        if not done:
+            with contextlib.suppress(EngineError):
+                await self.parts.runtime.resume(self.id)
+            done, _ = await asyncio.wait({end}, timeout=_KILL_GRACE)
+        if not done:
+            raise ServerError(f"Cannot stop container {self.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL")
 
     async def kill_and_record(self) -> None:
         """End its process, if it runs, and record the exit. For a removal, which holds the lock
@@ -566,9 +578,7 @@ class Container:
             return
         self.replace(stopped_by_user=True)
         await self._send(process, _SIGKILL)
-        await asyncio.wait({process.exit}, timeout=_KILL_GRACE)
-        if not process.exit.done():
-            raise self._not_killed()
+        await self._killed(process.exit)
         await self._end_run(process.exit.result(), await launch.oom_killed(self.record, self.parts))
 
     async def _send(self, process: Process, number: int) -> None:
@@ -597,7 +607,7 @@ class Container:
         """
         process = await self._begin_kill(number, must_run)
         if process is not None and number == _SIGKILL:
-            await self._ended(process, _KILL_GRACE)
+            await self._ended(process, _THAW_AFTER)
 
     @whole
     async def _begin_kill(self, number: int, must_run: bool) -> Process | None:

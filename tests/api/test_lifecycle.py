@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests import cgroups
 from tests.harness import TempEngine, alive, until
 
 STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
@@ -134,6 +135,21 @@ def test_a_paused_container_can_be_ended(engine: TempEngine, verb: str) -> None:
     assert engine.wait(identifier) == (137 if verb == "kill" else 7)
     shown = state(engine, identifier)
     assert (shown["Running"], shown["Paused"], shown["Status"]) == (False, False, "exited")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/kill"), ("POST", "/stop?t=0"), ("DELETE", "?force=1")], ids=["kill", "stop", "rm"]
+)
+def test_a_frozen_container_that_counts_as_running_can_be_ended(engine: TempEngine, method: str, path: str) -> None:
+    """A daemon that is killed during a pause leaves one. Under v1 SIGKILL alone does not end it."""
+    identifier = engine.started("sleep", "1000")
+    group = cgroups.Group(engine.inspect(identifier)["State"]["Pid"])
+    name, frozen = ("cgroup.freeze", "1") if cgroups.V2 else ("freezer.state", "FROZEN")
+    directory = cgroups.ROOT if cgroups.V2 else cgroups.ROOT / "freezer"
+    (directory / group.path("freezer").lstrip("/") / name).write_text(frozen)
+    answer = engine.request(method, f"/v1.24/containers/{identifier}{path}")
+    assert answer.status == 204, answer
+    assert method == "DELETE" or engine.wait(identifier) == 137
 
 
 def test_a_paused_container_keeps_other_signals_for_later(engine: TempEngine) -> None:
