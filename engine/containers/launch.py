@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -110,11 +111,23 @@ async def _end(parts: Parts, key: str) -> None:
 async def remove_cgroup(parts: Parts, cgroup: str) -> None:
     """Remove the control group where the runtime has left it: crun does so when a limit cannot be
     set, and then has no state for `delete`.
+
+    A process of the runtime that was killed with its monitor may still be exiting in it.
     """
-    try:
-        await asyncio.to_thread(parts.cgroups.remove, cgroup)
-    except OSError as error:
-        _log.warning("cannot remove the control group %s: %s", cgroup, error)
+    for pause in (*_BUSY_PAUSES, None):
+        try:
+            await asyncio.to_thread(parts.cgroups.remove, cgroup)
+        except OSError as error:
+            if pause is None or error.errno != errno.EBUSY:
+                _log.warning("cannot remove the control group %s: %s", cgroup, error)
+                return
+            await asyncio.sleep(pause)
+        else:
+            return
+
+
+_BUSY_PAUSES = (0.01, 0.04, 0.15, 0.5)
+"""Seconds between attempts to remove a control group that has a process."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,12 @@ will use this.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -57,3 +61,17 @@ def test_a_refusal_of_the_runtime_leaves_nothing(world: World) -> None:
         assert "step-1" in engine.monitor.forgotten
 
     run(story())
+
+
+def test_a_control_group_is_removed_when_its_last_process_has_exited() -> None:
+    """A killed runtime may still be exiting in it."""
+    answers: list[OSError | None] = [OSError(errno.EBUSY, "busy"), OSError(errno.EBUSY, "busy"), None]
+
+    def remove(cgroup: str) -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    parts: Any = SimpleNamespace(cgroups=SimpleNamespace(remove=remove))
+    asyncio.run(launch.remove_cgroup(parts, "/engined/c"))
+    assert answers == []
