@@ -79,8 +79,12 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
     def judged(self) -> bool:
-        """Returns True if there is a target and every figure that it needs."""
-        return self.target is not None and all(self.median(engine) is not None for engine in (OURS, *self.target.times))
+        """Returns True if there is a target and every figure that it needs, or if what is there
+        misses it.
+        """
+        if self.target is None:
+            return False
+        return bool(self.misses()) or all(self.median(engine) is not None for engine in (OURS, *self.target.times))
 
     def cell(self, engine: str) -> str:
         """The engine's figure, or the reason why there is none."""

@@ -17,7 +17,7 @@ from engine.api.engine import Engine
 from engine.api.kept import Entry
 from engine.api.replies import empty_reply, encoded_reply, json_reply
 from engine.api.replies import encode as encode_reply
-from engine.api.versions import Flag, Shape
+from engine.api.versions import Flag
 from engine.containers import listing, logs, removal, settings, views
 from engine.containers import stats as statistics
 from engine.containers import top as processes
@@ -48,6 +48,12 @@ UPDATE_LIMIT = 1 << 20
 
 
 def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
+    now = time.time_ns()
+    # The generation is read first: a change while a long list is made makes that list outdated.
+    generation = engine.containers.generation
+    kept = engine.kept.lists.find(request.target, generation, now)
+    if kept is not None:
+        return encoded_reply(request, kept)
     query = request.query
     selection = listing.Selection(
         all=parameters.boolean(query, "all"),
@@ -56,22 +62,12 @@ def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
         before=query.get("before", ""),
         filters=parameters.filters(query, listing.FILTERS),
     )
-    if parameters.boolean(query, "size"):
-        found = listing.select(engine.containers, engine.images, selection)
-        return _list_with_sizes(found, engine.images, request)
-    now = time.time_ns()
-    # What most clients poll. The generation is read first: a change while a long list is made
-    # makes the kept one outdated.
-    generation = engine.containers.generation
-    place = (request.version.shape(ContainerSummary), selection.all) if selection.unconditional else None
-    if place is not None:
-        kept = engine.kept.lists.get(place, _NOTHING)
-        if kept.generation == generation and kept.until > now:
-            return encoded_reply(request, kept.body)
     found = listing.select(engine.containers, engine.images, selection)
+    if parameters.boolean(query, "size"):
+        return _list_with_sizes(found, engine.images, request)
     if len(found) > _AT_ONCE:
-        return _long_list(engine, found, request, now, place, generation)
-    return _listed(engine, request, [_summaries(engine, found, request, now)], place, generation)
+        return _long_list(engine, found, request, now, selection, generation)
+    return _listed(engine, request, [_summaries(engine, found, request, now)], selection, generation)
 
 
 _AT_ONCE = 50
@@ -81,7 +77,7 @@ between, other requests are served.
 
 
 async def _long_list(
-    engine: Engine, found: list[Container], request: Request, now: int, place: _Place | None, generation: int
+    engine: Engine, found: list[Container], request: Request, now: int, selection: listing.Selection, generation: int
 ) -> Reply:
     parts = []
     turn = time.monotonic()
@@ -90,14 +86,16 @@ async def _long_list(
         if time.monotonic() - turn > 0.001:
             await asyncio.sleep(0)
             turn = time.monotonic()
-    return _listed(engine, request, parts, place, generation)
+    return _listed(engine, request, parts, selection, generation)
 
 
-def _listed(engine: Engine, request: Request, parts: list[_Summaries], place: _Place | None, generation: int) -> Reply:
-    """The whole list, kept if it has a place."""
+def _listed(
+    engine: Engine, request: Request, parts: list[_Summaries], selection: listing.Selection, generation: int
+) -> Reply:
+    """The whole list, kept if it depends on the containers alone."""
     body = _array([summary for summaries, _ in parts for summary in summaries])
-    if place is not None:
-        engine.kept.lists[place] = Entry(generation, body, min(until for _, until in parts))
+    if selection.by_containers:
+        engine.kept.lists.keep(request.target, generation, body, min(until for _, until in parts))
     return encoded_reply(request, body)
 
 
@@ -134,8 +132,6 @@ def _summaries(engine: Engine, containers: list[Container], request: Request, no
 
 
 _NOTHING = Entry(-1, b"")
-_Place = tuple[Shape, bool]
-"""Where a list is kept (`KeptReplies.lists`)."""
 _Summaries = tuple[list[bytes], int]
 
 

@@ -15,15 +15,20 @@ from typing import NamedTuple
 
 from engine.api.versions import Shape
 
+LISTS = 8 << 20
+"""Bytes of all kept lists together, with their targets."""
+_ENTRY = 256
+"""Bytes that an entry costs besides."""
+
 
 class Entry(NamedTuple):
-    """One encoded object, or the whole list."""
+    """One encoded object."""
 
     generation: int
     body: bytes
     until: int = 0
-    """Time in nanoseconds since the epoch until which its Status texts are right. Replies without
-    such a text have 0, and are not asked for it.
+    """Time in nanoseconds since the epoch until which its Status text is right. A reply without
+    such a text has 0, and is not asked for it.
     """
 
 
@@ -32,8 +37,7 @@ class KeptReplies:
 
     def __init__(self) -> None:
         self._by_shape: dict[Shape, dict[str, Entry]] = {}
-        self.lists: dict[tuple[Shape, bool], Entry] = {}
-        """The lists of all containers (True) and of the running ones, without other conditions."""
+        self.lists = KeptLists()
 
     def of(self, shape: Shape) -> dict[str, Entry]:
         """Entries of this shape by the object's id.
@@ -49,3 +53,39 @@ class KeptReplies:
         """Drop the entries of an object that was removed."""
         for entries in self._by_shape.values():
             entries.pop(object_id, None)
+
+
+class KeptLists:
+    """Lists of containers by request target (path and query), all of one generation of all
+    containers.
+    """
+
+    def __init__(self) -> None:
+        self._generation = -1
+        self._lists: dict[bytes, tuple[bytes, int]] = {}
+        self._size = 0
+
+    def find(self, target: bytes, generation: int, now: int) -> bytes | None:
+        """The list, if no container has changed since and all its Status texts are right at `now`
+        (ns). Lists of earlier generations are dropped.
+        """
+        if generation != self._generation:
+            self._lists.clear()
+            self._generation, self._size = generation, 0
+        body, until = self._lists.get(target, _NONE)
+        return body if until > now else None
+
+    def keep(self, target: bytes, generation: int, body: bytes, until: int) -> None:
+        """Keep the list, as it was at the generation for which `find` was called, if there is
+        room.
+        """
+        if generation != self._generation:
+            return
+        if target in self._lists:
+            self._size -= len(self._lists.pop(target)[0]) + len(target) + _ENTRY
+        size = self._size + len(body) + len(target) + _ENTRY
+        if size <= LISTS:
+            self._lists[target], self._size = (body, until), size
+
+
+_NONE = b"", 0

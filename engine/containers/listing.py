@@ -44,9 +44,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     filters: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
     @property
-    def unconditional(self) -> bool:
-        """All containers or all running ones are wanted."""
-        return not (self.limit > 0 or self.since or self.before or self.filters)
+    def by_containers(self) -> bool:
+        """The choice depends on nothing but the containers' records."""
+        return "ancestor" not in self.filters
 
 
 Test = Callable[[Container], bool]

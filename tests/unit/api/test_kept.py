@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.api import networks
-from engine.api.kept import Entry, KeptReplies
+from engine.api.kept import LISTS, Entry, KeptReplies
 from engine.api.versions import VERSIONS
 from engine.http.messages import Reply
 from engine.wire.containers import ContainerInspect
@@ -69,3 +69,21 @@ def test_an_object_is_encoded_again_when_its_generation_grows() -> None:
     inspect("1.24")
     inspect("1.18")
     assert shown == 4
+
+
+def test_lists() -> None:
+    kept = KeptReplies().lists
+    assert kept.find(b"/a", 1, 0) is None
+    kept.keep(b"/a", 1, b"[1]", until=10)
+    kept.keep(b"/b", 0, b"[0]", until=10)
+    assert (kept.find(b"/a", 1, 9), kept.find(b"/a", 1, 10), kept.find(b"/b", 1, 9)) == (b"[1]", None, None)
+    kept.keep(b"/large", 1, bytes(LISTS), until=10)
+    assert kept.find(b"/large", 1, 9) is None
+    for _ in range(3):  # replaced, not added
+        kept.keep(b"/half", 1, bytes(LISTS // 2), until=10)
+    assert len(kept.find(b"/half", 1, 9) or b"") == LISTS // 2
+    assert kept.find(b"/a", 2, 9) is None
+    for number in range(LISTS // 256):
+        kept.keep(str(number).encode(), 2, b"[]\n", until=10)
+    assert kept.find(b"0", 2, 9) == b"[]\n"
+    assert kept.find(str(LISTS // 256 - 1).encode(), 2, 9) is None, "short lists fill it, too"

@@ -56,6 +56,9 @@ def test_a_row_is_judged_when_all_that_its_target_needs_is_there() -> None:
     target = Target({"dockerd": 8})
     assert row(target=target, engined=[1], dockerd=[9]).judged()
     assert not row(target=target, engined=[1]).judged()
+    both = Target({"dockerd": 8, "podman": 1})
+    assert not row(target=both, engined=[1], dockerd=[9]).judged()
+    assert row(target=both, engined=[1], dockerd=[7]).judged(), "missed, whatever podman takes"
     assert not row(engined=[1], dockerd=[9]).judged()
 
 
