@@ -54,7 +54,7 @@ async def restore(container: Container, on_host: bool) -> None:
             assert ended is not None
             container.record_exit(ended, await launch.oom_killed(container.record, container.parts))
         elif status.state in RUNNING:
-            _log.warning("container %s its process ended with the host or the monitor", container.id)
+            _log.warning("container %s: its process ended with the host or the monitor", container.id)
             container.record_exit(Exit(status=255, at=time.time_ns()), False)
             abandoned = True
         elif on_host or any(endpoint.ip_address for endpoint in container.record.networks.values()):
