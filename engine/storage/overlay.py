@@ -634,7 +634,7 @@ def _inherit(path: Path, below: list[Path], implied: Sequence[bytes]) -> None:
             model = _find_below(layers, name)
             if model is not None:
                 try:
-                    _copy_looks(own, name, model)
+                    _copy_attributes(own, name, model)
                 finally:
                     os.close(model)
     finally:
@@ -675,7 +675,7 @@ def _is_opaque(directory: int) -> bool:
         return False
 
 
-def _copy_looks(own: int, name: bytes, model: int) -> None:
+def _copy_attributes(own: int, name: bytes, model: int) -> None:
     status = os.fstat(model)
     target = files.open_in_root(own, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

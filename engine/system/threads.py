@@ -67,8 +67,8 @@ class LongWork:
 def submit(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
     """The result of `function`, which runs in a thread of the pool.
 
-    Raises ServerError if no thread can be started; `function` does not run then. The loop's
-    `run_in_executor` raises RuntimeError and may run it later.
+    Raises ServerError if no thread can be started or the pool was shut down; `function` does not
+    run then. The loop's `run_in_executor` raises RuntimeError and may run it later.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     try:
@@ -76,7 +76,8 @@ def submit(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any
     except RuntimeError as error:
         # It stays in the queue, where a busy thread may run it later unless it is cancelled.
         if future.cancel():
-            raise ServerError("the host allows no more threads") from error
+            stopping = "shutdown" in str(error)  # concurrent.futures has no type for it
+            raise ServerError("the engine is stopping" if stopping else "the host allows no more threads") from error
     return asyncio.wrap_future(future)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ def test_a_pool_survives_a_refused_policy(monkeypatch: pytest.MonkeyPatch) -> No
         pool = threads.LongWork(1, "pool")
         assert [await pool.run(lambda: 1), await pool.run(lambda: 2)] == [1, 2]
         pool.release()
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_was_shut_down() -> None:
+    async def main() -> None:
+        pool = ThreadPoolExecutor(1)
+        pool.shutdown()
+        with pytest.raises(ServerError, match="the engine is stopping"):
+            threads.submit(pool, lambda: 1)
 
     asyncio.run(main())
 
