@@ -6,6 +6,7 @@ in `system/` and `runtime/`, with the cause kept (`raise … from`). Any other e
 a reply is a bug.
 """
 
+import os
 import re
 
 
@@ -14,6 +15,14 @@ def reason(error: OSError) -> str:
     device`.
     """
     return (error.strerror or str(error) or "unknown error").lower()
+
+
+def reason_with_file(error: OSError) -> str:
+    """`reason` after the name of the file, where the error has one: `/a/b: no space left on
+    device`.
+    """
+    named = isinstance(error.filename, str | bytes | os.PathLike)
+    return f"{os.fsdecode(error.filename)}: {reason(error)}" if named else reason(error)
 
 
 def decoding_reason(error: Exception) -> str:

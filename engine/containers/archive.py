@@ -42,7 +42,7 @@ from engine._fast.tar import ArchiveError
 from engine.containers.container import Container
 from engine.containers.mount_points import temporary
 from engine.containers.mounted import Mounted, engine_mounts
-from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason_with_file
 from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.system import detached_mounts, files, mounts
 from engine.system.feed import Feed
@@ -447,8 +447,7 @@ def _changes(upper: str, lower: list[str]) -> list[PathChange]:
         except OSError as error:
             if error.errno == errno.E2BIG:
                 raise ServerError("there are too many changes: their paths take more than 128 MiB") from error
-            place = f"{error.filename}: " if error.filename is not None else ""
-            raise ServerError(f"reading the changes in {upper}: {place}{reason(error)}") from error
+            raise ServerError(f"reading the changes in {upper}: {reason_with_file(error)}") from error
     return [PathChange(path.decode(errors="replace"), kind) for path, kind in found]
 
 

@@ -22,7 +22,7 @@ from engine._fast import pack
 from engine.containers import body
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
-from engine.errors import Conflict, EngineError, NotFound, ServerError, reason
+from engine.errors import Conflict, EngineError, NotFound, ServerError, reason_with_file
 from engine.images import importing, instructions
 from engine.images.archive import ARCHITECTURE
 from engine.images.reference import Reference
@@ -124,8 +124,7 @@ def _read(upper: os.PathLike[str], spool: int) -> _Written:
             while view:
                 view = view[os.write(spool, view) :]
     except OSError as error:
-        place = f"{error.filename}: " if error.filename is not None else ""
-        raise ServerError(f"packing the changes in {upper}: {place}{reason(error)}") from error
+        raise ServerError(f"packing the changes in {upper}: {reason_with_file(error)}") from error
     return _Written(f"sha256:{hashed.hexdigest()}", size)
 
 

@@ -48,7 +48,7 @@ from pathlib import Path
 import msgspec
 
 from engine._fast import tree
-from engine.errors import Conflict, NotFound, ServerError, reason
+from engine.errors import Conflict, NotFound, ServerError, reason_with_file
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
 from engine.system import detached_mounts, files, mounts
@@ -605,7 +605,7 @@ async def _made(make: Callable[..., None], *arguments: object) -> None:
     try:
         await uninterrupted(asyncio.to_thread(make, *arguments))
     except OSError as error:
-        raise ServerError(f"{error.filename}: {reason(error)}") from error
+        raise ServerError(reason_with_file(error)) from error
 
 
 def _make(path: Path, model: Path | None = None) -> None:

@@ -2,11 +2,12 @@
 
 import errno
 import os
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from engine.errors import decoding_reason, reason
+from engine.errors import decoding_reason, reason, reason_with_file
 
 
 class Inner(msgspec.Struct):
@@ -47,3 +48,7 @@ def test_text_that_is_not_utf8() -> None:
 def test_the_reason_of_the_kernel() -> None:
     assert reason(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == "no space left on device"
     assert reason(OSError("odd")) == "odd"
+    assert reason_with_file(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == "no space left on device"
+    for path in ("/a", b"/a", Path("/a")):
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        assert reason_with_file(full) == "/a: no space left on device"
