@@ -23,8 +23,9 @@ from engine.containers import body
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, EngineError, NotFound, ServerError, reason_with_file
-from engine.images import importing, instructions
+from engine.images import importing
 from engine.images.archive import ARCHITECTURE
+from engine.images.instructions import changes
 from engine.images.reference import Reference
 from engine.images.spans import Span
 from engine.images.store import ImageStore
@@ -54,7 +55,7 @@ async def commit(container: Container, images: ImageStore, options: CommitOption
     read.
     """
     record = container.record
-    changed = instructions.apply(options.config, options.changes, record.config.env or ())
+    changed = changes.apply(options.config, options.changes, record.config.env or ())
     config = msgspec.structs.replace(body.merged(changed, record.config), on_build=changed.on_build)
     snapshots = images.snapshots
     async with contextlib.AsyncExitStack() as stack:

@@ -3,7 +3,7 @@ container's changes (commit).
 
 Both add one layer: its archive is in an unnamed file, its digest becomes the diff_id, and it is
 extracted like any other. Not here: reading a container's changes (containers/commit.py over
-_fast/pack.pyx), the `changes` parameter (instructions.py).
+_fast/pack.pyx), the `changes` parameter (instructions/changes.py).
 Raises: InvalidParameter for a damaged archive, ServerError when the disk does not take it; nothing
 is left behind then.
 """
@@ -18,8 +18,9 @@ import msgspec
 
 from engine import __version__, times
 from engine.events import EventLog
-from engine.images import archive, instructions
+from engine.images import archive
 from engine.images.archive import ARCHITECTURE
+from engine.images.instructions import changes as instructions
 from engine.images.layers import chain_ids
 from engine.images.reference import Reference
 from engine.images.spans import Span

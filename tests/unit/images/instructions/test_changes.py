@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
-from engine.images import instructions
+from engine.images.instructions import changes
 from engine.wire.containers import Config
 
 VARIABLES = ["A=one", "B=two words", "EMPTY=", "PATH=/bin"]
@@ -43,7 +43,7 @@ VARIABLES = ["A=one", "B=two words", "EMPTY=", "PATH=/bin"]
     ],
 )
 def test_words_of_a_shell(text: str, expected: str) -> None:
-    found = instructions.apply(Config(), [f"ENV K={text}" if " " not in text else f"ENV K {text}"], VARIABLES)
+    found = changes.apply(Config(), [f"ENV K={text}" if " " not in text else f"ENV K {text}"], VARIABLES)
     assert found.env == [f"K={expected}"]
 
 
@@ -52,11 +52,11 @@ def test_words_of_a_shell(text: str, expected: str) -> None:
 )
 def test_words_that_are_none(text: str) -> None:
     with pytest.raises(InvalidParameter):
-        instructions.apply(Config(), [f"ENV K={text}"], VARIABLES)
+        changes.apply(Config(), [f"ENV K={text}"], VARIABLES)
 
 
 def test_each_line_sees_those_before_it() -> None:
-    config = instructions.apply(
+    config = changes.apply(
         Config(env=["A=body"]),
         [
             "ENV A=$A-1 C=$A",
@@ -88,9 +88,9 @@ def test_each_line_sees_those_before_it() -> None:
 
 def test_what_grows_without_end_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="characters"):
-        instructions.apply(Config(env=["A=0123456789"]), ["ENV A=$A$A"] * 60)
+        changes.apply(Config(env=["A=0123456789"]), ["ENV A=$A$A"] * 60)
     with pytest.raises(InvalidParameter, match="deep"):
-        instructions.apply(Config(), ["ENV A=" + "${X:-" * 100_000])
+        changes.apply(Config(), ["ENV A=" + "${X:-" * 100_000])
 
 
 @given(st.text(alphabet="ab$ {}:-+?'\"\\=\n\t1/", max_size=60))
@@ -98,6 +98,6 @@ def test_any_text(text: str) -> None:
     """Parsed or refused; no other exception."""
     for name in ("ENV", "LABEL", "EXPOSE", "WORKDIR", "VOLUME", "USER", "HEALTHCHECK", "ONBUILD"):
         try:
-            instructions.apply(Config(), [f"{name} {text}"], VARIABLES)
+            changes.apply(Config(), [f"{name} {text}"], VARIABLES)
         except InvalidParameter as error:
             assert error.message
