@@ -51,6 +51,9 @@ def _plain_type(name: str) -> str:
 class EngineError(Exception):
     """Base of the kinds. `message` is what the client reads."""
 
+    exit_code = 0
+    """Exit code of the program whose failure this is, for streams that report it; 0 for others."""
+
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message

@@ -103,8 +103,8 @@ async def json_lines(values: AsyncIterable[Any], request: Request) -> AsyncGener
     after each.
 
     The status line is sent before the first object, so a failure becomes a last object
-    `{"errorDetail":{"message"},"error"}`. Errors that have a status code must be raised before the
-    stream is made.
+    `{"errorDetail":{"message"},"error"}`, whose `errorDetail` has the exit code of a program that
+    failed. Errors that have a status code must be raised before the stream is made.
     """
     try:
         async for value in values:
@@ -113,7 +113,8 @@ async def json_lines(values: AsyncIterable[Any], request: Request) -> AsyncGener
         kind = as_kind(error)
         if kind is None:
             raise
-        yield _encode({"errorDetail": {"message": kind.message}, "error": kind.message}) + b"\r\n"
+        detail: dict[str, Any] = {"code": kind.exit_code} if kind.exit_code else {}
+        yield _encode({"errorDetail": detail | {"message": kind.message}, "error": kind.message}) + b"\r\n"
     finally:
         # If the client disconnects, end the reporting work now, not when garbage is collected.
         close = getattr(values, "aclose", None)
@@ -154,6 +155,28 @@ async def upload_reply(request: Request, values: AsyncIterable[Any]) -> StreamRe
         await lines.aclose()
         raise
     return StreamReply(request.status, Begun(first, lines))
+
+
+async def started(values: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """The same values, of which the first is already available. Raises the error that comes before
+    it, so that it becomes the reply's status.
+    """
+    try:
+        first = await anext(values, None)
+    except BaseException:
+        await values.aclose()
+        raise
+    return _again(first, values)
+
+
+async def _again(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    try:
+        if first is not None:
+            yield first
+        async for value in rest:
+            yield value
+    finally:
+        await rest.aclose()
 
 
 def as_kind(error: BaseException) -> EngineError | None:

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.api import archive, containers, exec, images, networks, swarm, system, volumes
+from engine.api import archive, build, containers, exec, images, networks, swarm, system, volumes
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
 from engine.http.messages import AnyReply, Request
@@ -116,6 +116,9 @@ ROUTES: tuple[Route, ...] = (
     GET("/exec/{id}/json", exec.inspect),
     # Images
     GET("/images/json", images.list_all),
+    POST("/build", build.build, mode=STREAM),
+    POST("/build/prune", build.prune),
+    POST("/build/cancel", build.cancel),
     POST("/images/create", images.create, mode=STREAM),
     GET("/images/{name:path}/json", images.inspect),
     GET("/images/{name:path}/history", images.history),

@@ -34,7 +34,12 @@ INDEX = "https://index.docker.io/v1/"
 
 _ALWAYS_INSECURE = ("127.0.0.0/8", "::1/128")
 
-_PONG = Reply(200, b"OK", "text/plain; charset=utf-8", (("Cache-Control", "no-cache, no-store, must-revalidate"),))
+_PONG = Reply(
+    200,
+    b"OK",
+    "text/plain; charset=utf-8",
+    (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Builder-Version", "1")),
+)
 
 
 def ping(engine: Engine, request: Request) -> Reply:

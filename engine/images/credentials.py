@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 from typing import NamedTuple
 
@@ -76,6 +77,37 @@ def registry_auth(header: str | None) -> Credentials:
     except (ValueError, RecursionError):
         raise InvalidParameter("invalid X-Registry-Auth header: not base64 of a JSON object") from None
     return credentials(document, "X-Registry-Auth header")
+
+
+def registry_config(header: str | None) -> dict[str, Credentials]:
+    """X-Registry-Config: base64url of a JSON object, credentials by registry. The keys of the
+    result are domains as in `Reference.domain`.
+
+    As in Docker, a header that cannot be decoded is ignored; here also a single entry.
+    """
+    if not header or len(header) > LONGEST:
+        return {}
+    try:
+        document = msgspec.json.decode(_base64(header.strip()))
+    except (ValueError, RecursionError):
+        return {}
+    found: dict[str, Credentials] = {}
+    for name, given in document.items() if isinstance(document, dict) else ():
+        with contextlib.suppress(InvalidParameter):
+            domain = _domain(name)
+            # `host` counts before `https://host/v1/`, as in Docker.
+            if domain not in found or domain == name:
+                found[domain] = credentials(given, "X-Registry-Config header")
+    return found
+
+
+_HUB = frozenset(("index.docker.io", "registry-1.docker.io"))
+
+
+def _domain(name: str) -> str:
+    """The registry of a key in a credential file: `https://index.docker.io/v1/` is docker.io."""
+    host = name.removeprefix("https://").removeprefix("http://").partition("/")[0]
+    return "docker.io" if host in _HUB else host
 
 
 def credentials(document: object, what: str) -> Credentials:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from engine.api.versions import v1_19, v1_20, v1_21, v1_22, v1_23, v1_24
+from engine.api.versions import v1_19, v1_20, v1_21, v1_22, v1_23, v1_24, v1_25, v1_30
 from engine.api.versions.change import Change, Flag, Source, Upgrade, ignoring, release, without
 from engine.api.versions.shapes import Shape
 from engine.errors import InvalidParameter
@@ -22,7 +22,7 @@ from engine.errors import InvalidParameter
 MINIMUM = "1.18"
 NEWEST = "1.24"
 
-_NEWEST_FIRST = (v1_24, v1_23, v1_22, v1_21, v1_20, v1_19)
+_NEWEST_FIRST = (v1_30, v1_25, v1_24, v1_23, v1_22, v1_21, v1_20, v1_19)
 
 CHANGES: tuple[Change, ...] = tuple(change for module in _NEWEST_FIRST for change in module.CHANGES)
 """Newest first."""

@@ -38,6 +38,9 @@ class Flag(enum.Enum):
     STATS_NAMED = "stats show name and id"
     KILL_NEEDS_A_PROCESS = "kill of a stopped container is an error"
     START_TAKES_NO_HOST_CONFIG = "start takes no HostConfig"
+    NUMBERED_STEPS = "build numbers its steps as N/M"
+    UNUSED_ARGUMENTS_WARN = "build warns of unused build arguments"
+    BUILD_AUX = "build streams the image's id in aux"
 
 
 class Change:

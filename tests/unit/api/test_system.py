@@ -31,6 +31,7 @@ APP = application()
 def test_ping(path: str, method: str) -> None:
     reply = ask(APP, path, method)
     assert (reply.status, reply.body, reply.content_type) == (200, b"OK", "text/plain; charset=utf-8")
+    assert ("Builder-Version", "1") in reply.headers
 
 
 def test_version() -> None:

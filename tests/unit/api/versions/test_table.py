@@ -176,7 +176,12 @@ def test_one_file_for_each_version() -> None:
 def test_the_table_is_newest_first_and_in_range() -> None:
     releases = [change.since for change in CHANGES]
     assert releases == sorted(releases, reverse=True)
-    assert all(versions.release("1.18") < release <= versions.release("1.24") for release in releases)
+    assert all(versions.release("1.18") < release < versions.release("1.57") for release in releases)
+
+
+def test_a_version_that_is_not_served_changes_behaviour_alone() -> None:
+    for change in CHANGES:
+        assert change.flag is not None or change.since <= versions.release(versions.NEWEST)
 
 
 @pytest.mark.parametrize("name", ["1.18", "1.19", "1.20", "1.21", "1.22", "1.23", "1.24"])

@@ -1,0 +1,142 @@
+"""Handlers of image builds: decode, one call into the builder, reply.
+
+Every parameter that a newer version documents is obeyed at the older ones too, because clients send
+it there. What a build streams is the same at all versions but for the rows of `versions/`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+
+from engine import times
+from engine.api import parameters
+from engine.api.engine import Engine
+from engine.api.replies import empty_reply, json_reply, started, upload_reply
+from engine.api.versions import Flag
+from engine.build import options
+from engine.build.options import Options, PruneOptions
+from engine.build.quiet import quiet
+from engine.errors import InvalidParameter
+from engine.http.messages import Query, Reply, Request, StreamReply
+from engine.images.credentials import registry_config
+from engine.wire.build import BuildMessage
+from engine.wire.containers import HostConfig
+
+
+async def build(engine: Engine, request: Request) -> StreamReply:
+    """POST /build. An error before the first message becomes the reply's status."""
+    found = decode(engine, request)
+    messages = engine.builder.build(request.body, found)
+    if found.build_id:
+        messages = engine.builds.run(found.build_id, messages)
+    if parameters.boolean(request.query, "q"):
+        messages = quiet(messages, engine.images.temporary)
+    elif not request.version.has(Flag.BUILD_AUX):
+        messages = _without_aux(messages)
+    return await upload_reply(request, await started(messages))
+
+
+async def prune(engine: Engine, request: Request) -> Reply:
+    """POST /build/prune."""
+    return json_reply(request, await engine.builder.prune(decode_prune(request.query)))
+
+
+def cancel(engine: Engine, request: Request) -> Reply:
+    """POST /build/cancel. An id without a build is no error: the build may just have ended."""
+    build_id = request.query.get("id", "")
+    if not build_id:
+        raise InvalidParameter("build ID not provided")
+    engine.builds.cancel(build_id)
+    return empty_reply(request)
+
+
+def decode(engine: Engine, request: Request) -> Options:
+    """The parameters of POST /build. Raises InvalidParameter that names the parameter."""
+    query = request.query
+    options.check_frontend(query.get("version", ""), query.get("session", ""), query.get("remote", ""))
+    options.check_squash(parameters.boolean(query, "squash"))
+    options.check_security(query.get_all("securityopt"))
+    options.check_outputs(query.get("outputs", ""))
+    extra_hosts = [each for each in query.get_all("extrahosts") if each]
+    gateway = str(engine.networks.gateway) if any(each.endswith(":host-gateway") for each in extra_hosts) else ""
+    host = HostConfig(
+        memory=_number(query, "memory"),
+        memory_swap=_number(query, "memswap"),
+        cpu_shares=_number(query, "cpushares"),
+        cpu_period=_number(query, "cpuperiod"),
+        cpu_quota=_number(query, "cpuquota"),
+        cpuset_cpus=query.get("cpusetcpus", ""),
+        cpuset_mems=query.get("cpusetmems", ""),
+        cgroup_parent=query.get("cgroupparent", ""),
+        shm_size=_number(query, "shmsize"),
+        ulimits=options.ulimits(query.get("ulimits", "")) or None,
+        isolation=query.get("isolation", ""),
+        network_mode=query.get("networkmode", ""),
+        extra_hosts=extra_hosts or None,
+    )
+    force_remove = parameters.boolean(query, "forcerm")
+    return Options(
+        dockerfile=query.get("dockerfile", "") or query.get("buildfile", ""),
+        tags=options.tags(query.get_all("t")),
+        remote=query.get("remote", ""),
+        no_cache=parameters.boolean(query, "nocache"),
+        pull=parameters.boolean(query, "pull"),
+        remove=force_remove or not query.get("rm", "") or parameters.boolean(query, "rm"),
+        force_remove=force_remove,
+        host=options.host(host, gateway),
+        arguments=options.arguments(query.get("buildargs", "")),
+        labels=options.labels(query.get("labels", "")),
+        cache_from=options.cache_from(query.get("cachefrom", "")),
+        target=query.get("target", ""),
+        platform=options.platform(query.get("platform", "")),
+        session=query.get("session", ""),
+        build_id=query.get("buildid", ""),
+        credentials=registry_config(request.headers.get("x-registry-config")),
+        numbered_steps=request.version.has(Flag.NUMBERED_STEPS),
+        unused_arguments_fail=not request.version.has(Flag.UNUSED_ARGUMENTS_WARN),
+    )
+
+
+def decode_prune(query: Query) -> PruneOptions:
+    """The parameters of POST /build/prune. Raises InvalidParameter that names the parameter."""
+    filters = parameters.filters(query, options.PRUNE_FILTERS)
+    unused = filters.pop("until", []) + filters.pop("unused-for", [])
+    if len(unused) > 1:
+        raise InvalidParameter("filters: until and unused-for take one value together")
+    since = 0
+    for text in unused:
+        try:
+            since = times.parse_timestamp(text, time.time_ns())
+        except (ValueError, OverflowError):
+            raise InvalidParameter(f"filters: {text[:100]!r} is neither a duration nor a timestamp") from None
+    # Before API 1.48 the first of them had another name; Docker reads both.
+    return PruneOptions(
+        all=parameters.boolean(query, "all"),
+        filters=filters,
+        unused_since_ns=since,
+        reserved_space=_space(query, "reserved-space") or _space(query, "keep-storage"),
+        max_used_space=_space(query, "max-used-space"),
+        min_free_space=_space(query, "min-free-space"),
+    )
+
+
+def _number(query: Query, name: str) -> int:
+    return parameters.integer(query, name, 0)
+
+
+def _space(query: Query, name: str) -> int:
+    try:
+        return parameters.integer(query, name, 0, minimum=0)
+    except InvalidParameter:
+        raise InvalidParameter(f"{name} is in bytes and expects an integer, got {query.get(name, '')[:100]}") from None
+
+
+async def _without_aux(messages: AsyncGenerator[BuildMessage, None]) -> AsyncGenerator[BuildMessage, None]:
+    """For versions that do not have `aux`."""
+    try:
+        async for message in messages:
+            if message.aux is None:
+                yield message
+    finally:
+        await messages.aclose()

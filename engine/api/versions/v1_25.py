@@ -1,0 +1,10 @@
+"""What API 1.25 changed. The version itself is not served yet; builds behave as before it."""
+
+from __future__ import annotations
+
+from engine.api.versions.change import Change, Flag
+
+CHANGES = (
+    Change("1.25", "build numbers its steps as N/M", flag=Flag.NUMBERED_STEPS),
+    Change("1.25", "build warns of unused build arguments", flag=Flag.UNUSED_ARGUMENTS_WARN),
+)

@@ -1,0 +1,275 @@
+"""The parameters of a build and of a prune of the build cache: their meaning and their rules.
+
+Pure. Not here: query strings and headers (`api/build.py`), what a parameter does.
+Raises: InvalidParameter that names the parameter, in Docker's words where clients match them;
+        Unimplemented for what only BuildKit's own protocol has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from engine.containers import body
+from engine.errors import InvalidParameter, Unimplemented, decoding_reason
+from engine.images import reference
+from engine.images.archive import ARCHITECTURE
+from engine.images.credentials import Credentials
+from engine.images.reference import Reference
+from engine.wire.containers import Config, HostConfig, Ulimit
+from engine.wire.images import Platform
+
+T = TypeVar("T")
+
+DEFAULT_HOST = body.checked_host(HostConfig())
+
+PRUNE_FILTERS = frozenset(
+    ("description", "id", "inuse", "label", "parent", "private", "shared", "type", "until", "unused-for")
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of one build, valid.
+
+    Build arguments and credentials may be secrets: an object of this class is never logged.
+    """
+
+    dockerfile: str = ""
+    """Path in the context as it was given; empty for the default names."""
+    tags: tuple[Reference, ...] = ()
+    """Canonical, each with a tag, without duplicates."""
+    remote: str = ""
+    """URL of the context, instead of the body."""
+    no_cache: bool = False
+    pull: bool = False
+    """Ask the registry for every base."""
+    remove: bool = True
+    """Remove containers of successful steps."""
+    force_remove: bool = False
+    """Remove containers of failed steps too."""
+    host: HostConfig = DEFAULT_HOST
+    """For RUN's containers alone: limits, ulimits, cgroup parent, size of /dev/shm, network mode
+    and extra hosts, checked as in a create.
+    """
+    arguments: Mapping[str, str | None] = msgspec.field(default_factory=dict)
+    """Build arguments. None: as if it were not given, so its default applies."""
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    cache_from: tuple[str, ...] = ()
+    """Images whose layers may serve as cache."""
+    target: str = ""
+    """Name or number of the stage to build; empty for the last one."""
+    platform: Platform | None = None
+    """The target platform, if one was given."""
+    session: str = ""
+    """Id of the client's session, for secrets and SSH agents."""
+    build_id: str = ""
+    """The client's own id of the build, for POST /build/cancel."""
+    credentials: Mapping[str, Credentials] = msgspec.field(default_factory=dict)
+    """By registry domain, as in `Reference.domain`."""
+    numbered_steps: bool = True
+    """`Step N/M : …` instead of `Step N : …`."""
+    unused_arguments_fail: bool = False
+    """A build argument that no ARG consumed is an error after the last step, not a warning."""
+
+
+class PruneOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which records of the build cache a prune removes. Sizes in bytes; 0 when not given."""
+
+    all: bool = False
+    """Records of images that are tagged too, not only of dangling ones."""
+    filters: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+    """Names of `PRUNE_FILTERS` without the two times."""
+    unused_since_ns: int = 0
+    """Only records whose last use was before this time, in nanoseconds since the epoch. 0: any."""
+    reserved_space: int = 0
+    """Bytes of cache that are kept."""
+    max_used_space: int = 0
+    """Remove records until the cache has at most this size."""
+    min_free_space: int = 0
+    """Remove records until the disk has this much free space."""
+
+
+def tags(names: Iterable[str]) -> tuple[Reference, ...]:
+    """The values of `t`, each with its tag, without duplicates. Empty values are skipped."""
+    found: dict[Reference, None] = {}
+    for name in names:
+        if not name:
+            continue
+        try:
+            parsed = reference.parse(name)
+            if not parsed.digest:
+                parsed = reference.with_tag(name, "")
+        except InvalidParameter as error:
+            words = f'Error parsing reference: "{name[:300]}" is not a valid repository/tag: {error.message}'
+            raise InvalidParameter(words) from error
+        if parsed.digest:
+            raise InvalidParameter("build tag cannot contain a digest")
+        found[parsed] = None
+    return tuple(found)
+
+
+def arguments(text: str) -> dict[str, str | None]:
+    """The value of `buildargs`: a JSON object of strings or nulls."""
+    found = _json(text, dict[str, str | None], "error reading build args: buildargs") or {}
+    for name, value in found.items():
+        if not name or "=" in name or "\0" in name or "\0" in (value or ""):
+            raise InvalidParameter(f"error reading build args: buildargs: {name[:100]!r}: not a valid variable")
+    return found
+
+
+def labels(text: str) -> dict[str, str]:
+    """The value of `labels`: a JSON object of strings. A null value is the empty text."""
+    found = _json(text, dict[str, str | None], "error reading labels: labels") or {}
+    return {name: value or "" for name, value in found.items()}
+
+
+def ulimits(text: str) -> list[Ulimit]:
+    """The value of `ulimits`: a JSON list of {Name, Soft, Hard}."""
+    given = _json(text, list[dict[str, object] | None], "error reading ulimit settings: ulimits") or []
+    named = [{key.title(): value for key, value in each.items() if value is not None} for each in given if each]
+    try:
+        return msgspec.convert(named, list[Ulimit])
+    except msgspec.ValidationError as error:
+        raise InvalidParameter(f"error reading ulimit settings: ulimits: {decoding_reason(error)}") from error
+
+
+def cache_from(text: str) -> tuple[str, ...]:
+    """The value of `cachefrom`: a JSON list of image names."""
+    given = _json(text, list[str | None], "error reading cache-from: cachefrom") or []
+    return tuple(dict.fromkeys(name for name in given if name))
+
+
+def platform(text: str) -> Platform | None:
+    """The value of `platform`: `os`, `arch`, `os/arch` or `os/arch/variant`; None for the empty
+    text.
+    """
+    if not text:
+        return None
+    parts = text.lower().split("/")
+    if len(parts) > 3 or not all(_PLATFORM_PART.fullmatch(part) for part in parts):
+        raise InvalidParameter(f'"{text[:100]}": cannot parse platform specifier: invalid argument')
+    os, architecture, variant = (*parts, "", "")[:3]
+    if len(parts) == 1:
+        if _architecture(os, "")[0] in _ARCHITECTURES:
+            os, architecture = "linux", os
+        elif os in _SYSTEMS:
+            architecture = ARCHITECTURE
+        else:
+            raise InvalidParameter(f'"{text[:100]}": unknown operating system or architecture: invalid argument')
+    if os != "linux":
+        raise InvalidParameter(f'platform: operating system "{os}" is not supported')
+    architecture, variant = _architecture(architecture, variant)
+    return Platform(os=os, architecture=architecture, variant=variant)
+
+
+def host(given: HostConfig, gateway: str) -> HostConfig:
+    """The settings of RUN's containers, checked. `gateway`: the address that `host-gateway` stands
+    for in extra hosts.
+    """
+    if given.isolation not in ("", "default", "process"):
+        raise InvalidParameter(f'Unsupported isolation: "{given.isolation[:100]}"')
+    extra = [_extra_host(each, gateway) for each in given.extra_hosts or ()]
+    checked = body.checked_host(msgspec.structs.replace(given, isolation="", extra_hosts=extra or None))
+    body.check_together(Config(), checked)
+    return checked
+
+
+def check_frontend(version: str, session: str, remote: str) -> None:
+    """`version` and what belongs to it: BuildKit's builds by POST /build are not served."""
+    if version not in ("", "1", "2"):
+        raise InvalidParameter(f'invalid version "{version[:100]}"')
+    if version == "2":
+        if not session:
+            raise InvalidParameter("version: a build of version 2 needs a session")
+        raise Unimplemented("version: BuildKit builds by POST /build are not supported; use version 1 or POST /grpc")
+    if remote == "client-session":
+        raise Unimplemented("remote: client-session is only supported with BuildKit, by POST /grpc")
+
+
+def check_outputs(text: str) -> None:
+    """The value of `outputs`: a JSON list of {Type, Attrs}. The result of a build by POST /build is
+    an image of this engine, so only the exporters that mean this are accepted.
+    """
+    given = _json(text, list[dict[str, object] | None], "invalid outputs specified: outputs") or []
+    for each in given:
+        fields = {key.lower(): value for key, value in (each or {}).items()}
+        kind, attributes = fields.get("type"), fields.get("attrs")
+        if kind not in ("docker", "image", "moby") or attributes:
+            what = str(kind)[:100] + (" with attributes" if attributes else "")
+            raise InvalidParameter(
+                f'outputs: exporter "{what}" is not supported: a build by POST /build makes an image of this engine'
+            )
+
+
+def check_squash(squash: bool) -> None:
+    if squash:
+        raise InvalidParameter("squash is only supported with experimental mode")
+
+
+def check_security(options: Sequence[str]) -> None:
+    if options:
+        raise InvalidParameter("security options are not supported on linux")
+
+
+_SYSTEMS = frozenset(("darwin", "freebsd", "linux", "windows"))
+_ARCHITECTURES = frozenset(
+    (
+        "386",
+        "amd64",
+        "arm",
+        "arm64",
+        "loong64",
+        "mips",
+        "mips64",
+        "mips64le",
+        "mipsle",
+        "ppc64",
+        "ppc64le",
+        "riscv64",
+        "s390x",
+    )
+)
+_PLATFORM_PART = re.compile(r"[a-z0-9_.-]+")
+_ALIASES = {
+    ("x86_64", ""): ("amd64", ""),
+    ("x86-64", ""): ("amd64", ""),
+    ("amd64", "v1"): ("amd64", ""),
+    ("i386", ""): ("386", ""),
+    ("aarch64", ""): ("arm64", ""),
+    ("aarch64", "v8"): ("arm64", ""),
+    ("arm64", "8"): ("arm64", ""),
+    ("arm64", "v8"): ("arm64", ""),
+    ("armhf", ""): ("arm", "v7"),
+    ("armel", ""): ("arm", "v6"),
+    ("arm", ""): ("arm", "v7"),
+    ("arm", "5"): ("arm", "v5"),
+    ("arm", "6"): ("arm", "v6"),
+    ("arm", "7"): ("arm", "v7"),
+    ("arm", "8"): ("arm", "v8"),
+}
+
+
+def _architecture(architecture: str, variant: str) -> tuple[str, str]:
+    """Architecture and variant in the spelling of Go, as containerd normalises them."""
+    return _ALIASES.get((architecture, variant), (architecture, variant))
+
+
+def _extra_host(text: str, gateway: str) -> str:
+    name, colon, address = text.partition(":")
+    if address == "host-gateway":
+        return f"{name}:{gateway}"
+    return f"{name}{colon}{address.removeprefix('[').removesuffix(']')}"
+
+
+def _json(text: str, of: type[T], what: str) -> T | None:
+    """A JSON value; None for the empty text and null."""
+    if not text:
+        return None
+    try:
+        kind: object = of | None
+        return msgspec.json.decode(text.encode(), type=kind)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeError) as error:
+        raise InvalidParameter(f"{what}: {decoding_reason(error)}") from None
