@@ -18,15 +18,19 @@ Image Specification, "Representing Changes"): a character device 0/0 becomes `.w
 trusted.overlay.opaque becomes `.wh..wh..opq`. Empty mount points that the runtime created are left
 out.
 
+With `tar_split`, the data from which tarsplit.pyx makes the same stream again is written too. Then
+nothing may change the tree: a file that shrinks is an error, and files are opened directly.
+
 Owns:    its descriptors; memory for names (walk.pyx), and at most 16 MiB for the names of hard
          links.
 Threads: one at a time. The GIL is released for the whole of a call.
 Raises:  OSError with the kernel's errno and the name. Files that vanish meanwhile are left out; a
          file that shrinks is padded with zeros.
 """
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport (
-    EACCES, EINTR, ENAMETOOLONG, ENODATA, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP, EPERM, ERANGE, errno,
+    EACCES, EINTR, EIO, ENAMETOOLONG, ENODATA, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP, EPERM, ERANGE, errno,
 )
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -49,6 +53,8 @@ cdef enum:
     MAX_EXTENTS = 16 * 1024
     MAX_LINKS = 16 * 1024 * 1024    # of names; beyond it, hard links are sent as separate files
     MAX_VALUE = 64 * 1024           # XATTR_SIZE_MAX
+    RECORD = 64 * 1024              # of tar-split data until it is passed on
+    RECORD_HEAD = 20                # see tarsplit.pyx
 
 cdef int64_t MAX_OCTAL_7 = 0o7777777
 cdef int64_t MAX_OCTAL_11 = 0o77777777777
@@ -116,9 +122,33 @@ cdef class Packer(Walk):
     cdef char *full
     cdef size_t full_room
     cdef char target[MAX_PATH + 1]
+    cdef object tar_split
+    cdef object failure
+    cdef bint recording
+    cdef uint8_t *record
+    cdef size_t recorded
+    cdef readonly int64_t content
+    """Bytes of the regular files so far, each counted once."""
+    cdef readonly int64_t size
+    """Bytes of the stream so far."""
 
-    def __cinit__(self, int descriptor, bytes name not None, *, bint top=True, bint fine=False, bint layer=False):
+    def __cinit__(
+        self,
+        int descriptor,
+        bytes name not None,
+        *,
+        bint top=True,
+        bint fine=False,
+        bint layer=False,
+        tar_split=None,
+    ):
         cdef stat_t found
+        if tar_split is not None:
+            self.tar_split = tar_split
+            self.recording = True
+            self.record = <uint8_t *>malloc(RECORD)
+            if self.record == NULL:
+                raise MemoryError()
         self.file = -1
         self.prefix_bytes = name
         self.prefix = self.prefix_bytes
@@ -154,6 +184,27 @@ cdef class Packer(Walk):
         free(self.full)
         free(self.links)
         free(self.link_names)
+        free(self.record)
+
+    def readinto(self, target not None):
+        """Fill `target` with the next bytes of the stream. Returns their number, less than its size
+        only at the end.
+        """
+        cdef Py_buffer room
+        cdef int64_t got
+        PyObject_GetBuffer(target, &room, PyBUF_WRITABLE)
+        with nogil:
+            got = self.fill(<uint8_t *>room.buf, room.len)
+        PyBuffer_Release(&room)
+        if got < 0:
+            self.raise_failed()
+        return got
+
+    cdef object raise_failed(self):
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        self.raise_failure()
 
     def read(self, size_t size):
         """Return the next `size` bytes of the stream, less only at the end."""
@@ -163,7 +214,7 @@ cdef class Packer(Walk):
         with nogil:
             got = self.fill(data, size)
         if got < 0:
-            self.raise_failure()
+            self.raise_failed()
         return piece if <size_t>got == size else piece[:got]
 
     def close(self):
@@ -206,6 +257,8 @@ cdef class Packer(Walk):
                         continue
                     return self.fail(errno)
                 if got == 0:            # the file shrank; its header is already sent
+                    if self.recording:
+                        return self.fail(EIO)
                     memset(data + done, 0, part)
                     got = part
                 self.at += got
@@ -219,9 +272,107 @@ cdef class Packer(Walk):
                 done += part
             elif self.stage == 3:
                 break
-            elif self.step() < 0:
+            elif self.step() < 0 or (self.recording and self.record_entry() < 0):
                 return -1
+        self.size += done
         return done
+
+    # --- tar-split data ---------------------------------------------------------------------------
+
+    cdef int record_entry(self) noexcept nogil:
+        """Record what `step` has prepared."""
+        cdef size_t index
+        cdef Extent *extent
+        if self.record_bytes(self.head, self.head_size) < 0:
+            return -1
+        if self.extent_count:
+            if self.length > MAX_PATH:
+                return self.record_contents()
+            for index in range(self.extent_count):
+                extent = &self.extents[index]
+                if extent.size and self.record_file(extent.offset, extent.size) < 0:
+                    return -1
+            if self.record_bytes(NULL, <size_t>self.padding) < 0:
+                return -1
+        return self.flush_record() if self.stage == 3 else 0
+
+    cdef int record_bytes(self, const uint8_t *data, size_t size) noexcept nogil:
+        """Record bytes of the stream; NULL stands for zeros."""
+        cdef size_t part
+        cdef uint64_t number
+        while size:
+            if RECORD - self.recorded <= RECORD_HEAD and self.flush_record() < 0:
+                return -1
+            part = RECORD - self.recorded - RECORD_HEAD
+            if part > size:
+                part = size
+            number = part
+            memcpy(self.record + self.recorded, &number, 8)
+            memset(self.record + self.recorded + 8, 0, 12)
+            self.recorded += RECORD_HEAD
+            if data == NULL:
+                memset(self.record + self.recorded, 0, part)
+            else:
+                memcpy(self.record + self.recorded, data, part)
+                data += part
+            self.recorded += part
+            size -= part
+        return 0
+
+    cdef int record_file(self, int64_t offset, int64_t size) noexcept nogil:
+        """Record that the next `size` bytes of the stream are in the current file at `offset`."""
+        cdef uint32_t length = <uint32_t>self.length
+        if RECORD - self.recorded < RECORD_HEAD + length and self.flush_record() < 0:
+            return -1
+        memcpy(self.record + self.recorded, &size, 8)
+        memcpy(self.record + self.recorded + 8, &offset, 8)
+        memcpy(self.record + self.recorded + 16, &length, 4)
+        memcpy(self.record + self.recorded + RECORD_HEAD, self.path, length)
+        self.recorded += RECORD_HEAD + length
+        return 0
+
+    cdef int record_contents(self) noexcept nogil:
+        """Record the bytes of a file whose path is longer than the kernel takes at once."""
+        cdef size_t index
+        cdef int64_t at, wanted
+        cdef ssize_t got
+        for index in range(self.extent_count):
+            at = 0
+            while at < self.extents[index].size:
+                wanted = self.extents[index].size - at
+                if wanted > MAX_VALUE:
+                    wanted = MAX_VALUE
+                got = pread(self.file, self.value, wanted, self.extents[index].offset + at)
+                if got <= 0:
+                    if got < 0 and errno == EINTR:
+                        continue
+                    return self.fail(errno if got < 0 else EIO)
+                if self.record_bytes(<uint8_t *>self.value, got) < 0:
+                    return -1
+                at += got
+        if self.record_bytes(NULL, <size_t>self.padding) < 0:
+            return -1
+        return self.flush_record() if self.stage == 3 else 0
+
+    cdef int flush_record(self) noexcept nogil:
+        cdef size_t size = self.recorded
+        cdef int status
+        self.recorded = 0
+        if size == 0:
+            return 0
+        with gil:
+            status = self.give_record(size)
+        return status
+
+    cdef int give_record(self, size_t size):
+        try:
+            self.tar_split.write(<bytes>self.record[:size])
+        except BaseException as error:
+            self.failure = error
+            return -1
+        return 0
+
+    # --- the walk ---------------------------------------------------------------------------------
 
     cdef int step(self) noexcept nogil:
         """Prepare the next entry, or the end mark."""
@@ -268,7 +419,7 @@ cdef class Packer(Walk):
     cdef int entry(self, int parent) noexcept nogil:
         cdef stat_t found
         cdef int below, status, fd
-        if self.is_file and self.levels[self.depth - 1].nodev:
+        if self.is_file and (self.recording or self.levels[self.depth - 1].nodev):
             status = self.file_entry(parent)
             if status <= 0:
                 return status
@@ -419,6 +570,7 @@ cdef class Packer(Walk):
         cdef size_t index, map_size = 0, start
         cdef char number[48]
         cdef char *cut
+        self.content += size
         self.extents[0].offset = 0
         self.extents[0].size = size
         self.extent_count = 1

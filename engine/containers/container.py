@@ -37,6 +37,7 @@ from typing import Any
 import msgspec
 
 from engine.containers import body, launch, lifecycle, removal, restart
+from engine.containers.extra_mounts import ExtraMount
 from engine.containers.lifecycle import State, Verb
 from engine.containers.parts import Parts, Peers
 from engine.containers.signals import signal_number
@@ -78,6 +79,7 @@ class Container:
         "_out_of_memory",
         "_starts",
         "_unsaved",
+        "extra_mounts",
         "generation",
         "lock",
         "parts",
@@ -86,6 +88,7 @@ class Container:
         "process",
         "record",
         "removed",
+        "stubs",
     )
 
     def __init__(self, parts: Parts, record: ContainerRecord, peers: Peers) -> None:
@@ -97,6 +100,10 @@ class Container:
         """Grows with every visible change (`touch`): a reply may be cached while it stays the same.
         """
         self.removed = False
+        self.extra_mounts: tuple[ExtraMount, ...] = ()
+        """Mounts of the next start besides those of the record."""
+        self.stubs: tuple[str, ...] = ()
+        """Mount points that were made in its root: see `Ingest.stubs`."""
         self.process: Process | None = None
         """The process of its run; None as soon as the record shows the exit."""
         self._out_of_memory = False

@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from engine.containers import boot, create, removal, settings, sharing
+from engine.containers import boot, create, removal, settings, sharing, transient
 from engine.containers.container import Container
+from engine.containers.extra_mounts import ExtraMount
 from engine.containers.launch import ROOT
 from engine.containers.lifecycle import State
 from engine.containers.names import Names, checked_name
 from engine.containers.parts import Parts
 from engine.containers.store import ContainerRecord
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
-from engine.images.record import ImageUser
+from engine.images.record import ImageRecord, ImageUser
 from engine.runtime import cgroups
+from engine.storage.snapshots import Ingest
 from engine.system import detached_mounts
 from engine.wire.containers import CreateBody, Created, UpdateBody
 
@@ -160,27 +162,70 @@ class Containers:
 
         Raises InvalidParameter, NotFound (image), Conflict (name); a failure leaves nothing behind.
         """
+        return (await self._create(wanted, name, platform, None))[1]
+
+    async def create_transient(
+        self, wanted: CreateBody, image: ImageRecord, name: str = "", mounts: Sequence[ExtraMount] = ()
+    ) -> Container:
+        """A new container that only this daemon knows. It is in memory alone until `keep`; the next
+        daemon ends its process and removes what it has on the host.
+
+        It stands on the image's layers; the image need not be in the store. The body's
+        configuration is complete: nothing of the image's is merged into it, and its Volumes are not
+        mounted. `mounts` are those of its first start. It ends with `take`, `keep` or a removal.
+
+        Raises InvalidParameter, NotFound, Conflict (name); a failure leaves nothing behind.
+        """
+        container, _ = await self._create(wanted, name, "", image)
+        container.extra_mounts = tuple(mounts)
+        return container
+
+    async def take(self, container: Container) -> Ingest:
+        """The changes of a transient container whose run has ended, for `Layers.seal`. The
+        container is removed.
+
+        The caller retains the layer below, and abandons or commits the ingest. Raises Conflict
+        while it runs, NotFound if it was removed meanwhile.
+        """
+        return await transient.take(container)
+
+    async def keep(self, container: Container) -> None:
+        """Make an ordinary container of a transient one whose run has ended. Raises Conflict while
+        it runs, NotFound if it was removed meanwhile, ServerError.
+        """
+        await transient.keep(container)
+
+    async def _create(
+        self, wanted: CreateBody, name: str, platform: str, image: ImageRecord | None
+    ) -> tuple[Container, Created]:
+        """A new container, transient with `image`."""
         chosen = checked_name(name) if name else ""
-        drafted = create.draft(wanted, chosen or self._names.random(), platform, self.parts, self.get, self.support)
+        drafted = create.draft(
+            *(wanted, chosen or self._names.random(), platform, self.parts, self.get, self.support, image)
+        )
         record = drafted.record
+        made: list[Container] = []
         self._names.reserve(record.id, record.name)
         self._creating[record.id] = record.image_id
         try:
-            await create.commit(drafted, self.parts, self._created)
+            await create.commit(
+                drafted, self.parts, lambda record: made.append(self._created(record)), transient=image is not None
+            )
         except BaseException:
             if record.id not in self._all:
                 self._names.discard(record.id, record.name)
             raise
         finally:
             del self._creating[record.id]
-        return Created(record.id, drafted.warnings)
+        return made[0], Created(record.id, drafted.warnings)
 
-    def _created(self, record: ContainerRecord) -> None:
+    def _created(self, record: ContainerRecord) -> Container:
         """Its row is there."""
         container = Container(self.parts, record, self)
         self._names.add(record.id, record.name)
         self._add(container)
         container.publish("create", record.created)
+        return container
 
     async def update(self, container: Container, change: UpdateBody) -> list[str]:
         """As `settings.update`, on this host."""

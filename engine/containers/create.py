@@ -28,6 +28,7 @@ from engine.containers.sharing import Find, network_owner
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.images.archive import ARCHITECTURE
+from engine.images.record import ImageRecord
 from engine.logs import drivers
 from engine.networks import network
 from engine.networks.network import HOST, NONE, PREDEFINED_NAMES
@@ -49,19 +50,34 @@ class Draft(NamedTuple):
     warnings: list[str]
 
 
-def draft(wanted: CreateBody, name: str, platform: str, parts: Parts, find: Find, support: Support) -> Draft:
-    """Raises InvalidParameter, NotFound (image). `name` is checked and free."""
+def draft(
+    wanted: CreateBody,
+    name: str,
+    platform: str,
+    parts: Parts,
+    find: Find,
+    support: Support,
+    image: ImageRecord | None = None,
+) -> Draft:
+    """Raises InvalidParameter, NotFound (image). `name` is checked and free.
+
+    With `image`, which need not be in the store, the body's configuration is complete: nothing of
+    the image's is merged into it, and no volumes are made for its Volumes.
+    """
     config, host = body.checked(wanted)
     host, warnings = limits.adapted(host, support)
     if isinstance(host.runtime, str) and host.runtime not in ("", "runc", parts.runtime.name):
         raise InvalidParameter(f"Unknown runtime specified {host.runtime}")
     drivers.validate(host.log_config)
-    if not config.image:
-        raise InvalidParameter("No image specified")
-    image = parts.images.get(config.image)
-    _check_platform(platform, config.image, image.config)
+    complete = image is not None
+    if image is None:
+        if not config.image:
+            raise InvalidParameter("No image specified")
+        image = parts.images.get(config.image)
+        _check_platform(platform, config.image, image.config)
     parts.grace_period.expect()  # most containers are started at once
-    config = body.merged(config, image.config.config or Config())
+    if not complete:
+        config = body.merged(config, image.config.config or Config())
     path, args = body.command(config)
     container_id = secrets.token_hex(32)
     shares_network = bool(body.joined(host.network_mode))
@@ -84,7 +100,8 @@ def draft(wanted: CreateBody, name: str, platform: str, parts: Parts, find: Find
         networks=networks,
         links=_links(parts, find, host),
     )
-    return Draft(record, mount_points.mount_points(config, host, _volumes_from(find, host)), warnings)
+    mounted = msgspec.structs.replace(config, volumes=None) if complete else config
+    return Draft(record, mount_points.mount_points(mounted, host, _volumes_from(find, host)), warnings)
 
 
 def _check_platform(wanted: str, name: str, image: ImageConfig) -> None:
@@ -149,8 +166,11 @@ def _links(parts: Parts, find: Find, host: HostConfig) -> dict[str, str]:
     return {link.alias: _child(find, link).id for link in map(body.parse_link, host.links or ())}
 
 
-async def commit(drafted: Draft, parts: Parts, created: Callable[[ContainerRecord], None]) -> None:
-    """Create its volumes, its layer and its row; `created` is called when the row is written.
+async def commit(
+    drafted: Draft, parts: Parts, created: Callable[[ContainerRecord], None], *, transient: bool = False
+) -> None:
+    """Create its volumes, its layer and its row; `created` is called when the row is written. A
+    `transient` one has no row.
 
     A failure undoes everything.
 
@@ -165,11 +185,11 @@ async def commit(drafted: Draft, parts: Parts, created: Callable[[ContainerRecor
         record = msgspec.structs.replace(record, mounts=claim.mounts)
         if record.parent:
             await claim.populate(mounts.populated, lambda: parts.snapshots.open_content(record.parent))
-        await parts.snapshots.prepare(record.id, record.parent or None)
+        await parts.snapshots.prepare(record.id, record.parent or None, transient=transient)
         try:
             if record.config.working_dir.strip("/"):
                 await _make_working_directory(record, parts)
-            await uninterrupted(parts.store.add(record, *claim.changes))
+            await uninterrupted(parts.store.add(record, *claim.changes, transient=transient))
         except BaseException as error:
             if record.id not in parts.store:
                 await uninterrupted(parts.snapshots.remove(record.id))

@@ -94,13 +94,15 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
 class ContainerStore:
     """Containers in the engine's records.
 
-    Knows which have a row: one that was deleted cannot be saved again.
+    Knows which have a row: one that was deleted cannot be saved again. A *transient* container
+    counts as having one, but is in memory alone until `keep`: the next daemon does not know it.
     """
 
     def __init__(self, records: Records) -> None:
         self._records = records
         self._table = records.table("container", ContainerRecord)
         self._rows: set[str] = set()
+        self._transient: set[str] = set()
 
     def load(self) -> dict[str, ContainerRecord]:
         """All of them, by id; at start, before anything else runs."""
@@ -112,17 +114,34 @@ class ContainerStore:
         """True from `add` until `delete`, in the order in which they reach the database."""
         return container_id in self._rows
 
-    async def add(self, record: ContainerRecord, *more: Change) -> None:
-        """The first row of a container, with `more` in one transaction.
+    def transient(self, container_id: str) -> bool:
+        """True if the container is in memory alone."""
+        return container_id in self._transient
+
+    async def keep(self, record: ContainerRecord) -> None:
+        """The first row of a transient container. Not to be cancelled."""
+        if record.id in self._transient:
+            await self._records.commit(self._table.put(record.id, record))
+            self._transient.discard(record.id)
+
+    async def add(self, record: ContainerRecord, *more: Change, transient: bool = False) -> None:
+        """The first row of a container, with `more` in one transaction; only `more` if it is
+        transient.
 
         Not to be cancelled: the row would be written all the same.
         """
         self._rows.add(record.id)
+        if transient:
+            self._transient.add(record.id)
         try:
-            await self._records.commit(self._table.put(record.id, record), *more)
+            await self._records.commit(*self._own(record), *more)
         except BaseException:
             self._rows.discard(record.id)
+            self._transient.discard(record.id)
             raise
+
+    def _own(self, record: ContainerRecord) -> tuple[Change, ...]:
+        return () if record.id in self._transient else (self._table.put(record.id, record),)
 
     async def save(self, record: ContainerRecord, *more: Change) -> None:
         """Replace the row, with `more` in one transaction.
@@ -131,13 +150,15 @@ class ContainerStore:
         """
         if record.id not in self._rows:
             raise NotFound(f"No such container: {record.id}")
-        await self._records.commit(self._table.put(record.id, record), *more)
+        await self._records.commit(*self._own(record), *more)
 
     async def delete(self, container_id: str, *more: Change) -> None:
         """Remove the row, with `more` in one transaction. Not to be cancelled."""
         self._rows.discard(container_id)
+        own = () if container_id in self._transient else (self._table.delete(container_id),)
         try:
-            await self._records.commit(self._table.delete(container_id), *more)
+            await self._records.commit(*own, *more)
         except BaseException:
             self._rows.add(container_id)
             raise
+        self._transient.discard(container_id)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from engine._fast import layer as _layer
 from engine._fast import tar as _tar
 from engine.errors import Conflict, EngineError, InvalidParameter, ServerError, reason
-from engine.images import tarsplit
+from engine.images import sealing, tarsplit
 from engine.images.spans import Incoming, Span, SpanReader, compression, new_progress
 from engine.storage.compression import Inflated
 from engine.storage.snapshots import Ingest, Layer, Snapshots
@@ -242,6 +242,29 @@ class Layers:
             return await self.work(digest_of, span)
         except OSError as error:
             raise ServerError(f"reading a layer: {reason(error)}") from error
+
+    async def seal(self, ingest: Ingest, parent: str, *, drop: Sequence[str] = ()) -> Extraction:
+        """Make the content of a layer of an overlay's changes where they lie (`Snapshots.take`):
+        remove what does not belong to it, and write its tar-split data beside it.
+
+        `parent`: the chain_id below, "" for none. `drop`: absolute paths, such as those of declared
+        volumes, whose changes are removed; links in them are not followed. The diff_id is that of
+        an empty archive when there are no changes. The ingest stays the caller's to commit or
+        abandon; a failure or cancellation abandons it. Raises ServerError.
+        """
+        below: list[Path] = []
+        while parent:
+            layer = self._snapshots.layer(parent)
+            if layer is None:
+                raise ServerError(f"layer {parent} is missing")
+            below.append(self._snapshots.layer_path(parent))
+            parent = layer.parent
+        try:
+            sealed = await uninterrupted(self._extracting.run(sealing.seal, ingest, below, drop))
+            return Extraction(sealed.diff_id, sealed.size, [])
+        except BaseException:
+            await uninterrupted(self._snapshots.abandon(ingest))
+            raise
 
     @contextlib.contextmanager
     def following(self) -> Iterator[bool]:

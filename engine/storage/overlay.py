@@ -11,7 +11,9 @@ accepts as upper directory: ext4, xfs with ftype=1 or btrfs, not another overlay
 - One shared layer, ROOT/layers/init, lies between a container's own directory and its image. It
   contains the empty files that the engine adds to every container (`/.dockerenv`). The runtime
   makes mount points and /dev in the container's own upper directory.
-- The mount option `volatile` is not used: it would turn the container's fsync(2) into a no-op.
+- The mount option `volatile` turns the container's fsync(2) into a no-op, and unmounting writes
+  nothing back. Only transient snapshots have it. Overlayfs leaves a mark in the work directory,
+  and refuses to mount the snapshot again until the mark is removed.
   `redirect_dir=nofollow` and `metacopy=off` override the kernel's defaults, because upper and lower
   directories are also read directly (diff, usage).
 - Nothing is mounted on the host. Every start copies the host's mount namespace and walks its
@@ -49,6 +51,7 @@ import msgspec
 
 from engine._fast import tree
 from engine.errors import Conflict, NotFound, ServerError, reason_with_file
+from engine.storage.lowers import Lowers, copy_attributes
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
 from engine.system import detached_mounts, files, mounts
@@ -79,6 +82,13 @@ _ROOTS = "/roots"
 
 _OPTIONS = "index=off,redirect_dir=nofollow,metacopy=off"
 
+_VOLATILE = "work/work/incompat"
+"""Overlayfs's mark of a volatile mount (overlayfs.rst, "Volatile mount"), below a snapshot's
+directory."""
+
+PATIENCE = 10.0
+"""Seconds that `take` and `keep` wait for calls that access the snapshot."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -92,7 +102,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Opened:
     """A mounted snapshot. `users`: calls that access it now. `runs`: a container runs on it."""
 
-    __slots__ = ("path", "read_only", "root", "runs", "timer", "users")
+    __slots__ = ("left", "path", "read_only", "root", "runs", "timer", "users")
 
     def __init__(self, path: str, *, runs: bool = False) -> None:
         """`path`: the mount's path in the namespace, for its threads."""
@@ -104,6 +114,8 @@ class _Opened:
         directory.
         """
         self.users = 0
+        self.left = asyncio.Event()
+        """Set when a user leaves."""
         self.runs = runs
         self.timer: asyncio.TimerHandle | None = None
 
@@ -146,6 +158,8 @@ class OverlaySnapshots:
         self._counting = ThreadPoolExecutor(COUNT_THREADS, "usage")
         self.mount_namespace = detached_mounts.MountNamespace(self._directory, _ROOTS)
         self._opened: dict[str, _Opened] = {}
+        self._transient: set[str] = set()
+        """Keys of snapshots without a record."""
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         """Locks by key, held while the snapshot's overlay is mounted or unmounted."""
 
@@ -293,7 +307,8 @@ class OverlaySnapshots:
             raise NotFound(f"No such snapshot: {key}")
         return snapshot
 
-    async def prepare(self, key: str, parent: str | None) -> None:
+    async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
+        """See `Snapshots.prepare`."""
         if key in self._snapshots:
             raise Conflict(f"snapshot {key} already exists")
         if parent and parent not in self._layers:
@@ -304,8 +319,11 @@ class OverlaySnapshots:
             self._standing[parent] += 1
         model = self.layer_path(parent) if parent else None
         try:
+            if transient:
+                self._transient.add(key)
             await _made(self._make_upper, snapshot.number, model)
-            await self._records.commit(self._snapshot_table.put(key, snapshot))
+            if not transient:
+                await self._records.commit(self._snapshot_table.put(key, snapshot))
         except BaseException:
             await self.remove(key)
             raise
@@ -314,6 +332,65 @@ class OverlaySnapshots:
         path = self._path(number)
         _make(path / "diff", model)
         path.joinpath("work").mkdir(mode=0o700)
+
+    async def take(self, key: str) -> Ingest:
+        """See `Snapshots.take`."""
+        async with self._lock(key):
+            await self._close_idle(key)
+            snapshot = self._snapshot(key)
+            path = self._path(snapshot.number)
+            del self._snapshots[key]
+            if snapshot.parent:
+                _count_down(self._standing, snapshot.parent)
+            try:
+                if key in self._transient:
+                    self._transient.discard(key)
+                else:
+                    await self._records.commit(self._snapshot_table.delete(key))
+                await _made(files.remove_tree, path / "work")
+                if snapshot.parent:
+                    await self._collect(snapshot.parent)
+            except BaseException:
+                await uninterrupted(self._remove_directories([snapshot.number]))
+                raise
+        return Ingest(snapshot.number, path / "diff")
+
+    async def keep(self, key: str) -> None:
+        """See `Snapshots.keep`."""
+        async with self._lock(key):
+            snapshot = self._snapshot(key)
+            if key not in self._transient:
+                return
+            await self._close_idle(key)
+            await _made(self._make_durable, snapshot.number)
+            await uninterrupted(self._record(key, snapshot))
+
+    async def _record(self, key: str, snapshot: Snapshot) -> None:
+        await self._records.commit(self._snapshot_table.put(key, snapshot))
+        self._transient.discard(key)
+
+    def _make_durable(self, number: int) -> None:
+        files.sync_file_system(self._directory)
+        files.remove_tree(self._path(number) / _VOLATILE)
+
+    async def _close_idle(self, key: str) -> None:
+        """Unmount a snapshot after its last user has left, for a caller that holds the lock.
+
+        Raises Conflict when a container runs on it, or its users do not leave.
+        """
+        opened = self._opened.get(key)
+        if opened is None:
+            return
+        if opened.runs:
+            raise Conflict(f"snapshot {key} is mounted for a container")
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while opened.users:
+                    opened.left.clear()
+                    await opened.left.wait()
+        except TimeoutError:
+            raise Conflict(f"snapshot {key} is in use by {opened.users} archive calls") from None
+        await self._close_unused(key)
 
     def _lock(self, key: str) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
@@ -369,6 +446,7 @@ class OverlaySnapshots:
             yield opened.path
         finally:
             opened.users -= 1
+            opened.left.set()
             if not opened.users and not opened.runs:
                 opened.timer = asyncio.get_running_loop().call_later(LINGER, self._lingered, key)
 
@@ -424,7 +502,14 @@ class OverlaySnapshots:
         if not lower:
             return lambda target: mounts.mount(f"{number}/diff", target, flags=mounts.MS_BIND)
         options = f"lowerdir={':'.join(lower)},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
-        return lambda target: mounts.mount("overlay", target, "overlay", options=options)
+        if key not in self._transient:
+            return lambda target: mounts.mount("overlay", target, "overlay", options=options)
+
+        def mount(target: str) -> None:
+            files.remove_tree(f"{number}/{_VOLATILE}")
+            mounts.mount("overlay", target, "overlay", options=f"{options},volatile")
+
+        return mount
 
     def _lingered(self, key: str) -> None:
         spawn(self._close(key), f"snapshot {key}: unmount")
@@ -488,7 +573,9 @@ class OverlaySnapshots:
         if snapshot.parent:
             _count_down(self._standing, snapshot.parent)
         await self._close(key)
-        await self._discard([self._snapshot_table.delete(key)], [snapshot.number])
+        changes = [] if key in self._transient else [self._snapshot_table.delete(key)]
+        self._transient.discard(key)
+        await self._discard(changes, [snapshot.number])
         if snapshot.parent:
             await self._collect(snapshot.parent)
 
@@ -627,66 +714,22 @@ def _inherit(path: Path, below: list[Path], implied: Sequence[bytes]) -> None:
     same directories in the layers below. Deepest first, because writing into a directory changes
     its time.
     """
-    layers = [files.open_directory(lower) for lower in below]
-    own = files.open_directory(path)
-    try:
-        for name in sorted(implied, key=len, reverse=True):
-            model = _find_below(layers, name)
-            if model is not None:
-                try:
-                    _copy_attributes(own, name, model)
-                finally:
-                    os.close(model)
-    finally:
-        os.close(own)
-        for layer in layers:
-            os.close(layer)
-
-
-def _find_below(layers: list[int], name: bytes) -> int | None:
-    """A descriptor of the directory `name` in the topmost layer that has it. None if a layer above
-    that one hides it.
-    """
-    parts = name.split(b"/") if name else []
-    for layer in layers:
-        opaque = False
-        for depth in range(len(parts) + 1):
-            try:
-                found = files.open_in_root(
-                    layer, b"/".join(parts[:depth]), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-                )
-            except FileNotFoundError:
-                break
-            except OSError:
-                return None  # a whiteout, a file or a link is in its place
-            if depth == len(parts):
-                return found
-            opaque = opaque or (depth > 0 and _is_opaque(found))
-            os.close(found)
-        if opaque:
-            return None
-    return None
-
-
-def _is_opaque(directory: int) -> bool:
-    try:
-        return os.getxattr(directory, "trusted.overlay.opaque") == b"y"
-    except OSError:
-        return False
-
-
-def _copy_attributes(own: int, name: bytes, model: int) -> None:
-    status = os.fstat(model)
-    target = files.open_in_root(own, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        os.fchown(target, status.st_uid, status.st_gid)
-        os.fchmod(target, status.st_mode & 0o7777)
-        for attribute in os.listxattr(model):
-            if not attribute.startswith("trusted.overlay."):
-                os.setxattr(target, attribute, os.getxattr(model, attribute))
-        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-    finally:
-        os.close(target)
+    with Lowers(below) as lowers:
+        own = files.open_directory(path)
+        try:
+            for name in sorted(implied, key=len, reverse=True):
+                model = lowers.find(name)
+                if model is not None:
+                    try:
+                        target = files.open_in_root(own, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                        try:
+                            copy_attributes(model, target)
+                        finally:
+                            os.close(target)
+                    finally:
+                        os.close(model)
+        finally:
+            os.close(own)
 
 
 def _usage(path: Path) -> tuple[int, int]:

@@ -43,6 +43,9 @@ class Ingest(NamedTuple):
 
     number: int
     path: Path
+    stubs: tuple[str, ...] = ()
+    """Empty files and directories that the engine made as mount points, relative to `path`, in the
+    order in which they were made. They are removed before the directory becomes a layer."""
 
 
 class Usage(NamedTuple):
@@ -117,10 +120,25 @@ class Snapshots(Protocol):
 
     # --- snapshots --------------------------------------------------------------------------------
 
-    async def prepare(self, key: str, parent: str | None) -> None:
+    async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
         """Make a writable snapshot on a layer, or an empty one if `parent` is None.
 
-        Raises Conflict if the key is in use.
+        A `transient` one has no record, so it does not outlive this process, and nothing is written
+        back to the disk when it is unmounted. Raises Conflict if the key is in use.
+        """
+
+    async def take(self, key: str) -> Ingest:
+        """Unmount a snapshot on which no container runs, and make an ingest of its changes where
+        they lie. The snapshot is gone then, and the caller retains its parent.
+
+        Waits for calls that access the snapshot. Raises Conflict when they do not end.
+        """
+
+    async def keep(self, key: str) -> None:
+        """Make an ordinary snapshot of a transient one on which no container runs. Its changes are
+        on the disk then. Does nothing for an ordinary one.
+
+        Waits as `take`.
         """
 
     async def resume(self, namespace: int) -> set[str]:

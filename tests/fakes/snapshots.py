@@ -89,6 +89,7 @@ class FakeSnapshots:
         self._retained: Counter[str] = Counter()
         self._opened: Counter[str] = Counter()
         self._runs: set[str] = set()
+        self._transient: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
 
     def _recorded(self, chain_id: str) -> Layer:
@@ -199,7 +200,7 @@ class FakeSnapshots:
     def _lock(self, key: str) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
 
-    async def prepare(self, key: str, parent: str | None) -> None:
+    async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
         if key in self._snapshots:
             raise Conflict(f"snapshot {key} already exists")
         model = self.layer_path(parent) if parent else None
@@ -211,11 +212,49 @@ class FakeSnapshots:
             if model is not None:
                 shutil.copystat(model, diff)
                 os.chown(diff, model.stat().st_uid, model.stat().st_gid)
-            self.disk.records["snapshot", key] = snapshot
+            if transient:
+                self._transient.add(key)
+            else:
+                self.disk.records["snapshot", key] = snapshot
             await self.step(f"prepare {key}: done")
         except BaseException:
             await asyncio.shield(self._remove(key))
             raise
+
+    async def take(self, key: str) -> Ingest:
+        async with self._lock(key):
+            await self._idle(key)
+            snapshot = self._snapshot(key)
+            path = self.upper(key)
+            if key in self.disk.mounted:
+                shutil.rmtree(self.disk.mounted.pop(key))
+            del self._snapshots[key]
+            self._transient.discard(key)
+            try:
+                await self.step(f"take {key}")
+                self.disk.records.pop(("snapshot", key), None)
+            except BaseException:
+                shutil.rmtree(path.parent)
+                raise
+        if snapshot.parent:
+            await self._collect(snapshot.parent)
+        return Ingest(snapshot.number, path)
+
+    async def keep(self, key: str) -> None:
+        async with self._lock(key):
+            snapshot = self._snapshot(key)
+            if key in self._transient:
+                await self._idle(key)
+                self._close(key)
+                await self.step(f"keep {key}")
+                self.disk.records["snapshot", key] = snapshot
+                self._transient.discard(key)
+
+    async def _idle(self, key: str) -> None:
+        if key in self._runs:
+            raise Conflict(f"snapshot {key} is mounted for a container")
+        while self._opened[key]:  # noqa: ASYNC110 (a fake)
+            await asyncio.sleep(0)
 
     async def resume(self, namespace: int) -> set[str]:
         self._runs = set(self.disk.mounted)
@@ -315,6 +354,7 @@ class FakeSnapshots:
             if (path := self.disk.mounted.pop(key, None)) is not None:
                 shutil.rmtree(path)
             self._runs.discard(key)
+            self._transient.discard(key)
             self.disk.records.pop(("snapshot", key), None)
             await self.step(f"remove {key}: recorded")
             shutil.rmtree(self._path(snapshot.number), ignore_errors=True)

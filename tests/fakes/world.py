@@ -35,6 +35,7 @@ from engine.monitor.handles import Exit, Process
 from engine.networks.attachments import Joined
 from engine.runtime.cgroups import Support
 from engine.storage.records import Change, Table
+from engine.storage.snapshots import Ingest
 from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig, MountPoint, RestartPolicy
 from tests.fakes.monitor import FakeMonitor, Host
 
@@ -109,9 +110,17 @@ class Snapshots:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    async def prepare(self, key: str, parent: str | None) -> None:
+    async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
         await self.world.point("prepare")
         self.world.layers.add(key)
+
+    async def take(self, key: str) -> Ingest:
+        await self.world.point("take root")
+        self.world.layers.discard(key)
+        return Ingest(1, self.world.base)
+
+    async def keep(self, key: str) -> None:
+        await self.world.point("keep root")
 
     async def remove(self, key: str) -> None:
         await self.world.point("remove root")
