@@ -25,6 +25,7 @@ import uvloop
 from engine import __version__
 from engine.api import application
 from engine.api.engine import Engine
+from engine.build.buildkit.session import Sessions
 from engine.config import Config, encode
 from engine.containers import boot
 from engine.containers.container import Container
@@ -130,6 +131,7 @@ class Daemon:
         """The start has succeeded: what was made on the host stays when the daemon ends."""
         self._restored = False
         self.lifecycle = Lifecycle()
+        self.sessions = Sessions()
 
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
         """Build all parts, restore running containers, then listen. `stack` closes the parts in
@@ -273,12 +275,14 @@ class Daemon:
             images=self.images,
             networks=self.networks,
             remote=self.remote,
+            sessions=self.sessions,
             statistics=self.statistics,
             volumes=self.volumes,
         )
         self.lifecycle.gone.subscribe(lambda container: engine.kept.forget(container.id))
         server = Server(application.Application(engine))
         stack.push_async_callback(engine.websockets.close)
+        stack.push_async_callback(self.sessions.close)
         stack.push_async_callback(server.close)
         for path in config.sockets:
             await server.listen_unix(path, config.group)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Protocol
 
 from engine.api.kept import KeptReplies
+from engine.build.buildkit.session import Sessions
 from engine.build.options import Options, PruneOptions
 from engine.build.running import RunningBuilds
 from engine.config import Config
@@ -67,5 +68,6 @@ class Engine:
     volumes: VolumeStore
     builder: Builder = dataclasses.field(default_factory=NoBuilder)
     builds: RunningBuilds = dataclasses.field(default_factory=RunningBuilds)
+    sessions: Sessions = dataclasses.field(default_factory=Sessions)
     websockets: Relays = dataclasses.field(default_factory=Relays)
     kept: KeptReplies = dataclasses.field(default_factory=KeptReplies)

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.api import archive, build, containers, exec, images, networks, swarm, system, volumes
+from engine.api import archive, build, containers, exec, images, networks, session, swarm, system, volumes
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
 from engine.http.messages import AnyReply, Request
@@ -119,6 +119,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/build", build.build, mode=STREAM),
     POST("/build/prune", build.prune),
     POST("/build/cancel", build.cancel),
+    POST("/session", session.open_session, mode=HIJACK),
     POST("/images/create", images.create, mode=STREAM),
     GET("/images/{name:path}/json", images.inspect),
     GET("/images/{name:path}/history", images.history),

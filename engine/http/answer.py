@@ -83,12 +83,13 @@ class AnswerWriter:
         head += _connection_line(keep, http10)
         return head + (b"\r\n" if http10 else b"Transfer-Encoding: chunked\r\n\r\n")
 
-    def hijacked(self, content_type: str, upgrade: bool) -> bytes:
-        """101 when the client asked to upgrade, else 200 with neither length nor coding: the stream
-        lasts as long as the connection.
+    def hijacked(self, content_type: str, upgrade: bool, protocol: str = "tcp") -> bytes:
+        """101 when the client asked to upgrade, to `protocol`; else 200 with neither length nor
+        coding: the stream lasts as long as the connection. No Content-Type when it is empty.
         """
         if upgrade:
-            asked = (("Content-Type", content_type), ("Connection", "Upgrade"), ("Upgrade", "tcp"))
+            typed = (("Content-Type", content_type),) if content_type else ()
+            asked = (*typed, ("Connection", "Upgrade"), ("Upgrade", protocol))
             return b"HTTP/1.1 101 UPGRADED\r\n" + self._constant + field_lines(asked) + b"\r\n"
         return self.start(200, content_type) + b"\r\n"
 

@@ -303,7 +303,7 @@ NO_BODY = Body()
 class Link(Protocol):
     """The interface of a connection that a request uses."""
 
-    def hijack(self, request: Request, content_type: str) -> Hijack:
+    def hijack(self, request: Request, content_type: str, protocol: str) -> Hijack:
         """See `Request.hijack`."""
 
 
@@ -365,13 +365,13 @@ class Request:
         """True: the handler is cancelled when the client disconnects. False: it runs to its end.
         """
 
-    def hijack(self, content_type: str) -> Hijack:
-        """Stop reading here: the following bytes are a stream of the given type. The handler ends
-        with `Hijack.release()` or an error.
+    def hijack(self, content_type: str, protocol: str = "tcp") -> Hijack:
+        """Stop reading here: the following bytes are a stream of the given type, or of the protocol
+        to which the client upgrades. The handler ends with `Hijack.release()` or an error.
         """
         if self._connection is None:
             raise ServerError("this request has no connection to hijack")
-        return self._connection.hijack(self, content_type)
+        return self._connection.hijack(self, content_type, protocol)
 
 
 class Reply:

@@ -634,7 +634,7 @@ class Connection(asyncio.Protocol):
 
     # --- hijacking --------------------------------------------------------------------------------
 
-    def hijack(self, request: Request, content_type: str) -> Hijack:
+    def hijack(self, request: Request, content_type: str, protocol: str = "tcp") -> Hijack:
         """See `Request.hijack`."""
         if request is not self._request or not self._phase.active or self._transport.is_closing():
             raise ServerError("the client has left")
@@ -647,7 +647,7 @@ class Connection(asyncio.Protocol):
         if self._consuming is not None:
             data, end = self._consuming
             self._input = data[end:]
-        self._hijack = Hijack(self, self._heads.hijacked(content_type, request.upgrade), self._input)
+        self._hijack = Hijack(self, self._heads.hijacked(content_type, request.upgrade, protocol), self._input)
         return self._hijack
 
     def hijacked_transport(self) -> Any:

@@ -1,0 +1,506 @@
+"""gRPC over HTTP/2 on a socket that was an HTTP/1.1 connection before, as client or as server.
+
+h2 does the framing: 6 us for a small frame and 20 us for one of 16 KiB, in 1.4 MB of memory.
+grpclib over it takes twice the memory and wants a connection that it opens itself; grpcio takes 11
+MB, and cannot use a given socket.
+
+Messages are bytes here. Each stream has its own receive window, so that a reader that is slow stops
+its own stream alone; sending waits for the peer's windows and for the socket.
+
+Owns:    the socket, until `close` or the peer's end; a task per call that is served.
+Threads: the event loop's. Not here: the messages (`messages.py`), the meaning of the calls.
+Raises:  the kinds of `engine/errors.py` for a call's status. Unavailable when the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+from urllib.parse import quote, unquote
+
+import msgspec
+from h2 import events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.exceptions import H2Error, StreamClosedError
+from h2.settings import SettingCodes, Settings
+
+from engine.build.buildkit import protobuf
+from engine.errors import (
+    Conflict,
+    EngineError,
+    Forbidden,
+    InvalidParameter,
+    NotFound,
+    ServerError,
+    Unauthorized,
+    Unavailable,
+    Unimplemented,
+)
+from engine.system.tasks import spawn
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_log = logging.getLogger(__name__)
+
+MESSAGE_LIMIT = 4 << 20
+"""Bytes of a message."""
+WINDOW = MESSAGE_LIMIT + (64 << 10)
+"""Bytes that one stream may receive ahead of its reader: at least one message."""
+CONNECTION_WINDOW = 16 << 20
+"""This window is opened again as bytes arrive: it bounds only what is under way."""
+ANSWER_SECONDS = 60.0
+"""Seconds for the answer of a call with one message. Credential helpers may ask the user."""
+
+OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 5, 6
+PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 7, 12, 13, 14, 16
+
+_KINDS: dict[int, type[EngineError]] = {
+    INVALID_ARGUMENT: InvalidParameter,
+    NOT_FOUND: NotFound,
+    ALREADY_EXISTS: Conflict,
+    PERMISSION_DENIED: Forbidden,
+    UNIMPLEMENTED: Unimplemented,
+    UNAVAILABLE: Unavailable,
+    UNAUTHENTICATED: Unauthorized,
+}
+_PREFIX = struct.Struct(">BI")
+_SETTINGS = {
+    SettingCodes.ENABLE_PUSH: 0,
+    SettingCodes.MAX_CONCURRENT_STREAMS: 100,
+    SettingCodes.MAX_HEADER_LIST_SIZE: 64 << 10,
+}
+
+Metadata = Sequence[tuple[str, str]]
+
+
+def status_of(error: EngineError) -> int:
+    """The gRPC status of a kind of error."""
+    return next((status for status, kind in _KINDS.items() if isinstance(error, kind)), UNKNOWN)
+
+
+def failure(status: int, message: str) -> EngineError:
+    """The kind of error of a gRPC status."""
+    return _KINDS.get(status, ServerError)(message or f"the peer answered with gRPC status {status}")
+
+
+class Stream:
+    """One call, seen from either side: messages in both directions."""
+
+    def __init__(self, connection: Connection, number: int, headers: Mapping[str, list[str]]) -> None:
+        self._connection = connection
+        self._number = number
+        self._buffer = bytearray()
+        self._messages: deque[bytes] = deque()
+        self._taken = 0
+        """Bytes read since the window was last opened."""
+        self._error: tuple[type[EngineError], str] | None = None
+        self._ended = False
+        """The peer sends no more messages."""
+        self._readable: asyncio.Future[None] | None = None
+        self._sending = asyncio.Lock()
+        self.window_open = asyncio.Event()
+        self.headers = headers
+        """Metadata of a served call."""
+        self.closed = False
+
+    def metadata(self, name: str) -> str:
+        """The first value of a header, or ""."""
+        return next(iter(self.headers.get(name, ())), "")
+
+    async def receive(self) -> bytes | None:
+        """The next message. None after the last one of a call that succeeded.
+
+        Raises the error of the call's status, Unavailable when the connection ends.
+        """
+        while not self._messages:
+            if self._error is not None:
+                kind, text = self._error
+                raise kind(text)
+            if self._ended:
+                return None
+            self._readable = asyncio.get_running_loop().create_future()
+            try:
+                await self._readable
+            finally:
+                self._readable = None
+        message = self._messages.popleft()
+        self._taken += len(message) + _PREFIX.size
+        if self._taken >= WINDOW // 4:
+            self._connection.open_window(self._number, self._taken)
+            self._taken = 0
+        return message
+
+    async def send(self, message: bytes, *, last: bool = False) -> None:
+        """Send a message, as fast as the peer reads. `last`: it is the client's last one."""
+        async with self._sending:
+            await self._connection.send(self, self._number, _PREFIX.pack(0, len(message)) + message, last)
+
+    async def end(self) -> None:
+        """As a client: send no more messages."""
+        async with self._sending:
+            await self._connection.send(self, self._number, b"", True)
+
+    def cancel(self) -> None:
+        """End the call without an answer. Does nothing when it has ended."""
+        self._connection.reset(self._number)
+
+    # for the connection
+
+    def feed(self, data: bytes) -> None:
+        """Raises InvalidParameter for a message that is too long or compressed."""
+        buffer = self._buffer
+        buffer += data
+        place = 0
+        while len(buffer) - place >= _PREFIX.size:
+            compressed, size = _PREFIX.unpack_from(buffer, place)
+            if compressed or size > MESSAGE_LIMIT:
+                raise InvalidParameter("a gRPC message is compressed" if compressed else "a gRPC message is too long")
+            end = place + _PREFIX.size + size
+            if end > len(buffer):
+                break
+            self._messages.append(bytes(buffer[place + _PREFIX.size : end]))
+            place = end
+        if place:
+            del buffer[:place]
+            self._wake()
+
+    def finish(self, error: tuple[type[EngineError], str] | None = None) -> None:
+        """The peer's side has ended, with an error or without."""
+        if not self._ended and self._error is None:
+            if error is None and self._buffer:
+                error = (InvalidParameter, "a gRPC message is incomplete")
+            self._error = error
+            self._ended = True
+            self._wake()
+
+    def lost(self, error: tuple[type[EngineError], str]) -> None:
+        """The call is over on both sides."""
+        self.closed = True
+        self.finish(error)
+        self.window_open.set()
+
+    def _wake(self) -> None:
+        if self._readable is not None and not self._readable.done():
+            self._readable.set_result(None)
+
+
+Handler = Callable[[Stream], Awaitable[bytes | None]]
+"""Serves one call; a result is sent as the last message. An EngineError becomes the status."""
+
+
+class Connection(asyncio.Protocol):
+    """One HTTP/2 connection. Made by `connect` and `serve`."""
+
+    def __init__(
+        self, handlers: Mapping[str, Handler] | None, head: bytes, early: bytes, on_lost: Callable[[], object]
+    ) -> None:
+        """With `handlers`, by path, it is the server. `head` is sent before HTTP/2 begins; `early`
+        bytes were received already.
+        """
+        self._head = head
+        self._early = early
+        self._handlers = handlers
+        self._on_lost = on_lost
+        client = handlers is None
+        self._h2 = H2Connection(H2Configuration(client_side=client, header_encoding=None))
+        self._h2.local_settings = Settings(client, {SettingCodes.INITIAL_WINDOW_SIZE: WINDOW, **_SETTINGS})
+        self._streams: dict[int, Stream] = {}
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._received = 0
+        """Bytes received since the connection's window was last opened."""
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._transport: asyncio.Transport | None = None
+        self._gone = asyncio.Event()
+
+    # --- the socket -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._head)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(CONNECTION_WINDOW - 65_535)
+        self._flush()
+        if self._early:
+            self.data_received(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            happened = self._h2.receive_data(data)
+        except H2Error as error:
+            _log.info("an HTTP/2 connection was closed: %s", error)
+            self._flush()
+            self.close()
+            return
+        for event in happened:
+            self._handle(event)
+        if self._received >= CONNECTION_WINDOW // 4:
+            self._h2.increment_flow_control_window(self._received)
+            self._received = 0
+        self._flush()
+
+    def _flush(self) -> None:
+        data = self._h2.data_to_send()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._transport = None
+        self._gone.set()
+        self._writable.set()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.lost((Unavailable, "the client has closed its connection"))
+        for task in self._serving.values():
+            task.cancel()
+        self._on_lost()
+
+    def close(self) -> None:
+        """End the connection and every call."""
+        if self._transport is not None and not self._transport.is_closing():
+            with contextlib.suppress(H2Error):
+                self._h2.close_connection()
+                self._flush()
+            self._transport.close()
+
+    async def closed(self) -> None:
+        """Wait until the connection has ended and no call is served any more."""
+        await self._gone.wait()
+        if self._serving:
+            await asyncio.wait(list(self._serving.values()))
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    # --- events of HTTP/2 -------------------------------------------------------------------------
+
+    def _handle(self, event: Any) -> None:
+        if isinstance(event, events.DataReceived):
+            self._received += event.flow_controlled_length
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                padding = event.flow_controlled_length - len(event.data)
+                if padding:
+                    self.open_window(event.stream_id, padding)
+                try:
+                    stream.feed(event.data)
+                except InvalidParameter as error:
+                    self.reset(event.stream_id, (type(error), error.message))
+        elif isinstance(event, events.StreamEnded):
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                # a client's call ends with the status in its headers or trailers
+                missing = (ServerError, "the call has ended without a status")
+                stream.finish(missing if self._handlers is None else None)
+        elif isinstance(event, events.WindowUpdated):
+            for number in (event.stream_id,) if event.stream_id else tuple(self._streams):
+                if (stream := self._streams.get(number)) is not None:
+                    stream.window_open.set()
+        elif isinstance(event, events.RemoteSettingsChanged):
+            for stream in self._streams.values():
+                stream.window_open.set()
+        elif isinstance(event, events.RequestReceived):
+            self._begin_call(event.stream_id, _grouped(event.headers))
+        elif isinstance(event, (events.ResponseReceived, events.TrailersReceived)):
+            self._answered(event.stream_id, _grouped(event.headers))
+        elif isinstance(event, events.StreamReset):
+            self._forget(event.stream_id, (ServerError, f"the peer has cancelled the call ({event.error_code})"))
+        elif isinstance(event, events.ConnectionTerminated):
+            self.close()
+
+    def _answered(self, number: int, headers: dict[str, list[str]]) -> None:
+        """Headers or trailers of a call that this side made."""
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        code = _first(headers, ":status")
+        status = _first(headers, "grpc-status")
+        if code not in ("", "200"):
+            stream.finish((ServerError, f"the peer answered with HTTP status {code}"))
+        elif status == "0":
+            stream.finish()
+        elif status:
+            message = unquote(_first(headers, "grpc-message"), errors="replace")
+            number_of_status = int(status) if status.isascii() and status.isdigit() else UNKNOWN
+            error = failure(number_of_status, message)
+            stream.finish((type(error), error.message))
+
+    # --- calls of this side -----------------------------------------------------------------------
+
+    def call(self, path: str, metadata: Metadata = ()) -> Stream:
+        """Begin a call. Raises Unavailable when the connection has ended."""
+        if not self.open:
+            raise Unavailable("the client has closed its connection")
+        try:
+            number = self._h2.get_next_available_stream_id()
+            self._h2.send_headers(number, [*_REQUEST, (":path", path), *_ABOUT, *metadata])
+        except H2Error as error:
+            raise Unavailable(f"the client takes no more calls: {error}") from error
+        stream = self._streams[number] = Stream(self, number, {})
+        self._flush()
+        return stream
+
+    async def ask(self, path: str, request: msgspec.Struct, of: type[T], metadata: Metadata = ()) -> T:
+        """A call with one message in each direction.
+
+        Raises the error of its status, Unavailable without an answer in time.
+        """
+        stream = self.call(path, metadata)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await stream.send(protobuf.encode(request), last=True)
+                answer = await stream.receive()
+                if answer is None:
+                    raise ServerError(f"the answer of {path} is empty")
+                await stream.receive()  # the status
+        except TimeoutError:
+            raise Unavailable(f"the client did not answer {path} within {ANSWER_SECONDS:g} s") from None
+        finally:
+            stream.cancel()
+        return protobuf.decode(answer, of)
+
+    async def send(self, stream: Stream, number: int, data: bytes, last: bool) -> None:
+        """Send a stream's bytes. Raises Unavailable when the call is over."""
+        view = memoryview(data)
+        while True:
+            if stream.closed:
+                raise Unavailable("the call is over")
+            if not self._writable.is_set():
+                await self._writable.wait()
+                continue
+            stream.window_open.clear()
+            try:
+                room = min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
+                if len(view) <= room:
+                    self._h2.send_data(number, bytes(view), end_stream=last)
+                    self._flush()
+                    return
+                if room > 0:
+                    self._h2.send_data(number, bytes(view[:room]))
+                    self._flush()
+                    view = view[room:]
+                    continue
+            except H2Error as error:
+                raise Unavailable(f"the call is over: {error}") from error
+            await stream.window_open.wait()
+
+    def open_window(self, number: int, size: int) -> None:
+        """A reader has taken `size` bytes of a stream."""
+        with contextlib.suppress(H2Error):  # the stream has ended
+            self._h2.increment_flow_control_window(size, number)
+            self._flush()
+
+    def reset(
+        self, number: int, error: tuple[type[EngineError], str] = (Unavailable, "the call was cancelled")
+    ) -> None:
+        """End a stream on both sides, if it has not ended."""
+        if number in self._streams:
+            with contextlib.suppress(H2Error):
+                self._h2.reset_stream(number, ErrorCodes.CANCEL)
+                self._flush()
+            self._forget(number, error)
+
+    def _forget(self, number: int, error: tuple[type[EngineError], str]) -> None:
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            stream.lost(error)
+        if number in self._serving:
+            self._serving[number].cancel()
+
+    # --- calls of the peer ------------------------------------------------------------------------
+
+    def _begin_call(self, number: int, headers: dict[str, list[str]]) -> None:
+        assert self._handlers is not None
+        path = _first(headers, ":path")
+        stream = self._streams[number] = Stream(self, number, headers)
+        handler = self._handlers.get(path)
+        if not _first(headers, "content-type").startswith("application/grpc"):
+            self._h2.send_headers(number, [(":status", "415")], end_stream=True)
+            self._streams.pop(number)
+            return
+        task = spawn(self._serve(stream, number, path, handler), f"serving {path}")
+        self._serving[number] = task
+        task.add_done_callback(lambda _: self._serving.pop(number, None))
+
+    async def _serve(self, stream: Stream, number: int, path: str, handler: Handler | None) -> None:
+        status, message = OK, ""
+        self._h2.send_headers(number, [(":status", "200"), ("content-type", "application/grpc")])
+        self._flush()
+        try:
+            if handler is None:
+                raise Unimplemented(f"unknown method {path}")
+            answer = await handler(stream)
+            if answer is not None:
+                await stream.send(answer)
+        except EngineError as error:
+            status, message = status_of(error), error.message
+        except Exception as error:
+            _log.exception("%s failed", path)
+            status, message = INTERNAL, f"{type(error).__name__}: {error}"
+        if not stream.closed:
+            with contextlib.suppress(H2Error):
+                text = quote(message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
+                trailers = [("grpc-status", str(status)), *([("grpc-message", text)] if text else [])]
+                self._h2.send_headers(number, trailers, end_stream=True)
+                self._flush()
+            with contextlib.suppress(H2Error, StreamClosedError):
+                self._h2.reset_stream(number, ErrorCodes.NO_ERROR)  # it may still be sending
+                self._flush()
+            self._streams.pop(number, None)
+            stream.lost((Unavailable, "the call is over"))
+
+
+async def join(
+    descriptor: int,
+    head: bytes,
+    early: bytes,
+    handlers: Mapping[str, Handler] | None,
+    on_lost: Callable[[], object],
+) -> Connection:
+    """Speak HTTP/2 on a hijacked stream: with `handlers` as the server, else as the client.
+
+    `descriptor` belongs to the connection from now on. Raises OSError when the peer has left.
+    """
+    connection = Connection(handlers, head, early, on_lost)
+    peer = socket.socket(fileno=descriptor)
+    peer.setblocking(False)
+    loop = asyncio.get_running_loop()
+    try:
+        if peer.family == socket.AF_UNIX:
+            await loop.create_unix_connection(lambda: connection, sock=peer)
+        else:
+            await loop.create_connection(lambda: connection, sock=peer)
+    except BaseException:
+        peer.close()
+        raise
+    return connection
+
+
+_REQUEST = ((":method", "POST"), (":scheme", "http"), (":authority", "localhost"))
+_ABOUT = (("content-type", "application/grpc"), ("user-agent", "engined"), ("te", "trailers"))
+
+
+def _grouped(fields: Iterable[tuple[Any, Any]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in fields:
+        found.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    return found
+
+
+def _first(headers: Mapping[str, list[str]], name: str) -> str:
+    return next(iter(headers.get(name, ())), "")

@@ -1,0 +1,244 @@
+"""One client's session: its services as calls of the daemon.
+
+Owns:    the connection; listening sockets and tasks of forwarded SSH agents.
+Threads: the event loop's, and a thread to make or remove a forwarded agent's directory.
+Raises:  NotFound for an unknown secret or agent, Unimplemented for a service that the client does
+         not offer, Unavailable when the client has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from engine.build.buildkit import filesync, grpc, protobuf
+from engine.build.buildkit.messages import (
+    BytesMessage,
+    CheckAgentRequest,
+    CheckAgentResponse,
+    CredentialsRequest,
+    CredentialsResponse,
+    GetSecretRequest,
+    GetSecretResponse,
+)
+from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented, reason
+from engine.images.credentials import NOBODY, Credentials
+from engine.system.tasks import spawn
+
+if TYPE_CHECKING:
+    from engine.build.buildkit.session import Offer
+
+_log = logging.getLogger(__name__)
+
+SECRET_LIMIT = 500 << 10
+"""Bytes of a secret; BuildKit's limit too."""
+READ_SIZE = 32 << 10
+
+GET_SECRET = "/moby.buildkit.secrets.v1.Secrets/GetSecret"
+CHECK_AGENT = "/moby.sshforward.v1.SSH/CheckAgent"
+FORWARD_AGENT = "/moby.sshforward.v1.SSH/ForwardAgent"
+CREDENTIALS = "/moby.filesync.v1.Auth/Credentials"
+DIFF_COPY = "/moby.filesync.v1.FileSync/DiffCopy"
+
+DEFAULT_AGENT = "default"
+
+
+class Session:
+    """One session."""
+
+    def __init__(self, offer: Offer) -> None:
+        self.id = offer.id
+        self.shared_key = offer.shared_key
+        self._methods = offer.methods
+        self._connection: grpc.Connection | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._connection is not None and self._connection.open
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    async def closed(self) -> None:
+        if self._connection is not None:
+            await self._connection.closed()
+
+    def attach(self, connection: grpc.Connection) -> None:
+        self._connection = connection
+
+    def offers(self, method: str) -> bool:
+        """True if the client serves the gRPC method with this path."""
+        return method in self._methods
+
+    def _served(self, method: str, what: str) -> grpc.Connection:
+        if not self.offers(method):
+            raise Unimplemented(f"the client's session {self.id} offers no {what}")
+        assert self._connection is not None
+        return self._connection
+
+    # --- secrets ----------------------------------------------------------------------------------
+
+    async def secret(self, secret_id: str) -> bytes:
+        """The content of a secret. Raises NotFound."""
+        connection = self._served(GET_SECRET, "secrets")
+        try:
+            answer = await connection.ask(GET_SECRET, GetSecretRequest(id=secret_id), GetSecretResponse)
+        except NotFound:
+            raise NotFound(f"secret {secret_id}: not found") from None
+        if len(answer.data) > SECRET_LIMIT:
+            raise InvalidParameter(f"secret {secret_id}: longer than {SECRET_LIMIT} bytes")
+        return answer.data
+
+    # --- registry credentials ---------------------------------------------------------------------
+
+    async def auth(self, host: str) -> Credentials:
+        """The client's credentials for a registry; NOBODY when it has none or offers none."""
+        if not self.offers(CREDENTIALS):
+            return NOBODY
+        connection = self._served(CREDENTIALS, "credentials")
+        answer = await connection.ask(CREDENTIALS, CredentialsRequest(host=host), CredentialsResponse)
+        if not answer.secret:
+            return NOBODY
+        if not answer.username:
+            return Credentials(identitytoken=answer.secret)
+        return Credentials(username=answer.username, password=answer.secret)
+
+    # --- SSH agents -------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def ssh(
+        self, agent_id: str, directory: str, *, uid: int = 0, gid: int = 0, mode: int = 0o600
+    ) -> AsyncIterator[str]:
+        """Forward an SSH agent of the client: the path of a Unix socket in a new private directory
+        below `directory`, which is removed at the end.
+
+        Raises NotFound when the client has no such agent.
+        """
+        agent_id = agent_id or DEFAULT_AGENT
+        connection = self._served(CHECK_AGENT, "SSH agent")
+        try:
+            await connection.ask(CHECK_AGENT, CheckAgentRequest(id=agent_id), CheckAgentResponse)
+        except EngineError as error:
+            raise NotFound(f"SSH agent {agent_id}: {error.message}") from error
+        try:
+            private, listener = await asyncio.to_thread(_listen, directory, uid, gid, mode)
+        except OSError as error:
+            raise ServerError(f"SSH agent {agent_id}: {reason(error)}") from error
+        relays: set[asyncio.Task[None]] = set()
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = spawn(_relay(connection, agent_id, reader, writer), f"relaying SSH agent {agent_id}")
+            relays.add(task)
+            task.add_done_callback(relays.discard)
+
+        try:
+            server = await asyncio.start_unix_server(accepted, sock=listener)
+            try:
+                yield os.path.join(private, _SOCKET)
+            finally:
+                server.close()
+                for task in relays:
+                    task.cancel()
+                await asyncio.gather(*relays, return_exceptions=True)
+        finally:
+            listener.close()
+            await asyncio.to_thread(shutil.rmtree, private, True)
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def sync(
+        self,
+        name: str,
+        *,
+        include: tuple[str, ...] = (),
+        exclude: tuple[str, ...] = (),
+        follow: tuple[str, ...] = (),
+    ) -> AsyncGenerator[bytes, None]:
+        """The client's directory `name` (`context`, `dockerfile`) as the chunks of a tar stream.
+
+        The client leaves out what `exclude` matches, and what none of the patterns `include` and
+        the paths `follow` names, if one of these is given; links in `follow` are followed.
+        Raises Unimplemented, and ServerError with the client's reason.
+        """
+        connection = self._served(DIFF_COPY, "files")
+        metadata = [("dir-name", name)]
+        metadata += [("include-patterns", pattern) for pattern in include]
+        metadata += [("exclude-patterns", pattern) for pattern in exclude]
+        metadata += [("followpaths", path) for path in follow]
+        return filesync.tar_stream(connection, DIFF_COPY, filesync.encoded(metadata), name)
+
+
+async def open_session(
+    offer: Offer, descriptor: int, head: bytes, early: bytes, on_lost: Callable[[], object]
+) -> Session:
+    """Begin a session on a hijacked connection. Raises OSError when the client has left."""
+    session = Session(offer)
+    connection = await grpc.join(descriptor, head, early, None, on_lost)
+    session.attach(connection)
+    return session
+
+
+_SOCKET = "agent"
+
+
+def _listen(directory: str, uid: int, gid: int, mode: int) -> tuple[str, socket.socket]:
+    """A private directory, and the socket that listens in it. Blocking."""
+    private = tempfile.mkdtemp(prefix="ssh-", dir=directory)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        descriptor = os.open(private, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener.bind(f"/proc/self/fd/{descriptor}/{_SOCKET}")  # the whole path may be too long
+            os.chmod(_SOCKET, mode, dir_fd=descriptor)
+            os.chown(_SOCKET, uid, gid, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        listener.listen(64)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        shutil.rmtree(private, True)
+        raise
+    return private, listener
+
+
+async def _relay(
+    connection: grpc.Connection, agent_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Carry one program's conversation with the agent, until either side ends it."""
+    outward: asyncio.Task[None] | None = None
+    stream: grpc.Stream | None = None
+    try:
+        stream = connection.call(FORWARD_AGENT, [("buildkit.ssh.id", agent_id)])
+        outward = asyncio.create_task(_send_all(stream, reader))
+        while (message := await stream.receive()) is not None:
+            writer.write(protobuf.decode(message, BytesMessage).data)
+            await writer.drain()
+    except EngineError as error:
+        _log.info("SSH agent %s: %s", agent_id, error.message)
+    except OSError as error:
+        _log.debug("SSH agent %s: %s", agent_id, error)
+    finally:
+        if outward is not None:
+            outward.cancel()
+            await asyncio.gather(outward, return_exceptions=True)
+        if stream is not None:
+            stream.cancel()
+        writer.close()
+
+
+async def _send_all(stream: grpc.Stream, reader: asyncio.StreamReader) -> None:
+    while data := await reader.read(READ_SIZE):
+        await stream.send(protobuf.encode(BytesMessage(data=data)))
+    await stream.end()
+
+
+__all__ = ["CHECK_AGENT", "CREDENTIALS", "DIFF_COPY", "FORWARD_AGENT", "GET_SECRET", "Session", "open_session"]

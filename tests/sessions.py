@@ -1,0 +1,301 @@
+"""A client with a session (BuildKit): it sends `POST /session`, and then serves gRPC calls of the
+daemon on that connection, with h2 and threads. It shares no code with the engine.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+
+from tests import client
+
+GET_SECRET = "/moby.buildkit.secrets.v1.Secrets/GetSecret"
+CHECK_AGENT = "/moby.sshforward.v1.SSH/CheckAgent"
+FORWARD_AGENT = "/moby.sshforward.v1.SSH/ForwardAgent"
+CREDENTIALS = "/moby.filesync.v1.Auth/Credentials"
+DIFF_COPY = "/moby.filesync.v1.FileSync/DiffCopy"
+
+
+def varint(value: int) -> bytes:
+    found = b""
+    while value >= 0x80:
+        found += bytes((value & 0x7F | 0x80,))
+        value >>= 7
+    return found + bytes((value,))
+
+
+def field(number: int, value: int | bytes | str) -> bytes:
+    """One protobuf field."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def fields(data: bytes) -> dict[int, Any]:
+    """The last value of each protobuf field, int or bytes."""
+    found: dict[int, Any] = {}
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = data[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while place < len(data):
+        tag = number()
+        if tag & 7 == 0:
+            found[tag >> 3] = number()
+        else:
+            assert tag & 7 == 2, data
+            size = number()
+            found[tag >> 3] = data[place : place + size]
+            place += size
+    return found
+
+
+class Failed(Exception):
+    """A handler's gRPC status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Call:
+    """One call of the daemon, in its own thread."""
+
+    def __init__(self, peer: Peer, number: int, headers: list[tuple[str, str]]) -> None:
+        self._peer = peer
+        self._number = number
+        self.headers = headers
+        self.inbox: queue.Queue[bytes | None] = queue.Queue()
+        """Messages; None after the last one or when the call was cancelled."""
+        self.buffer = b""
+
+    def values(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key == name]
+
+    def receive(self) -> bytes | None:
+        return self.inbox.get(timeout=30 * client.PATIENCE)
+
+    def send(self, message: bytes) -> None:
+        self._peer.send(self._number, struct.pack(">BI", 0, len(message)) + message)
+
+
+Handler = Callable[[Call], bytes | None]
+"""Serves a call; a result is sent as its last message."""
+
+
+class Peer:
+    """Serves gRPC on a socket until `close`. `frame`: the most bytes that it sends at once."""
+
+    def __init__(self, stream: socket.socket, handlers: Mapping[str, Handler], early: bytes = b"", frame: int = 0):
+        self._stream = stream
+        self._handlers = handlers
+        self._frame = frame
+        self._h2 = h2.connection.H2Connection(
+            h2.config.H2Configuration(client_side=False, header_encoding="utf-8", validate_inbound_headers=True)
+        )
+        self._lock = threading.Condition()
+        self._calls: dict[int, Call] = {}
+        self.cancelled: list[str] = []
+        """Paths of calls that the daemon has reset."""
+        self.ended = threading.Event()
+        """The daemon has closed the connection."""
+        stream.settimeout(None)
+        with self._lock:
+            self._h2.initiate_connection()
+            self._flush()
+        self._thread = threading.Thread(target=self._read, args=(early,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._thread.join(30 * client.PATIENCE)
+        self._stream.close()
+
+    def send(self, number: int, data: bytes) -> None:
+        while data:
+            with self._lock:
+                room = 0
+                while not room:
+                    room = min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
+                    if not room and not self._lock.wait(30 * client.PATIENCE):
+                        raise AssertionError("the daemon does not read")
+                room = min(room, self._frame or room)
+                self._h2.send_data(number, data[:room])
+                data = data[room:]
+                self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._stream.sendall(self._h2.data_to_send())
+        except OSError:
+            self.ended.set()
+
+    def _read(self, data: bytes) -> None:
+        while True:
+            if data:
+                with self._lock:
+                    for event in self._h2.receive_data(data):
+                        self._handle(event)
+                    self._flush()
+                    self._lock.notify_all()
+            try:
+                data = self._stream.recv(65536)
+            except OSError:
+                data = b""
+            if not data:
+                break
+        self.ended.set()
+        with self._lock:
+            for call in self._calls.values():
+                call.inbox.put(None)
+
+    def _handle(self, event: Any) -> None:
+        if isinstance(event, h2.events.RequestReceived):
+            call = self._calls[event.stream_id] = Call(self, event.stream_id, list(event.headers))
+            threading.Thread(target=self._serve, args=(call, event.stream_id), daemon=True).start()
+        elif isinstance(event, h2.events.DataReceived):
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            call = self._calls[event.stream_id]
+            call.buffer += event.data
+            while len(call.buffer) >= 5:
+                _, size = struct.unpack_from(">BI", call.buffer)
+                if len(call.buffer) < 5 + size:
+                    break
+                call.inbox.put(call.buffer[5 : 5 + size])
+                call.buffer = call.buffer[5 + size :]
+        elif isinstance(event, (h2.events.StreamEnded, h2.events.StreamReset)):
+            call = self._calls[event.stream_id]
+            call.inbox.put(None)
+            if isinstance(event, h2.events.StreamReset):
+                self.cancelled.append(call.values(":path")[0])
+
+    def _serve(self, call: Call, number: int) -> None:
+        status, message = 0, ""
+        path = call.values(":path")[0]
+        with self._lock:
+            self._h2.send_headers(number, [(":status", "200"), ("content-type", "application/grpc")])
+            self._flush()
+        try:
+            handler = self._handlers.get(path)
+            if handler is None:
+                raise Failed(12, f"unknown method {path}")
+            answer = handler(call)
+            if answer is not None:
+                call.send(answer)
+        except Failed as error:
+            status, message = error.status, error.message
+        except h2.exceptions.ProtocolError:
+            return  # the call was cancelled
+        with self._lock:
+            trailers = [("grpc-status", str(status)), ("grpc-message", message)]
+            try:
+                self._h2.send_headers(number, trailers, end_stream=True)
+            except h2.exceptions.ProtocolError:
+                return
+            self._flush()
+
+
+def of_secrets(known: Mapping[str, bytes]) -> dict[str, Handler]:
+    """The secrets service."""
+
+    def get(call: Call) -> bytes:
+        name = fields(call.receive() or b"").get(1, b"").decode()
+        if name not in known:
+            raise Failed(5, f"not found: {name}")
+        return field(1, known[name])
+
+    return {GET_SECRET: get}
+
+
+def of_agent(agent: str, name: str = "default") -> dict[str, Handler]:
+    """The SSH service: forwards to the Unix socket `agent`."""
+
+    def check(call: Call) -> bytes:
+        if fields(call.receive() or b"").get(1, b"default").decode() != name:
+            raise Failed(2, "unset ssh forward key")
+        return b""
+
+    def forward(call: Call) -> None:
+        assert call.values("buildkit.ssh.id") == [name]
+        with client.connect(agent) as stream:
+
+            def outward() -> None:
+                while chunk := stream.recv(8192):
+                    call.send(field(1, chunk))
+
+            thread = threading.Thread(target=outward, daemon=True)
+            thread.start()
+            while (message := call.receive()) is not None:
+                stream.sendall(fields(message).get(1, b""))
+            stream.shutdown(socket.SHUT_WR)
+            thread.join(30 * client.PATIENCE)
+
+    return {CHECK_AGENT: check, FORWARD_AGENT: forward}
+
+
+def of_credentials(known: Mapping[str, tuple[str, str]]) -> dict[str, Handler]:
+    """The service of registry credentials, by host."""
+
+    def get(call: Call) -> bytes:
+        name, secret = known.get(fields(call.receive() or b"").get(1, b"").decode(), ("", ""))
+        return field(1, name) + field(2, secret)
+
+    return {CREDENTIALS: get}
+
+
+def head(session_id: str, handlers: Mapping[str, Handler], upgrade: str = "h2c") -> bytes:
+    """The request that opens a session."""
+    lines = [
+        "POST /session HTTP/1.1",
+        "Host: localhost",
+        "Connection: Upgrade",
+        f"Upgrade: {upgrade}",
+        f"X-Docker-Expose-Session-Uuid: {session_id}",
+        "X-Docker-Expose-Session-Name: test",
+        "X-Docker-Expose-Session-Sharedkey: ",
+        *(f"X-Docker-Expose-Session-Grpc-Method: {path}" for path in handlers),
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+@contextmanager
+def session(path: str, handlers: Mapping[str, Handler], session_id: str = "") -> Iterator[tuple[str, Peer]]:
+    """Open a session at the engine's socket; its id, and the peer that serves it."""
+    session_id = session_id or secrets.token_hex(16)
+    stream = client.connect(path)
+    stream.sendall(head(session_id, handlers))
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        chunk = stream.recv(1)  # HTTP/2 follows
+        assert chunk, answer
+        answer += chunk
+    assert answer.startswith(b"HTTP/1.1 101 "), answer
+    assert b"\r\nupgrade: h2c\r\n" in answer.lower(), answer
+    peer = Peer(stream, handlers)
+    try:
+        yield session_id, peer
+    finally:
+        peer.close()
