@@ -1,0 +1,37 @@
+"""Every case of the table of Dockerfiles (tests/data/build, tests/builds.py), over the API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.builds import Case, Runner, table
+from tests.harness import TempEngine
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[TempEngine]:
+    """One engine for all cases. At the end no container is left, and no file of a build."""
+    with TempEngine() as engine:
+        engine.load_busybox()
+        before = engine.footprint()
+        yield engine
+        assert engine.containers() == []
+        left = {kind: found for kind, found in engine.footprint().beyond(before).items() if kind != "directories"}
+        assert not left, left
+        assert os.listdir(engine.root / "tmp") == []
+
+
+@pytest.fixture(scope="module")
+def runner(engine: TempEngine) -> Runner:
+    return Runner(engine.request)
+
+
+@pytest.mark.parametrize("case", table(), ids=lambda case: case.name)
+def test_case(runner: Runner, case: Case) -> None:
+    found = list(runner.differences(case))
+    assert not found, "\n".join(found)
