@@ -12,6 +12,18 @@ def spawn(
     inherited: Sequence[int] = (),
     namespace: int = -1,
 ) -> int: ...
+def sealed(
+    argv: list[bytes],
+    environment: list[bytes],
+    directory: bytes,
+    place: bytes,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    user: int,
+    group: int,
+    limits: Sequence[tuple[int, int]] = (),
+) -> tuple[int, int]: ...
 def read_only(path: bytes) -> int: ...
 def exit_of(pidfd: int) -> int | None: ...
 def become_subreaper() -> None: ...

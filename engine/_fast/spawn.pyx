@@ -1,12 +1,13 @@
 # cython: language_level=3
 """System interfaces for processes that Python's `os` lacks.
 
-`spawn`: a vfork with a working directory, a resource limit and a mount namespace. `read_only`: a
-mount of a file that no other process can write through. `exit_of`: the exit status of a process
-that is not a child. `become_subreaper`: prctl(2).
+`spawn`: a vfork with a working directory, a resource limit and a mount namespace. `sealed`: a
+program of an unprivileged user in namespaces of its own. `read_only`: a mount of a file that no
+other process can write through. `exit_of`: the exit status of a process that is not a child.
+`become_subreaper`: prctl(2).
 
 Owns:    nothing; descriptors are the caller's.
-Threads: any; `spawn` blocks until the program has been executed.
+Threads: any; `spawn` and `sealed` block until the program has been executed.
 Raises:  OSError with the kernel's errno.
 """
 import os
@@ -30,8 +31,12 @@ cdef extern from *:
     #include <signal.h>
     #include <string.h>
     #include <sys/ioctl.h>
+    #include <sys/mount.h>
+    #include <sys/prctl.h>
     #include <sys/resource.h>
+    #include <sys/stat.h>
     #include <sys/syscall.h>
+    #include <sys/wait.h>
     #include <unistd.h>
 
     /* linux/mount.h and asm/unistd.h, Linux 5.2 and 5.12; older headers lack them. The numbers are the same on
@@ -101,6 +106,106 @@ cdef extern from *:
         return pid;
     }
 
+    /* Linux 5.3 (clone3), 5.11 (close_range with CLOEXEC); older headers lack them. */
+    #define ENGINE_CLONE3 435
+    #define ENGINE_CLOSE_RANGE 436
+    #define ENGINE_CLOSE_RANGE_CLOEXEC 4
+    struct engine_clone {
+        __u64 flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls;
+    };
+
+    struct engine_sealing {
+        const char *program, *directory, *place;
+        char *const *argv, *const *envp;
+        int in, out, err;
+        unsigned user, group;
+        const unsigned long *limits;            /* pairs of resource and value */
+        int count;
+    };
+
+    /* The steps of a sealed child up to exec. The mounts are private to it and read-only but for its directory,
+       which is mounted at `place`. System calls alone change its ids: glibc's functions would signal threads that
+       this process does not have. A change of ids clears the death signal, so that comes last. */
+    static int engine_seal(const struct engine_sealing *wanted)
+    {
+        struct engine_mount_attributes all = {1 | 2, 0, 0, 0};          /* MOUNT_ATTR_RDONLY, _NOSUID */
+        struct engine_mount_attributes own = {2 | 4, 1, 0, 0};          /* _NOSUID, _NODEV; not _RDONLY */
+        unsigned long plain[4] = {(unsigned long)SIG_DFL, 0, 0, 0};     /* the kernel's struct sigaction */
+        sigset_t none;
+        int score;
+        for (int number = 1; number < NSIG; number++)
+            syscall(SYS_rt_sigaction, number, plain, NULL, 8);
+        score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+        if (score >= 0) {
+            if (write(score, "500", 3) < 0) { /* it has the parent's then */ }
+            close(score);
+        }
+        if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0
+            || mount(wanted->directory, wanted->place, NULL, MS_BIND, NULL) < 0
+            || syscall(ENGINE_MOUNT_SETATTR, AT_FDCWD, "/", 0x8000 /* AT_RECURSIVE */, &all, sizeof(all)) < 0
+            || syscall(ENGINE_MOUNT_SETATTR, AT_FDCWD, wanted->place, 0, &own, sizeof(own)) < 0
+            || chdir(wanted->place) < 0)
+            return -1;
+        if (dup2(wanted->in, 0) < 0 || dup2(wanted->out, 1) < 0 || dup2(wanted->err, 2) < 0
+            || syscall(ENGINE_CLOSE_RANGE, 3U, ~0U, ENGINE_CLOSE_RANGE_CLOEXEC) < 0)
+            return -1;
+        umask(022);
+        for (int index = 0; index < wanted->count; index++) {
+            struct rlimit limit = {wanted->limits[2 * index + 1], wanted->limits[2 * index + 1]};
+            if (setrlimit(wanted->limits[2 * index], &limit) < 0)
+                return -1;
+        }
+        if (syscall(SYS_setgroups, 0, NULL) < 0
+            || syscall(SYS_setresgid, wanted->group, wanted->group, wanted->group) < 0
+            || syscall(SYS_setresuid, wanted->user, wanted->user, wanted->user) < 0
+            || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0
+            || prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
+            return -1;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        execve(wanted->program, wanted->argv, wanted->envp);
+        return -1;
+    }
+
+    /* Not a vfork: a change of ids in shared memory would make the daemon undumpable (prctl(2), PR_SET_DUMPABLE).
+       The child reports the error of a step through a pipe, which exec closes. */
+    static pid_t engine_sealed(const struct engine_sealing *wanted, int *pidfd, int *failure)
+    {
+        struct engine_clone how = {
+            .flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD,
+            .pidfd = (__u64)(unsigned long)pidfd,
+            .exit_signal = SIGCHLD,
+        };
+        sigset_t all, before;
+        int report[2], error = 0;
+        pid_t pid;
+        if (pipe2(report, O_CLOEXEC) < 0) {
+            *failure = errno;
+            return -1;
+        }
+        sigfillset(&all);
+        sigprocmask(SIG_SETMASK, &all, &before);
+        pid = syscall(ENGINE_CLONE3, &how, sizeof(how));
+        if (pid == 0) {
+            /* out of the way of descriptors 0 to 2, which the program gets */
+            int last = fcntl(report[1], F_DUPFD_CLOEXEC, 3);
+            engine_seal(wanted);
+            error = errno;
+            if (write(last, &error, sizeof(error)) < 0) { /* the parent has gone */ }
+            _exit(127);
+        }
+        if (pid < 0)
+            error = errno;
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        close(report[1]);
+        if (pid > 0)
+            while (read(report[0], &error, sizeof(error)) < 0 && errno == EINTR)
+                ;
+        close(report[0]);
+        *failure = error;
+        return pid;
+    }
+
     /* linux/pidfd.h, Linux 6.15; older headers lack it. */
     struct engine_pidfd_info {
         __u64 mask, cgroupid;
@@ -114,6 +219,20 @@ cdef extern from *:
         int program, char **argv, char **envp, const char *cwd, int stdin, int stdout, int stderr, unsigned long files,
         const int *inherited, int count, int namespace_, int *failure
     )
+    cdef struct engine_sealing:
+        const char *program
+        const char *directory
+        const char *place
+        char **argv
+        char **envp
+        int input "in"
+        int out
+        int err
+        unsigned user
+        unsigned group
+        const unsigned long *limits
+        int count
+    pid_t engine_sealed(const engine_sealing *wanted, int *pidfd, int *failure) nogil
     int engine_read_only(const char *path)
     cdef struct engine_pidfd_info:
         uint64_t mask
@@ -171,6 +290,59 @@ def spawn(
             os.waitpid(pid, 0)
         raise OSError(failure, os.strerror(failure), os.fsdecode(argv[0]))
     return pid
+
+
+def sealed(
+    list argv, list environment, bytes directory not None, bytes place not None, int stdin, int stdout, int stderr,
+    unsigned user, unsigned group, limits=(),
+) -> tuple:
+    """Start the program `argv[0]` (bytes, an absolute path) as an unprivileged user; returns its
+    pid and its pidfd (CLOEXEC), which the caller closes. The program is its child.
+
+    It is the first process of a PID namespace: all its descendants end with it. It sees the host's
+    files read-only and without setuid. `directory` is mounted at `place`, in its mount namespace
+    alone; it starts there and may write there. The network is the host's. It has no other
+    descriptors and groups, and gains no privileges. It is killed when the calling thread ends, so
+    that thread waits for it.
+
+    `limits`: at most 8 pairs of a resource and its limit (getrlimit(2)).
+
+    If a step or the execution fails, raises OSError with the kernel's errno, and no child is left.
+    """
+    cdef int failure = 0
+    cdef int pidfd = -1
+    cdef pid_t pid
+    cdef unsigned long pairs[16]
+    cdef engine_sealing wanted
+    cdef char **arguments = NULL
+    cdef char **variables = NULL
+    memset(&wanted, 0, sizeof(wanted))
+    for resource, value in limits:
+        if wanted.count == 8:
+            raise ValueError("a process has at most 8 limits")
+        pairs[2 * wanted.count] = resource
+        pairs[2 * wanted.count + 1] = value
+        wanted.count += 1
+    if not argv:
+        raise ValueError("no program")
+    try:
+        arguments = strings(argv)
+        variables = strings(environment)
+        wanted.program, wanted.directory, wanted.place = arguments[0], directory, place
+        wanted.argv, wanted.envp = arguments, variables
+        wanted.input, wanted.out, wanted.err = stdin, stdout, stderr
+        wanted.user, wanted.group, wanted.limits = user, group, pairs
+        with nogil:
+            pid = engine_sealed(&wanted, &pidfd, &failure)
+    finally:
+        free(arguments)
+        free(variables)
+    if failure:
+        if pid > 0:
+            os.waitpid(pid, 0)
+            os.close(pidfd)
+        raise OSError(failure, os.strerror(failure), os.fsdecode(argv[0]))
+    return pid, pidfd
 
 
 def read_only(bytes path not None) -> int:
