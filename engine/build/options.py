@@ -198,7 +198,7 @@ def check_outputs(text: str) -> None:
         fields = {key.lower(): value for key, value in (each or {}).items()}
         kind, attributes = fields.get("type"), fields.get("attrs")
         if kind not in ("docker", "image", "moby") or attributes:
-            what = str(kind)[:100] + (" with attributes" if attributes else "")
+            what = str(kind or "")[:100] + (" with attributes" if attributes else "")
             raise InvalidParameter(
                 f'outputs: exporter "{what}" is not supported: a build by POST /build makes an image of this engine'
             )

@@ -23,7 +23,15 @@ import zstandard
 
 from engine.config import Config
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unauthorized
-from engine.images.credentials import NOBODY, Challenge, Credentials, challenges, next_page, registry_auth
+from engine.images.credentials import (
+    NOBODY,
+    Challenge,
+    Credentials,
+    challenges,
+    next_page,
+    registry_auth,
+    registry_config,
+)
 from engine.images.remote import Remote, Search
 from engine.wire.images import Progress
 from tests.archives import Image, Node, digest, directory, docker_archive, tar
@@ -110,6 +118,32 @@ def test_bad_registry_auth_is_told_without_its_value(header: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
         registry_auth(header)
     assert len(caught.value.message) < 200
+
+
+def test_registry_config() -> None:
+    me, her = {"username": "me", "password": "a"}, {"username": "her", "password": "b"}
+    document = {
+        "https://index.docker.io/v1/": me,
+        "registry:5000": me,
+        "https://registry:5000/v1/": her,
+        "http://other.example/v2/": her,
+        "token.example": {"identitytoken": "t"},
+        "bad.example": {"username": 1},
+        "none.example": None,
+    }
+    found = registry_config(base64.urlsafe_b64encode(json.dumps(document).encode()).decode())
+    assert {domain: (each.username, each.identitytoken) for domain, each in found.items()} == {
+        "docker.io": ("me", ""),
+        "registry:5000": ("me", ""),
+        "other.example": ("her", ""),
+        "token.example": ("", "t"),
+        "none.example": ("", ""),
+    }
+
+
+@pytest.mark.parametrize("header", [None, "", "e30=", "%%%", "e30", "bnVsbA==", "W10=", "x" * 70_000, "\xe9"])
+def test_registry_config_that_cannot_be_decoded_is_ignored(header: str | None) -> None:
+    assert registry_config(header) == {}
 
 
 # --- registries -----------------------------------------------------------------------------------
