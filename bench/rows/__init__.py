@@ -7,7 +7,7 @@ other, and those with thousands of containers are last.
 from __future__ import annotations
 
 from bench.job import Job, Size
-from bench.rows import daemons, files, growth, images, lifecycle, logs, networks, reads, resources, streams
+from bench.rows import builds, daemons, files, growth, images, lifecycle, logs, networks, reads, resources, streams
 from bench.rows.images import Material
 
 
@@ -21,6 +21,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
         *streams.jobs(size),
         *logs.jobs(size),
         *images.jobs(size, material),
+        *builds.jobs(size, material),
         *files.jobs(size, material),
         *networks.jobs(size),
         *growth.jobs(size),
