@@ -25,6 +25,7 @@ import uvloop
 from engine import __version__
 from engine.api import application
 from engine.api.engine import Engine
+from engine.build.builder import Builder
 from engine.build.buildkit.session import Sessions
 from engine.config import Config, encode
 from engine.containers import boot
@@ -261,11 +262,15 @@ class Daemon:
         live = {container.id for container in self.containers}
         await self.snapshots.sweep(live, self.images.chain_ids())
         await asyncio.to_thread(_sweep_directories, self.config.root / "containers", live)
+        parts = self.config, self.records, self.containers, self.images, self.remote, self.events, self.sessions
+        self.builder = Builder(*parts)
+        stack.push_async_callback(self.builder.close)
         stack.push_async_callback(self.containers.settled)
 
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
         engine = Engine(
+            builder=self.builder,
             config=config,
             events=self.events,
             host=await asyncio.to_thread(_read_host, config.root, self.cgroups),

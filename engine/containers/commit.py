@@ -69,7 +69,7 @@ async def commit(container: Container, images: ImageStore, options: CommitOption
                 upper = snapshots.upper(container.id)
             except NotFound as error:
                 raise Conflict(f"container {container.id} is being removed") from error
-            written = await uninterrupted(asyncio.to_thread(_read, upper, spool))
+            written = await uninterrupted(asyncio.to_thread(pack_changes, upper, spool))
         below = [layer.diff_id for layer in reversed(snapshots.chain(record.parent))]
         base = ImageConfig()
         with contextlib.suppress(NotFound):  # removed by force since
@@ -103,14 +103,15 @@ async def commit(container: Container, images: ImageStore, options: CommitOption
     return image_id
 
 
-class _Written(NamedTuple):
+class Packed(NamedTuple):
     """The archive of a layer: digest and size."""
 
     diff_id: str
     size: int
 
 
-def _read(upper: os.PathLike[str], spool: int) -> _Written:
+def pack_changes(upper: os.PathLike[str], spool: int) -> Packed:
+    """Write the layer of a container's changes to `spool`. Blocking. Raises ServerError."""
     hashed, size = hashlib.sha256(), 0
     try:
         directory = files.open_directory(os.fspath(upper))
@@ -126,7 +127,7 @@ def _read(upper: os.PathLike[str], spool: int) -> _Written:
                 view = view[os.write(spool, view) :]
     except OSError as error:
         raise ServerError(f"packing the changes in {upper}: {reason_with_file(error)}") from error
-    return _Written(f"sha256:{hashed.hexdigest()}", size)
+    return Packed(f"sha256:{hashed.hexdigest()}", size)
 
 
 @contextlib.asynccontextmanager
@@ -146,4 +147,4 @@ async def _still(container: Container, pause: bool) -> AsyncIterator[None]:
                 await uninterrupted(container.unpause())
 
 
-__all__ = ["CommitOptions", "commit"]
+__all__ = ["CommitOptions", "Packed", "commit", "pack_changes"]

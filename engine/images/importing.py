@@ -48,7 +48,7 @@ async def add(
     empty = diff_id == EMPTY_LAYER
     diff_ids = (*below, *(() if empty else (diff_id,)))
     config = msgspec.structs.replace(config, rootfs=RootFS(diff_ids=diff_ids))
-    raw = _encoded(config)
+    raw = encoded(config)
     chains = chain_ids(diff_ids)
     async with store.claimed() as claim:
         for chain_id in chains:
@@ -59,7 +59,7 @@ async def add(
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
-def _encoded(config: ImageConfig) -> bytes:
+def encoded(config: ImageConfig) -> bytes:
     """The document. It has `rootfs` even if the image has no layers."""
     return msgspec.json.encode({**msgspec.to_builtins(config), "rootfs": msgspec.to_builtins(config.rootfs)})
 
@@ -100,4 +100,4 @@ async def bring(
     return image_id
 
 
-__all__ = ["EMPTY_LAYER", "add", "bring", "check"]
+__all__ = ["EMPTY_LAYER", "add", "bring", "check", "encoded"]

@@ -22,6 +22,7 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,6 +54,17 @@ from engine.wire.images import (
 FILTERS = ("before", "dangling", "label", "reference", "since")
 
 _log = logging.getLogger(__name__)
+
+
+class Built(NamedTuple):
+    """An image made here: its id, its document and that document's bytes, and the image that it was
+    made from.
+    """
+
+    id: str
+    config: ImageConfig
+    raw: bytes
+    parent: str
 
 
 class ImageStore:
@@ -152,13 +164,16 @@ class ImageStore:
             await self._commit(self.index.renamed({record.id: record}, {record.id: [wanted]}))
         self._publish(record.id, "tag", wanted.familiar)
 
-    async def _commit(self, changed: Mapping[str, ImageRecord | None]) -> None:
-        """Write the records (None: remove it), then publish them to readers."""
+    async def _commit(self, changed: Mapping[str, ImageRecord | None], *more: Change) -> None:
+        """Write the records (None: remove it), with `more` in one transaction, then publish them to
+        readers.
+        """
         await self._records.commit(
             *(
                 self._table.delete(image_id) if record is None else self._table.put(image_id, record)
                 for image_id, record in changed.items()
-            )
+            ),
+            *more,
         )
         for image_id, record in changed.items():
             if record is None:
@@ -414,6 +429,38 @@ class ImageStore:
                         await self._drop_manifest(known.manifest)
         self._settle_soon()
         return names_changed
+
+    async def record(
+        self, built: Sequence[Built], names: Mapping[str, Sequence[Reference]], *more: Change, last: bool = True
+    ) -> None:
+        """Record images made here whose layers all exist and are claimed, and give images names,
+        with `more` in one transaction.
+
+        `last`: no more of them follow soon, so the layers are written back to the disk now. Raises
+        NotFound for a named image that is not there; nothing has changed then.
+        """
+        async with self._changing:
+            await asyncio.to_thread(lambda: [self._content.ingest(each.raw) for each in built])
+            changed: dict[str, ImageRecord] = {}
+            try:
+                for each in built:
+                    record = self.index.find(each.id) or self._record(each.id, each.config)
+                    if not record.parent and (each.parent in self.index or each.parent in changed):
+                        record = msgspec.structs.replace(record, parent=each.parent)
+                    changed[each.id] = record
+                for image_id in names:
+                    changed.setdefault(image_id, self.get(image_id))
+                await uninterrupted(self._commit(self.index.renamed(changed, names), *more))
+            except BaseException:
+                for each in built:
+                    if each.id not in self.index:
+                        self._content.delete(each.id)
+                raise
+        for image_id, given in names.items():
+            for name in given:
+                self._publish(image_id, "tag", name.familiar)
+        if last:
+            self._settle_soon()
 
     async def _drop_manifest(self, digest: str) -> None:
         """Remove the blob unless an image names it."""

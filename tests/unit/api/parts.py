@@ -46,6 +46,7 @@ def engine() -> Engine:
     )
     absent: Any = None  # parts that the handlers under test never reach
     return Engine(
+        builder=absent,
         config=Config(),
         events=EventLog(),
         host=HOST,

@@ -1,0 +1,161 @@
+"""One build: its stages as tasks, and their output in the order of the Dockerfile.
+
+A stage waits for the stages that it begins with or copies from, and for nothing else, so
+independent stages run side by side. Stages that the target does not need are not run, and their
+bases are not pulled. The first failure ends all stages. The output shown is what a serial build
+would have shown: every step up to the failed one.
+
+Owns:    the tasks of the stages, from `work` until its end; claims on the layers in use.
+Threads: the event loop's.
+Raises:  StepFailed for a RUN whose command failed, EngineError of any step.
+Not here: one stage (`stage.py`), contexts (`builder.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from engine.build.dockerfile import stages as dockerfiles
+from engine.build.dockerfile.stages import Dockerfile
+from engine.build.options import Options
+from engine.build.output import Log
+from engine.build.parts import Parts
+from engine.build.stage import Site, StageBuild, Step
+from engine.build.state import State
+from engine.build.steps import base, copy, meta, run
+from engine.build.trees import Tree
+from engine.errors import InvalidParameter
+from engine.images.instructions.records import Add, Copy, Instruction, Run
+from engine.images.reference import Reference
+from engine.system.threads import cancelled, uninterrupted
+from engine.wire.build import BuildMessage, BuiltImage
+
+
+class Build:
+    """See the module."""
+
+    def __init__(self, parts: Parts, options: Options, dockerfile: Dockerfile, context: Tree) -> None:
+        """Raises InvalidParameter for a target that the file does not have."""
+        self._parts = parts
+        self._options = options
+        self._dockerfile = dockerfile
+        self._needed = dockerfiles.needed(dockerfile, options.target)
+        self._site = Site(parts, options, dockerfile, context, self)
+        self._claims = parts.images.claims()
+        self._results: dict[int, asyncio.Task[State]] = {}
+        self._end = Log(parts.images.temporary)
+        self._failed_at: int | None = None
+        self._stages = [StageBuild(self._site, stage, begin, apply) for stage in self._needed]
+        self._stages[-1].add_labels(options.labels)
+        self.steps = [
+            *(Step(each.text, Log(parts.images.temporary)) for each in dockerfile.global_arguments),
+            *(step for stage in self._stages for step in stage.steps),
+        ]
+        for step in self.steps[: len(dockerfile.global_arguments)]:
+            step.log.close()
+        for number, step in enumerate(self.steps, 1):
+            step.number, step.total = number, len(self.steps)
+
+    # --- output -----------------------------------------------------------------------------------
+
+    async def messages(self) -> AsyncIterator[BuildMessage]:
+        """The output of all steps, in order, up to the first that failed."""
+        for at, step in enumerate(self.steps):
+            if self._failed_at is not None and at > self._failed_at:
+                return
+            yield BuildMessage(stream=step.title(self._options.numbered_steps))
+            async for message in step.log.read():
+                yield message
+            step.log = self._end  # release what was read
+        async for message in self._end.read():
+            yield message
+
+    # --- work -------------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Build and tag the target. Ends every task and every log, however it ends."""
+        try:
+            try:
+                result = await self._run()
+            finally:
+                for step in self.steps:
+                    step.log.close()
+            await self._finish(result)
+        finally:
+            self._end.close()
+            await uninterrupted(self._claims.release())
+
+    async def _run(self) -> State:
+        for stage in self._stages:
+            self._results[stage.index] = asyncio.create_task(stage.run())
+        tasks = [*self._results.values()]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)
+            if failed is not None:
+                self._failed_at = self._position(tasks.index(failed))
+                failed.result()
+            return tasks[-1].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                await cancelled(task)
+
+    def _position(self, stage: int) -> int:
+        """The place in `steps` of the step that a failed stage was at."""
+        return self.steps.index(self._stages[stage].at)
+
+    async def _finish(self, result: State) -> None:
+        if not result.image_id:
+            raise InvalidParameter("No image was generated. Is your Dockerfile empty?")
+        unused = self._dockerfile.arguments.unconsumed()
+        if unused:
+            names = f"[{' '.join(unused)}]"
+            if self._options.unused_arguments_fail:
+                await self._parts.cache.write()
+                raise InvalidParameter(f"One or more build-args {names} were not consumed, failing build.")
+            self._end.say(f"[Warning] One or more build-args {names} were not consumed\n")
+        names_of: dict[str, Sequence[Reference]] = {result.image_id: self._options.tags}
+        await self._parts.cache.write(names_of)
+        self._end.write(BuildMessage(aux=BuiltImage(id=result.image_id)))
+        self._end.say(f"Successfully built {result.short}\n")
+        for name in self._options.tags:
+            self._end.say(f"Successfully tagged {name.familiar}\n")
+        self.result = result
+
+    # --- for stages -------------------------------------------------------------------------------
+
+    async def result_of(self, index: int) -> State:
+        """The state at the end of another stage of this build."""
+        return await asyncio.shield(self._results[index])
+
+    def use(self, state: State) -> State:
+        """Keep the layers of a state as long as this build runs."""
+        if state.top:
+            self._claims.claim(state.top)
+        return state
+
+
+async def begin(stage: StageBuild, log: Log) -> State:
+    """FROM."""
+    wanted, site = stage.stage, stage.site
+    if wanted.parent is not None:
+        return base.with_path(await site.stages.result_of(wanted.parent))
+    if wanted.base == base.SCRATCH:
+        return base.empty(stage.platform)
+    return base.of_image(await base.resolve(wanted.base, stage.platform, site.options, site.parts, log))
+
+
+async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
+    """Every other instruction, whose variables are replaced."""
+    if isinstance(instruction, Run):
+        await run.apply(stage, instruction, log)
+    elif isinstance(instruction, Copy | Add):
+        await copy.apply(stage, instruction, log)
+    else:
+        await meta.apply(stage, instruction, log)
+
+
+__all__ = ["Build"]

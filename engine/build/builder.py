@@ -1,0 +1,221 @@
+"""Builds of the engine: from a request's body and parameters to an image.
+
+A build opens its context, reads the whole Dockerfile, and only then pulls or runs something. A
+failure before its first output is raised before the first message, so that the client gets it as an
+HTTP error.
+
+Owns:    the build cache, the directories of cache mounts, steps under way.
+Threads: the event loop's.
+Raises:  InvalidParameter for a bad context or Dockerfile; StepFailed, EngineError of a step.
+Not here: one build (`build.py`), what the cache keeps (`cache.py`, `prune.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+from engine.build import context, prune, remote
+from engine.build.build import Build
+from engine.build.buildkit.session import Sessions
+from engine.build.cache import Cache
+from engine.build.caches import Caches
+from engine.build.dockerfile import lines, stages
+from engine.build.dockerfile.scope import Platforms
+from engine.build.git import Checkout
+from engine.build.options import Options, PruneOptions
+from engine.build.output import Log
+from engine.build.parts import Parts
+from engine.build.remote import Text
+from engine.build.sharing import SharedSteps
+from engine.build.trees import DirectoryTree, MemoryTree, Tree
+from engine.config import Config
+from engine.containers.containers import Containers
+from engine.errors import InvalidParameter, NotFound
+from engine.events import EventLog
+from engine.images.archive import ARCHITECTURE
+from engine.images.remote import Remote
+from engine.images.store import ImageStore
+from engine.storage.records import Records
+from engine.system.threads import cancelled
+from engine.wire.build import BuildMessage, PruneReport
+
+DEFAULT_NAMES = ("Dockerfile", "dockerfile", "Containerfile")
+DOCKERFILE_LIMIT = 16 << 20
+"""Bytes of a Dockerfile."""
+
+
+Opened = Callable[[Log], AbstractAsyncContextManager[tuple[Tree, bytes]]]
+"""Opens a context and reads its Dockerfile; progress goes to the log."""
+
+
+class Builder:
+    """See the module."""
+
+    def __init__(
+        self,
+        config: Config,
+        records: Records,
+        containers: Containers,
+        images: ImageStore,
+        registries: Remote,
+        events: EventLog,
+        sessions: Sessions,
+    ) -> None:
+        """Reads the records; blocking, at start, after `ImageStore.open`."""
+        self._parts = Parts(
+            config=config,
+            containers=containers,
+            images=images,
+            remote=registries,
+            events=events,
+            cache=Cache(records, images),
+            caches=Caches(config.root),
+            shared=SharedSteps(images.temporary),
+            sessions=sessions,
+        )
+        self._budget = prune.Budget(self._parts)
+
+    async def close(self) -> None:
+        """Write what the cache has not written yet."""
+        await self._parts.cache.close()
+
+    def build(self, body: AsyncIterator[bytes], options: Options) -> AsyncGenerator[BuildMessage, None]:
+        """Build an image. `body`: the context, unless `options.remote` names another one. Yields
+        the output; the last `aux` has the id.
+
+        If the generator is closed, the build is cancelled and leaves nothing but finished steps.
+        """
+        return self.build_from(lambda log: self._context(body, options, log), options)
+
+    async def build_from(self, opened: Opened, options: Options) -> AsyncGenerator[BuildMessage, None]:
+        """As `build`, with a context that the caller opens."""
+        opening = Log(self._parts.images.temporary)
+        ready: asyncio.Future[Build] = asyncio.get_running_loop().create_future()
+
+        async def work() -> None:
+            try:
+                async with opened(opening) as found:
+                    build = await self._prepared(found, options)
+                    opening.close()
+                    ready.set_result(build)
+                    await build.work()
+            except asyncio.CancelledError:
+                ready.cancel()
+                raise
+            except BaseException as error:
+                if not ready.done():
+                    ready.set_exception(error)
+                    return
+                raise
+            finally:
+                opening.close()
+
+        with self._parts.images.idle.work():
+            working = asyncio.create_task(work())
+            try:
+                async for message in opening.read():
+                    yield message
+                build = await asyncio.shield(ready)
+                async for message in build.messages():
+                    yield message
+                await working
+            finally:
+                await cancelled(working)
+        self._budget.soon()
+
+    # --- the context ------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _context(
+        self, body: AsyncIterator[bytes], options: Options, log: Log
+    ) -> AsyncIterator[tuple[Tree, bytes]]:
+        """The context, and the Dockerfile in it."""
+        images = self._parts.images
+        async with contextlib.AsyncExitStack() as stack:
+            archive = body
+            if options.remote:
+                fetched = await stack.enter_async_context(
+                    remote.fetch(options.remote, self._parts.remote, images.temporary, log.write)
+                )
+                if isinstance(fetched, Text):
+                    yield MemoryTree({}), fetched.content
+                    return
+                if isinstance(fetched, Checkout):
+                    yield await images.layers.work(_checked_out, fetched.root, options.dockerfile)
+                    return
+                archive = fetched.body
+            received = await context.receive(archive, images.temporary, images.layers)
+            stack.push_async_callback(received.close)
+            name = find_dockerfile(received, options.dockerfile)
+            raw = await images.layers.work(_read, received, name)
+            await images.layers.work(received.drop_ignored, name)
+            yield received, raw
+
+    async def _prepared(self, found: tuple[Tree, bytes], options: Options) -> Build:
+        tree, raw = found
+        if not raw.strip():
+            raise InvalidParameter(f"The Dockerfile ({options.dockerfile or DEFAULT_NAMES[0]}) cannot be empty")
+        own = f"linux/{ARCHITECTURE}"
+        wanted = options.platform
+        target = own if wanted is None else "/".join(filter(None, (wanted.os, wanted.architecture, wanted.variant)))
+
+        def read() -> stages.Dockerfile:
+            return stages.read(lines.parse(raw), options.arguments, Platforms(build=own, target=target))
+
+        return Build(self._parts, options, await asyncio.to_thread(read), tree)
+
+    # --- the cache --------------------------------------------------------------------------------
+
+    async def prune(self, options: PruneOptions) -> PruneReport:
+        """Remove records of the build cache, with images that only it needs."""
+        return await prune.prune(self._parts, options)
+
+
+def find_dockerfile(tree: Tree, name: str) -> str:
+    """The path of the instruction file in a context: the named one, or that of a default name."""
+    if name:
+        path = _inside(name)
+        if tree.resolve(path) is None:
+            raise InvalidParameter(f"Cannot locate specified Dockerfile: {name}")
+        return path
+    for each in DEFAULT_NAMES:
+        if tree.resolve(each) is not None:
+            return each
+    raise InvalidParameter(f"Cannot locate specified Dockerfile: {DEFAULT_NAMES[0]}")
+
+
+def _inside(name: str) -> str:
+    """A normal path below the context's root. Raises InvalidParameter for one that leads out."""
+    parts: list[str] = []
+    for part in name.split("/"):
+        if part == "..":
+            if not parts:
+                raise InvalidParameter(f"Forbidden path outside the build context: {name}")
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    if not parts or "\0" in name:
+        raise InvalidParameter(f"Cannot locate specified Dockerfile: {name!r}")
+    return "/".join(parts)
+
+
+def _checked_out(root: int, name: str) -> tuple[Tree, bytes]:
+    """The context in a checkout's directory. Its Dockerfile may be one that `.dockerignore`
+    excludes.
+    """
+    whole = DirectoryTree(root)
+    path = find_dockerfile(whole, name)
+    return context.of_directory(root, path), _read(whole, path)
+
+
+def _read(tree: Tree, path: str) -> bytes:
+    try:
+        return tree.read(path, DOCKERFILE_LIMIT)
+    except NotFound as error:
+        raise InvalidParameter(f"Cannot locate specified Dockerfile: {path}") from error
+
+
+__all__ = ["DEFAULT_NAMES", "Builder", "Opened", "find_dockerfile"]

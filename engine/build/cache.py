@@ -1,0 +1,204 @@
+"""The build cache: which step made which image, by the step's key.
+
+A record names the image that a step made. The image and its layers live in the image store like any
+other, so the cache has no content of its own, and removing an image removes the step. Images and
+records are written in groups: while a build runs after each step that made a layer, and at its end
+together with the tags.
+
+Owns:    the records of kind `step`; images that are not written yet, and the claims on their
+         layers.
+Threads: the event loop's.
+Raises:  ServerError when the disk fails.
+Not here: keys (`keys.py`), what is looked up when (`solver.py`), what is removed (`prune.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import msgspec
+
+from engine.build.state import State
+from engine.errors import EngineError
+from engine.images.load import Claims
+from engine.images.reference import Reference
+from engine.images.store import Built, ImageStore
+from engine.storage.records import Change, Records
+from engine.system.tasks import spawn
+from engine.system.threads import uninterrupted
+
+_log = logging.getLogger(__name__)
+
+
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """One step's result. Times in ns since the epoch."""
+
+    image_id: str
+    parent: str = ""
+    """The key of the step before."""
+    text: str = ""
+    """The step as its image's history shows it."""
+    created: int = 0
+    last_used: int = 0
+    uses: int = 0
+
+
+class Cache:
+    """See the module."""
+
+    def __init__(self, records: Records, images: ImageStore) -> None:
+        """Reads the records; blocking, at start, after `ImageStore.open`."""
+        self._images = images
+        self._records = records
+        self._table = records.table("step", StepRecord)
+        found = self._table.load()
+        self._steps = {key: step for key, step in found.items() if step.image_id in images.index}
+        self._unwritten = found.keys() - self._steps.keys()
+        """Keys whose records have changed, or are gone, since they were written."""
+        self._by_image: dict[str, set[str]] = {}
+        for key, step in self._steps.items():
+            self._by_image.setdefault(step.image_id, set()).add(key)
+        self._new: dict[str, State] = {}
+        """Images that are not in the store yet, by id, each after its parent."""
+        self._claims: Claims | None = None
+        """Of the layers of `_new`."""
+        self._writing = asyncio.Lock()
+        self._soon: asyncio.Task[None] | None = None
+        images.changed.subscribe(self._images_changed)
+
+    async def close(self) -> None:
+        """Write what is not written yet."""
+        try:
+            await self.write()
+        except EngineError as error:
+            _log.error("writing the build cache: %s", error.message)
+
+    # --- look up and add --------------------------------------------------------------------------
+
+    def find(self, key: str) -> State | None:
+        """The state that the step of this key made, if it is known and complete."""
+        step = self._steps.get(key)
+        if step is None:
+            return None
+        state = self.state(step.image_id, key)
+        if state is None:
+            self._forget(key)
+            return None
+        now = time.time_ns()
+        self._steps[key] = msgspec.structs.replace(step, last_used=now, uses=step.uses + 1)
+        self._unwritten.add(key)
+        return state
+
+    def state(self, image_id: str, key: str) -> State | None:
+        """The state of an image under a key; None if the image or one of its layers is gone."""
+        new = self._new.get(image_id)
+        if new is not None:
+            return msgspec.structs.replace(new, key=key)
+        record = self._images.index.find(image_id)
+        if record is None or (record.chain_ids and self._images.snapshots.layer(record.chain_ids[-1]) is None):
+            return None
+        return State(key=key, image_id=image_id, document=record.config, chain_ids=record.chain_ids)
+
+    def add(self, state: State, parent_key: str, text: str) -> None:
+        """A step has made `state`. It is visible to other builds at once and written later."""
+        now = time.time_ns()
+        self._steps[state.key] = StepRecord(
+            image_id=state.image_id, parent=parent_key, text=text, created=now, last_used=now
+        )
+        self._by_image.setdefault(state.image_id, set()).add(state.key)
+        self._unwritten.add(state.key)
+        if state.image_id not in self._images.index and state.raw:
+            if self._claims is None:
+                self._claims = self._images.claims()
+            if state.top:
+                self._claims.claim(state.top)
+            self._new[state.image_id] = state
+
+    def know(self, key: str, state: State, parent_key: str, text: str) -> None:
+        """A second key of a state that `add` or `find` has returned."""
+        if key not in self._steps:
+            self.add(msgspec.structs.replace(state, key=key), parent_key, text)
+
+    def __iter__(self) -> Iterator[tuple[str, StepRecord]]:
+        return iter([*self._steps.items()])
+
+    def steps_of(self, image_id: str) -> Collection[str]:
+        """The keys whose result is this image."""
+        return self._by_image.get(image_id, ())
+
+    def drop(self, keys: Collection[str]) -> None:
+        """Forget steps. Their images stay."""
+        for key in keys:
+            self._forget(key)
+        self.write_soon()
+
+    def _forget(self, key: str) -> None:
+        step = self._steps.pop(key, None)
+        if step is not None:
+            self._unwritten.add(key)
+            self._by_image[step.image_id].discard(key)
+            if not self._by_image[step.image_id]:
+                del self._by_image[step.image_id]
+
+    def _images_changed(self, image_ids: Collection[str]) -> None:
+        """Images were deleted, made or renamed: forget the steps of those that are gone."""
+        for image_id in image_ids:
+            if image_id in self._by_image and image_id not in self._images.index and image_id not in self._new:
+                for key in [*self._by_image[image_id]]:
+                    self._forget(key)
+
+    # --- on disk ----------------------------------------------------------------------------------
+
+    async def write(self, names: Mapping[str, Sequence[Reference]] | None = None) -> None:
+        """Write images, steps and `names` of images (by id) in one transaction.
+
+        Raises ServerError; the images stay unwritten then, and the next write has them again.
+        """
+        async with self._writing:
+            await uninterrupted(self._write(names or {}, last=names is not None))
+
+    def write_soon(self) -> None:
+        """Write in the background, while builds go on."""
+        if self._soon is None or self._soon.done():
+            self._soon = spawn(self._write_quietly(), "writing the build cache")
+
+    async def _write_quietly(self) -> None:
+        try:
+            await self.write()
+        except EngineError as error:  # the build that ends next gets it
+            _log.warning("writing the build cache: %s", error.message)
+
+    async def _write(self, names: Mapping[str, Sequence[Reference]], last: bool) -> None:
+        new, keys, claims = dict(self._new), self._unwritten, self._claims
+        self._unwritten, self._claims = set(), None
+        changes: list[Change] = []
+        for key in keys:
+            step = self._steps.get(key)
+            changes.append(self._table.delete(key) if step is None else self._table.put(key, step))
+        built = [Built(state.image_id, state.document, state.raw, state.parent) for state in new.values()]
+        try:
+            if built or names:
+                await self._images.record(built, names, *changes, last=last)
+            else:
+                await self._records.commit(*changes)
+        except BaseException:
+            self._unwritten |= keys
+            if claims is not None:
+                for state in new.values():
+                    if state.top:
+                        if self._claims is None:
+                            self._claims = self._images.claims()
+                        self._claims.claim(state.top)
+            raise
+        else:
+            for image_id in new:
+                self._new.pop(image_id, None)
+        finally:
+            if claims is not None:
+                await claims.release()
+
+
+__all__ = ["Cache", "StepRecord"]

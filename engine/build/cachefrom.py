@@ -1,0 +1,47 @@
+"""`cachefrom`: the steps of images that the client names, as a cache. Pure.
+
+Such an image was made elsewhere, so there are no keys. Its history serves instead: a step matches
+if the image has everything that was built so far, in the same order, and its next line of history
+is this step's. COPY and ADD show a digest of their content there. The resulting configuration is
+the one that the Dockerfile says, not the image's.
+
+The client vouches for these images: their history is only text (Docker's --cache-from).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.build.state import State, after
+from engine.images.record import ImageRecord
+from engine.wire.containers import Config
+
+
+def find(
+    before: State,
+    images: Iterable[ImageRecord],
+    *,
+    key: str,
+    command: Sequence[str],
+    config: Config,
+    author: str | None,
+    layer: bool,
+) -> State | None:
+    """The state after a step, made of the first image that has it. `layer`: it may make a layer."""
+    text = " ".join(command)
+    for image in images:
+        history, diff_ids = image.config.history, image.config.rootfs.diff_ids
+        steps, below = before.document.history, before.document.rootfs.diff_ids
+        if len(history) <= len(steps) or diff_ids[: len(below)] != below:
+            continue
+        if any(one.created_by != other.created_by for one, other in zip(history, steps, strict=False)):
+            continue
+        step = history[len(steps)]
+        if step.created_by != text or (not step.empty_layer and (not layer or len(diff_ids) <= len(below))):
+            continue
+        diff_id = "" if step.empty_layer else diff_ids[len(below)]
+        return after(before, key=key, config=config, command=command, diff_id=diff_id, author=author)
+    return None
+
+
+__all__ = ["find"]

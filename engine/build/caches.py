@@ -1,0 +1,135 @@
+"""Directories that RUN steps keep between builds: `RUN --mount=type=cache`.
+
+```
+ROOT/build/caches/<name>/data   the directory that RUN sees
+ROOT/build/caches/<name>/id     its id in Dockerfiles; the time of the file is the last use
+```
+
+Two caches of one id exist while two steps with `sharing=private` run at once; the second one is
+found again by the next such pair. A crash leaves a cache as the killed program left it, which
+package managers expect of their caches.
+
+Owns:    that directory. Threads: the event loop's; files in threads.
+Raises:  ServerError with the kernel's reason.
+Not here: mounting (`steps/mounts.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from engine._fast import tree
+from engine.errors import ServerError, reason_with_file
+from engine.system import files
+from engine.system.threads import uninterrupted
+
+
+class CacheDirectory(NamedTuple):
+    """One cache as prune sees it. `used`: ns since the epoch."""
+
+    name: str
+    id: str
+    size: int
+    used: int
+    in_use: bool
+
+
+class Caches:
+    """See the module."""
+
+    def __init__(self, root: Path) -> None:
+        self._directory = root / "build" / "caches"
+        self._users: dict[str, int] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @contextlib.asynccontextmanager
+    async def use(self, cache_id: str, sharing: str, fill: Callable[[int], None], mode: int) -> AsyncIterator[Path]:
+        """The directory of a cache, for the time of the context.
+
+        `fill` gives a new one its content and owner: it gets a descriptor, in a thread. `mode`: of
+        a new one. `sharing`: `shared`, `private` or `locked` (Dockerfile reference, RUN --mount).
+        """
+        base = hashlib.sha256(os.fsencode(cache_id)).hexdigest()[:32]
+        async with contextlib.AsyncExitStack() as stack:
+            if sharing == "locked":
+                await stack.enter_async_context(self._locks.setdefault(base, asyncio.Lock()))
+            name = base
+            if sharing == "private":
+                turn = 0
+                while self._users.get(name):
+                    turn += 1
+                    name = f"{base}-{turn}"
+            self._users[name] = self._users.get(name, 0) + 1
+            try:
+                try:
+                    path = await uninterrupted(asyncio.to_thread(self._opened, name, cache_id, fill, mode))
+                except OSError as error:
+                    raise ServerError(f"cache mount {cache_id}: {reason_with_file(error)}") from error
+                yield path
+            finally:
+                self._users[name] -= 1
+                if not self._users[name]:
+                    del self._users[name]
+
+    def _opened(self, name: str, cache_id: str, fill: Callable[[int], None], mode: int) -> Path:
+        place = self._directory / name
+        data = place / "data"
+        if not data.exists():
+            # Under another name until it is complete: a crash leaves nothing that looks whole.
+            new = self._directory / f".{name}"
+            files.remove_tree(new)
+            (new / "data").mkdir(parents=True, mode=0o700)
+            (new / "id").write_text(cache_id, errors="surrogateescape")
+            directory = files.open_directory(new / "data")
+            try:
+                fill(directory)
+                os.fchmod(directory, mode)
+            except BaseException:
+                files.remove_tree(new)
+                raise
+            finally:
+                os.close(directory)
+            files.remove_tree(place)
+            new.rename(place)
+        os.utime(place / "id")
+        return data
+
+    # --- prune ------------------------------------------------------------------------------------
+
+    def all(self) -> list[CacheDirectory]:
+        """Every cache, the least recently used first. Blocking."""
+        found = []
+        for name in os.listdir(self._directory) if self._directory.exists() else []:
+            if name.startswith("."):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                place = self._directory / name
+                directory = files.open_directory(place / "data")
+                try:
+                    size, _ = tree.usage(directory)
+                finally:
+                    os.close(directory)
+                used = (place / "id").stat().st_mtime_ns
+                cache_id = (place / "id").read_text(errors="surrogateescape")
+                found.append(CacheDirectory(name, cache_id, size, used, name in self._users))
+        return sorted(found, key=lambda each: each.used)
+
+    async def remove(self, name: str) -> bool:
+        """Remove a cache. False when a step uses it."""
+        if name in self._users:
+            return False
+        self._users[name] = 1  # until it is gone, nobody may begin to use it
+        try:
+            await uninterrupted(asyncio.to_thread(files.remove_tree, self._directory / name))
+        finally:
+            del self._users[name]
+        return True
+
+
+__all__ = ["CacheDirectory", "Caches"]

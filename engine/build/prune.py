@@ -1,0 +1,208 @@
+"""Removal from the build cache: POST /build/prune, and the budget after each build.
+
+A record can go when its image has no name, no container and no image made from it; then the image
+goes with it, so records are removed from the newest step of a chain to its base. Records of images
+that stay are only forgotten. The least recently used go first.
+
+Rules: Docker Engine API, BuildPrune.
+Owns:  nothing. Threads: the event loop's; file systems are asked in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import NamedTuple
+
+from engine.build.cache import StepRecord
+from engine.build.options import PruneOptions
+from engine.build.parts import Parts
+from engine.errors import Conflict, EngineError, NotFound
+from engine.system.tasks import spawn
+from engine.wire.build import PruneReport
+
+PART_OF_DISK = 10
+LEAST_BUDGET = 2 << 30
+"""The cache may have a tenth of the disk, and this many bytes in any case."""
+
+STEP, CACHE_MOUNT = "regular", "exec.cachemount"
+"""BuildKit's names of the two types of records."""
+
+_log = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """One record of the cache as prune sees it. Times in ns since the epoch."""
+
+    id: str
+    parent: str
+    type: str
+    description: str
+    size: int
+    """Bytes that only this record holds."""
+    created: int
+    used: int
+    uses: int
+    in_use: bool
+    """A step uses it now."""
+    shared: bool
+    """Its image has a name, or a container or another image needs it."""
+
+
+async def entries(parts: Parts) -> list[Entry]:
+    """Everything in the cache, the least recently used first."""
+    images = parts.images
+    found = []
+    for key, step in parts.cache:
+        found.append(
+            Entry(
+                *(key, step.parent, STEP, step.text, _size(parts, step), step.created, step.last_used, step.uses),
+                in_use=False,
+                shared=not _removable(parts, step.image_id),
+            )
+        )
+    for cache in await images.layers.work(parts.caches.all):
+        what = f"mount cache {cache.id}"
+        found.append(
+            Entry(*(cache.name, "", CACHE_MOUNT, what, cache.size, cache.used, cache.used, 0, cache.in_use, False))
+        )
+    return sorted(found, key=lambda each: each.used)
+
+
+def _size(parts: Parts, step: StepRecord) -> int:
+    """Bytes of the layer that the step's image adds to its parent's."""
+    record = parts.images.index.find(step.image_id)
+    if record is None or not record.chain_ids:
+        return 0
+    parent = parts.images.index.find(record.parent)
+    if parent is not None and len(parent.chain_ids) == len(record.chain_ids):
+        return 0
+    layer = parts.images.snapshots.layer(record.chain_ids[-1])
+    return layer.size if layer is not None else 0
+
+
+def _removable(parts: Parts, image_id: str) -> bool:
+    record = parts.images.index.find(image_id)
+    return record is not None and record.nameless and not parts.images.index.has_children(image_id)
+
+
+async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
+    """Remove what the options say. Raises ServerError."""
+    await parts.cache.write()
+    deleted: list[str] = []
+    reclaimed = 0
+    keep = await _bytes_to_keep(parts, options)
+    total = sum(entry.size for entry in await entries(parts)) if keep is not None else 0
+    progress = True
+    while progress:
+        progress = False
+        for entry in await entries(parts):
+            if keep is not None and total <= keep:
+                break
+            if entry.in_use or entry.id in deleted or not _matches(entry, options):
+                continue
+            if entry.shared and not options.all:
+                continue
+            size = await _remove(parts, entry, forget=options.all)
+            if size is None:
+                continue
+            deleted.append(entry.id)
+            reclaimed += size
+            total -= entry.size
+            progress = True
+    parts.events.publish("builder", "prune", "", {"reclaimed": str(reclaimed)})
+    return PruneReport(caches_deleted=deleted or None, space_reclaimed=reclaimed)
+
+
+async def _remove(parts: Parts, entry: Entry, *, forget: bool) -> int | None:
+    """Remove one record. Returns the bytes reclaimed; None if it has to stay."""
+    if entry.type == CACHE_MOUNT:
+        return entry.size if await parts.caches.remove(entry.id) else None
+    step = dict(parts.cache).get(entry.id)
+    if step is None:
+        return None
+    size = 0
+    if _removable(parts, step.image_id):
+        try:
+            await parts.images.delete(step.image_id, prune=False)
+            size = entry.size
+        except (NotFound, Conflict):  # a container uses it
+            if not forget:
+                return None
+    elif not forget:
+        return None
+    parts.cache.drop([entry.id])
+    return size
+
+
+def _matches(entry: Entry, options: PruneOptions) -> bool:
+    if options.unused_since_ns and entry.used >= options.unused_since_ns:
+        return False
+    shown = {
+        "id": entry.id,
+        "parent": entry.parent,
+        "type": entry.type,
+        "description": entry.description,
+        "inuse": str(entry.in_use).lower(),
+        "shared": str(entry.shared).lower(),
+        "private": str(not entry.shared).lower(),
+    }
+    for name, wanted in options.filters.items():
+        if name == "label":  # no record has one
+            return False
+        value = shown[name]
+        if not any(_equal(name, value, each) for each in wanted):
+            return False
+    return True
+
+
+def _equal(name: str, value: str, wanted: str) -> bool:
+    if name in ("inuse", "shared", "private"):
+        return value == {"1": "true", "0": "false"}.get(wanted, wanted.lower())
+    return value.startswith(wanted) if name in ("id", "parent") else value == wanted
+
+
+async def _bytes_to_keep(parts: Parts, options: PruneOptions) -> int | None:
+    """The size of the cache that is small enough; None when everything that matches goes."""
+    if not (options.reserved_space or options.max_used_space or options.min_free_space):
+        return None
+    total = sum(entry.size for entry in await entries(parts))
+    keep = total
+    if options.max_used_space:
+        keep = min(keep, options.max_used_space)
+    if options.min_free_space:
+        disk = await asyncio.to_thread(os.statvfs, parts.config.root)
+        keep = min(keep, total - (options.min_free_space - disk.f_bavail * disk.f_frsize))
+    if not options.max_used_space and not options.min_free_space:
+        keep = options.reserved_space
+    return max(keep, options.reserved_space)
+
+
+class Budget:
+    """Keeps the cache within its part of the disk, in the background."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._running: asyncio.Task[None] | None = None
+
+    def soon(self) -> None:
+        """A build has ended: look, and remove what is too much."""
+        if self._running is None or self._running.done():
+            self._running = spawn(self._run(), "pruning the build cache")
+
+    async def _run(self) -> None:
+        parts = self._parts
+        disk = await asyncio.to_thread(os.statvfs, parts.config.root)
+        budget = max(LEAST_BUDGET, disk.f_blocks * disk.f_frsize // PART_OF_DISK)
+        if sum(_size(parts, step) for _, step in parts.cache) <= budget:
+            return
+        try:
+            report = await prune(parts, PruneOptions(max_used_space=budget))
+        except EngineError as error:
+            _log.warning("pruning the build cache: %s", error.message)
+            return
+        _log.info("build cache: removed %d bytes to keep %d", report.space_reclaimed, budget)
+
+
+__all__ = ["CACHE_MOUNT", "LEAST_BUDGET", "PART_OF_DISK", "STEP", "Budget", "Entry", "entries", "prune"]

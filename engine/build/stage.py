@@ -1,0 +1,390 @@
+"""One stage of a build: its steps in order, each from the cache or run.
+
+A step is looked up by its key. If the cache has no result, the step runs, once for all builds that
+need it at this time (`sharing.py`). With `nocache` nothing is looked up or shared; results are
+stored.
+
+Owns:    descriptors of the roots that its steps read, until the stage ends.
+Threads: the event loop's.
+Not here: what each kind of step does (steps/), the order of stages (`build.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from engine._fast import layer
+from engine.build import cachefrom, copying, keys, options
+from engine.build.dockerfile import stages
+from engine.build.dockerfile.scope import Scope
+from engine.build.dockerfile.stages import Dockerfile, Stage
+from engine.build.options import Options
+from engine.build.output import Log
+from engine.build.parts import Parts
+from engine.build.state import State, after
+from engine.build.steps import base
+from engine.build.trees import Tree
+from engine.errors import EngineError, InvalidParameter, NotFound, Unimplemented
+from engine.images.instructions import records
+from engine.images.instructions.records import Arg, Instruction, Label, RunMount
+from engine.images.record import ImageRecord
+from engine.system import files
+from engine.system.threads import uninterrupted
+from engine.wire.build import BuildMessage, BuiltImage
+from engine.wire.containers import Config
+from engine.wire.images import Platform
+
+
+class Step:
+    """One numbered step of a build's output."""
+
+    __slots__ = ("expanded", "instruction", "log", "number", "text", "total")
+
+    def __init__(self, text: str, log: Log, instruction: Instruction | None = None, *, expanded: bool = False) -> None:
+        """`instruction`: None for FROM and for ARG before it. `expanded`: it has no variables."""
+        self.text = text
+        self.log = log
+        self.instruction = instruction
+        self.expanded = expanded
+        self.number = self.total = 0
+
+    def title(self, numbered: bool) -> str:
+        """The line that announces the step. `numbered`: with the number of all steps."""
+        return f"Step {self.number}/{self.total} : {self.text}\n" if numbered else f"Step {self.number} : {self.text}\n"
+
+
+class Stages(Protocol):
+    """The other stages, as one stage uses them: see `build.Build`."""
+
+    async def result_of(self, index: int) -> State: ...
+
+    def use(self, state: State) -> State: ...
+
+
+class Site:
+    """What all stages of one build share."""
+
+    def __init__(self, parts: Parts, options: Options, dockerfile: Dockerfile, context: Tree, stages: Stages) -> None:
+        self.parts = parts
+        self.options = options
+        self.dockerfile = dockerfile
+        self.context = context
+        self.stages = stages
+        self.id = secrets.token_hex(16)
+        """Part of the keys of a build that shares nothing."""
+        self.epoch = _epoch(options.arguments.get("SOURCE_DATE_EPOCH"))
+        self.cache_from: tuple[ImageRecord, ...] = ()
+        found = []
+        for name in options.cache_from:
+            with contextlib.suppress(EngineError):  # Docker ignores those that it does not have
+                found.append(parts.images.get(name))
+        self.cache_from = tuple(found)
+        self._scratch = asyncio.Lock()
+        self._context_directory = -1
+        self._owned = contextlib.AsyncExitStack()
+
+    async def close(self) -> None:
+        """Remove the directories that `context_directory` made."""
+        await uninterrupted(self._owned.aclose())
+
+    async def context_directory(self) -> int:
+        """A descriptor of a directory with the files of the context, made when it is first asked
+        for.
+        """
+        async with self._scratch:
+            if self._context_directory < 0:
+                directory = await self.scratch_directory(self._owned)
+                await self.parts.images.layers.work(_lay_out_context, self.context, directory)
+                self._context_directory = directory
+            return self._context_directory
+
+    async def scratch_directory(self, borrowed: contextlib.AsyncExitStack) -> int:
+        """A descriptor of a new directory, which is removed with `borrowed`."""
+        path = Path(await uninterrupted(asyncio.to_thread(tempfile.mkdtemp, dir=self.parts.images.temporary)))
+        borrowed.push_async_callback(asyncio.to_thread, files.remove_tree, path)
+        descriptor = await uninterrupted(asyncio.to_thread(files.open_directory, path))
+        borrowed.callback(os.close, descriptor)
+        return descriptor
+
+    async def secret(self, name: str) -> bytes | None:
+        """A secret of the client's session; None when it has none of that name."""
+        if not self.options.session:
+            return None
+        session = await self.parts.sessions.find(self.options.session)
+        try:
+            return await session.secret(name)
+        except (NotFound, Unimplemented):
+            return None
+
+    async def ssh_socket(self, mount: RunMount, borrowed: contextlib.AsyncExitStack) -> int:
+        """A descriptor of a socket to the client's SSH agent; -1 when it forwards none."""
+        if not self.options.session:
+            return -1
+        session = await self.parts.sessions.find(self.options.session)
+        directory = str(self.parts.images.temporary)
+        mode = 0o600 if mount.mode is None else mount.mode
+        owner = {"uid": mount.uid or 0, "gid": mount.gid or 0}
+        try:
+            path = await borrowed.enter_async_context(session.ssh(mount.id, directory, **owner, mode=mode))
+        except (NotFound, Unimplemented):
+            return -1
+        socket = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        borrowed.callback(os.close, socket)
+        return socket
+
+
+def _lay_out_context(context: Tree, directory: int) -> None:
+    """Extract the whole context. Blocking."""
+    selection = copying.select(context, ["."], destination_is_directory=True)
+    place = copying.destination(directory, "/", directory=True)
+    stream = copying.Stream(selection, place, -1, now=time.time_ns())
+    try:
+        layer.unpack(stream, directory, b"")
+    finally:
+        stream.close()
+
+
+def _epoch(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise InvalidParameter(f"invalid SOURCE_DATE_EPOCH: {text[:100]!r}: it must be seconds since 1970")
+    return int(text)
+
+
+class OtherRoot(NamedTuple):
+    """The root of another stage or image: a descriptor, and a key of its content."""
+
+    descriptor: int
+    key: str
+
+
+Apply = Callable[["StageBuild", Instruction, Log], Awaitable[None]]
+"""A kind of step: changes the stage's state."""
+
+
+Make = Callable[[Log, Callable[[str], None]], Awaitable[State]]
+"""Makes the state of a step that is not in the cache. It writes to the log, and calls the second
+argument with the chain_id of its layer before it commits it.
+"""
+
+
+class StageBuild:
+    """See the module."""
+
+    def __init__(self, site: Site, stage: Stage, begin: Callable[[StageBuild, Log], Awaitable[State]], apply: Apply):
+        """`begin` carries out FROM, `apply` every other instruction."""
+        self.site = site
+        self.stage = stage
+        self.scope = Scope(site.dockerfile.arguments)
+        self.state = State(key="")
+        self.cmd_set = False
+        """CMD was set in this stage: ENTRYPOINT then keeps it."""
+        self._begin = begin
+        self._apply = apply
+        directory = site.parts.images.temporary
+        self.steps = [Step(stage.text, Log(directory))]
+        self.steps += [Step(each.text, Log(directory), each) for each in stage.instructions]
+        self.at = self.steps[0]
+        """The step that runs now."""
+        self._root: tuple[str, int] = ("", -1)
+
+    @property
+    def index(self) -> int:
+        return self.stage.index
+
+    @property
+    def platform(self) -> Platform | None:
+        """The platform that FROM or the client asks for."""
+        return options.platform(self.stage.platform) or self.site.options.platform
+
+    def add_labels(self, labels: Mapping[str, str]) -> None:
+        """The client's labels: a last LABEL, which wins over the file's. They are taken as they
+        are.
+        """
+        if labels:
+            pairs = tuple(sorted(labels.items()))
+            text = "LABEL " + " ".join(f"{name}={value}" for name, value in pairs)
+            label = Label(text=text, pairs=pairs)
+            self.steps.append(Step(text, Log(self.site.parts.images.temporary), label, expanded=True))
+
+    async def run(self) -> State:
+        """Carry out every step. Returns the state after the last one."""
+        try:
+            for step in self.steps:
+                self.at = step
+                await self._step(step)
+                if step is self.steps[-1] and self.state.image_id:
+                    step.log.write(BuildMessage(aux=BuiltImage(id=self.state.image_id)))
+                step.log.close()
+            return self.state
+        finally:
+            for step in self.steps:
+                step.log.close()
+            await self._close_root()
+
+    async def _step(self, step: Step) -> None:
+        if step.instruction is None:
+            self.state = self.site.stages.use(await self._begin(self, step.log))
+            await self._run_triggers(step.log)
+        else:
+            await self.apply(step.instruction, step.log, expanded=step.expanded)
+        step.log.say(f" ---> {self.state.short}\n")
+
+    async def apply(self, instruction: Instruction, log: Log, *, expanded: bool = False) -> None:
+        """Carry out one instruction."""
+        if not expanded:
+            variables = self.scope.variables(self.state.config.env)
+            instruction = records.expand(instruction, variables, self.site.dockerfile.escape)
+        await self._apply(self, instruction, log)
+
+    async def _run_triggers(self, log: Log) -> None:
+        """The base's ONBUILD instructions, each once."""
+        triggers = self.state.config.on_build or ()
+        if not triggers:
+            return
+        self.state = _without_triggers(self.state)
+        log.say(f"# Executing {len(triggers)} build trigger{'s' if len(triggers) > 1 else ''}...\n")
+        for text in triggers:
+            instruction = records.read_text(text, self.site.dockerfile.escape)
+            if not self.site.options.numbered_steps:
+                log.say(f"Step 1 : {instruction.text}\n")
+            await self.apply(instruction, log)
+
+    # --- for the kinds of steps -------------------------------------------------------------------
+
+    async def reach(
+        self,
+        key: str,
+        command: Sequence[str],
+        config: Config,
+        log: Log,
+        make: Make | None = None,
+        *,
+        author: str | None = None,
+        known_as: Sequence[str] = (),
+        makes_layer: bool = True,
+    ) -> None:
+        """Go to the state of `key`: from the cache, or by `make`, which without one only changes
+        the configuration.
+
+        `command`: what the history shows. `known_as`: further keys of the same result, already
+        looked up.
+        """
+        before, cache = self.state, self.site.parts.cache
+        state = self.look_up(key, command, config, author=author, makes_layer=makes_layer)
+        if state is not None:
+            log.say(" ---> Using cache\n")
+        elif make is None:
+            state = after(before, key=key, config=config, command=command, author=author, epoch=self.site.epoch)
+            cache.add(state, before.key, " ".join(command))
+        else:
+            making = make
+
+            async def store(log: Log) -> State:
+                async with self.site.parts.images.claimed() as claim:
+                    made = await making(log, claim)
+                    cache.add(made, before.key, " ".join(command))
+                cache.write_soon()
+                return made
+
+            shared = f"{key} {self.site.id}" if self.site.options.no_cache else key
+            state = await self.site.parts.shared.once(shared, log, store)
+        for other in known_as:
+            cache.know(other, state, before.key, " ".join(command))
+        self.state = self.site.stages.use(state)
+
+    def look_up(
+        self, key: str, command: Sequence[str], config: Config, *, author: str | None = None, makes_layer: bool = True
+    ) -> State | None:
+        """The result of a step from the cache. With `cachefrom` only from those images."""
+        site = self.site
+        if site.options.no_cache:
+            return None
+        if not site.options.cache_from:
+            return site.parts.cache.find(key)
+        found = cachefrom.find(
+            self.state, site.cache_from, key=key, command=command, config=config, author=author, layer=makes_layer
+        )
+        if found is not None:
+            site.parts.cache.add(found, self.state.key, " ".join(command))
+        return found
+
+    def declare(self, argument: Arg) -> None:
+        """An ARG of this stage: later steps see it."""
+        self.scope.declare(argument)
+
+    def go_on(self, state: State, log: Log) -> None:
+        """Go to a state that was found in the cache."""
+        log.say(" ---> Using cache\n")
+        self.state = self.site.stages.use(state)
+
+    @contextlib.asynccontextmanager
+    async def other_root(self, name: str, log: Log) -> AsyncIterator[OtherRoot]:
+        """The merged root of the stage or image that `--from` or `from=` names, for the time of the
+        context.
+        """
+        site = self.site
+        other = stages.referred(site.dockerfile, self.stage, name)
+        if other is not None:
+            state = await site.stages.result_of(other.index)
+        elif name.lower() == base.SCRATCH:
+            state = base.empty(None)
+        else:
+            state = base.of_image(await base.resolve(name, self.platform, site.options, site.parts, log))
+        site.stages.use(state)
+        snapshots = site.parts.images.snapshots
+        if state.top:
+            descriptor = await snapshots.open_content(state.top)
+        else:
+            descriptor = await asyncio.to_thread(_empty_directory, site.parts.images.temporary)
+        try:
+            yield OtherRoot(descriptor, keys.key_of("", "content", state.chain_ids))
+        finally:
+            await uninterrupted(asyncio.to_thread(os.close, descriptor))
+
+    async def root(self) -> int:
+        """A descriptor of the stage's root as of now, to look at; -1 without layers. It stays the
+        stage's, and is valid until the next step.
+        """
+        top, descriptor = self._root
+        if top != self.state.top:
+            await self._close_root()
+            if self.state.top:
+                descriptor = await self.site.parts.images.snapshots.open_content(self.state.top)
+                self._root = (self.state.top, descriptor)
+        return self._root[1]
+
+    async def _close_root(self) -> None:
+        (_, descriptor), self._root = self._root, ("", -1)
+        if descriptor >= 0:
+            await uninterrupted(asyncio.to_thread(os.close, descriptor))
+
+
+def _empty_directory(temporary: Path) -> int:
+    """A descriptor of an empty directory without a name."""
+    path = Path(tempfile.mkdtemp(dir=temporary))
+    try:
+        return files.open_directory(path)
+    finally:
+        path.rmdir()
+
+
+def _without_triggers(state: State) -> State:
+    document = state.document
+    return msgspec.structs.replace(
+        state, document=msgspec.structs.replace(document, config=msgspec.structs.replace(state.config, on_build=None))
+    )
+
+
+__all__ = ["Apply", "Make", "Site", "StageBuild", "Step"]

@@ -1,0 +1,103 @@
+"""FROM: the image, earlier stage or empty root that a stage begins with.
+
+A base image that is not here is pulled; with `pull` the registry is always asked. Two stages of one
+build that begin with the same image pull it once.
+
+Raises: NotFound, Unauthorized and ServerError of the pull; InvalidParameter for an image of another
+        platform than FROM names.
+Not here: ONBUILD triggers of the base (`stage.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from engine.build import keys, state
+from engine.build.options import Options
+from engine.build.output import Log
+from engine.build.parts import Parts
+from engine.build.state import State
+from engine.errors import InvalidParameter, NotFound
+from engine.images import reference
+from engine.images.archive import ARCHITECTURE
+from engine.images.credentials import NOBODY
+from engine.images.record import ImageRecord
+from engine.wire.build import BuildMessage
+from engine.wire.containers import Config
+from engine.wire.images import ImageConfig, Platform
+
+SCRATCH = "scratch"
+
+
+def empty(platform: Platform | None) -> State:
+    """`FROM scratch`: no layers and no image yet."""
+    wanted = platform or Platform(os="linux", architecture=ARCHITECTURE)
+    document = ImageConfig(os=wanted.os, architecture=wanted.architecture, variant=wanted.variant, config=Config())
+    return with_path(State(key=keys.key_of(keys.base_key(""), "platform", *_words(document)), document=document))
+
+
+def of_image(record: ImageRecord) -> State:
+    """The state of a base image."""
+    return with_path(state.of_image(record, keys.base_key(record.id)))
+
+
+def with_path(base: State) -> State:
+    """A base without PATH gets the default one. The identity of the container that an image was
+    committed from is removed.
+    """
+    config = base.config
+    if not any(entry.partition("=")[0] == "PATH" for entry in config.env or ()):
+        config = msgspec.structs.replace(config, env=[state.DEFAULT_PATH, *(config.env or ())])
+    config = msgspec.structs.replace(config, hostname="", domainname="", image="")
+    return msgspec.structs.replace(base, document=msgspec.structs.replace(base.document, config=config))
+
+
+async def resolve(name: str, platform: Platform | None, options: Options, parts: Parts, log: Log) -> ImageRecord:
+    """The image of that name, pulled if it is missing or `options.pull` asks for it."""
+    record = None
+    if not options.pull:
+        with contextlib.suppress(NotFound):
+            record = parts.images.get(name)
+    if record is None:
+        record = await _pulled(name, options, parts, log)
+    _check_platform(name, record, platform)
+    return record
+
+
+async def _pulled(name: str, options: Options, parts: Parts, log: Log) -> ImageRecord:
+    wanted = reference.parse(name)
+    if not wanted.digest:
+        wanted = wanted.tagged()
+    credentials = options.credentials.get(wanted.domain, NOBODY)
+    pulling = await parts.remote.pull(wanted.canonical, "", credentials)
+    async with contextlib.aclosing(pulling.run()) as steps:
+        async for progress in steps:
+            log.write(
+                BuildMessage(
+                    status=progress.status,
+                    id=progress.id,
+                    progress=progress.progress,
+                    progress_detail=progress.progress_detail,
+                )
+            )
+    return parts.images.get(wanted.canonical)
+
+
+def _check_platform(name: str, record: ImageRecord, wanted: Platform | None) -> None:
+    if wanted is None:
+        return
+    own = (record.config.os or "linux", record.config.architecture or ARCHITECTURE)
+    if own != (wanted.os, wanted.architecture):
+        raise InvalidParameter(
+            f"image with reference {name} was found but its platform ({'/'.join(own)}) "
+            f"does not match the specified platform ({wanted.os}/{wanted.architecture})"
+        )
+
+
+def _words(document: ImageConfig) -> tuple[str, str, str]:
+    return document.os, document.architecture, document.variant
+
+
+__all__ = ["SCRATCH", "empty", "of_image", "resolve"]

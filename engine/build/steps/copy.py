@@ -1,0 +1,216 @@
+"""COPY and ADD: files of the context, of another stage or image, or from elsewhere, as a layer.
+
+The files are chosen and their digest is known before the cache is asked, so a changed file is a
+miss and a changed time is not. Content of another stage is looked up twice: by that stage's own
+key, which costs nothing, then by the digest of the files. The layer is written in one pass, without
+a container and without a mount.
+
+Rules: Dockerfile reference, COPY and ADD.
+Not here: which files a source means and their names below the destination (`copying.py`), files
+from the network (`fetching.py`, `git.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import posixpath
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from engine.build import copying, fetching, git, keys
+from engine.build.copying import Selection
+from engine.build.output import Log
+from engine.build.stage import StageBuild
+from engine.build.state import State, after, commented
+from engine.build.steps import layer
+from engine.build.trees import DirectoryTree, MemoryTree, Tree
+from engine.errors import InvalidParameter
+from engine.images.instructions.records import Add, Copy
+from engine.images.layers import Extraction, extract_and_hash
+from engine.runtime import users
+from engine.storage.snapshots import Ingest
+
+
+class _From(NamedTuple):
+    """Where a COPY or ADD reads. `key`: of the stage or image, if it is one."""
+
+    tree: Tree
+    key: str = ""
+
+
+async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
+    """Carry out the instruction, whose variables are replaced."""
+    name = "ADD" if isinstance(instruction, Add) else "COPY"
+    path = _absolute(stage, instruction.destination)
+    is_directory = path.endswith("/")
+    if instruction.chmod:
+        copying.check_mode(instruction.chmod)
+    how = (
+        *(name, path, instruction.chown, instruction.chmod, instruction.link, instruction.parents),
+        *(instruction.exclude, instruction.unpack),
+    )
+    before, config = stage.state, stage.state.config
+    # With --link the layer is the same on every base.
+    parent = keys.key_of("", "link", before.key) if instruction.link else before.key
+    async with contextlib.AsyncExitStack() as borrowed:
+        source = await borrowed.enter_async_context(_opened(stage, instruction, log))
+        quick: tuple[str, ...] = ()
+        if source.key:
+            quick = (keys.key_of(parent, "copy", how, source.key, instruction.sources, config=config),)
+            found = None if stage.site.options.no_cache else stage.site.parts.cache.find(quick[0])
+            if found is not None and not stage.site.options.cache_from:
+                stage.go_on(found, log)
+                return
+        selection = await _select(stage, instruction, name, source.tree, borrowed, log, is_directory)
+        key = keys.key_of(parent, "copy", how, selection.digest, config=config)
+        command = commented(config, f"#(nop) {name} {selection.kind}:{selection.digest} in {path} ")
+
+        async def make(_: Log, claim: Callable[[str], None]) -> State:
+            diff_id = await _lay_out(stage, before, instruction, selection, path, claim)
+            return after(before, key=key, config=config, command=command, diff_id=diff_id, epoch=stage.site.epoch)
+
+        await stage.reach(key, command, config, log, make, known_as=quick)
+
+
+def _absolute(stage: StageBuild, destination: str) -> str:
+    """The destination from the root, with its slash at the end if it has one."""
+    workdir = stage.state.config.working_dir or "/"
+    whole = posixpath.normpath(posixpath.join("/", workdir, destination)).replace("//", "/")
+    directory = destination.endswith("/") or destination in (".", "..") or destination.endswith(("/.", "/.."))
+    return whole if not directory or whole == "/" else f"{whole}/"
+
+
+@contextlib.asynccontextmanager
+async def _opened(stage: StageBuild, instruction: Copy | Add, log: Log) -> AsyncIterator[_From]:
+    """The tree that `--from` names; the context without it."""
+    if not instruction.from_:
+        yield _From(stage.site.context)
+        return
+    async with stage.other_root(instruction.from_, log) as (descriptor, key):
+        yield _From(DirectoryTree(descriptor), key)
+
+
+async def _select(
+    stage: StageBuild,
+    instruction: Copy | Add,
+    name: str,
+    tree: Tree,
+    borrowed: contextlib.AsyncExitStack,
+    log: Log,
+    is_directory: bool,
+) -> Selection:
+    """The files that are copied, with those from the network fetched."""
+    parts, work = stage.site.parts, stage.site.parts.images.layers.work
+    plain: list[str] = []
+    chosen: list[Selection] = []
+    several = len(instruction.sources) + len(instruction.heredocs) > 1
+
+    async def choose(tree: Tree, sources: list[str], *, unpack: bool) -> None:
+        selection = await work(
+            lambda: copying.select(
+                tree,
+                sources,
+                instruction=name,
+                exclude=instruction.exclude,
+                parents=instruction.parents,
+                unpack=unpack,
+                destination_is_directory=is_directory,
+            )
+        )
+        chosen.append(selection)
+
+    for source in instruction.sources:
+        remote = isinstance(instruction, Add) and "://" in source
+        repository = git.source_of_add(source) if isinstance(instruction, Add) else None
+        if not remote and repository is None:
+            if "://" in source and source.startswith(("http://", "https://")):
+                raise InvalidParameter("Source can't be a URL for COPY")
+            plain.append(source)
+        elif repository is not None:
+            repository = repository._replace(
+                keep_git_dir=bool(instruction.keep_git_dir), commit=instruction.checksum or repository.commit
+            )
+            checkout = await borrowed.enter_async_context(git.checkout(repository, parts.images.temporary))
+            await choose(DirectoryTree(checkout.root), ["."], unpack=False)
+        else:
+            download = await borrowed.enter_async_context(
+                fetching.download(
+                    *(source, parts.remote, parts.images.temporary, log.write),
+                    checksum=instruction.checksum,
+                    named=is_directory,
+                )
+            )
+            await choose(download.tree, [download.name], unpack=bool(instruction.unpack))
+    if plain:
+        unpack = isinstance(instruction, Add) and instruction.unpack is not False
+        await choose(tree, plain, unpack=unpack)
+    for heredoc in instruction.heredocs:
+        inline = MemoryTree({heredoc.name: heredoc.content.encode(errors="surrogateescape")})
+        await choose(inline, [heredoc.name], unpack=False)
+    if len(chosen) == 1 and not several:
+        return chosen[0]
+    return copying.join(chosen, instruction=name, destination_is_directory=is_directory)
+
+
+async def _lay_out(
+    stage: StageBuild,
+    before: State,
+    instruction: Copy | Add,
+    selection: Selection,
+    path: str,
+    claim: Callable[[str], None],
+) -> str:
+    """Write the layer. Returns its diff_id."""
+    parts = stage.site.parts
+    root = -1
+    if before.top and not instruction.link:
+        root = await parts.images.snapshots.open_content(before.top)
+    try:
+        owner = await _owner(stage, before, instruction, root)
+
+        def make(ingest: Ingest) -> Extraction:
+            place = copying.destination(root, path, directory=selection.kind != "file")
+            stream = copying.Stream(
+                *(selection, place, root),
+                owner=owner,
+                chmod=instruction.chmod,
+                now=time.time_ns(),
+                epoch=stage.site.epoch,
+            )
+            try:
+                return extract_and_hash(ingest, stream)
+            finally:
+                stream.close()
+
+        return await layer.lay_out(parts, before.document.rootfs.diff_ids, make, claim)
+    finally:
+        if root >= 0:
+            await asyncio.to_thread(os.close, root)
+
+
+async def _owner(stage: StageBuild, before: State, instruction: Copy | Add, root: int) -> tuple[int, int] | None:
+    """The numbers of --chown, by the files of the root. A user without a group means the group of
+    the same name or number.
+    """
+    if not instruction.chown:
+        return None
+    user, _, group = instruction.chown.partition(":")
+    wanted = f"{user or '0'}:{group or user or '0'}"
+    opened = -1
+    if root < 0 and before.top:
+        root = opened = await stage.site.parts.images.snapshots.open_content(before.top)
+    try:
+        if root < 0:
+            found = users.identity(wanted, (), b"", b"")
+        else:
+            found = await asyncio.to_thread(users.lookup, f"/proc/self/fd/{root}", wanted)
+    finally:
+        if opened >= 0:
+            await asyncio.to_thread(os.close, opened)
+    return found.uid, found.gid
+
+
+__all__ = ["apply"]

@@ -1,0 +1,81 @@
+"""The layer that a step makes: extracted into a directory of its own, then committed on the layers
+of the step before.
+
+Not here: the files (`copying.py`, `run.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+
+from engine.build.parts import Parts
+from engine.containers import commit as commits
+from engine.containers.container import Container
+from engine.errors import Conflict
+from engine.images.importing import EMPTY_LAYER
+from engine.images.layers import Extraction, chain_ids
+from engine.images.spans import Span
+from engine.storage.snapshots import Ingest, Layer
+from engine.system import files
+from engine.system.threads import uninterrupted
+
+
+def above(diff_ids: tuple[str, ...], diff_id: str) -> str:
+    """The chain_id of one more layer."""
+    return chain_ids((*diff_ids, diff_id))[-1]
+
+
+async def lay_out(
+    parts: Parts, below: tuple[str, ...], make: Callable[[Ingest], Extraction], claim: Callable[[str], None]
+) -> str:
+    """The diff_id of a new layer, whose files `make` writes in a thread. `below`: the diff_ids
+    under it.
+
+    Nothing is kept of a layer without entries, nor after a failure.
+    """
+    ingest = await parts.images.layers.ingest()
+    try:
+        extraction = await parts.images.layers.work(make, ingest)
+    except BaseException:
+        await uninterrupted(parts.images.snapshots.abandon(ingest))
+        raise
+    return await commit(parts, below, ingest, extraction, claim)
+
+
+async def commit(
+    parts: Parts, below: tuple[str, ...], ingest: Ingest, extraction: Extraction, claim: Callable[[str], None]
+) -> str:
+    """Commit an ingest whose files and digest are known, and consume it. Returns the diff_id."""
+    snapshots, diff_id = parts.images.snapshots, extraction.diff_id
+    if diff_id == EMPTY_LAYER:
+        await uninterrupted(snapshots.abandon(ingest))
+        return diff_id
+    chain_id = above(below, diff_id)
+    claim(chain_id)
+    layer = Layer(ingest.number, diff_id, chain_ids(below)[-1] if below else "", extraction.size)
+    with contextlib.suppress(Conflict):  # the same layer exists: the ingest was removed
+        await uninterrupted(snapshots.commit_layer(ingest, chain_id, layer, extraction.implied))
+    return diff_id
+
+
+async def copy_changes(parts: Parts, container: Container, below: tuple[str, ...], claim: Callable[[str], None]) -> str:
+    """The diff_id of a layer with a copy of a container's changes. The container keeps its own."""
+    images = parts.images
+    spool = await asyncio.to_thread(files.temporary_file, images.temporary)
+    try:
+        packed = await images.layers.work(commits.pack_changes, images.snapshots.upper(container.id), spool)
+        if packed.diff_id == EMPTY_LAYER:
+            return packed.diff_id
+        chain_id = above(below, packed.diff_id)
+        claim(chain_id)
+        parent = chain_ids(below)[-1] if below else ""
+        await images.layers.ensure(chain_id, packed.diff_id, parent, Span(spool, 0, packed.size))
+        return packed.diff_id
+    finally:
+        await uninterrupted(asyncio.to_thread(os.close, spool))
+
+
+__all__ = ["above", "commit", "copy_changes", "lay_out"]

@@ -1,0 +1,199 @@
+"""The mounts of `RUN --mount`: read and checked with the step, opened for its container.
+
+- cache: a directory that builds keep (`caches.py`).
+- bind: files of the context, of another stage or of an image, as they are. A writable one is a copy
+  that is thrown away.
+- tmpfs; secret: a file in memory, from the client's session; ssh: a socket to the client's agent.
+
+The context is not on the disk. The first bind of a build lays it out in a directory of its own, for
+the time of the build.
+
+Raises: InvalidParameter that names the mount, NotFound for a source or a required secret.
+Rules:  Dockerfile reference, RUN --mount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine._fast import copy
+from engine.build import copying
+from engine.build.output import Log
+from engine.build.stage import StageBuild
+from engine.containers.extra_mounts import Bind, ExtraMount, File, Tmpfs
+from engine.errors import InvalidParameter, NotFound, reason
+from engine.images.instructions.records import RunMount
+from engine.system import files
+from engine.system.threads import uninterrupted
+
+SSH_SOCKET = "/run/buildkit/ssh_agent.{}"
+SECRET_FILE = "/run/secrets/{}"
+SCRIPT_MODE = 0o755
+
+
+class Wanted(NamedTuple):
+    """The mounts of one step. `key`: what of them decides the step's result."""
+
+    mounts: tuple[RunMount, ...]
+    key: tuple[object, ...]
+
+
+@dataclass
+class Ready:
+    """Opened mounts, and variables that only the process gets."""
+
+    mounts: list[ExtraMount] = field(default_factory=list)
+    environment: list[str] = field(default_factory=list)
+
+    def add_script(self, path: str, content: bytes) -> None:
+        """A program that the Dockerfile contains."""
+        self.mounts.append(File(destination=path, content=content, mode=SCRIPT_MODE))
+
+
+async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wanted:
+    """Check the mounts, and find what the step's key has to contain of them."""
+    key: list[object] = []
+    for mount in mounts:
+        what: list[object] = [mount.type, mount.id, mount.source, mount.target, mount.from_, mount.read_only, mount.env]
+        if mount.type == "bind" or (mount.type == "cache" and mount.from_):
+            what.append(await _content_key(stage, mount, log))
+        key.append(what)
+    return Wanted(tuple(mounts), tuple(key))
+
+
+async def _content_key(stage: StageBuild, mount: RunMount, log: Log) -> str:
+    if mount.from_:
+        async with stage.other_root(mount.from_, log) as root:
+            return root.key
+    work = stage.site.parts.images.layers.work
+    selection = await work(
+        lambda: copying.select(stage.site.context, [mount.source or "."], destination_is_directory=True)
+    )
+    return selection.digest
+
+
+async def open_all(stage: StageBuild, wanted: Wanted, log: Log, borrowed: contextlib.AsyncExitStack) -> Ready:
+    """Open the mounts; they stay open until `borrowed` is closed."""
+    ready = Ready()
+    sockets = 0
+    for mount in wanted.mounts:
+        target = posixpath.normpath(posixpath.join("/", stage.state.config.working_dir or "/", mount.target))
+        target = target.replace("//", "/")
+        if mount.type == "tmpfs":
+            ready.mounts.append(Tmpfs(destination=target, size=mount.size))
+        elif mount.type == "cache":
+            ready.mounts.append(await _cache(stage, mount, target, log, borrowed))
+        elif mount.type == "bind":
+            ready.mounts.append(await _bind(stage, mount, target, log, borrowed))
+        elif mount.type == "secret":
+            await _secret(stage, mount, target, ready)
+        elif mount.type == "ssh":
+            await _ssh(stage, mount, target, sockets, ready, borrowed)
+            sockets += 1
+        else:
+            raise InvalidParameter(f"RUN --mount: unsupported mount type {mount.type!r}")
+    return ready
+
+
+async def _source(
+    stage: StageBuild, mount: RunMount, log: Log, borrowed: contextlib.AsyncExitStack, *, default: str = "."
+) -> int:
+    """A descriptor of the mount's source in the context or in another root."""
+    if mount.from_:
+        root = (await borrowed.enter_async_context(stage.other_root(mount.from_, log))).descriptor
+    else:
+        root = await stage.site.context_directory()
+    path = mount.source.strip("/") or default
+
+    def look_up() -> int:
+        try:
+            return files.open_in_root(root, path, os.O_PATH)
+        except OSError as error:
+            raise NotFound(f"RUN --mount=type={mount.type}: {mount.source}: {reason(error)}") from error
+
+    found = await uninterrupted(asyncio.to_thread(look_up))
+    borrowed.callback(os.close, found)
+    return found
+
+
+async def _bind(
+    stage: StageBuild, mount: RunMount, target: str, log: Log, borrowed: contextlib.AsyncExitStack
+) -> ExtraMount:
+    source = await _source(stage, mount, log, borrowed)
+    if mount.read_only:
+        return Bind(destination=target, source=source)
+    copy = await stage.site.scratch_directory(borrowed)
+    await stage.site.parts.images.layers.work(_copy, source, copy)
+    return Bind(destination=target, source=copy, writable=True)
+
+
+async def _cache(
+    stage: StageBuild, mount: RunMount, target: str, log: Log, borrowed: contextlib.AsyncExitStack
+) -> ExtraMount:
+    source = -1
+    if mount.from_:
+        source = await _source(stage, mount, log, borrowed)
+    uid, gid = mount.uid or 0, mount.gid or 0
+
+    def fill(directory: int) -> None:
+        if source >= 0:
+            _copy(source, directory)
+        os.fchown(directory, uid, gid)
+
+    caches = stage.site.parts.caches
+    mode = 0o755 if mount.mode is None else mount.mode
+    path = await borrowed.enter_async_context(caches.use(mount.id or target, mount.sharing or "shared", fill, mode))
+    directory = await asyncio.to_thread(files.open_directory, path)
+    borrowed.callback(os.close, directory)
+    return Bind(destination=target, source=directory, writable=not mount.read_only)
+
+
+def _copy(source: int, target: int) -> None:
+    """The files below one directory into another. Blocking."""
+    directory = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        copy.copy_tree(directory, target)
+    finally:
+        os.close(directory)
+
+
+async def _secret(stage: StageBuild, mount: RunMount, target: str, ready: Ready) -> None:
+    content = await stage.site.secret(mount.id)
+    if content is None:
+        if mount.required:
+            raise NotFound(f"RUN --mount=type=secret: secret {mount.id}: not found")
+        return
+    if mount.env:
+        ready.environment.append(f"{mount.env}={content.decode(errors='surrogateescape')}")
+    if mount.target or not mount.env:
+        path = target if mount.target else SECRET_FILE.format(mount.id)
+        mode = 0o400 if mount.mode is None else mount.mode
+        ready.mounts.append(File(destination=path, content=content, mode=mode, uid=mount.uid or 0, gid=mount.gid or 0))
+
+
+async def _ssh(
+    stage: StageBuild,
+    mount: RunMount,
+    target: str,
+    number: int,
+    ready: Ready,
+    borrowed: contextlib.AsyncExitStack,
+) -> None:
+    socket = await stage.site.ssh_socket(mount, borrowed)
+    if socket < 0:
+        if mount.required:
+            raise NotFound(f"RUN --mount=type=ssh: no SSH agent {mount.id or 'default'} is forwarded")
+        return
+    path = target if mount.target else SSH_SOCKET.format(number)
+    ready.mounts.append(Bind(destination=path, source=socket, writable=True))
+    if not any(entry.startswith("SSH_AUTH_SOCK=") for entry in ready.environment):
+        ready.environment.append(f"SSH_AUTH_SOCK={path}")
+
+
+__all__ = ["Ready", "Wanted", "open_all", "read"]

@@ -1,0 +1,189 @@
+"""RUN: a command in a container of its own, whose changes become the layer where they lie.
+
+The container is one like any other while it runs: it is listed, can be inspected, killed, and
+entered by exec. It is in memory alone, so it costs no record, and its files are not written back to
+the disk before they are a layer. Without `rm`, and of a failed step without `forcerm`, it stays as
+an ordinary container.
+
+Mounts of `RUN --mount` exist for the run alone: caches are directories of ROOT/build/caches, a bind
+shows files of the context or of another stage, secrets are files in memory that no disk, record,
+log or cache key ever has.
+
+Rules: Dockerfile reference, RUN.
+Raises: StepFailed when the command fails; EngineError of the start.
+Not here: containers (engine/containers), the mounts (`mounts.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from engine.build import keys
+from engine.build.errors import StepFailed
+from engine.build.output import Log, Terminal
+from engine.build.stage import StageBuild
+from engine.build.state import State, after, shell_of
+from engine.build.steps import layer, mounts
+from engine.containers import output, removal
+from engine.containers.container import Container
+from engine.errors import EngineError, InvalidParameter, NotFound
+from engine.images.archive import ARCHITECTURE
+from engine.images.instructions import records
+from engine.images.instructions.records import Run
+from engine.images.record import ImageRecord
+from engine.system.threads import uninterrupted
+from engine.wire.containers import Config, CreateBody, HostConfig
+
+RUNNABLE = {ARCHITECTURE, *({"386"} if ARCHITECTURE == "amd64" else {"arm"} if ARCHITECTURE == "arm64" else ())}
+"""Architectures of images whose programs this host's kernel executes."""
+
+
+async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
+    """Carry out the instruction, whose variables are replaced."""
+    before, config = stage.state, stage.state.config
+    _check(stage, instruction)
+    command, content = records.script(instruction)
+    script = None if content is None else (command[0] if isinstance(command, tuple) else command, content)
+    argv = [*shell_of(config), command] if isinstance(command, str) else [*command]
+    environment = stage.scope.run_environment(config.env)
+    recorded = [f"|{len(environment.key)}", *environment.key, *argv] if environment.key else argv
+    wanted = await mounts.read(stage, instruction.mounts, log)
+    key = keys.key_of(
+        *(before.key, "run", argv, script, environment.key, instruction.network, wanted.key),
+        config=config,
+    )
+
+    async def make(log: Log, claim: Callable[[str], None]) -> State:
+        container_config = Config(
+            user=config.user,
+            env=[*(config.env or ()), *environment.variables],
+            cmd=argv,
+            working_dir=config.working_dir,
+            labels=config.labels,
+            image=before.image_id,
+            attach_stdout=True,
+            attach_stderr=True,
+        )
+        run = _Container(stage, before, container_config, _host(stage, instruction), log)
+        diff_id = await run.run(wanted, script, claim)
+        return after(
+            before, key=key, config=config, command=recorded, diff_id=diff_id, container=run.id, epoch=stage.site.epoch
+        )
+
+    await stage.reach(key, recorded, config, log, make)
+
+
+def _check(stage: StageBuild, instruction: Run) -> None:
+    """Raises InvalidParameter for what this step may not do."""
+    state = stage.state
+    if not state.image_id and not state.chain_ids and not instruction.mounts:
+        # As Docker says when a RUN follows `FROM scratch` at once; nothing could be executed.
+        raise InvalidParameter("Please provide a source image with `from` prior to commit")
+    if instruction.security != "sandbox":
+        raise InvalidParameter(f"RUN --security={instruction.security} is not supported: the sandbox cannot be left")
+    if instruction.network == "host" and stage.site.options.host.network_mode != "host":
+        raise InvalidParameter("RUN --network=host is not allowed: the build must be started with networkmode=host")
+    architecture = state.document.architecture
+    if architecture and architecture not in RUNNABLE:
+        raise InvalidParameter(f"RUN needs an image for {ARCHITECTURE}; this one is for {architecture}")
+
+
+def _host(stage: StageBuild, instruction: Run) -> HostConfig:
+    host = stage.site.options.host
+    if instruction.network in ("", "default"):
+        return host
+    return msgspec.structs.replace(host, network_mode=instruction.network)
+
+
+class _Container:
+    """The container of one RUN step."""
+
+    def __init__(self, stage: StageBuild, before: State, config: Config, host: HostConfig, log: Log) -> None:
+        self._stage = stage
+        self._parts = stage.site.parts
+        self._options = stage.site.options
+        self._before = before
+        self._config = config
+        self._host = host
+        self._log = log
+        self.id = ""
+
+    async def run(self, wanted: mounts.Wanted, script: tuple[str, bytes] | None, claim: Callable[[str], None]) -> str:
+        """Run the command. Returns the diff_id of its changes. `script`: path and content of a file
+        for the run.
+        """
+        fields = {name: getattr(self._config, name) for name in Config.__struct_fields__}
+        body = CreateBody(**fields, host_config=self._host)
+        image = ImageRecord(id=self._before.image_id, config=self._before.document, chain_ids=self._before.chain_ids)
+        async with self._parts.running, contextlib.AsyncExitStack() as borrowed:
+            ready = await mounts.open_all(self._stage, wanted, self._log, borrowed)
+            if script is not None:
+                ready.add_script(*script)
+            if ready.environment:
+                body = msgspec.structs.replace(body, env=[*(body.env or ()), *ready.environment])
+            container = await self._parts.containers.create_transient(body, image, mounts=ready.mounts)
+            self.id = container.id
+            self._log.say(f" ---> Running in {container.id[:12]}\n")
+            try:
+                code, failure = await self._wait(container)
+                if code or failure:
+                    await self._failed(container, code, failure)
+                return await self._changes(container, claim)
+            except BaseException:
+                await uninterrupted(self._discard(container))
+                raise
+
+    async def _wait(self, container: Container) -> tuple[int, EngineError | None]:
+        """The exit code, when its output has ended; the error of a start that failed."""
+        attached = await output.output(container)
+        try:
+            try:
+                await container.start()
+            except EngineError as error:
+                return container.record.status.exit_code, error
+            terminal = Terminal(self._log)
+            async for stream, data in attached:
+                terminal.write(stream, data)
+            terminal.end()
+            return await container.wait(), None
+        finally:
+            attached.close()
+
+    async def _failed(self, container: Container, code: int, failure: EngineError | None) -> None:
+        """Raises StepFailed. The container stays, to be looked at, unless `forcerm`."""
+        if self._options.force_remove:
+            await self._discard(container)
+            self._log.say(f"Removing intermediate container {container.id[:12]}\n")
+        else:
+            with contextlib.suppress(NotFound):  # removed by a client
+                await uninterrupted(self._parts.containers.keep(container))
+        if failure is not None:
+            raise StepFailed(failure.message, code) from failure
+        shown = " ".join(self._config.cmd or ())
+        raise StepFailed(f"The command '{shown}' returned a non-zero code: {code}", code)
+
+    async def _changes(self, container: Container, claim: Callable[[str], None]) -> str:
+        """Make the layer of its changes, and remove the container with `rm`."""
+        below = self._before.document.rootfs.diff_ids
+        volumes = [*(self._before.config.volumes or ())]
+        images = self._parts.images
+        if not self._options.remove:
+            await uninterrupted(self._parts.containers.keep(container))
+            return await layer.copy_changes(self._parts, container, below, claim)
+        ingest = await self._parts.containers.take(container)
+        extraction = await images.layers.seal(ingest, self._before.top, drop=volumes)
+        diff_id = await layer.commit(self._parts, below, ingest, extraction, claim)
+        self._log.say(f"Removing intermediate container {container.id[:12]}\n")
+        return diff_id
+
+    async def _discard(self, container: Container) -> None:
+        """Remove it, unless it was kept or is gone."""
+        if self._parts.containers.parts.store.transient(container.id):
+            with contextlib.suppress(NotFound):
+                await removal.remove(container, force=True)
+
+
+__all__ = ["apply"]

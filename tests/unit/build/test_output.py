@@ -1,0 +1,81 @@
+"""Logs of build steps: order, late readers, the file beyond the memory, and text of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.build import output
+from engine.build.output import Log, Terminal
+
+
+async def read(log: Log) -> str:
+    return "".join([message.stream async for message in log.read()])
+
+
+def test_a_reader_gets_what_is_written_before_and_after_it_begins(tmp_path: Path) -> None:
+    async def run() -> None:
+        log = Log(tmp_path)
+        log.say("early ")
+        reading = asyncio.create_task(read(log))
+        await asyncio.sleep(0)
+        log.say("late ")
+        await asyncio.sleep(0)
+        log.say("last")
+        log.close()
+        assert await reading == await read(log) == "early late last"
+
+    asyncio.run(run())
+
+
+def test_another_log_stands_where_it_was_followed(tmp_path: Path) -> None:
+    async def run() -> None:
+        outer, inner = Log(tmp_path), Log(tmp_path)
+        outer.say("<")
+        outer.follow(inner)
+        outer.say(">")
+        outer.close()
+        reading = asyncio.create_task(read(outer))
+        await asyncio.sleep(0)
+        assert not reading.done(), "the inner log is still open"
+        inner.say("inner")
+        inner.close()
+        assert await reading == "<inner>"
+
+    asyncio.run(run())
+
+
+def test_output_beyond_the_memory_is_kept_in_a_file_without_a_name(tmp_path: Path) -> None:
+    async def run() -> None:
+        log = Log(tmp_path)
+        pieces = [f"{number:08d}" * 2000 for number in range(200)]
+        reading = asyncio.create_task(read(log))
+        for piece in pieces:
+            log.say(piece)
+            await asyncio.sleep(0)
+        log.close()
+        assert sum(map(len, pieces)) > 2 * output.MEMORY
+        assert await reading == await read(log) == "".join(pieces)
+        assert os.listdir(tmp_path) == []
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.tuples(st.sampled_from((1, 2)), st.binary(max_size=9)), max_size=20))
+def test_text_is_the_same_however_the_bytes_arrive(pieces: list[tuple[int, bytes]]) -> None:
+    async def run() -> None:
+        log = Log(Path("/nonexistent"))
+        terminal = Terminal(log)
+        for stream, data in pieces:
+            terminal.write(stream, data)
+        terminal.end()
+        log.close()
+        found = [message.stream async for message in log.read()]
+        red = "".join(each[5:-4] for each in found if each.startswith("\x1b[91m") and each.endswith("\x1b[0m"))
+        assert red == b"".join(data for stream, data in pieces if stream == 2).decode(errors="replace")
+
+    asyncio.run(run())
