@@ -6,9 +6,22 @@ Raises: InvalidParameter that names the line.
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
+
 import msgspec
 
+from engine.errors import InvalidParameter
+from engine.images.instructions import words
 from engine.images.instructions.words import Line
+
+_LONGEST = 65535
+"""Bytes of a physical line, as in every version of Docker; 1.12 drops the rest of the file."""
+
+_DIRECTIVE = re.compile(rf"#[{words.SPACE}]*([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*=[\t\n\f\r ]*(.+?)[\t\n\f\r ]*")
+
+_FRONTENDS = ("docker/dockerfile", "docker/dockerfile-upstream")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,4 +36,115 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse(raw: bytes) -> Document:
     """The lines of a Dockerfile, in order."""
-    raise NotImplementedError
+    text = os.fsdecode(raw.removeprefix(b"\xef\xbb\xbf"))
+    source = words.Source(_physical(text))
+    directives = _directives(source.lines)
+    escape = directives.get("escape", "\\")
+    continued = re.compile(rf"(?:^|(?<=[^{re.escape(escape)}])){re.escape(escape)}[ \t]*\Z")
+    lines: list[Line] = []
+    warnings: list[str] = []
+    while (physical := source.next()) is not None:
+        number = source.at
+        begin = physical.strip("\r\n").lstrip(words.SPACE)
+        if not begin or begin.startswith("#"):
+            continue
+        joined, empty = _joined(begin, source, continued)
+        if not joined.strip(words.SPACE):
+            continue
+        if empty:
+            warnings.append(f"[WARNING]: Empty continuation line found in:\n    {joined}")
+        try:
+            lines.append(words.with_heredocs(words.line(joined, number), source))
+        except InvalidParameter as error:
+            raise at_line(error, number, joined) from error
+    if warnings:
+        warnings.append("[WARNING]: Empty continuation lines will become errors in a future release.")
+    if not lines:
+        raise InvalidParameter("No image was generated. Is your Dockerfile empty? (file with no instructions)")
+    check_frontend(directives.get("syntax", ""))
+    return Document(
+        escape=escape,
+        syntax=directives.get("syntax", ""),
+        check=directives.get("check", ""),
+        lines=tuple(lines),
+        warnings=tuple(warnings),
+    )
+
+
+def at_line(error: InvalidParameter, number: int, text: str) -> InvalidParameter:
+    """The error with the line's number, and the instruction unless the message has it."""
+    keyword = words.line(text, number).keyword[:50]
+    named = keyword in error.message.upper()
+    return InvalidParameter(f"dockerfile parse error line {number}: {'' if named else f'{keyword}: '}{error.message}")
+
+
+def check_frontend(syntax: str) -> None:
+    """Raises InvalidParameter unless this parser serves the frontend that `syntax` names."""
+    image = syntax.partition(" ")[0]
+    name = image.partition("@")[0]
+    repository, colon, tag = name.rpartition(":")
+    if colon and "/" not in tag:
+        name = repository
+    for prefix in ("docker.io/", "index.docker.io/", "registry-1.docker.io/"):
+        name = name.removeprefix(prefix)
+    if name and name not in _FRONTENDS:
+        raise InvalidParameter(f"syntax {image}: this frontend is not supported, only docker/dockerfile"[:300])
+
+
+def _physical(text: str) -> list[str]:
+    """The lines with their ends. Only a line feed ends a line."""
+    lines = [f"{line}\n" for line in text.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    if not lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        if len(line) > _LONGEST // 4 and len(os.fsencode(line.rstrip("\r\n"))) > _LONGEST:
+            raise InvalidParameter(
+                f"dockerfile parse error line {number}: dockerfile line greater than maximum allowed size of {_LONGEST}"
+            )
+    return lines
+
+
+def _directives(lines: Sequence[str]) -> dict[str, str]:
+    """The parser directives in the first lines."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if number == 1 and line.startswith("#!"):
+            continue
+        match = _DIRECTIVE.fullmatch(line.rstrip("\r\n").lstrip(words.SPACE))
+        name = match[1].lower() if match else ""
+        if match is None or name not in ("escape", "syntax", "check"):
+            break
+        if name in found:
+            raise InvalidParameter(
+                f"dockerfile parse error line {number}: only one {name} parser directive can be used"
+            )
+        if name == "escape" and match[2] not in ("\\", "`"):
+            raise InvalidParameter(
+                f"dockerfile parse error line {number}: invalid ESCAPE '{match[2]}'. Must be ` or \\"
+            )
+        found[name] = match[2]
+    return found
+
+
+def _joined(begin: str, source: words.Source, continued: re.Pattern[str]) -> tuple[str, bool]:
+    """The logical line that begins so, and whether it has an empty line within. Comments and empty
+    lines within are left out.
+    """
+    parts = [begin]
+    empty = False
+    while match := continued.search(parts[-1]):
+        parts[-1] = parts[-1][: match.start()]
+        while (physical := source.next()) is not None:
+            line = physical.rstrip("\r\n")
+            bare = line.lstrip(words.SPACE)
+            if bare and not bare.startswith("#"):
+                parts.append(line)
+                break
+            empty = empty or not bare
+        else:
+            break
+    return "".join(parts), empty
+
+
+__all__ = ["Document", "at_line", "check_frontend", "parse"]

@@ -1,23 +1,33 @@
 """The stages of a Dockerfile: their bases, names, and which of them a target needs.
 
-Pure. Not here: running them (build/plan.py).
+Pure. Not here: running them (build/plan.py), the platform of an image (scope.py).
 Raises: InvalidParameter that names the line and the instruction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from engine.build.dockerfile.lines import Document
-from engine.build.dockerfile.scope import Arguments, Platforms
-from engine.images.instructions.records import Arg, Instruction
+from engine.build.dockerfile.lines import Document, at_line
+from engine.build.dockerfile.scope import Arguments, Platforms, normalized
+from engine.errors import InvalidParameter
+from engine.images import reference
+from engine.images.instructions import records
+from engine.images.instructions.records import Arg, Copy, From, Instruction, OnBuild, Run
+from engine.images.instructions.words import Line
+
+SCRATCH = "scratch"
+
+_IDENTIFIER = re.compile(r"[0-9a-f]{64}")
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """`base`: an image, `scratch`, or what `parent` names. `parent`: the index of the earlier stage
-    that this one continues. `platform`: empty for the target's. `text`: of the FROM line.
+    that this one continues; that stage's arguments hold here too (Scope.copy), and its ONBUILD
+    triggers run first. `platform`: empty for the target's. `text`: of the FROM line.
     """
 
     index: int
@@ -40,18 +50,154 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Arguments
 
 
-def read(document: Document, scope_arguments: Mapping[str, str | None], platforms: Platforms) -> Dockerfile:
-    """All stages, checked."""
-    raise NotImplementedError
+def read(
+    document: Document, scope_arguments: Mapping[str, str | None], platforms: Platforms, target: str = ""
+) -> Dockerfile:
+    """All stages, checked. `target` is only the value of TARGETSTAGE."""
+    arguments = Arguments(scope_arguments, platforms, target)
+    global_arguments: list[Arg] = []
+    stages: list[Stage] = []
+    bodies: list[list[Instruction]] = []
+    for line in document.lines:
+        try:
+            instruction = records.read(line, document.escape)
+            if isinstance(instruction, From):
+                stages.append(_stage(instruction, line, stages, arguments, document.escape))
+                bodies.append([])
+            elif bodies:
+                bodies[-1].append(instruction)
+            elif isinstance(instruction, Arg):
+                arguments.declare_global(instruction, document.escape)
+                global_arguments.append(instruction)
+            else:
+                raise InvalidParameter("Please provide a source image with `from` prior to commit")
+        except InvalidParameter as error:
+            raise at_line(error, line.number, line.original) from error
+    if not stages:
+        raise InvalidParameter("No image was generated. Is your Dockerfile empty? (it has no FROM)")
+    for body in bodies:
+        arguments.mention(name for one in body if isinstance(one, Arg) for name, _ in one.pairs)
+    found = Dockerfile(
+        stages=tuple(
+            msgspec.structs.replace(stage, instructions=tuple(body)) for stage, body in zip(stages, bodies, strict=True)
+        ),
+        escape=document.escape,
+        warnings=document.warnings,
+        global_arguments=tuple(global_arguments),
+        arguments=arguments,
+    )
+    _ordered(found, range(len(stages)))
+    return found
+
+
+def _stage(instruction: From, line: Line, before: Sequence[Stage], arguments: Arguments, escape: str) -> Stage:
+    given = records.expand(instruction, arguments.global_variables(), escape)
+    assert isinstance(given, From)
+    if not given.image:
+        raise InvalidParameter(f"base name ({instruction.image}) should not be blank")
+    if instruction.platform and not given.platform:
+        raise InvalidParameter(f"empty platform value from expression {instruction.platform}")
+    parent = next((stage.index for stage in reversed(before) if stage.name and stage.name == given.image.lower()), None)
+    if parent is None and given.image != SCRATCH and not _IDENTIFIER.fullmatch(given.image):
+        reference.parse(given.image)
+    return Stage(
+        index=len(before),
+        name=given.name,
+        base=given.image,
+        parent=parent,
+        platform=normalized(given.platform) if given.platform else "",
+        text=line.original,
+        line=line.number,
+    )
 
 
 def referred(dockerfile: Dockerfile, stage: Stage, name: str) -> Stage | None:
-    """The stage that `--from=name` in `stage` means. None: an image of that name."""
-    raise NotImplementedError
+    """The stage that `--from=name` in `stage` means, by its name or number. None: an image of that
+    name, or the build's context when it is empty.
+    """
+    stages = dockerfile.stages
+    # The last earlier stage of that name; otherwise the first later one.
+    for other in (*reversed(stages[: stage.index]), *stages[stage.index :]):
+        if other.name and other.name == name.lower():
+            return other
+    if not re.fullmatch(r"[0-9]{1,9}", name):
+        return None
+    if int(name) >= len(stages):
+        raise InvalidParameter(f"invalid from flag value {name}: there is no stage of that number")
+    return stages[int(name)]
 
 
 def needed(dockerfile: Dockerfile, target: str) -> tuple[Stage, ...]:
-    """The stages that the target needs, in the order of the file; the target is the last one. An
-    empty target is the last stage of the file.
+    """The stages that the target needs, in the order of the file, but each after those that it
+    uses; the target is the last one. An empty target is the last stage of the file.
     """
-    raise NotImplementedError
+    return _ordered(dockerfile, [target_index(dockerfile, target)])
+
+
+def target_index(dockerfile: Dockerfile, target: str) -> int:
+    """The index of the stage of that name or number."""
+    stages = dockerfile.stages
+    if not target:
+        return len(stages) - 1
+    for stage in reversed(stages):
+        if stage.name and stage.name == target.lower():
+            return stage.index
+    if re.fullmatch(r"[0-9]{1,9}", target) and int(target) < len(stages):
+        return int(target)
+    raise InvalidParameter(f"failed to reach build target {target} in Dockerfile"[:300])
+
+
+def _ordered(dockerfile: Dockerfile, wanted: Iterable[int]) -> tuple[Stage, ...]:
+    """These stages and those that they use, each after those that it uses."""
+    uses = {stage.index: sorted(_used(dockerfile, stage)) for stage in dockerfile.stages}
+    done: dict[int, Stage] = {}
+    for first in wanted:
+        path: list[tuple[int, Iterator[int]]] = [(first, iter(uses[first]))] if first not in done else []
+        open_ = {first}
+        while path:
+            index, rest = path[-1]
+            following = next((other for other in rest if other not in done), None)
+            if following is None:
+                path.pop()
+                open_.discard(index)
+                done[index] = dockerfile.stages[index]
+            elif following in open_:
+                stage = dockerfile.stages[following]
+                raise InvalidParameter(f"circular dependency detected on stage: {stage.name or stage.index}")
+            else:
+                open_.add(following)
+                path.append((following, iter(uses[following])))
+    return tuple(done.values())
+
+
+def _used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
+    """The indices of the stages that a stage uses itself."""
+    found: set[int] = set()
+    instructions: list[Instruction] = list(stage.instructions)
+    if stage.parent is not None:
+        found.add(stage.parent)
+        triggers = [one for one in dockerfile.stages[stage.parent].instructions if isinstance(one, OnBuild)]
+        instructions += [
+            msgspec.structs.replace(records.read_text(one.trigger), line=stage.line, text=stage.text)
+            for one in triggers
+        ]
+    for instruction in instructions:
+        for name in _origins(instruction):
+            try:
+                other = referred(dockerfile, stage, name)
+            except InvalidParameter as error:
+                raise at_line(error, instruction.line, instruction.text) from error
+            if other is not None:
+                found.add(other.index)
+    return found
+
+
+def _origins(instruction: Instruction) -> list[str]:
+    if isinstance(instruction, Copy):
+        return [instruction.from_] if instruction.from_ else []
+    if isinstance(instruction, Run):
+        return [mount.from_ for mount in instruction.mounts if mount.from_]
+    return []
+
+
+__all__ = ["SCRATCH", "Dockerfile", "Stage", "needed", "read", "referred", "target_index"]

@@ -1,20 +1,26 @@
 """Typed Dockerfile instructions: one logical line to one frozen record.
 
 A record holds the values as they are written, with their quotes and variables; `expand` replaces
-them. Flags and the number of arguments are checked by `read`, values only where they have no
-variables. Not here: joining lines (build/dockerfile/lines.py), the effect on a configuration
-(effects.py).
-Raises: InvalidParameter in the words of Docker.
+them. `read` checks flags, the number of arguments, quotes and substitutions, and the values that
+have no variables. Not here: joining lines (build/dockerfile/lines.py), the effect on a
+configuration (effects.py).
+Raises: InvalidParameter in the words of Docker, without the line's number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import functools
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.images.instructions.words import Line
+from engine.errors import InvalidParameter
+from engine.images.instructions import mounts, words
+from engine.images.instructions.mounts import RunMount
+from engine.images.instructions.words import Expand, Heredoc, Line
 
 
 class _Instruction(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,29 +39,6 @@ class Inline(NamedTuple):
     """Variables in the content are replaced. `expand` (the function) does it."""
 
 
-class RunMount(msgspec.Struct, frozen=True, kw_only=True):
-    """`RUN --mount`, with the defaults of its type.
-
-    `source`, `target`: paths as written, `target` is relative to the working directory. For a
-    secret, `id` names it and `target` is empty when only `env` is wanted. For ssh, an empty
-    `target` means the default path.
-    """
-
-    type: str = "bind"
-    id: str = ""
-    source: str = ""
-    target: str = ""
-    from_: str = ""
-    sharing: str = ""
-    mode: int | None = None
-    uid: int | None = None
-    gid: int | None = None
-    required: bool = False
-    read_only: bool = True
-    size: int = 0
-    env: str = ""
-
-
 class From(_Instruction, frozen=True, kw_only=True):
     """`FROM [--platform=P] image [AS name]`; `name` is in lower case, empty when not given."""
 
@@ -68,7 +51,7 @@ class Run(_Instruction, frozen=True, kw_only=True):
     """`command`: a tuple is the JSON form, a str is for the shell. See `script` for heredocs."""
 
     command: tuple[str, ...] | str
-    heredocs: tuple[Inline, ...] = ()
+    heredocs: tuple[Heredoc, ...] = ()
     mounts: tuple[RunMount, ...] = ()
     network: str = "default"
     security: str = "sandbox"
@@ -198,19 +181,111 @@ Instruction = (
 
 def read(line: Line, escape: str = "\\") -> Instruction:
     """The record of a logical line."""
-    raise NotImplementedError
+    reader = _READERS.get(line.keyword)
+    if reader is None:
+        raise InvalidParameter(f"Unknown instruction: {line.keyword}")
+    instruction = reader(line, escape)
+    _check(instruction, escape)
+    return instruction
 
 
 def read_text(text: str, escape: str = "\\") -> Instruction:
-    """The record of an instruction in its own text, such as an ONBUILD trigger."""
-    raise NotImplementedError
+    """The record of an ONBUILD trigger, which stands on one line, with its heredocs below."""
+    first, _, below = text.strip(words.SPACE).partition("\n")
+    source = words.Source(below.splitlines(keepends=True))
+    line = words.with_heredocs(words.line(first, 0), source)
+    if source.at < len(source.lines):
+        raise InvalidParameter(f"an ONBUILD trigger must be one instruction: {text}"[:300])
+    if line.keyword in ("ONBUILD", "FROM", "MAINTAINER"):
+        raise InvalidParameter(f"{line.keyword.lower()} isn't allowed as an ONBUILD trigger")
+    return read(line, escape)
 
 
 def expand(instruction: Instruction, variables: Mapping[str, str], escape: str = "\\") -> Instruction:
     """The instruction with its variables replaced and its quotes removed, where the language does
     that. Others are returned as they are.
     """
-    raise NotImplementedError
+
+    def word(text: str) -> str:
+        return words.expanded(text, variables, escape)
+
+    return _replaced(instruction, word, lambda text: words.expanded_content(text, variables), strict=True)
+
+
+def _check(instruction: Instruction, escape: str) -> None:
+    """Raises what `expand` raises whatever the variables are."""
+
+    def word(text: str) -> str:
+        words.check(text, escape)
+        # A value with variables is checked when they are known.
+        return text if "$" in text else words.expanded(text, {}, escape)
+
+    def content(text: str) -> str:
+        words.check_content(text)
+        return text
+
+    _replaced(instruction, word, content, strict=False)
+
+
+def _replaced(instruction: Instruction, word: Expand, content: Expand, *, strict: bool) -> Instruction:
+    """The instruction with each of its words replaced. `strict`: no value has variables left."""
+    changes: dict[str, Any]
+    match instruction:
+        case Env() | Label():
+            changes = {"pairs": tuple((word(key), word(value)) for key, value in instruction.pairs)}
+            _no_blank(instruction, changes["pairs"])
+        case Arg():
+            changes = {
+                "pairs": tuple((word(key), None if value is None else word(value)) for key, value in instruction.pairs)
+            }
+            _no_blank(instruction, changes["pairs"])
+        case Copy() | Add():
+            changes = {
+                "sources": tuple(map(word, instruction.sources)),
+                "destination": word(instruction.destination),
+                "chown": word(instruction.chown),
+                "chmod": word(instruction.chmod),
+                "checksum": word(instruction.checksum),
+                "exclude": tuple(map(word, instruction.exclude)),
+                "heredocs": tuple(
+                    one._replace(content=content(one.content), expand=False) if one.expand else one
+                    for one in instruction.heredocs
+                ),
+            }
+            if strict or "$" not in changes["chmod"]:
+                check_chmod(changes["chmod"])
+        case Run():
+            if not instruction.mount_flags:
+                return instruction
+            changes = {"mounts": tuple(mounts.read(text, word, strict=strict) for text in instruction.mount_flags)}
+        case Expose():
+            # One variable may hold several ports.
+            changes = {"ports": tuple(port for text in instruction.ports for port in word(text).split())}
+            for port in changes["ports"]:
+                if strict or "$" not in port:
+                    ports_of(port)
+        case Volume():
+            changes = {"paths": tuple(map(word, instruction.paths))}
+            if not all(path.strip() for path in changes["paths"]):
+                raise InvalidParameter("Volume specified can not be an empty string")
+        case User():
+            changes = {"user": word(instruction.user)}
+        case Workdir():
+            changes = {"path": word(instruction.path)}
+        case StopSignal():
+            changes = {"signal": word(instruction.signal)}
+            if strict or "$" not in changes["signal"]:
+                check_signal(changes["signal"])
+        case From():
+            changes = {"image": word(instruction.image), "platform": word(instruction.platform)}
+        case _:
+            return instruction
+    return msgspec.structs.replace(instruction, **changes)
+
+
+def _no_blank(instruction: Env | Label | Arg, pairs: Sequence[tuple[str, str | None]]) -> None:
+    if any(not key for key, _ in pairs):
+        raise InvalidParameter(f"{type(instruction).__name__.upper()} names can not be blank")
 
 
 def script(run: Run) -> tuple[tuple[str, ...] | str, bytes | None]:
@@ -220,4 +295,422 @@ def script(run: Run) -> tuple[tuple[str, ...] | str, bytes | None]:
     whose content begins with `#!`, the command is that script's path, `/dev/pipes/NAME`, where the
     content must be found with mode 0755.
     """
-    raise NotImplementedError
+    if not run.heredocs or not isinstance(run.command, str):
+        return run.command, None
+    head = words.heredoc_head(run.command)
+    first = run.heredocs[0]
+    if head is None:
+        whole = "".join(f"\n{one.content}{one.name}" for one in run.heredocs)
+        return run.command + whole, None
+    content = first.value()
+    if content.startswith("#!"):
+        return (f"/dev/pipes/{first.name}",), content.encode(errors="surrogateescape")
+    return content, None
+
+
+# --- flags ----------------------------------------------------------------------------------------
+
+_FLAGS: dict[str, dict[str, str]] = {
+    "FROM": {"platform": "text"},
+    "RUN": {"mount": "list", "network": "text", "security": "text"},
+    "COPY": {
+        "from": "text",
+        "chown": "text",
+        "chmod": "text",
+        "link": "bool",
+        "parents": "bool",
+        "exclude": "list",
+    },
+    "ADD": {
+        "chown": "text",
+        "chmod": "text",
+        "link": "bool",
+        "exclude": "list",
+        "checksum": "text",
+        "keep-git-dir": "bool",
+        "unpack": "bool",
+    },
+    "HEALTHCHECK": {
+        "interval": "text",
+        "timeout": "text",
+        "start-period": "text",
+        "start-interval": "text",
+        "retries": "text",
+    },
+}
+
+
+def _flags(line: Line) -> dict[str, Any]:
+    """The values of the flags that are given: str, bool, or a list of str."""
+    known = _FLAGS.get(line.keyword, {})
+    found: dict[str, Any] = {}
+    for name, value in line.flags:
+        kind = known.get(name)
+        if kind is None:
+            raise InvalidParameter(f"Unknown flag: {name}")
+        if name in found and kind != "list":
+            raise InvalidParameter(f"Duplicate flag specified: {name}")
+        if (value is None and kind != "bool") or (value == "" and kind == "bool"):
+            raise InvalidParameter(f"Missing a value on flag: {name}")
+        if kind == "list":
+            found.setdefault(name, []).append(value)
+        elif kind == "bool":
+            truth = (value or "true").lower()
+            if truth not in ("true", "false"):
+                raise InvalidParameter(f"Expecting boolean value for flag {name}, not: {value}")
+            found[name] = truth == "true"
+        else:
+            found[name] = value
+    return found
+
+
+# --- instructions ---------------------------------------------------------------------------------
+
+
+def _at_least_one(line: Line) -> None:
+    if not line.rest:
+        raise InvalidParameter(f"{line.keyword} requires at least one argument")
+
+
+def _exactly_one(line: Line) -> str:
+    if not line.rest:
+        raise InvalidParameter(f"{line.keyword} requires exactly one argument")
+    _flags(line)
+    return line.rest
+
+
+def _from(line: Line, escape: str) -> From:
+    found = words.plain_words(line.rest)
+    name = ""
+    if len(found) == 3 and found[1].lower() == "as":
+        name = found[2].lower()
+        if not _STAGE_NAME.fullmatch(name):
+            raise InvalidParameter(
+                f'invalid name for build stage: "{found[2]}", name can\'t start with a number or contain symbols'
+            )
+    elif len(found) != 1:
+        raise InvalidParameter("FROM requires either one or three arguments")
+    return From(
+        line=line.number, text=line.original, image=found[0], name=name, platform=_flags(line).get("platform", "")
+    )
+
+
+_STAGE_NAME = re.compile(r"[a-z][a-z0-9._-]*")
+
+
+def _command(line: Line) -> tuple[str, ...] | str:
+    found = words.array(line.rest)
+    return line.rest if found is None else tuple(found)
+
+
+def _run(line: Line, escape: str) -> Run:
+    flags = _flags(line)
+    command = _command(line)
+    if not command:
+        raise InvalidParameter("RUN requires at least one argument")
+    network, security = flags.get("network", "default"), flags.get("security", "sandbox")
+    if network not in ("default", "none", "host"):
+        raise InvalidParameter(f'unsupported network mode "{network}"')
+    if security not in ("sandbox", "insecure"):
+        raise InvalidParameter(f'security "{security}" is not valid')
+    texts = tuple(flags.get("mount", ()))
+    return Run(
+        line=line.number,
+        text=line.original,
+        command=command,
+        heredocs=line.heredocs,
+        mounts=tuple(mounts.read(text, _as_written, strict=False) for text in texts),
+        network=network,
+        security=security,
+        mount_flags=texts,
+    )
+
+
+def _as_written(text: str) -> str:
+    return text
+
+
+def _transfer(line: Line, escape: str) -> Copy | Add:
+    listed = words.array(line.rest)
+    given = words.plain_words(line.rest) if listed is None else listed
+    if len(given) < 2:
+        raise InvalidParameter(
+            f"{line.keyword} requires at least two arguments, but only one was provided."
+            " Destination could not be determined."
+            if given
+            else f"{line.keyword} requires at least two arguments"
+        )
+    flags = _flags(line)
+    *sources, destination = given
+    bodies = {body.name: body for body in line.heredocs}
+
+    def body(word: str) -> Heredoc | None:
+        head = words.heredoc_head(word) if listed is None else None
+        return bodies.get(head.name) if head else None
+
+    if body(destination) is not None:
+        raise InvalidParameter(f"{line.keyword} cannot accept a heredoc as a destination")
+    origin = flags.get("from", "")
+    if re.search(r"\$.", origin):
+        raise InvalidParameter(
+            "variable expansion is not supported for --from, define a new stage with FROM using ARG from global scope"
+            f" as a workaround: {origin}"
+        )
+    inline = [found for word in sources if (found := body(word)) is not None]
+    return (Copy if line.keyword == "COPY" else Add)(
+        line=line.number,
+        text=line.original,
+        sources=tuple(word for word in sources if body(word) is None),
+        destination=destination,
+        heredocs=tuple(Inline(one.name, one.value(), one.expand) for one in inline),
+        from_=origin,
+        chown=flags.get("chown", ""),
+        chmod=flags.get("chmod", ""),
+        link=flags.get("link", False),
+        parents=flags.get("parents", False),
+        exclude=tuple(flags.get("exclude", ())),
+        checksum=flags.get("checksum", ""),
+        keep_git_dir=flags.get("keep-git-dir"),
+        unpack=flags.get("unpack"),
+    )
+
+
+def check_chmod(mode: str) -> None:
+    """Raises InvalidParameter unless it is empty, octal, or symbolic as chmod(1) has it."""
+    if mode and not _CHMOD.fullmatch(mode):
+        raise InvalidParameter(
+            f"invalid chmod parameter: '{mode}'. it should be octal string and between 0 and 07777"[:300]
+        )
+
+
+_CLAUSE = r"[ugoa]*(?:[-+=](?:[rwxXst]*|[ugo]))+"
+_CHMOD = re.compile(rf"0*[0-7]{{1,4}}|{_CLAUSE}(?:,{_CLAUSE})*")
+
+
+def _pairs(line: Line, escape: str) -> tuple[tuple[str, str], ...]:
+    """`key=value …`, or the old form `key value`."""
+    _flags(line)
+    _at_least_one(line)
+    found = words.words(line.rest, escape)
+    given: list[tuple[str, str]] = []
+    if not found or "=" not in found[0]:
+        first = re.split(r"[\t\v\f\r ]+", line.rest, maxsplit=1)
+        if len(first) < 2:
+            raise InvalidParameter(f"{line.keyword} must have two arguments")
+        given.append((first[0], first[1]))
+    else:
+        for word in found:
+            key, equals, value = word.partition("=")
+            if not equals:
+                raise InvalidParameter(
+                    f'Syntax error - can\'t find = in "{word}". Must be of the form: name=value'[:300]
+                )
+            given.append((key, value))
+    return tuple(given)
+
+
+def _env(line: Line, escape: str) -> Env:
+    return Env(line=line.number, text=line.original, pairs=_pairs(line, escape))
+
+
+def _label(line: Line, escape: str) -> Label:
+    return Label(line=line.number, text=line.original, pairs=_pairs(line, escape))
+
+
+def _arg(line: Line, escape: str) -> Arg:
+    found = words.words(line.rest, escape)
+    if not found:
+        raise InvalidParameter("ARG requires exactly one argument definition")
+    _flags(line)
+    pairs = tuple((key, value if equals else None) for key, equals, value in (word.partition("=") for word in found))
+    return Arg(line=line.number, text=line.original, pairs=pairs)
+
+
+def _cmd(line: Line, escape: str) -> Cmd:
+    _flags(line)
+    return Cmd(line=line.number, text=line.original, command=_command(line))
+
+
+def _entrypoint(line: Line, escape: str) -> Entrypoint:
+    _flags(line)
+    return Entrypoint(line=line.number, text=line.original, command=_command(line))
+
+
+def _expose(line: Line, escape: str) -> Expose:
+    _at_least_one(line)
+    _flags(line)
+    return Expose(line=line.number, text=line.original, ports=tuple(sorted(words.plain_words(line.rest))))
+
+
+def _volume(line: Line, escape: str) -> Volume:
+    _at_least_one(line)
+    _flags(line)
+    found = words.array(line.rest)
+    paths = tuple(words.words(line.rest, escape) if found is None else found)
+    if not paths:
+        raise InvalidParameter("VOLUME requires at least one argument")
+    return Volume(line=line.number, text=line.original, paths=paths)
+
+
+def _user(line: Line, escape: str) -> User:
+    return User(line=line.number, text=line.original, user=_exactly_one(line))
+
+
+def _workdir(line: Line, escape: str) -> Workdir:
+    return Workdir(line=line.number, text=line.original, path=_exactly_one(line))
+
+
+def _stop_signal(line: Line, escape: str) -> StopSignal:
+    return StopSignal(line=line.number, text=line.original, signal=_exactly_one(line))
+
+
+def _maintainer(line: Line, escape: str) -> Maintainer:
+    return Maintainer(line=line.number, text=line.original, author=_exactly_one(line))
+
+
+def _shell(line: Line, escape: str) -> Shell:
+    _at_least_one(line)
+    _flags(line)
+    found = words.array(line.rest)
+    if found is None:
+        raise InvalidParameter("SHELL requires the arguments to be in JSON form")
+    if not found:
+        raise InvalidParameter("SHELL requires at least one argument")
+    return Shell(line=line.number, text=line.original, command=tuple(found))
+
+
+def _on_build(line: Line, escape: str) -> OnBuild:
+    _at_least_one(line)
+    _flags(line)
+    inner = words.line(line.rest, line.number)
+    if inner.keyword == "ONBUILD":
+        raise InvalidParameter("Chaining ONBUILD via `ONBUILD ONBUILD` isn't allowed")
+    if inner.keyword in ("MAINTAINER", "FROM"):
+        raise InvalidParameter(f"{inner.keyword} isn't allowed as an ONBUILD trigger")
+    read(msgspec.structs.replace(inner, heredocs=line.heredocs), escape)
+    trigger = line.rest + "".join(f"\n{one.content}{one.name}" for one in line.heredocs)
+    return OnBuild(line=line.number, text=line.original, trigger=trigger)
+
+
+def _healthcheck(line: Line, escape: str) -> Healthcheck:
+    kind, rest = [*re.split(f"[{words.SPACE}]+", line.rest, maxsplit=1), ""][:2]
+    kind = kind.upper()
+    if not kind:
+        raise InvalidParameter("HEALTHCHECK requires an argument")
+    flags = _flags(line)
+    if kind == "NONE":
+        if rest:
+            raise InvalidParameter("HEALTHCHECK NONE takes no arguments")
+        return Healthcheck(line=line.number, text=line.original, test=("NONE",))
+    if kind != "CMD":
+        raise InvalidParameter(f'Unknown type "{kind}" in HEALTHCHECK (try CMD)')
+    found = words.array(rest)
+    if not rest or found == []:
+        raise InvalidParameter("Missing command after HEALTHCHECK CMD")
+    return Healthcheck(
+        line=line.number,
+        text=line.original,
+        test=("CMD-SHELL", rest) if found is None else ("CMD", *found),
+        interval=_duration("interval", flags),
+        timeout=_duration("timeout", flags),
+        start_period=_duration("start-period", flags),
+        start_interval=_duration("start-interval", flags),
+        retries=_retries(flags.get("retries", "")),
+    )
+
+
+def _retries(value: str) -> int:
+    if not value:
+        return 0
+    if not re.fullmatch(r"[-+]?[0-9]{1,10}", value) or not -(1 << 31) <= int(value) < 1 << 31:
+        raise InvalidParameter(f"--retries must be a number, not {value!r}")
+    if int(value) < 0:
+        raise InvalidParameter(f"--retries must be at least 1 (not {int(value)})")
+    return int(value)
+
+
+_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+
+
+def _duration(name: str, flags: Mapping[str, Any]) -> int:
+    """A duration in Go's format, in nanoseconds; 0 inherits."""
+    value = flags.get(name, "")
+    if value in ("", "0", "+0", "-0"):
+        return 0
+    unsigned = value[1:] if value[0] in "+-" else value
+    if not re.fullmatch(rf"(?:{_DURATION.pattern})+", unsigned) or len(unsigned) > 100:
+        raise InvalidParameter(f"invalid duration of --{name}: {value!r}"[:300])
+    total = 0
+    for number, unit in _DURATION.findall(unsigned):
+        whole, _, fraction = number.partition(".")
+        total += int(whole or 0) * _UNITS[unit] + int(fraction or 0) * _UNITS[unit] // 10 ** len(fraction)
+    if total and value[0] == "-":
+        raise InvalidParameter(f'Interval "{name}" must be positive')
+    if 0 < total < 10**6:
+        raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms')
+    if total >= 1 << 62:
+        raise InvalidParameter(f"invalid duration of --{name}: {value!r}")
+    return total
+
+
+_READERS: dict[str, Callable[[Line, str], Instruction]] = {
+    "ADD": _transfer,
+    "ARG": _arg,
+    "CMD": _cmd,
+    "COPY": _transfer,
+    "ENTRYPOINT": _entrypoint,
+    "ENV": _env,
+    "EXPOSE": _expose,
+    "FROM": _from,
+    "HEALTHCHECK": _healthcheck,
+    "LABEL": _label,
+    "MAINTAINER": _maintainer,
+    "ONBUILD": _on_build,
+    "RUN": _run,
+    "SHELL": _shell,
+    "STOPSIGNAL": _stop_signal,
+    "USER": _user,
+    "VOLUME": _volume,
+    "WORKDIR": _workdir,
+}
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def ports_of(text: str) -> list[str]:
+    """`80`, `80-81/udp` as `80/tcp`, `80/udp` and `81/udp`. An address and a host port before it
+    (`127.0.0.1:8080:80`) are left out, as Docker does.
+    """
+    ports, slash, protocol = text.rpartition(":")[2].partition("/")
+    protocol = protocol.lower()
+    match = _PORTS.fullmatch(ports)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if match is None or not 0 < first <= last <= 65535:
+        raise InvalidParameter(f"invalid containerPort: {text}"[:300])
+    if slash and protocol not in ("tcp", "udp", "sctp"):
+        raise InvalidParameter(f"invalid proto: {protocol}"[:300])
+    return [f"{port}/{protocol or 'tcp'}" for port in range(first, last + 1)]
+
+
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+
+def check_signal(text: str) -> None:
+    """Raises InvalidParameter unless it is a signal's number or name (signal(7))."""
+    known = (
+        0 < int(text[:4]) <= signal.SIGRTMAX
+        if text.isascii() and text.isdigit()
+        else text.upper().removeprefix("SIG") in _signal_names()
+    )
+    if not known:
+        raise InvalidParameter(f"Invalid signal: {text}"[:300])
+
+
+@functools.cache
+def _signal_names() -> frozenset[str]:
+    last = signal.SIGRTMAX - signal.SIGRTMIN
+    names = [one.name.removeprefix("SIG") for one in signal.Signals]
+    real_time = [f"RTMIN+{at}" for at in range(last + 1)] + [f"RTMAX-{at}" for at in range(last + 1)]
+    return frozenset((*names, *real_time, "CLD", "POLL", "IOT"))

@@ -47,9 +47,7 @@ def test_words_of_a_shell(text: str, expected: str) -> None:
     assert found.env == [f"K={expected}"]
 
 
-@pytest.mark.parametrize(
-    "text", ["'a", '"a', "${A", "${", "${}", "${A:=x}", "${A-x}", "${NONE:?why}", "${A:-${B}", "${A:-'}"]
-)
+@pytest.mark.parametrize("text", ["'a", '"a', "${A", "${", "${}", "${A:=x}", "${NONE:?why}", "${A:-${B}", "${A:-'}"])
 def test_words_that_are_none(text: str) -> None:
     with pytest.raises(InvalidParameter):
         changes.apply(Config(), [f"ENV K={text}"], VARIABLES)
