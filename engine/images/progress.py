@@ -61,6 +61,11 @@ def bar(current: int, total: int) -> str:
     return f"[{'=' * done}>{' ' * (50 - done)}] {_human(current):>8}/{_human(total)}"
 
 
+def amount(current: int, total: int) -> str:
+    """As `bar`; the number of bytes alone if the total is not known (0)."""
+    return bar(current, total) if total else f"{_human(current):>8}"
+
+
 def retrying_text(seconds: float) -> str:
     """The status of a layer whose transfer failed and will be retried, in Docker's words."""
     whole = max(1, round(seconds))
@@ -77,4 +82,4 @@ def _human(size: int) -> str:
     raise AssertionError(size)
 
 
-__all__ = ["Reports", "bar", "retrying_text"]
+__all__ = ["Reports", "amount", "bar", "retrying_text"]

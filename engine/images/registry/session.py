@@ -26,9 +26,9 @@ import re
 import ssl
 import time
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -93,6 +93,18 @@ Retrying = Callable[[float], None]
 
 def not_reported(seconds: float) -> None:
     """A `Retrying` that reports nothing."""
+
+
+class Document(NamedTuple):
+    """An answer to a request that is none of a registry."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    """Names in any case."""
+    length: int | None
+    """Bytes of the body, if the server states it."""
+    body: AsyncIterator[bytes]
 
 
 class _Token(msgspec.Struct):
@@ -215,22 +227,39 @@ class Registries:
         site = Site(self, origin, credentials, [])
         return await site.log_in()
 
-    async def body(self, address: str) -> AsyncGenerator[bytes, None]:
-        """The body at a URL that the client named. Plain HTTP is allowed, and redirects are
-        followed. Raises ServerError.
+    @contextlib.asynccontextmanager
+    async def document(self, address: str) -> AsyncIterator[Document]:
+        """The answer at a URL that the client named, after all redirects. Plain HTTP is allowed.
+
+        Raises ServerError when there is none, also while the body is read.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(self.stall, 15.0), sock_read=self.stall)
         try:
             url = URL(address)
-            async with self.session.get(url, timeout=timeout, max_redirects=_REDIRECTIONS, proxy=_proxy(url)) as answer:
-                if answer.status != 200:
-                    raise ServerError(f'Get "{url.with_query(None)}": {answer.status} {answer.reason or ""}'.rstrip())
+            answer = await self.session.get(url, timeout=timeout, max_redirects=_REDIRECTIONS, proxy=_proxy(url))
+        except ValueError as error:
+            raise _unreachable("GET", URL(), error, self.stall) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unreachable("GET", url, error, self.stall) from error
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            try:
                 async for chunk in answer.content.iter_any():
                     yield chunk
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _unreachable(
-                "GET", URL(address) if not isinstance(error, ValueError) else URL(), error, self.stall
-            ) from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise _unreachable("GET", url, error, self.stall) from error
+
+        async with answer, contextlib.aclosing(body()) as chunks:
+            yield Document(answer.status, answer.reason or "", answer.headers, answer.content_length, chunks)
+
+    async def body(self, address: str) -> AsyncGenerator[bytes, None]:
+        """The body at a URL that the client named; see `document`. Raises ServerError."""
+        async with self.document(address) as answer:
+            if answer.status != 200:
+                where = URL(address).with_query(None)
+                raise ServerError(f'Get "{where}": {answer.status} {answer.reason}'.rstrip())
+            async for chunk in answer.body:
+                yield chunk
 
     async def search(self, domain: str, term: str, limit: int, credentials: Credentials) -> list[SearchResult]:
         """Search with the index API, which only Docker Hub and a few other registries offer.
