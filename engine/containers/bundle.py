@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from engine.containers import mount_points, program, spec
+from engine.containers.extra_mounts import Placed
 from engine.containers.sharing import Joined
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
@@ -52,24 +53,25 @@ def write(
     record: ContainerRecord,
     directory: Path,
     rootfs: str,
-    runtime_rootfs: Path,
     network: str | None,
     networks: dict[str, EndpointSettings],
     sources: Mapping[str, str],
     runtime: Runtime,
     cgroups: Cgroups,
     joined: Joined,
-) -> None:
-    """Write all files of one start. `rootfs`: the container's root as seen from here;
-    `runtime_rootfs`: its path for the runtime. `sources`: by destination, mounts that the runtime
-    does not find at their Source.
+    extra: Placed,
+) -> list[str]:
+    """Write all files of one start. `rootfs`: the container's root as seen from here. `sources`: by
+    destination, mounts that the runtime does not find at their Source. `extra`: mounts that the
+    record does not have, and the root's path for the runtime.
 
-    Raises InvalidParameter or NotFound for requests of the record that this host cannot satisfy.
+    Returns the mount points that were made in the root, relative to it and without links. Raises
+    InvalidParameter or NotFound for requests of the record that this host cannot satisfy.
     """
     directory.mkdir(mode=0o711, exist_ok=True)
     identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
     place = spec.Place(
-        rootfs=str(runtime_rootfs),
+        rootfs=str(extra.root),
         directory=directory,
         identity=identity,
         network=network,
@@ -80,22 +82,26 @@ def write(
         shm=joined.shm,
         sources=sources,
         files=joined.files,
+        extra=extra.mounts,
     )
     document = spec.build(record, place)
-    _check_program(record, rootfs, sources)
+    _check_program(record, rootfs, sources, extra.here)
     write_network_files(record, directory, networks)
-    make_mount_points(rootfs, document.mounts)
+    made = make_mount_points(rootfs, document.mounts, extra)
     (directory / "config.json").write_bytes(oci.encode(document))
     (directory / "runtime.log").unlink(missing_ok=True)
+    return made
 
 
-def make_mount_points(rootfs: Path | str, mounts: Iterable[oci.Mount]) -> None:
+def make_mount_points(rootfs: Path | str, mounts: Iterable[oci.Mount], extra: Placed | None = None) -> list[str]:
     """Make the missing mount points with Docker's modes; crun would use its own, 1755 and 0700.
 
     They are made in the root, or in the outer mount they lie in. If one cannot be made here (its
-    source is read-only), the runtime reports why. Raises InvalidParameter where a symbolic link of
-    the image or a volume leads to /proc or /sys.
+    source is read-only), the runtime reports why. Returns those made in the root. Raises
+    InvalidParameter where a symbolic link of the image or a volume leads to /proc or /sys.
     """
+    made: list[str] = []
+    here = extra.here if extra is not None else {}
     above: dict[str, oci.Mount] = {}
     for mount in mounts:
         place = mount.destination
@@ -106,20 +112,26 @@ def make_mount_points(rootfs: Path | str, mounts: Iterable[oci.Mount]) -> None:
         if outer is not None and (outer.type != "bind" or "ro" in outer.options):
             continue
         with contextlib.suppress(OSError):
-            root = files.open_directory(rootfs if outer is None else outer.source)
+            in_root = rootfs if outer is None else here.get(outer.destination) or outer.source
+            root = files.open_directory(in_root)
             try:
-                directory = mount.type != "bind" or os.path.isdir(mount.source)
+                if extra is not None and mount.destination in extra.mounts:
+                    directory = mount.destination in extra.directories
+                else:
+                    directory = mount.type != "bind" or os.path.isdir(mount.source)
                 path = mount.destination.removeprefix(place)
+                noted = made if outer is None else None
                 try:
-                    found = files.open_mount_point(root, path, directory=directory, links=False)
+                    found = files.open_mount_point(root, path, directory=directory, links=False, made=noted)
                 except OSError as error:
                     if error.errno != errno.ELOOP:
                         raise
                     _check_links(root, mount, nested=outer is not None)
-                    found = files.open_mount_point(root, path, directory=directory)
+                    found = files.open_mount_point(root, path, directory=directory, made=noted)
                 os.close(found)
             finally:
                 os.close(root)
+    return made
 
 
 def _check_links(root: int, mount: oci.Mount, *, nested: bool) -> None:
@@ -138,8 +150,9 @@ def _check_links(root: int, mount: oci.Mount, *, nested: bool) -> None:
     mount_points.check_destination("/" + os.fsdecode(files.resolve_in_root(root, mount.destination)))
 
 
-def _check_program(record: ContainerRecord, rootfs: str, sources: Mapping[str, str]) -> None:
+def _check_program(record: ContainerRecord, rootfs: str, sources: Mapping[str, str], extra: Mapping[str, str]) -> None:
     mounted = [(mount.destination, sources.get(mount.destination, mount.source)) for mount in record.mounts]
+    mounted += extra.items()
     mounted += [(path, "") for path in ("/proc", "/dev", "/sys", *mount_points.temporary(record.host))]
     variables = spec.environment(record.config.env or (), "", tty=False, home="")
     search = next((entry.partition("=")[2] for entry in variables if entry.startswith("PATH=")), "")

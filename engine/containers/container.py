@@ -346,8 +346,10 @@ class Container:
         Its row is the commit point: when it cannot be saved, the process is killed.
         """
         before = self.record
-        async with launch.launch(before, self.parts, self.peers) as launched:
+        async with launch.launch(before, self.parts, self.peers, self.extra_mounts) as launched:
             process = launched.process
+            self.extra_mounts = ()
+            self.stubs += launched.stubs
             status = Status(state=state, pid=process.pid, started_at=time.time_ns())
             self.put(msgspec.structs.replace(launched.record, status=status, stopped_by_user=False))
             self.process = process

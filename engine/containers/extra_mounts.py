@@ -10,7 +10,23 @@ Not here: the mounts of a record (mount_points.py).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
 import msgspec
+
+from engine.containers import spec
+from engine.containers.mount_points import normal_path
+from engine.errors import ServerError
+from engine.system import detached_mounts
+from engine.system.detached_mounts import MountNamespace, NewFile, Tree, place_beside
+from engine.system.threads import uninterrupted
+from engine.wire import oci
 
 
 class Bind(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,4 +63,94 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 ExtraMount = Bind | Tmpfs | File
 
-__all__ = ["Bind", "ExtraMount", "File", "Tmpfs"]
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """Extra mounts on their way into a run."""
+
+    root: Path
+    """Where the runtime finds the container's root."""
+    beside: Sequence[Tree | NewFile] = ()
+    """For `Snapshots.shown`."""
+    mounts: dict[str, oci.Mount] = {}
+    """For the runtime, by destination."""
+    here: dict[str, str] = {}
+    """By destination: the source's path for this process; empty when it has none."""
+    directories: frozenset[str] = frozenset()
+    """The destinations that are directories."""
+
+
+@contextlib.asynccontextmanager
+async def placed(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: Path) -> AsyncIterator[Placed]:
+    """Prepare the mounts for a start, whose runtime has its root at `root`. The context lasts until
+    the runtime has returned.
+
+    Raises InvalidParameter, ServerError.
+    """
+    if not wanted:
+        yield Placed(root=root)
+        return
+    trees: list[int] = []
+    try:
+        found = await _place(wanted, namespace, root, trees)
+        yield found
+    finally:
+        # In the background: closing the last descriptor of a mount waits for an RCU grace period.
+        for tree in trees:
+            asyncio.get_running_loop().run_in_executor(None, os.close, tree)
+
+
+async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: Path, trees: list[int]) -> Placed:
+    beside: list[Tree | NewFile] = []
+    mounts: dict[str, oci.Mount] = {}
+    here: dict[str, str] = {}
+    directories: set[str] = set()
+    for each in wanted:
+        destination = normal_path(each.destination, each.destination)
+        here[destination] = ""
+        if isinstance(each, Tmpfs):
+            size = (f"size={each.size}",) if each.size else ()
+            mounts[destination] = oci.Mount(
+                destination=destination, type="tmpfs", source="tmpfs", options=("nosuid", "mode=1777", *size)
+            )
+            directories.add(destination)
+            continue
+        source = str(place_beside(root, len(beside)))
+        if isinstance(each, File):
+            beside.append(NewFile(each.content, each.mode, each.uid, each.gid))
+            options = ("bind", "rprivate", "ro", "nosuid", "nodev", "noexec")
+            mounts[destination] = oci.Mount(destination=destination, type="bind", source=source, options=options)
+            continue
+        await uninterrupted(_clone(each.source, namespace, trees))
+        beside.append(Tree(trees[-1]))
+        here[destination] = f"/proc/self/fd/{trees[-1]}"
+        mounts[destination] = spec.bind(
+            source, destination, each.writable, "rprivate", shallow=True, here=here[destination]
+        )
+        if stat.S_ISDIR(os.fstat(each.source).st_mode):
+            directories.add(destination)
+    return Placed(
+        root=place_beside(root),
+        beside=beside,
+        mounts=mounts,
+        here=here,
+        directories=frozenset(directories),
+    )
+
+
+async def _clone(source: int, namespace: MountNamespace, trees: list[int]) -> None:
+    """Add a detached copy of the mount at a descriptor, which belongs to the host's mount namespace
+    or to the engine's.
+    """
+
+    def clone() -> None:
+        trees.append(detached_mounts.clone(source))
+
+    try:
+        await asyncio.to_thread(clone)
+    except ServerError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EINVAL:
+            raise
+        await namespace.run(clone)
+
+
+__all__ = ["Bind", "ExtraMount", "File", "Placed", "Tmpfs", "placed"]

@@ -23,7 +23,8 @@ from pathlib import Path
 import msgspec
 
 from engine.config import Config
-from engine.containers import bundle, mount_points, sharing
+from engine.containers import bundle, extra_mounts, mount_points, sharing
+from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
 from engine.logs import drivers, jsonfile
@@ -138,11 +139,15 @@ class Launched:
 
     process: Process
     record: ContainerRecord
+    stubs: tuple[str, ...]
+    """Mount points that were made in its root: see `Ingest.stubs`."""
 
 
 @contextlib.asynccontextmanager
-async def launch(record: ContainerRecord, parts: Parts, peers: Peers) -> AsyncIterator[Launched]:
-    """Run the container.
+async def launch(
+    record: ContainerRecord, parts: Parts, peers: Peers, extra: Sequence[ExtraMount] = ()
+) -> AsyncIterator[Launched]:
+    """Run the container, with `extra` mounts besides those of the record.
 
     An exception within the context undoes everything; after the context the container owns it.
 
@@ -166,14 +171,17 @@ async def launch(record: ContainerRecord, parts: Parts, peers: Peers) -> AsyncIt
             mounted = await parts.volumes.mount(record.id, record.mounts, borrowed)
             undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
             record = msgspec.structs.replace(record, mounts=mounted.points)
-            roots = parts.snapshots.mounted(record.id), root
-            await asyncio.to_thread(
+            placed = await borrowed.enter_async_context(
+                extra_mounts.placed(extra, parts.snapshots.mount_namespace, root)
+            )
+            rootfs = parts.snapshots.mounted(record.id)
+            stubs = await asyncio.to_thread(
                 lambda: bundle.write(
-                    *(record, directory, *roots, network_path, networks, mounted.sources),
-                    *(parts.runtime, parts.cgroups, joined),
+                    *(record, directory, rootfs, network_path, networks, mounted.sources),
+                    *(parts.runtime, parts.cgroups, joined, placed),
                 )
             )
-            namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root))
+            namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))
             log = drivers.target(record.host.log_config, log_path(parts.config, record), record.config)
             ports = await parts.attachments.opened(record.id)
             record = msgspec.structs.replace(record, networks=networks, ports=ports)
@@ -198,7 +206,7 @@ async def launch(record: ContainerRecord, parts: Parts, peers: Peers) -> AsyncIt
             if record.host.blkio_weight and parts.cgroups.weighs_by_bfq:
                 with contextlib.suppress(OSError):  # it has ended
                     await asyncio.to_thread(parts.cgroups.set_weight, program.cgroup, record.host.blkio_weight)
-        yield Launched(process, record)
+        yield Launched(process, record, tuple(stubs))
         undo.pop_all()
 
 

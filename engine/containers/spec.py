@@ -110,6 +110,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """The directory of the container whose network it joins, for its hosts, hostname and
     resolv.conf.
     """
+    extra: Mapping[str, oci.Mount] = {}
+    """Mounts by destination that the record does not have (`extra_mounts.py`)."""
 
 
 def build(record: ContainerRecord, place: Place) -> oci.Spec:
@@ -272,7 +274,7 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
         *(() if host.ipc_mode == "none" else (shm,)),
     ]
     own = {
-        f"/etc/{name}": _bind(
+        f"/etc/{name}": bind(
             str((place.files or place.directory) / name), f"/etc/{name}", not host.readonly_rootfs, "rprivate"
         )
         for name in ("resolv.conf", "hostname", "hosts")
@@ -280,18 +282,21 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     temporary, shallow = mount_points.temporary(host), mount_points.shallow(host)
     own |= {destination: _tmpfs(destination, options) for destination, options in temporary.items()}
     if _has_init(host):
-        own[INIT] = _bind(init_program(), INIT, False, "rprivate")
+        own[INIT] = bind(init_program(), INIT, False, "rprivate")
     for each in record.mounts:  # of a record that an earlier version made
         mount_points.check_destination(each.destination, "" if isinstance(each.name, str) else each.source)
     for destination in temporary:
         mount_points.check_destination(destination)
     own |= {
-        each.destination: _bind(
+        each.destination: bind(
             *(place.sources.get(each.destination, each.source), each.destination, each.rw, each.propagation),
             shallow=each.destination in shallow,
         )
         for each in record.mounts
     }
+    for destination in place.extra:
+        mount_points.check_destination(destination)
+    own |= place.extra
     kept = [
         mount
         for mount in standard
@@ -315,9 +320,12 @@ def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Iterable[oci.M
 _CGROUP = "/sys/fs/cgroup"
 
 
-def _bind(source: str, destination: str, writable: bool, propagation: str, *, shallow: bool = False) -> oci.Mount:
+def bind(
+    source: str, destination: str, writable: bool, propagation: str, *, shallow: bool = False, here: str = ""
+) -> oci.Mount:
+    """A bind. `here`: the source's path for this process, if it is not `source`."""
     # A bind has only the flags given here, so the flags of the source's own mount are repeated.
-    forbidden = _forbidden(source)
+    forbidden = _forbidden(here or source)
     access = "rw" if writable and "ro" not in forbidden else "ro"
     options = (
         "bind" if shallow else "rbind",

@@ -15,6 +15,7 @@ Blocking: run it in a thread. Not here: unmounting (storage/overlay.py), the ing
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -80,7 +81,7 @@ def _pack(ingest: Ingest, root: int) -> Sealed:
 def _remove_stubs(root: int, stubs: Sequence[str], under: Lowers) -> None:
     """Remove mount points that are still as they were made."""
     for path in reversed(stubs):
-        with contextlib.suppress(FileNotFoundError), _parent(root, path) as (parent, name):
+        with _if_there(), _parent(root, path) as (parent, name):
             found = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
                 with contextlib.suppress(OSError):  # it is in use
@@ -97,7 +98,7 @@ def _drop(root: int, path: str, under: Lowers) -> None:
     path = os.path.normpath(path).lstrip("/")
     if not path:
         return
-    with contextlib.suppress(FileNotFoundError), _parent(root, path) as (parent, name):
+    with _if_there(), _parent(root, path) as (parent, name):
         new = stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
         if new and (model := under.find(os.fsencode(path))) is not None:
             os.close(model)
@@ -115,7 +116,7 @@ def _remove_unchanged(root: int, paths: Sequence[str], under: Lowers) -> None:
     """
     above = {parent for path in paths for parent in _above(path)}
     for path in sorted(above, key=len, reverse=True):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), contextlib.ExitStack() as stack:
+        with _if_there(), contextlib.ExitStack() as stack:
             found = files.open_without_links(root, path, _DIRECTORY)
             stack.callback(os.close, found)
             if os.listdir(found) or lowers.is_opaque(found):
@@ -136,6 +137,18 @@ def _above(path: str) -> list[str]:
     """The directories above a relative path, without the root."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+@contextlib.contextmanager
+def _if_there() -> Iterator[None]:
+    """Ignore that a path does not exist, or leads through a link or something else that is no
+    directory.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
 
 
 @contextlib.contextmanager

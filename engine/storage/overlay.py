@@ -55,6 +55,7 @@ from engine.storage.lowers import Lowers, copy_attributes
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
 from engine.system import detached_mounts, files, mounts
+from engine.system.detached_mounts import NewFile, Tree
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
 
@@ -415,13 +416,13 @@ class OverlaySnapshots:
         return f"/proc/self/fd/{self._running(key).root}"
 
     @contextlib.asynccontextmanager
-    async def shown(self, key: str, target: Path) -> AsyncIterator[int]:
+    async def shown(self, key: str, target: Path, beside: Sequence[Tree | NewFile] = ()) -> AsyncIterator[int]:
         """See `Snapshots.shown`."""
         path = self._running(key).path
         made: list[int] = []
         try:
             await uninterrupted(
-                asyncio.to_thread(lambda: made.append(self.mount_namespace.namespace_with(path, target)))
+                asyncio.to_thread(lambda: made.append(self.mount_namespace.namespace_with(path, target, beside)))
             )
             yield made[0]
         finally:
@@ -543,13 +544,11 @@ class OverlaySnapshots:
         lower = [layer.number for layer in self.chain(chain_id)]
         if len(lower) == 1:
             return await asyncio.to_thread(files.open_directory, self._path(lower[0]) / "diff")
-        directories = ":".join(f"{below}/diff" for below in lower)
 
         def open_merged() -> int:
             place = self.mount_namespace.place()
             try:
-                options = f"lowerdir={directories},{_OPTIONS}"
-                mounts.mount("overlay", place, "overlay", flags=mounts.MS_RDONLY, options=options)
+                _mount_layers(lower, place)
                 try:
                     return detached_mounts.clone(place)
                 finally:
@@ -558,6 +557,37 @@ class OverlaySnapshots:
                 os.rmdir(place)
 
         return await self.mount_namespace.run(open_merged)
+
+    @contextlib.asynccontextmanager
+    async def content(self, chain_id: str) -> AsyncIterator[int]:
+        """See `Snapshots.content`."""
+        lower = [layer.number for layer in self.chain(chain_id)]
+        opened: list[tuple[int, str]] = []
+
+        def open_merged() -> None:
+            place = self.mount_namespace.place()
+            try:
+                _mount_layers(lower, place)
+                try:
+                    opened.append((os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), place))
+                except BaseException:
+                    detached_mounts.detach(place)
+                    raise
+            except BaseException:
+                os.rmdir(place)
+                raise
+
+        def close() -> None:
+            for descriptor, place in opened:
+                os.close(descriptor)
+                detached_mounts.detach(place)
+                os.rmdir(place)
+
+        try:
+            await uninterrupted(self.mount_namespace.run(open_merged))
+            yield opened[0][0]
+        finally:
+            await uninterrupted(self.mount_namespace.unmount(close))
 
     async def unmount(self, key: str) -> None:
         """See `Snapshots.unmount`."""
@@ -657,6 +687,19 @@ class OverlaySnapshots:
         await self._remove_directories(sorted(found - known))
         if any(layer.pending for layer in self._layers.values()):
             await self.settle()
+
+
+def _mount_layers(numbers: Sequence[int], place: str) -> None:
+    """Mount layers, topmost first, read-only. Call it in a thread of the namespace."""
+    if not numbers:
+        mounts.mount("tmpfs", place, "tmpfs", flags=mounts.MS_RDONLY)
+        return
+    if len(numbers) == 1:
+        mounts.mount(f"{numbers[0]}/diff", place, flags=mounts.MS_BIND)
+        mounts.mount("", place, flags=mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY)
+        return
+    options = f"lowerdir={':'.join(f'{number}/diff' for number in numbers)},{_OPTIONS}"
+    mounts.mount("overlay", place, "overlay", flags=mounts.MS_RDONLY, options=options)
 
 
 def _mounted() -> dict[str, _Opened]:

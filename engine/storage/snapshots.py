@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from engine.system.detached_mounts import MountNamespace
+from engine.system.detached_mounts import MountNamespace, NewFile, Tree
 
 
 class Layer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -161,9 +161,10 @@ class Snapshots(Protocol):
         Raises NotFound when it is not mounted.
         """
 
-    def shown(self, key: str, target: Path) -> AbstractAsyncContextManager[int]:
+    def shown(self, key: str, target: Path, beside: Sequence[Tree | NewFile] = ()) -> AbstractAsyncContextManager[int]:
         """A descriptor of a copy of this process's mount namespace with the mounted snapshot at
-        `target`, a directory made by `detached_mounts.make_private`."""
+        `target`, a directory made by `detached_mounts.make_private`. `beside`: see
+        `MountNamespace.namespace_with`."""
 
     def opened(self, key: str, *, writable: bool = False) -> AbstractAsyncContextManager[str]:
         """The path of the snapshot's mount in `mount_namespace`, valid within the context. A
@@ -177,6 +178,10 @@ class Snapshots(Protocol):
 
         The caller closes it; no mount point remains.
         """
+
+    def content(self, chain_id: str) -> AbstractAsyncContextManager[int]:
+        """As `open_content`, for a caller that mounts directories below the descriptor elsewhere:
+        it is mounted in `mount_namespace` within the context."""
 
     async def unmount(self, key: str) -> None:
         """End the use by a container. Does nothing if the snapshot is not mounted."""

@@ -16,11 +16,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from engine.errors import ServerError, reason
 from engine.system import mounts
@@ -156,6 +157,45 @@ def make_private(directory: Path) -> None:
     mounts.mount("", directory, flags=mounts.MS_PRIVATE)  # under a shared mount it became shared
 
 
+class Tree(NamedTuple):
+    """A detached mount."""
+
+    descriptor: int
+
+
+class NewFile(NamedTuple):
+    """A file in memory."""
+
+    content: bytes
+    mode: int
+    uid: int
+    gid: int
+
+
+def place_beside(target: Path, index: int = -1) -> Path:
+    """See `MountNamespace.namespace_with`."""
+    return target / ("root" if index < 0 else str(index))
+
+
+def _place(source: Tree | NewFile, path: Path) -> None:
+    if isinstance(source, Tree):
+        if stat.S_ISDIR(os.fstat(source.descriptor).st_mode):
+            path.mkdir()
+        else:
+            path.touch()
+        attach(source.descriptor, path)
+        return
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(source.content)
+        while view:
+            view = view[os.write(file, view) :]
+        os.fchown(file, source.uid, source.gid)
+        os.fchmod(file, source.mode)
+    finally:
+        os.close(file)
+
+
 class MountNamespace:
     """The namespace, made when it is first needed, and the threads that live in it.
 
@@ -217,17 +257,20 @@ class MountNamespace:
         os.mkdir(path)
         return path
 
-    def namespace_with(self, path: str, target: Path) -> int:
+    def namespace_with(self, path: str, target: Path, beside: Sequence[Tree | NewFile] = ()) -> int:
         """A descriptor of a copy of the host's namespace with the mount at `path` here attached at
         `target` (`make_private`), invisible to others.
+
+        With `beside`, `target` is a tmpfs with the mount at `place_beside(target)`, and each of
+        `beside` at `place_beside(target, index)`. Trees are attached, and cannot be attached again.
 
         Its other mounts keep their propagation. The caller closes the descriptor; the last close
         waits for an RCU grace period.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
-            return thread.submit(self._namespace_with, path, target).result()
+            return thread.submit(self._namespace_with, path, target, beside).result()
 
-    def _namespace_with(self, path: str, target: Path) -> int:
+    def _namespace_with(self, path: str, target: Path, beside: Sequence[Tree | NewFile]) -> int:
         host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         try:
             mounts.own_directory()
@@ -237,6 +280,12 @@ class MountNamespace:
                 _enter(host)
                 if _libc.unshare(ctypes.c_int(_CLONE_NEWNS)) < 0:
                     raise _failure("mount namespace")
+                if beside:
+                    mounts.mount("tmpfs", target, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700")
+                    target = place_beside(target)
+                    target.mkdir()
+                    for index, each in enumerate(beside):
+                        _place(each, place_beside(target.parent, index))
                 attach(tree, target)
             finally:
                 os.close(tree)

@@ -76,12 +76,15 @@ def _open(root: int, path: str | bytes, flags: int, mode: int, resolve: int) -> 
     raise OSError(number, os.strerror(number), os.fsdecode(name))
 
 
-def open_mount_point(root: int, path: str, *, directory: bool, links: bool = True) -> int:
+def open_mount_point(
+    root: int, path: str, *, directory: bool, links: bool = True, made: list[str] | None = None
+) -> int:
     """An O_PATH descriptor of `path` seen from `root`.
 
     Missing parts are created with mode 0755, as Docker does; the last one as a file unless
-    `directory`. `links`: resolve as `open_in_root`, otherwise as `open_without_links`. The caller
-    closes it. Raises OSError.
+    `directory`. `links`: resolve as `open_in_root`, otherwise as `open_without_links`. The paths of
+    created parts, relative to `root` and without links, are added to `made`. The caller closes the
+    descriptor. Raises OSError.
     """
     opened = open_in_root if links else open_without_links
     names = path.strip("/").split("/")
@@ -95,6 +98,9 @@ def open_mount_point(root: int, path: str, *, directory: bool, links: bool = Tru
                     os.mkdir(names[end - 1], 0o755, dir_fd=parent)
                 else:
                     os.mknod(names[end - 1], 0o755 | stat.S_IFREG, dir_fd=parent)
+                if made is not None:
+                    above = resolve_in_root(root, "/".join(names[: end - 1]))
+                    made.append(os.path.join(os.fsdecode(above), names[end - 1]))
         finally:
             os.close(parent)
     return opened(root, "/".join(names), os.O_PATH)

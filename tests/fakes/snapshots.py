@@ -33,7 +33,7 @@ import msgspec
 
 from engine.errors import Conflict, NotFound, ServerError
 from engine.storage.snapshots import Ingest, Layer, Usage
-from engine.system.detached_mounts import MountNamespace
+from engine.system.detached_mounts import MountNamespace, NewFile, Tree
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -286,7 +286,7 @@ class FakeSnapshots:
         return str(self.disk.mounted[key])
 
     @contextlib.asynccontextmanager
-    async def shown(self, key: str, target: Path) -> AsyncIterator[int]:
+    async def shown(self, key: str, target: Path, beside: Sequence[Tree | NewFile] = ()) -> AsyncIterator[int]:
         root = os.open(self.mounted(key), os.O_RDONLY | os.O_CLOEXEC)
         try:
             await self.step(f"show {key}")
@@ -317,6 +317,14 @@ class FakeSnapshots:
             return os.open(path, os.O_PATH | os.O_CLOEXEC)
         finally:
             shutil.rmtree(path)
+
+    @contextlib.asynccontextmanager
+    async def content(self, chain_id: str) -> AsyncIterator[int]:
+        opened = await self.open_content(chain_id)
+        try:
+            yield opened
+        finally:
+            os.close(opened)
 
     async def unmount(self, key: str) -> None:
         self._runs.discard(key)

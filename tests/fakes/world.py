@@ -140,7 +140,7 @@ class Snapshots:
         return "/merged"
 
     @contextlib.asynccontextmanager
-    async def shown(self, key: str, target: Path) -> AsyncIterator[int]:
+    async def shown(self, key: str, target: Path, beside: Sequence[Any] = ()) -> AsyncIterator[int]:
         await self.world.point("show root")
         yield 3
 
@@ -517,7 +517,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         return function(*arguments, **more)
 
     monkeypatch.setattr(asyncio, "to_thread", inline)
-    monkeypatch.setattr(bundle, "write", lambda *_: None)
+    monkeypatch.setattr(bundle, "write", lambda *_: [])
     monkeypatch.setattr(bundle, "write_network_files", lambda *_: None)
     for name in ("engine.system.detached_mounts.make_private", "engine.containers.sharing.sweep"):
         monkeypatch.setattr(name, lambda *_: None)
