@@ -11,6 +11,7 @@ ROOT/
   layers/<n>/work        the work directory that overlayfs needs beside an upper directory
   containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle (containers)
   volumes/<name>/_data   named volumes (volumes)
+  build/caches/<name>/   directories of RUN --mount=type=cache (build/caches.py)
   tmp/                   bodies being received, as unnamed files if the file system has O_TMPFILE;
                          emptied at start
 ```
