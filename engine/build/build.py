@@ -67,7 +67,7 @@ class Build:
             yield BuildMessage(stream=step.title(self._options.numbered_steps))
             async for message in step.log.read():
                 yield message
-            step.log = self._end  # release what was read
+            step.log.release()
         async for message in self._end.read():
             yield message
 

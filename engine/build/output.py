@@ -92,6 +92,13 @@ class Log:
         self._closed = True
         self._wake()
 
+    def release(self) -> None:
+        """Drop what was written: the only reader has read it."""
+        self._messages.clear()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file, self._file_size = -1, 0
+
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

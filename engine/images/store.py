@@ -448,8 +448,8 @@ class ImageStore:
                     if not record.parent and (each.parent in self.index or each.parent in changed):
                         record = msgspec.structs.replace(record, parent=each.parent)
                     changed[each.id] = record
-                for image_id in names:
-                    changed.setdefault(image_id, self.get(image_id))
+                for image_id in names.keys() - changed.keys():
+                    changed[image_id] = self.get(image_id)
                 await uninterrupted(self._commit(self.index.renamed(changed, names), *more))
             except BaseException:
                 for each in built:
