@@ -187,7 +187,7 @@ class Meter:
 
 _SIGNATURES = (
     (
-        re.compile(rb"(?i)\s*<(?:!doctype html|html|head|script|iframe|body|title|div|table|h1|style|p|br|!--)\b"),
+        re.compile(rb"(?i)\s*<(?:!--|(?:!doctype html|html|head|script|iframe|body|title|div|table|h1|style|p|br)\b)"),
         "text/html",
     ),
     (re.compile(rb"\s*<\?xml"), "text/xml"),
