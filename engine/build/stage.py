@@ -36,7 +36,8 @@ from engine.build.steps import base
 from engine.build.trees import Tree
 from engine.errors import EngineError, InvalidParameter, NotFound, Unimplemented
 from engine.images.instructions import records
-from engine.images.instructions.records import Arg, Instruction, Label, RunMount
+from engine.images.instructions.mounts import RunMount
+from engine.images.instructions.records import Arg, Instruction, Label
 from engine.images.record import ImageRecord
 from engine.system import files
 from engine.system.threads import uninterrupted

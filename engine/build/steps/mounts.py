@@ -28,7 +28,7 @@ from engine.build.output import Log
 from engine.build.stage import StageBuild
 from engine.containers.extra_mounts import Bind, ExtraMount, File, Tmpfs
 from engine.errors import InvalidParameter, NotFound, reason
-from engine.images.instructions.records import RunMount
+from engine.images.instructions.mounts import RunMount
 from engine.system import files
 from engine.system.threads import uninterrupted
 
