@@ -33,7 +33,7 @@ from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.exec import Execs
 from engine.containers.health import HealthChecks
-from engine.containers.launch import ROOT
+from engine.containers.launch import BUNDLES, ROOT
 from engine.containers.lifecycle import State
 from engine.containers.oom import OomNotices
 from engine.containers.parts import Lifecycle, Parts
@@ -327,7 +327,17 @@ class Daemon:
             mounts.unmount(root)
             with contextlib.suppress(FileNotFoundError):  # the start failed before it was made
                 root.rmdir()
-            for name in ("config.json", "stop-timeout", "exec", "monitor", "runtime", "shm", "volumes", "engined.pid"):
+            for name in (
+                "config.json",
+                "stop-timeout",
+                "exec",
+                "monitor",
+                "runtime",
+                "shm",
+                "volumes",
+                BUNDLES,
+                "engined.pid",
+            ):
                 path = self.config.run / name
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)

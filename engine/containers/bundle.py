@@ -60,10 +60,11 @@ def write(
     cgroups: Cgroups,
     joined: Joined,
     extra: Placed,
+    bundle: Path,
 ) -> list[str]:
     """Write all files of one start. `rootfs`: the container's root as seen from here. `sources`: by
     destination, mounts that the runtime does not find at their Source. `extra`: mounts that the
-    record does not have, and the root's path for the runtime.
+    record does not have, and the root's path for the runtime. `bundle`: for config.json.
 
     Returns the mount points that were made in the root, relative to it and without links. Raises
     InvalidParameter or NotFound for requests of the record that this host cannot satisfy.
@@ -83,12 +84,14 @@ def write(
         sources=sources,
         files=joined.files,
         extra=extra.mounts,
+        environment=extra.environment,
     )
     document = spec.build(record, place)
     _check_program(record, rootfs, sources, extra.here)
     write_network_files(record, directory, networks)
     made = make_mount_points(rootfs, document.mounts, extra)
-    (directory / "config.json").write_bytes(oci.encode(document))
+    bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (bundle / "config.json").write_bytes(oci.encode(document))
     (directory / "runtime.log").unlink(missing_ok=True)
     return made
 

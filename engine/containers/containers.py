@@ -16,7 +16,7 @@ import msgspec
 from engine.containers import boot, create, removal, settings, sharing, transient
 from engine.containers.container import Container
 from engine.containers.extra_mounts import ExtraMount
-from engine.containers.launch import ROOT
+from engine.containers.launch import BUNDLES, ROOT
 from engine.containers.lifecycle import State
 from engine.containers.names import Names, checked_name
 from engine.containers.parts import Parts
@@ -26,6 +26,7 @@ from engine.images.record import ImageRecord, ImageUser
 from engine.runtime import cgroups
 from engine.storage.snapshots import Ingest
 from engine.system import detached_mounts
+from engine.system.files import remove_tree
 from engine.wire.containers import CreateBody, Created, UpdateBody
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Containers:
     async def open(self) -> None:
         """Load the records and correct them by the monitor's reports."""
         await asyncio.to_thread(sharing.sweep, self.parts.config.run / "shm")
+        await asyncio.to_thread(remove_tree, self.parts.config.run / BUNDLES)
         records = self.parts.store.load()
         await self.parts.volumes.open({record.id: record.mounts for record in records.values()})
         for record in sorted(records.values(), key=lambda each: each.created):

@@ -61,7 +61,18 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
         return f"File({self.destination!r}, {len(self.content)} bytes)"
 
 
-ExtraMount = Bind | Tmpfs | File
+class Variable(msgspec.Struct, frozen=True, kw_only=True):
+    """A variable of the process alone, such as a secret."""
+
+    name: str
+    value: str
+
+    def __repr__(self) -> str:
+        """Without the value, which may be a secret."""
+        return f"Variable({self.name!r})"
+
+
+ExtraMount = Bind | Tmpfs | File | Variable
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +88,8 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """By destination: the source's path for this process; empty when it has none."""
     directories: frozenset[str] = frozenset()
     """The destinations that are directories."""
+    environment: tuple[str, ...] = ()
+    """Further variables of the process: `name=value`."""
 
 
 @contextlib.asynccontextmanager
@@ -104,7 +117,11 @@ async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
     mounts: dict[str, oci.Mount] = {}
     here: dict[str, str] = {}
     directories: set[str] = set()
+    environment: list[str] = []
     for each in wanted:
+        if isinstance(each, Variable):
+            environment.append(f"{each.name}={each.value}")
+            continue
         destination = normal_path(each.destination, each.destination)
         here[destination] = ""
         if isinstance(each, Tmpfs):
@@ -134,6 +151,7 @@ async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
         mounts=mounts,
         here=here,
         directories=frozenset(directories),
+        environment=tuple(environment),
     )
 
 
@@ -153,4 +171,4 @@ async def _clone(source: int, namespace: MountNamespace, trees: list[int]) -> No
         await namespace.run(clone)
 
 
-__all__ = ["Bind", "ExtraMount", "File", "Placed", "Tmpfs", "placed"]
+__all__ = ["Bind", "ExtraMount", "File", "Placed", "Tmpfs", "Variable", "placed"]

@@ -34,6 +34,7 @@ from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
 from engine.runtime import cgroups
 from engine.system import limits
+from engine.system.files import remove_tree
 from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ ROOT = "root"
 """Below RUN: where the runtime finds the root of the process that it makes. Each runtime has a
 mount namespace of its own, with that one root."""
 
+
+BUNDLES = "bundles"
+"""Below RUN: config.json of starts whose process gets a secret, until the runtime has returned."""
 
 END_LIMIT = 10.0
 """Seconds to wait for the end of a process after the runtime was asked to kill it."""
@@ -175,10 +179,14 @@ async def launch(
                 extra_mounts.placed(extra, parts.snapshots.mount_namespace, root)
             )
             rootfs = parts.snapshots.mounted(record.id)
+            # Variables that no record has may be secrets, so they are not written below ROOT.
+            where = parts.config.run / BUNDLES / record.id if placed.environment else directory
+            if where != directory:
+                borrowed.push_async_callback(asyncio.to_thread, remove_tree, where)
             stubs = await asyncio.to_thread(
                 lambda: bundle.write(
                     *(record, directory, rootfs, network_path, networks, mounted.sources),
-                    *(parts.runtime, parts.cgroups, joined, placed),
+                    *(parts.runtime, parts.cgroups, joined, placed, where),
                 )
             )
             namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))
@@ -187,7 +195,7 @@ async def launch(
             record = msgspec.structs.replace(record, networks=networks, ports=ports)
             program = Program(
                 key=record.id,
-                bundle=directory,
+                bundle=where,
                 cgroup=cgroup_of(record),
                 tty=record.config.tty,
                 open_stdin=record.config.open_stdin,

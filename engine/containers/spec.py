@@ -112,6 +112,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """
     extra: Mapping[str, oci.Mount] = {}
     """Mounts by destination that the record does not have (`extra_mounts.py`)."""
+    environment: tuple[str, ...] = ()
+    """Variables that the record does not have, likewise."""
 
 
 def build(record: ContainerRecord, place: Place) -> oci.Spec:
@@ -128,7 +130,10 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     bounding = capabilities.bounding()
     devices = list(_devices(host))
     variables = environment(
-        (*record.link_environment, *(config.env or ())), config.hostname, tty=config.tty, home=place.identity.home
+        (*record.link_environment, *(config.env or ()), *place.environment),
+        config.hostname,
+        tty=config.tty,
+        home=place.identity.home,
     )
     arguments = [record.path, *record.args]
     if _has_init(host):

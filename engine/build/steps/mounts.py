@@ -26,7 +26,7 @@ from engine._fast import copy
 from engine.build import copying
 from engine.build.output import Log
 from engine.build.stage import StageBuild
-from engine.containers.extra_mounts import Bind, ExtraMount, File, Tmpfs
+from engine.containers.extra_mounts import Bind, ExtraMount, File, Tmpfs, Variable
 from engine.errors import InvalidParameter, NotFound, reason
 from engine.images.instructions.mounts import RunMount
 from engine.system import files
@@ -49,7 +49,6 @@ class Ready:
     """Opened mounts, and variables that only the process gets."""
 
     mounts: list[ExtraMount] = field(default_factory=list)
-    environment: list[str] = field(default_factory=list)
 
     def add_script(self, path: str, content: bytes) -> None:
         """A program that the Dockerfile contains."""
@@ -170,7 +169,7 @@ async def _secret(stage: StageBuild, mount: RunMount, target: str, ready: Ready)
             raise NotFound(f"RUN --mount=type=secret: secret {mount.id}: not found")
         return
     if mount.env:
-        ready.environment.append(f"{mount.env}={content.decode(errors='surrogateescape')}")
+        ready.mounts.append(Variable(name=mount.env, value=content.decode(errors="surrogateescape")))
     if mount.target or not mount.env:
         path = target if mount.target else SECRET_FILE.format(mount.id)
         mode = 0o400 if mount.mode is None else mount.mode
@@ -192,8 +191,8 @@ async def _ssh(
         return
     path = target if mount.target else SSH_SOCKET.format(number)
     ready.mounts.append(Bind(destination=path, source=socket, writable=True))
-    if not any(entry.startswith("SSH_AUTH_SOCK=") for entry in ready.environment):
-        ready.environment.append(f"SSH_AUTH_SOCK={path}")
+    if not any(isinstance(each, Variable) and each.name == "SSH_AUTH_SOCK" for each in ready.mounts):
+        ready.mounts.append(Variable(name="SSH_AUTH_SOCK", value=path))
 
 
 __all__ = ["Ready", "Wanted", "open_all", "read"]

@@ -122,8 +122,6 @@ class _Container:
             ready = await mounts.open_all(self._stage, wanted, self._log, borrowed)
             if script is not None:
                 ready.add_script(*script)
-            if ready.environment:
-                body = msgspec.structs.replace(body, env=[*(body.env or ()), *ready.environment])
             container = await self._parts.containers.create_transient(body, image, mounts=ready.mounts)
             self.id = container.id
             self._log.say(f" ---> Running in {container.id[:12]}\n")

@@ -17,7 +17,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     spool = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(ServerError) as raised:
-            commit._read(tmp_path, spool)
+            commit.pack_changes(tmp_path, spool)
     finally:
         os.close(spool)
     assert raised.value.message == f"packing the changes in {tmp_path}: no space left on device"
