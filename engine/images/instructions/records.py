@@ -714,3 +714,35 @@ def _signal_names() -> frozenset[str]:
     names = [one.name.removeprefix("SIG") for one in signal.Signals]
     real_time = [f"RTMIN+{at}" for at in range(last + 1)] + [f"RTMAX-{at}" for at in range(last + 1)]
     return frozenset((*names, *real_time, "CLD", "POLL", "IOT"))
+
+
+__all__ = [
+    "Add",
+    "Arg",
+    "Cmd",
+    "Copy",
+    "Entrypoint",
+    "Env",
+    "Expose",
+    "From",
+    "Healthcheck",
+    "Inline",
+    "Instruction",
+    "Label",
+    "Maintainer",
+    "OnBuild",
+    "Run",
+    "RunMount",
+    "Shell",
+    "StopSignal",
+    "User",
+    "Volume",
+    "Workdir",
+    "check_chmod",
+    "check_signal",
+    "expand",
+    "ports_of",
+    "read",
+    "read_text",
+    "script",
+]

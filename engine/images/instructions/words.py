@@ -19,6 +19,8 @@ from engine.errors import InvalidParameter
 SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 """White space as Go's `unicode.IsSpace` has it; Python's `str.isspace` has more."""
 
+_ASCII_SPACE = "\t\n\v\f\r "
+
 MAX_VALUE = 128 * 1024
 """Characters: programs cannot be given longer values (execve(2), MAX_ARG_STRLEN)."""
 
@@ -143,13 +145,13 @@ def _flags(text: str) -> tuple[list[tuple[str, str | None]], str]:
     found: list[tuple[str, str | None]] = []
     at = 0
     while True:
-        while at < len(text) and text[at] in SPACE:
+        while at < len(text) and text[at] in _ASCII_SPACE:
             at += 1
         if not text.startswith("--", at):
             return found, text[at:]
         word: list[str] = []
         quote = ""
-        while at < len(text) and (quote or text[at] not in SPACE):
+        while at < len(text) and (quote or text[at] not in _ASCII_SPACE):
             char = text[at]
             at += 1
             if char == quote:
