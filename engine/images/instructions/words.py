@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -201,8 +201,8 @@ def words(text: str, escape: str = "\\") -> list[str]:
 
 
 def plain_words(text: str) -> list[str]:
-    """The words between white space, whatever their quotes."""
-    return [word for word in re.split(f"[{SPACE}]+", text) if word]
+    """The words between ASCII white space, whatever their quotes."""
+    return [word for word in _KEYWORD_END.split(text.strip(SPACE)) if word]
 
 
 def array(text: str) -> list[str] | None:
@@ -257,8 +257,7 @@ def _heads(found: Line) -> list[Heredoc]:
     inner = line(found.rest, found.number) if found.keyword == "ONBUILD" else found
     if inner.keyword not in HEREDOC_KEYWORDS or array_begins(inner.rest):
         return []
-    candidates = _shell_words(inner.rest) if inner.keyword == "RUN" else iter(plain_words(inner.rest))
-    return [head for word in candidates if (head := heredoc_head(word)) is not None]
+    return [head for word in _shell_words(inner.rest) if (head := heredoc_head(word)) is not None]
 
 
 def array_begins(text: str) -> bool:
@@ -269,9 +268,9 @@ def array_begins(text: str) -> bool:
         return True
 
 
-def _shell_words(text: str) -> Iterator[str]:
-    """The words of a command, with quotes and escapes; the space after `<<` belongs to a word.
-    None if a quote is not closed.
+def _shell_words(text: str) -> list[str]:
+    """The words as a shell has them, with quotes and escapes; the space after `<<` belongs to a
+    word. No words if a quote is not closed.
     """
     found: list[str] = []
     begin, at, quote = -1, 0, ""
@@ -296,7 +295,7 @@ def _shell_words(text: str) -> Iterator[str]:
         at += 1
     if begin >= 0:
         found.append(text[begin:])
-    return iter(()) if quote else iter(found)
+    return [] if quote else found
 
 
 def _unquoted(text: str) -> tuple[str | None, bool]:

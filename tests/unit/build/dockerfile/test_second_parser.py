@@ -94,6 +94,8 @@ def compare(text: str, theirs: list[second.Command] | str) -> None:
         assert isinstance(theirs, str), error
         return
     if isinstance(theirs, str):
+        if "unterminated heredoc" in theirs and re.search(r"<<-?[^<]*[^\w<]", text):
+            return  # ours takes it for a shift, see Heredoc.doubtful
         # An instruction's own error: here it is found when the line is read.
         with pytest.raises(InvalidParameter):
             for line in document.lines:
@@ -101,7 +103,9 @@ def compare(text: str, theirs: list[second.Command] | str) -> None:
         return
     assert [(line.keyword, line.number) for line in document.lines] == [(one.keyword, one.start) for one in theirs]
     for line, one in zip(document.lines, theirs, strict=True):
-        assert tuple(f"--{name}" + ("" if value is None else f"={value}") for name, value in line.flags) == one.flags
+        flags = tuple(f"--{name}" + ("" if value is None else f"={value}") for name, value in line.flags)
+        # there, bytes are characters
+        assert flags == tuple(flag.encode("latin-1").decode() for flag in one.flags)
         if line.keyword != "ONBUILD":  # the other package leaves them out
             assert tuple((body.name, body.content) for body in line.heredocs) == one.heredocs
         try:
