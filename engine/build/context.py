@@ -13,52 +13,327 @@ sending would not read the reply. ServerError when the disk is full.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
+import os
+import posixpath
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
+from engine._fast import members as _members
+from engine._fast.tar import ArchiveError
 from engine.build.ignore import Patterns
-from engine.build.trees import DirectoryTree, Entry, File
+from engine.build.trees import DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, clean, followed, read_regular
+from engine.errors import EngineError, InvalidParameter, ServerError, reason
 from engine.images import layers
+from engine.storage.compression import MAGIC, Inflated, compression_of
+from engine.system import files
+from engine.system.feed import Feed
+from engine.system.threads import become_batch, in_own_thread, uninterrupted
+
+MAX_MEMBERS = 500_000
+"""Entries of a context, with the directories above them."""
+MAX_INDEX = 256 << 20
+"""Bytes of memory that the index of one context may take, roughly."""
+
+_ENTRY = 300
+"""Bytes of memory of an entry, without its names and attributes."""
+_IGNORE = ".dockerignore"
+_MAX_IGNORE = 1 << 20
+_BATCH = 256
+"""Members that are read between two chances for other threads."""
+_BUFFER = 512 * 1024
+_EARLY = 1 << 20
+"""Bytes after which a thread indexes what another one writes."""
+_RESERVE = 512 << 20
+"""Bytes that a context leaves free on the disk, or a twentieth of it if that is less."""
+_LINK_KIND = "1"
+
+
+class _Index:
+    """The entries of an archive, as its members leave them: a later member replaces an earlier one
+    of its name.
+    """
+
+    where = ""
+
+    def __init__(self, *, links_out: bool) -> None:
+        self._links_out = links_out
+        self.entries = {"": Entry("", DIRECTORY, 0o755)}
+        self.children: dict[str, dict[str, None]] = {"": {}}
+        """Names in each directory."""
+        self.digests: dict[int, bytes] = {}
+        """By the inode of a file that is not empty, which is the offset of its content."""
+        self.sparse: dict[int, tuple[bytes, int]] = {}
+        """Map and stored size of a sparse file, by its inode."""
+        self._members = 0
+        self._memory = 0
+        self._detours = 0
+        """Parts of the names that lead through links."""
+
+    def find(self, path: str) -> Entry | None:
+        return self.entries.get(path)
+
+    def add(self, member: _members.Member) -> None:
+        """Raises InvalidParameter for what a context may not contain."""
+        (path, parent, whiteout, kind, mode, uid, gid, size, mtime, link) = member[:10]
+        xattrs, _, _, offset, stored, extents, digest = member[10:]
+        self._charge(len(path) + len(link))
+        if whiteout:
+            raise InvalidParameter(f"build context: {path}: names that begin with .wh. are reserved for layers")
+        if kind in "34":
+            raise InvalidParameter(f"build context: {path}: devices are not allowed")
+        if xattrs:
+            self._memory += sum(len(name) + len(value) + 200 for name, value in xattrs)
+        if not path:
+            if kind != DIRECTORY:
+                raise InvalidParameter("build context: its root is not a directory")
+            self.entries[""] = Entry("", DIRECTORY, mode, uid, gid, 0, mtime, "", xattrs)
+            return
+        if parent not in self.children:
+            parent = self._directory(parent)
+            path = f"{parent}/{posixpath.basename(path)}" if parent else posixpath.basename(path)
+        inode = 0
+        if kind == FILE:
+            if size:
+                assert digest is not None
+                inode = offset
+                self.digests[inode] = digest
+                if extents is not None:
+                    self._memory += len(extents)
+                    self.sparse[inode] = extents, stored
+            link = ""
+        elif kind == LINK:
+            self._check_link(path, link)
+        elif kind != _LINK_KIND:
+            link = ""
+        entry = (
+            self._linked(path, link)
+            if kind == _LINK_KIND
+            else Entry(path, kind, mode, uid, gid, size, mtime, link, xattrs, 0, 0, inode)
+        )
+        if path in self.children:
+            if kind != DIRECTORY:
+                self.remove(path)
+        elif kind == DIRECTORY:
+            self.children[path] = {}
+        self.children[parent][path[len(parent) + 1 if parent else 0 :]] = None
+        self.entries[path] = entry
+
+    def _charge(self, size: int) -> None:
+        self._members += 1
+        self._memory += _ENTRY + size
+        if self._members > MAX_MEMBERS:
+            raise InvalidParameter(f"build context: more than {MAX_MEMBERS} entries")
+        if self._memory > MAX_INDEX:
+            raise InvalidParameter(f"build context: names and attributes take more than {MAX_INDEX >> 20} MiB")
+
+    def _directory(self, path: str) -> str:
+        """The path of a parent that is not a directory of the index itself: through links, or made
+        because the archive has no entry for it.
+        """
+        done = ""
+        for name in path.split("/"):
+            at = f"{done}/{name}" if done else name
+            if at not in self.children:
+                entry = self.entries.get(at)
+                if entry is None:
+                    self._charge(len(at))
+                    self.entries[at] = Entry(at, DIRECTORY, 0o755)
+                    self.children[at] = {}
+                    self.children[done][name] = None
+                else:
+                    self._detour(path)
+                    entry = followed(self, at) if entry.kind == LINK else entry
+                    if entry is None or entry.kind != DIRECTORY:
+                        raise InvalidParameter(f"build context: {at}: not a directory, but another entry is below it")
+                    at = entry.path
+            done = at
+        return done
+
+    def _detour(self, path: str) -> None:
+        self._detours += path.count("/") + 1
+        if self._detours > MAX_MEMBERS:
+            raise InvalidParameter(f"build context: {path}: too many entries are named through links")
+
+    def _check_link(self, path: str, target: str) -> None:
+        if not target:
+            raise InvalidParameter(f"build context: {path}: a symbolic link to nothing")
+        if not self._links_out and not target.startswith("/") and clean(posixpath.dirname(path) + "/" + target) is None:
+            raise InvalidParameter(
+                f'build context: invalid symlink "{path}" -> "{target}": it leads out of the context'
+            )
+
+    def _linked(self, path: str, link: str) -> Entry:
+        """The entry of a hard link."""
+        target = clean(link)
+        if target is None:
+            raise InvalidParameter(f'build context: invalid hardlink "{path}" -> "{link}": it leads out of the context')
+        found = self.entries.get(target)
+        if found is None:
+            self._detour(target)
+            above = followed(self, posixpath.dirname(target))
+            name = posixpath.basename(target)
+            if above is not None:
+                found = self.entries.get(f"{above.path}/{name}" if above.path else name)
+        if found is None or found.kind == DIRECTORY:
+            raise InvalidParameter(f'build context: invalid hardlink "{path}" -> "{link}": no such file in the context')
+        return Entry(
+            path,
+            found.kind,
+            found.mode,
+            found.uid,
+            found.gid,
+            found.size,
+            found.mtime,
+            found.target,
+            found.xattrs,
+            0,
+            0,
+            found.inode,
+        )
+
+    def remove(self, path: str) -> None:
+        """Remove an entry and everything below it."""
+        parent, _, name = path.rpartition("/")
+        del self.children[parent][name]
+        waiting = [path]
+        while waiting:
+            at = waiting.pop()
+            del self.entries[at]
+            waiting += [f"{at}/{below}" for below in self.children.pop(at, ())]
+
+    def names(self, path: str) -> list[str]:
+        return sorted(self.children.get(path, ()))
+
+
+class _Range:
+    """A range of the spool file."""
+
+    def __init__(self, descriptor: int, offset: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._at = offset
+        self._end = offset + size
+
+    def readinto(self, buffer: memoryview) -> int:
+        got = os.preadv(self._descriptor, [buffer[: self._end - self._at]], self._at)
+        self._at += got
+        return got
+
+    def close(self) -> None:
+        pass
+
+
+class _Sparse:
+    """A sparse file, with its holes."""
+
+    def __init__(self, descriptor: int, offset: int, size: int, extents: bytes) -> None:
+        self._descriptor = descriptor
+        self._stored = offset
+        """Offset of the next stored byte."""
+        numbers = memoryview(extents).cast("q").tolist()
+        self._extents = [(at, length) for at, length in zip(numbers[::2], numbers[1::2], strict=True) if length][::-1]
+        self._at = 0
+        self._size = size
+
+    def readinto(self, buffer: memoryview) -> int:
+        room = min(len(buffer), self._size - self._at)
+        if not self._extents or self._extents[-1][0] > self._at:
+            got = min(room, self._extents[-1][0] - self._at) if self._extents else room
+            buffer[:got] = bytes(got)
+        else:
+            at, length = self._extents[-1]
+            got = os.preadv(self._descriptor, [buffer[: min(room, at + length - self._at)]], self._stored)
+            self._stored += got
+            if self._at + got == at + length:
+                self._extents.pop()
+        self._at += got
+        return got
+
+    def close(self) -> None:
+        pass
 
 
 class Context:
     """A received context (`trees.Tree`)."""
 
     where = "file not found in build context or excluded by .dockerignore: stat "
-    size: int
-    """Bytes of the archive, uncompressed."""
+
+    def __init__(self, spool: int, size: int, index: _Index) -> None:
+        self.descriptor = spool
+        """The file with the archive, uncompressed."""
+        self.size = size
+        self._index = index
+
+    def __len__(self) -> int:
+        """The number of entries, without the root."""
+        return len(self._index.entries) - 1
 
     def drop_ignored(self, dockerfile: str) -> None:
         """Leave out the instruction file and `.dockerignore` if `.dockerignore` excludes them.
 
-        The client has left out everything else already.
+        The client has left out everything else already. Call it before anything is copied.
         """
-        raise NotImplementedError
+        if self.resolve(_IGNORE) is None:
+            return
+        patterns = Patterns.parse(self.read(_IGNORE, _MAX_IGNORE))
+        for path in (_IGNORE, clean(dockerfile)):
+            if path and self.find(path) is not None and patterns.excluded(path):
+                self._index.remove(path)
 
     def find(self, path: str) -> Entry | None:
-        raise NotImplementedError
+        return self._index.entries.get(path)
 
     def resolve(self, path: str) -> Entry | None:
-        raise NotImplementedError
+        return followed(self, path)
 
     def children(self, path: str) -> list[str]:
-        raise NotImplementedError
+        return self._index.names(path)
 
     def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
-        raise NotImplementedError
+        entries, children = self._index.entries, self._index.children
+        start = len(path) + 1 if path else 0
+        prefix = f"{path}/" if path else ""
+        waiting = [prefix + name for name in sorted(children.get(path, ()), reverse=True)]
+        while waiting:
+            at = waiting.pop()
+            yield at[start:], entries[at]
+            if at in children:
+                waiting += [f"{at}/{name}" for name in sorted(children[at], reverse=True)]
 
     def read(self, path: str, limit: int) -> bytes:
-        raise NotImplementedError
+        return read_regular(self, path, limit)
+
+    def stored(self, entry: Entry) -> tuple[int, int, bytes | None]:
+        """Offset and size of a regular file's content in `descriptor`, and the map of a sparse
+        file.
+        """
+        if entry.inode in self._index.sparse:
+            extents, size = self._index.sparse[entry.inode]
+            return entry.inode, size, extents
+        return entry.inode, entry.size, None
 
     def reader(self, entry: Entry) -> File:
-        raise NotImplementedError
+        offset, size, extents = self.stored(entry)
+        if extents is not None:
+            return _Sparse(self.descriptor, offset, entry.size, extents)
+        return _Range(self.descriptor, offset, size)
 
     def digest(self, entry: Entry) -> bytes:
-        raise NotImplementedError
+        return self._index.digests[entry.inode] if entry.size else _EMPTY
 
     async def close(self) -> None:
         """Free the file. Readers must be closed."""
-        raise NotImplementedError
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            # An unlinked file: closing it frees its blocks, which may take a while.
+            await uninterrupted(asyncio.to_thread(os.close, descriptor))
+
+
+_EMPTY = hashlib.sha256(b"").digest()
 
 
 async def receive(
@@ -69,14 +344,177 @@ async def receive(
     `links_out`: allow relative links that lead out of the context, as BuildKit does and Docker's
     classic builder does not. They are never followed out of it.
     """
-    raise NotImplementedError
+    feed = Feed(making.processors)
+    try:
+        spool = await uninterrupted(asyncio.to_thread(files.temporary_file, directory))
+    except OSError as error:
+        raise ServerError(f"receiving a build context into {directory}: {reason(error)}") from error
+    context: Context | None = None
+    try:
+        receiving = _Receiving(feed, making.processors, spool, links_out=links_out)
+        feeding = asyncio.ensure_future(feed.feed(body))
+        try:
+            working = in_own_thread(receiving.run, "context")
+            try:
+                size = await asyncio.shield(working)
+            except OSError as error:
+                raise ServerError(f"receiving a build context into {directory}: {reason(error)}") from error
+            finally:
+                feeding.cancel()
+                if not working.done():  # the client left: the thread gets no more data
+                    feed.cut()
+                both: list[asyncio.Future[Any]] = [feeding, working]
+                await uninterrupted(asyncio.wait(both))
+                if not working.cancelled():
+                    working.exception()  # not awaited after a cancellation; retrieved for asyncio
+        finally:
+            feeding.cancel()
+            await uninterrupted(asyncio.wait([feeding]))
+            if not feeding.cancelled():
+                feeding.exception()
+            feed.close()
+        context = Context(spool, size, receiving.index)
+        return context
+    finally:
+        if context is None:
+            await uninterrupted(asyncio.to_thread(os.close, spool))
+
+
+class _Source(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
+class _Behind:
+    """What one thread has written to a file, for another one to read."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._changed = threading.Condition()
+        self._written = 0
+        self._ended = False
+        self._at = 0
+
+    def advance(self, written: int) -> None:
+        if written - self._written >= _BUFFER:
+            with self._changed:
+                self._written = written
+                self._changed.notify()
+
+    def end(self, written: int) -> None:
+        with self._changed:
+            self._written = written
+            self._ended = True
+            self._changed.notify()
+
+    def readinto(self, buffer: memoryview) -> int:
+        if self._at == self._written:
+            with self._changed:
+                while self._at == self._written and not self._ended:
+                    self._changed.wait()
+        got = os.preadv(self._descriptor, [buffer[: self._written - self._at]], self._at)
+        self._at += got
+        return got
+
+
+class _Receiving:
+    """The work of the threads: one writes the archive to the file, and after `_EARLY` bytes another
+    one reads it there, for the index and the digests.
+    """
+
+    def __init__(self, feed: Feed, processors: threading.Semaphore, spool: int, *, links_out: bool) -> None:
+        self._feed = feed
+        self._processors = processors
+        self._spool = spool
+        self._behind = _Behind(spool)
+        self._failure: BaseException | None = None
+        """Of the index."""
+        self.index = _Index(links_out=links_out)
+
+    def run(self) -> int:
+        """Receive the whole archive. Returns its size, uncompressed."""
+        with self._processors:
+            try:
+                return self._receive()
+            except EngineError:
+                with contextlib.suppress(EngineError):
+                    while self._feed.read():
+                        pass
+                raise
+
+    def _receive(self) -> int:
+        kind = compression_of(self._feed.head(MAGIC))
+        source: _Source = Inflated(self._feed, kind) if kind else self._feed
+        reader: threading.Thread | None = None
+        at = 0
+        limit = self._room()
+        try:
+            with memoryview(bytearray(_BUFFER)) as buffer:
+                while got := source.readinto(buffer):
+                    if self._failure is not None:
+                        raise self._failure
+                    if at + got > limit:
+                        raise ServerError("build context: there is not enough space on the disk for it")
+                    self._write(buffer[:got], at)
+                    at += got
+                    self._behind.advance(at)
+                    if reader is None and at > _EARLY:
+                        reader = self._start()
+        finally:
+            self._behind.end(at)
+            if reader is not None:
+                reader.join()
+        if reader is None:
+            self._walk()
+        if self._failure is not None:
+            raise self._failure
+        return at
+
+    def _room(self) -> int:
+        found = os.fstatvfs(self._spool)
+        return found.f_bavail * found.f_frsize - min(_RESERVE, found.f_blocks * found.f_frsize // 20)
+
+    def _write(self, data: memoryview, at: int) -> None:
+        # Zeros become holes, so a decompression bomb of zeros takes no space.
+        if not data[0] and not data.tobytes().strip(b"\0"):
+            os.ftruncate(self._spool, at + len(data))
+            return
+        while data:
+            size = os.pwrite(self._spool, data, at)
+            data, at = data[size:], at + size
+
+    def _start(self) -> threading.Thread | None:
+        thread = threading.Thread(target=self._follow, name="context index", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the host allows no more threads: indexed at the end
+            return None
+        return thread
+
+    def _follow(self) -> None:
+        become_batch()
+        self._walk()
+
+    def _walk(self) -> None:
+        try:
+            members = _members.Members(self._behind)
+            while batch := members.take(_BATCH):
+                for member in batch:
+                    self.index.add(member)
+        except ArchiveError as error:
+            self._failure = InvalidParameter(f"build context: {error}")
+        except BaseException as error:
+            self._failure = error
 
 
 def of_directory(root: int, dockerfile: str) -> DirectoryTree:
     """The context in a directory that the engine fetched, without the files that its
     `<dockerfile>.dockerignore` or `.dockerignore` excludes. Blocking.
     """
-    return DirectoryTree(root, ignore=Patterns())
+    tree = DirectoryTree(root)
+    for name in (f"{dockerfile}{_IGNORE}", _IGNORE):
+        if tree.resolve(name) is not None:
+            return DirectoryTree(root, ignore=Patterns.parse(tree.read(name, _MAX_IGNORE)))
+    return tree
 
 
 __all__ = ["Context", "of_directory", "receive"]

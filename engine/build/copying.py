@@ -10,21 +10,42 @@ Raises: InvalidParameter with the words of Docker's builder, ServerError with th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import itertools
+import os
+import posixpath
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from engine.build.trees import Entry, Tree
+from engine._fast import members as _members
+from engine._fast.assemble import Assembly
+from engine._fast.tar import ArchiveError, Reader
+from engine.build.context import Context
+from engine.build.ignore import Patterns, glob, has_wildcards
+from engine.build.trees import CHARACTER, DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, Tree, clean, read_regular
+from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
+from engine.storage.compression import MAGIC, Inflated, compression_of
+from engine.system import files
+
+_BATCH = 256
+"""Entries whose headers are made at a time."""
+_BLOCK = 512
+_HARD_LINK = "1"
+_WHITEOUT = ".wh."
 
 
 class Piece(NamedTuple):
-    """Entries of one source, by their path below the destination. The only name of a single file is
-    its base name; it counts if the destination is a directory.
-    """
+    """What one source, or one match of its wildcards, selects."""
 
     tree: Tree
     entries: tuple[tuple[str, Entry], ...]
+    """Each by its path below the destination."""
+    single: bool = False
+    """One file. Its path counts only if the destination is a directory."""
     unpack: bool = False
-    """The only entry is an archive, whose members are copied in its place (ADD)."""
+    """The single file is an archive, whose members are copied in its place (ADD)."""
 
 
 class Selection(NamedTuple):
@@ -37,6 +58,11 @@ class Selection(NamedTuple):
     """sha256 in hex of names, modes, types, links, attributes and contents; not of owners and
     times.
     """
+
+    @property
+    def needs_directory(self) -> bool:
+        """True if the destination becomes a directory, however it is written."""
+        return any(piece.unpack or not piece.single for piece in self.pieces)
 
 
 def select(
@@ -52,14 +78,230 @@ def select(
     """Choose files by COPY's rules: wildcards, contents of directories, links followed.
 
     `unpack`: archives among the files are unpacked (ADD). `destination_is_directory`: it ends with
-    `/`, which several sources need.
+    `/`, which several sources need. Raises NotFound for a name that does not exist.
     """
-    raise NotImplementedError
+    choice = _Choice(tree, Patterns(exclude), unpack=unpack)
+    for source in sources:
+        if parents:
+            choice.with_parents(source)
+        else:
+            choice.add(source)
+    if not choice.pieces and not choice.excluded:
+        raise InvalidParameter("No source files were specified")
+    return _selection(choice.pieces, instruction, destination_is_directory=destination_is_directory or parents)
 
 
 def join(selections: Sequence[Selection], *, instruction: str = "COPY", destination_is_directory: bool) -> Selection:
     """One selection of several: sources from different trees, and here-documents."""
-    raise NotImplementedError
+    if len(selections) == 1:
+        return selections[0]
+    pieces = [piece for selection in selections for piece in selection.pieces]
+    return _selection(pieces, instruction, destination_is_directory=destination_is_directory)
+
+
+def _selection(pieces: list[Piece], instruction: str, *, destination_is_directory: bool) -> Selection:
+    if len(pieces) > 1 and not destination_is_directory:
+        raise InvalidParameter(
+            f"When using {instruction} with more than one source file, the destination must be a directory and "
+            "end with a /"
+        )
+    digests = [_digest(piece) for piece in pieces]
+    if len(pieces) == 1:
+        return Selection(tuple(pieces), "file" if pieces[0].single else "dir", digests[0])
+    return Selection(tuple(pieces), "multi", hashlib.sha256("".join(digests).encode()).hexdigest())
+
+
+def _digest(piece: Piece) -> str:
+    """The digest of a piece, with the mtime and the owner left out."""
+    parts = [b"archive" if piece.unpack else b"file" if piece.single else b"dir"]
+    for path, entry in piece.entries:
+        parts.append(
+            f"{path}\0{entry.kind}{entry.mode:o}\0{entry.target}\0{entry.major}:{entry.minor}\0".encode(
+                "utf-8", "surrogateescape"
+            )
+        )
+        for name, value in entry.xattrs:
+            parts.append(b"%s=%d:%s" % (name, len(value), value))
+        if entry.kind == FILE:
+            parts.append(piece.tree.digest(entry))
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()
+
+
+class _Choice:
+    """The pieces of one instruction that are found so far."""
+
+    def __init__(self, tree: Tree, exclude: Patterns, *, unpack: bool) -> None:
+        self._tree = tree
+        self._exclude = exclude
+        self._unpack = unpack
+        self.pieces: list[Piece] = []
+        self.excluded = False
+        """True if a source exists but was excluded."""
+
+    def add(self, source: str) -> None:
+        path = self._inside(source)
+        if has_wildcards(path):
+            for match in self._matches(path):
+                self._add(match, self._existing(match, match), matched=True)
+        else:
+            self._add(path, self._existing(path, path or source), matched=False)
+
+    def _inside(self, source: str) -> str:
+        path = clean(source)
+        if path is None:
+            raise InvalidParameter(f"Forbidden path outside the build context: {source} ()")
+        return path
+
+    def _existing(self, path: str, source: str) -> Entry:
+        entry = self._tree.resolve(path)
+        if entry is None:
+            raise NotFound(f"{self._tree.where}{source}: no such file or directory")
+        return entry
+
+    def _add(self, path: str, entry: Entry, *, matched: bool) -> None:
+        name = posixpath.basename(path)
+        if (matched or entry.kind != DIRECTORY) and self._exclude.excluded(name):
+            self.excluded = True
+        elif entry.kind == DIRECTORY:
+            self.pieces.append(Piece(self._tree, tuple(self._below(entry.path, ""))))
+        else:
+            archive = self._unpack and entry.kind == FILE and is_archive(self._tree, entry)
+            self.pieces.append(Piece(self._tree, ((name, entry),), single=True, unpack=archive))
+
+    def _below(self, directory: str, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """What is below a directory and not excluded, by its path with a prefix."""
+        held: list[tuple[str, Entry]] = []
+        for path, entry in self._tree.walk(directory):
+            named = prefix + path
+            while held and not named.startswith(held[-1][0] + "/"):
+                held.pop()
+            if self._exclude.excluded(named):
+                # Something below it may be included again.
+                if entry.kind == DIRECTORY and self._exclude.again:
+                    held.append((named, entry))
+                continue
+            yield from held
+            held.clear()
+            yield named, entry
+
+    def _matches(self, pattern: str) -> list[str]:
+        """Paths that match, sorted. Links before the first wildcard are followed, no others."""
+        parts = pattern.split("/")
+        first = next(at for at, part in enumerate(parts) if has_wildcards(part))
+        base = self._tree.resolve("/".join(parts[:first]))
+        found = [] if base is None or base.kind != DIRECTORY else [base.path]
+        for at in range(first, len(parts)):
+            matches = glob(parts[at])
+            below: list[str] = []
+            for directory in found:
+                if at > first:
+                    entry = self._tree.find(directory)
+                    if entry is None or entry.kind != DIRECTORY:
+                        continue
+                prefix = f"{directory}/" if directory else ""
+                below += [prefix + name for name in self._tree.children(directory) if matches(name)]
+            found = below
+        return found
+
+    def with_parents(self, source: str) -> None:
+        """`--parents`: everything keeps its path, from `/./` on if the source has that."""
+        before, pivot, pattern = source.partition("/./")
+        if not pivot:
+            before, pattern = "", source
+        top = self._existing(self._inside(before), source)
+        path = self._inside(pattern)
+        if top.kind != DIRECTORY:
+            raise InvalidParameter(f"{before}: not a directory")
+        prefix = f"{top.path}/" if top.path else ""
+        chosen: dict[str, Entry] = {}
+        if not path:
+            chosen = dict(self._below(top.path, ""))
+        elif has_wildcards(path):
+            matches = glob(path, deep=True)
+            taken = "\0"
+            for name, entry in self._tree.walk(top.path):
+                if name.startswith(taken) or matches(name):
+                    if entry.kind == DIRECTORY and not name.startswith(taken):
+                        taken = name + "/"
+                    self._choose(chosen, prefix, name, entry)
+            if not chosen and not self.excluded:
+                return
+        else:
+            found = self._tree.find(prefix + path)
+            if found is None:
+                raise NotFound(f"{self._tree.where}{source}: no such file or directory")
+            self._choose(chosen, prefix, path, found)
+            if found.kind == DIRECTORY:
+                for name, entry in self._tree.walk(found.path):
+                    self._choose(chosen, prefix, f"{path}/{name}", entry)
+        if chosen:
+            self.pieces.append(Piece(self._tree, tuple(chosen.items())))
+
+    def _choose(self, chosen: dict[str, Entry], prefix: str, name: str, entry: Entry) -> None:
+        """Add an entry after the directories above it, unless it is excluded."""
+        if self._exclude.excluded(name):
+            self.excluded = True
+            return
+        for at in (at for at, character in enumerate(name) if character == "/"):
+            if name[:at] not in chosen:
+                above = self._tree.find(prefix + name[:at])
+                if above is not None:
+                    chosen[name[:at]] = above
+        chosen[name] = entry
+
+
+def is_archive(tree: Tree, entry: Entry) -> bool:
+    """True if ADD unpacks this file: a tar archive by its first header, compressed or not."""
+    if not entry.size:
+        return False
+    archive = _Archive(tree, entry)
+    try:
+        return Reader(archive).following() is not None
+    except (ArchiveError, InvalidParameter):
+        return False
+    finally:
+        archive.close()
+
+
+class _Archive:
+    """The uncompressed content of an archive."""
+
+    def __init__(self, tree: Tree, entry: Entry) -> None:
+        self._file: File = tree.reader(entry)
+        try:
+            head = bytearray(MAGIC)
+            with memoryview(head) as view:
+                filled = 0
+                while filled < MAGIC and (got := self._file.readinto(view[filled:])):
+                    filled += got
+            self._head = bytes(head[:filled])
+            kind = compression_of(self._head)
+            self._inflated = Inflated(self, kind) if kind else None
+        except BaseException:
+            self._file.close()
+            raise
+
+    def read(self, size: int = 1 << 18) -> bytes:
+        """Of the compressed file."""
+        if self._head:
+            head, self._head = self._head, b""
+            return head
+        buffer = bytearray(size)
+        with memoryview(buffer) as view:
+            got = self._file.readinto(view)
+        return bytes(buffer[:got])
+
+    def readinto(self, buffer: memoryview) -> int:
+        if self._inflated is not None:
+            return self._inflated.readinto(buffer)
+        if self._head:
+            head, self._head = self._head, b""
+            buffer[: len(head)] = head
+            return len(head)
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Destination(NamedTuple):
@@ -78,9 +320,70 @@ class Destination(NamedTuple):
 def destination(root: int, path: str, *, directory: bool = False) -> Destination:
     """Look up an absolute `path` in the root with the descriptor `root`; -1 for an empty root.
 
-    A `/` at the end makes it a directory, as `directory` does (the source is one).
+    A `/` at the end makes it a directory, as `directory` does (`Selection.needs_directory`).
     """
-    raise NotImplementedError
+    directory = directory or path.endswith(("/", "/.", "/..")) or path in ("", ".", "..")
+    _check_name(path)
+    path = "/" + path
+    try:
+        real = posixpath.normpath(path).strip("/") if root < 0 else os.fsdecode(files.resolve_in_root(root, path))
+    except OSError as error:
+        raise InvalidParameter(f"{path}: {reason(error)}") from error
+    _check_name(real)
+    missing: list[str] = []
+    names = real.split("/") if real else []
+    for end in range(1, len(names) + 1):
+        at = "/".join(names[:end])
+        mode = None if root < 0 or missing else _mode(root, at)
+        if mode is not None and not stat.S_ISDIR(mode):
+            if end < len(names):
+                raise InvalidParameter(f"mkdir /{at}: not a directory")
+            if directory:
+                raise InvalidParameter(f"cannot copy to non-directory: /{at}")
+        elif mode is not None and end == len(names):
+            directory = True
+        elif mode is None and (end < len(names) or directory):
+            missing.append(at)
+    return Destination(real, directory or not real, tuple(missing))
+
+
+def _mode(root: int, path: str) -> int | None:
+    try:
+        descriptor = files.open_without_links(root, path, os.O_PATH | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidParameter(f"/{path}: {reason(error)}") from error
+    try:
+        return os.fstat(descriptor).st_mode
+    finally:
+        os.close(descriptor)
+
+
+def _check_name(path: str) -> None:
+    """Refuse names that would hide files of the image."""
+    if path.startswith(_WHITEOUT) or f"/{_WHITEOUT}" in path:
+        raise InvalidParameter(f"{path}: names that begin with {_WHITEOUT} are reserved for layers")
+
+
+def _merged(pieces: Sequence[Piece]) -> Iterator[tuple[Tree, str, Entry]]:
+    """The entries of all pieces: a later one replaces an earlier one of its name, and with it what
+    was below it, unless both are directories.
+    """
+    if len(pieces) == 1:
+        return ((pieces[0].tree, path, entry) for path, entry in pieces[0].entries)
+    merged: dict[str, tuple[Tree, str, Entry]] = {}
+    for piece in pieces:
+        for path, entry in piece.entries:
+            before = merged.get(path)
+            if before is not None and not before[2].kind == entry.kind == DIRECTORY:
+                gone = [path]
+                if before[2].kind == DIRECTORY:
+                    gone += [each for each in merged if each.startswith(path + "/")]
+                for each in gone:
+                    del merged[each]
+            merged[path] = piece.tree, path, entry
+    return iter(merged.values())
 
 
 class Stream:
@@ -102,22 +405,247 @@ class Stream:
         """`root`: as for `destination`; members of archives follow its links.
 
         `owner`: of everything (`--chown`); None means 0:0, and an archive's own owners for its
-        members. `chmod`: octal digits or symbolic modes. `now`: nanoseconds, the time of new
-        directories. `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
+        members. `chmod`: octal digits or symbolic modes, not for members of archives. `now`:
+        nanoseconds, the time of new directories. `epoch`: seconds of SOURCE_DATE_EPOCH, later times
+        become this one.
         """
-        raise NotImplementedError
+        assert place.is_directory or not selection.needs_directory
+        self._root = root
+        self._place = place
+        self._owner = owner
+        self._mode = _mode_change(chmod) if chmod else None
+        self._latest = None if epoch is None else epoch * 10**9
+        self._prefix = place.path + "/" if place.path else ""
+        self._assembly = Assembly()
+        self._names: dict[tuple[int, int], bytes] = {}
+        """Of files with several names: the first one, by tree and inode."""
+        self._archive: _Archive | None = None
+        self._content: tuple[_members.Members, int] | None = None
+        """A member of an archive whose content is due, and the padding after it."""
+        self._steps = self._all(selection, now)
 
     def readinto(self, buffer: memoryview) -> int:
         """Read up to the whole buffer; 0 at the end. Raises InvalidParameter, ServerError."""
-        raise NotImplementedError
+        filled = 0
+        buffer = memoryview(buffer)
+        try:
+            while filled < len(buffer):
+                got = self._assembly.readinto(buffer[filled:])
+                if not got and self._content is not None:
+                    members, padding = self._content
+                    got = members.content(buffer[filled:])
+                    if not got:
+                        self._content = None
+                        self._assembly.zeros(padding)
+                        continue
+                filled += got
+                if not got and next(self._steps, None) is None:
+                    break
+        except ArchiveError as error:
+            raise InvalidParameter(f"archive to unpack: {error}") from error
+        except OSError as error:
+            raise ServerError(f"copying {reason_with_file(error)}") from error
+        return filled
 
     def close(self) -> None:
-        raise NotImplementedError
+        self._steps = iter(())
+        self._content = None
+        self._assembly.close()
+        if self._archive is not None:
+            self._archive.close()
+            self._archive = None
+
+    def _all(self, selection: Selection, now: int) -> Iterator[bool]:
+        """Put entries into the assembly; each item says that some were put."""
+        uid, gid = self._owner or (0, 0)
+        for path in self._place.missing:
+            self._assembly.entry(os.fsencode(path) + b"/", DIRECTORY, 0o755, uid, gid, self._time(now))
+        yield True
+        for unpack, pieces in itertools.groupby(selection.pieces, lambda piece: piece.unpack):
+            if unpack:
+                for piece in pieces:
+                    yield from self._unpacked(piece.tree, piece.entries[0][1])
+                continue
+            entries = _merged(list(pieces))
+            while batch := tuple(itertools.islice(entries, _BATCH)):
+                for tree, path, entry in batch:
+                    self._put(tree, path if self._place.is_directory else None, entry)
+                yield True
+        self._assembly.zeros(2 * _BLOCK)
+        yield True
+
+    def _time(self, mtime: int) -> int:
+        return mtime if self._latest is None else min(mtime, self._latest)
+
+    def _put(self, tree: Tree, path: str | None, entry: Entry) -> None:
+        """An entry at a path below the destination; None: at the destination itself."""
+        name = self._place.path if path is None else self._prefix + path
+        if _WHITEOUT in name:
+            _check_name(name)
+        raw = os.fsencode(name)
+        uid, gid = self._owner or (0, 0)
+        mode = entry.mode
+        if self._mode is not None and entry.kind != LINK:
+            mode = self._mode(mode, entry.kind == DIRECTORY)
+        mtime = self._time(entry.mtime)
+        if entry.kind != FILE:
+            if entry.kind == DIRECTORY:
+                raw += b"/"
+            target = os.fsencode(entry.target)
+            self._assembly.entry(
+                raw, entry.kind, mode, uid, gid, mtime, 0, target, entry.xattrs, entry.major, entry.minor
+            )
+            return
+        if entry.inode and entry.size:
+            first = self._names.setdefault((id(tree), entry.inode), raw)
+            if first is not raw:
+                self._assembly.entry(raw, _HARD_LINK, mode, uid, gid, mtime, 0, first)
+                return
+        if isinstance(tree, Context) and entry.size:
+            offset, stored, extents = tree.stored(entry)
+            self._assembly.entry(raw, FILE, mode, uid, gid, mtime, entry.size, b"", entry.xattrs, 0, 0, extents, stored)
+            self._assembly.range(tree.descriptor, offset, stored)
+            return
+        self._assembly.entry(raw, FILE, mode, uid, gid, mtime, entry.size, b"", entry.xattrs)
+        if isinstance(tree, DirectoryTree):
+            self._assembly.named(tree.root, os.fsencode(entry.path), entry.size)
+        elif entry.size:
+            self._assembly.data(read_regular(tree, entry.path, entry.size))
+
+    # --- archives ---------------------------------------------------------------------------------
+
+    def _unpacked(self, tree: Tree, entry: Entry) -> Iterator[bool]:
+        """The members of an archive, below the destination."""
+        self._archive = _Archive(tree, entry)
+        members = _members.Members(self._archive)
+        parents = {"": self._place.path}
+        while (member := members.following()) is not None:
+            if self._member(member, parents):
+                self._content = members, -member[14] & (_BLOCK - 1)
+            yield True
+        self._archive.close()
+        self._archive = None
+
+    def _member(self, member: _members.Member, parents: dict[str, str]) -> bool:
+        """Put the headers of a member; True if its content follows."""
+        path, parent, whiteout, kind, mode, uid, gid, size, mtime, link = member[:10]
+        xattrs, major, minor, _, stored, extents, _ = member[10:]
+        if whiteout:
+            raise InvalidParameter(f"{path}: names that begin with {_WHITEOUT} are reserved for layers")
+        if kind == CHARACTER and not major and not minor:
+            raise InvalidParameter(f"{path}: the device 0/0 is reserved for layers")
+        if not path:
+            if kind != DIRECTORY:
+                raise InvalidParameter("archive to unpack: its root is not a directory")
+            return False  # the destination stays as it is
+        above = self._parent(parent, parents)
+        name = f"{above}/{posixpath.basename(path)}" if above else posixpath.basename(path)
+        raw = os.fsencode(name)
+        if kind == DIRECTORY:
+            parents[path] = name
+            raw += b"/"
+        target = b""
+        if kind == LINK:
+            target = os.fsencode(link)
+        elif kind == _HARD_LINK:
+            linked = clean(link)
+            if linked is None:
+                raise InvalidParameter(f'invalid hardlink "{path}" -> "{link}": it leads out of the archive')
+            above = self._parent(posixpath.dirname(linked), parents)
+            target = os.fsencode(posixpath.join(above, posixpath.basename(linked)))
+        if self._owner is not None:
+            uid, gid = self._owner
+        self._assembly.entry(
+            raw, kind, mode, uid, gid, self._time(mtime), size, target, xattrs, major, minor, extents, stored
+        )
+        return stored > 0
+
+    def _parent(self, path: str, parents: dict[str, str]) -> str:
+        """The place of a directory of the archive. If the archive has no entry for it so far, links
+        of the image are followed.
+        """
+        done = ""
+        for end in (*(at for at, character in enumerate(path) if character == "/"), len(path)):
+            at = path[:end]
+            if at not in parents:
+                name = posixpath.basename(at)
+                parents[at] = self._followed(f"{parents[done]}/{name}" if parents[done] else name)
+            done = at
+        return parents[done]
+
+    def _followed(self, path: str) -> str:
+        if self._root < 0:
+            return path
+        try:
+            return os.fsdecode(files.resolve_in_root(self._root, path))
+        except OSError as error:
+            raise InvalidParameter(f"/{path}: {reason(error)}") from error
+
+
+_SYMBOLIC = re.compile(r"([ugoa]*)((?:[-+=](?:[ugo]|[rwxXst]*))+)")
+_ACTION = re.compile(r"([-+=])([ugo]|[rwxXst]*)")
+_BITS = {"r": 0o444, "w": 0o222, "x": 0o111}
+_WHO = {"u": 0o4700, "g": 0o2070, "o": 0o1007}
+_SHIFT = {"u": 6, "g": 3, "o": 0}
+
+
+def _mode_change(chmod: str) -> Callable[[int, bool], int]:
+    """What `--chmod` makes of a mode; the second argument: it is a directory's."""
+    if re.fullmatch(r"[0-7]{1,5}", chmod) and int(chmod, 8) <= 0o7777:
+        value = int(chmod, 8)
+        return lambda mode, directory: value
+    steps: list[tuple[int, str, str]] = []
+    for clause in chmod.split(","):
+        found = _SYMBOLIC.fullmatch(clause)
+        if found is None:
+            raise InvalidParameter(
+                f"invalid chmod parameter: '{chmod}'. it should be octal string and between 0 and 07777"
+            )
+        who = found[1] or "a"
+        mask = 0o7777 if "a" in who else sum({_WHO[one] for one in who})
+        steps += [(mask, operator, what) for operator, what in _ACTION.findall(found[2])]
+
+    def change(mode: int, directory: bool) -> int:
+        for mask, operator, what in steps:
+            bits = 0
+            if what in _SHIFT:
+                bits = (mode >> _SHIFT[what] & 7) * 0o111
+            for one in what if what not in _SHIFT else "":
+                if one == "X":
+                    bits |= 0o111 if directory or mode & 0o111 else 0
+                elif one == "s":
+                    bits |= 0o6000
+                elif one == "t":
+                    bits |= 0o1000
+                else:
+                    bits |= _BITS[one]
+            bits &= mask
+            if operator == "+":
+                mode |= bits
+            elif operator == "-":
+                mode &= ~bits
+            else:
+                # As chmod(1), `=` keeps set-user-id and set-group-id of directories.
+                cleared = mask & (0o777 if directory else 0o7777)
+                mode = mode & ~cleared | bits
+        return mode
+
+    return change
 
 
 def check_mode(chmod: str) -> None:
     """Raises InvalidParameter if `chmod` is no mode."""
-    raise NotImplementedError
+    _mode_change(chmod)
 
 
-__all__ = ["Destination", "Piece", "Selection", "Stream", "check_mode", "destination", "join", "select"]
+__all__ = [
+    "Destination",
+    "Piece",
+    "Selection",
+    "Stream",
+    "check_mode",
+    "destination",
+    "is_archive",
+    "join",
+    "select",
+]

@@ -11,15 +11,38 @@ Raises: InvalidParameter for what a tree may not contain, ServerError with the k
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
+import os
+import posixpath
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import msgspec
 
 from engine.build.ignore import Patterns
+from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
+from engine.system import files
 
 FILE, DIRECTORY, LINK, CHARACTER, BLOCK, FIFO = "0", "5", "2", "3", "4", "6"
 """Kinds of entries: the type flags of tar."""
+
+_KINDS = {
+    stat.S_IFREG: FILE,
+    stat.S_IFDIR: DIRECTORY,
+    stat.S_IFLNK: LINK,
+    stat.S_IFCHR: CHARACTER,
+    stat.S_IFBLK: BLOCK,
+    stat.S_IFIFO: FIFO,
+}
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG)
+_NO_ATTRIBUTES = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENODATA)
+_LINKS = 255
+"""Links that are followed in one path, as in Docker."""
+_PARTS = 16384
+_CHUNK = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -87,66 +110,301 @@ class Tree(Protocol):
         """A sha256 of a regular file's content."""
 
 
-class DirectoryTree:
-    """The files below a directory: a stage's root, or a checkout of a repository."""
+def clean(path: str) -> str | None:
+    """A path without empty parts, `.` and `..`; None if it leads above the root."""
+    done: list[str] = []
+    for name in path.split("/"):
+        if name == "..":
+            if not done:
+                return None
+            done.pop()
+        elif name not in ("", "."):
+            done.append(name)
+    return "/".join(done)
 
-    where = ""
+
+class _Found(Protocol):
+    def find(self, path: str, /) -> Entry | None: ...
+
+
+def followed(tree: _Found, path: str) -> Entry | None:
+    """`Tree.resolve` by `Tree.find`: follow links as if the tree's root were `/`."""
+    found = tree.find(path) if clean(path) == path else None
+    if found is not None and found.kind != LINK:
+        return found
+    waiting = path.split("/")[::-1]
+    done: list[str] = []
+    links = steps = 0
+    while waiting:
+        steps += 1
+        if steps > _PARTS:
+            raise InvalidParameter(f"{path}: the targets of its links are too long")
+        name = waiting.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            del done[-1:]
+            continue
+        at = "/".join((*done, name))
+        found = tree.find(at)
+        if found is None:
+            return None
+        if found.kind != LINK:
+            if found.kind != DIRECTORY and any(name not in ("", ".") for name in waiting):
+                return None
+            done.append(name)
+            continue
+        links += 1
+        if links > _LINKS:
+            raise InvalidParameter(f"{path}: too many levels of symbolic links")
+        if found.target.startswith("/"):
+            done = []
+        waiting += found.target.split("/")[::-1]
+    return tree.find("/".join(done))
+
+
+def read_regular(tree: Tree, path: str, limit: int) -> bytes:
+    """`Tree.read` by `Tree.resolve` and `Tree.reader`."""
+    entry = tree.resolve(path)
+    if entry is None:
+        raise NotFound(f"{tree.where}{path}: no such file or directory")
+    if entry.kind != FILE:
+        raise InvalidParameter(f"{path}: not a regular file")
+    if entry.size > limit:
+        raise InvalidParameter(f"{path}: {entry.size} bytes, and at most {limit} are allowed")
+    buffer = bytearray(entry.size)
+    filled = 0
+    file = tree.reader(entry)
+    try:
+        with memoryview(buffer) as view:
+            while filled < len(buffer) and (got := file.readinto(view[filled:])):
+                filled += got
+    finally:
+        file.close()
+    return bytes(buffer[:filled])
+
+
+class _Opened:
+    """A file by its descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def readinto(self, buffer: memoryview) -> int:
+        return os.readv(self._descriptor, [buffer])
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class DirectoryTree:
+    """The files below a directory: a stage's root, or a checkout of a repository.
+
+    Sockets are left out, as tar has no type for them.
+    """
+
+    where = "stat "
 
     def __init__(self, root: int, *, ignore: Patterns | None = None) -> None:
         """`ignore`: entries that match are left out."""
-        self._root = root
-        self._ignore = ignore
+        self.root = root
+        """The directory's descriptor, which stays the caller's."""
+        self._ignore = ignore if ignore else None
 
     def find(self, path: str) -> Entry | None:
-        raise NotImplementedError
+        if self._ignore is not None and self._ignore.excluded(path) and not self._kept(path):
+            return None
+        return self._find(path)
 
-    def resolve(self, path: str) -> Entry | None:
-        raise NotImplementedError
+    def _find(self, path: str) -> Entry | None:
+        above, _, name = path.rpartition("/")
+        try:
+            directory = files.open_without_links(self.root, above, os.O_PATH | os.O_DIRECTORY)
+            try:
+                return self._entry(directory, name or ".", path)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            if error.errno in _MISSING:
+                return None
+            raise ServerError(f"{path}: {reason(error)}") from error
+
+    def _kept(self, path: str) -> bool:
+        """True if an excluded directory has files that are included again."""
+        assert self._ignore is not None
+        if not self._ignore.again:
+            return False
+        entry = self._find(path)
+        return entry is not None and entry.kind == DIRECTORY and next(self.walk(path), None) is not None
+
+    def _entry(self, directory: int, name: str, path: str) -> Entry | None:
+        """The entry called `name` in an open directory. Raises OSError."""
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode))
+        if kind is None:
+            return None
+        return Entry(
+            path,
+            kind,
+            stat.S_IMODE(found.st_mode),
+            found.st_uid,
+            found.st_gid,
+            found.st_size if kind == FILE else 0,
+            found.st_mtime_ns,
+            os.readlink(name, dir_fd=directory) if kind == LINK else "",
+            _attributes(f"/proc/self/fd/{directory}/{name}"),
+            os.major(found.st_rdev) if kind in (CHARACTER, BLOCK) else 0,
+            os.minor(found.st_rdev) if kind in (CHARACTER, BLOCK) else 0,
+            # In a merged root, files of two layers may have one inode number on two devices.
+            (found.st_dev << 64 | found.st_ino) if found.st_nlink > 1 and kind != DIRECTORY else 0,
+        )
 
     def children(self, path: str) -> list[str]:
-        raise NotImplementedError
+        return [name for name, entry in self._listed(path) if self._included(entry)]
+
+    def _included(self, entry: Entry) -> bool:
+        return self._ignore is None or not self._ignore.excluded(entry.path) or self._kept(entry.path)
+
+    def _listed(self, path: str) -> list[tuple[str, Entry]]:
+        """The entries of a directory, sorted by name."""
+        found: list[tuple[str, Entry]] = []
+        try:
+            directory = files.open_without_links(self.root, path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                for name in sorted(os.listdir(directory)):
+                    entry = self._entry(directory, name, f"{path}/{name}" if path else name)
+                    if entry is not None:
+                        found.append((name, entry))
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise ServerError(f"{path or '/'}: {reason_with_file(error)}") from error
+        return found
 
     def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
-        raise NotImplementedError
+        start = len(path) + 1 if path else 0
+        waiting = [entry for _, entry in reversed(self._listed(path))]
+        held: list[Entry] = []
+        """Excluded directories above the next entry, which are copied if it is included."""
+        while waiting:
+            entry = waiting.pop()
+            while held and not entry.path.startswith(held[-1].path + "/"):
+                held.pop()
+            if self._ignore is not None and self._ignore.excluded(entry.path):
+                if entry.kind == DIRECTORY and self._ignore.again:
+                    held.append(entry)
+                    waiting.extend(below for _, below in reversed(self._listed(entry.path)))
+                continue
+            for above in held:
+                yield above.path[start:], above
+            held.clear()
+            yield entry.path[start:], entry
+            if entry.kind == DIRECTORY:
+                waiting.extend(below for _, below in reversed(self._listed(entry.path)))
+
+    def resolve(self, path: str) -> Entry | None:
+        return followed(self, path)
 
     def read(self, path: str, limit: int) -> bytes:
-        raise NotImplementedError
+        return read_regular(self, path, limit)
 
-    def reader(self, entry: Entry) -> File:
-        raise NotImplementedError
+    def reader(self, entry: Entry) -> _Opened:
+        try:
+            descriptor = files.open_without_links(
+                self.root, entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+            )
+        except OSError as error:
+            raise ServerError(f"{entry.path}: {reason(error)}") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise ServerError(f"{entry.path}: not a regular file any more")
+        return _Opened(descriptor)
 
     def digest(self, entry: Entry) -> bytes:
-        raise NotImplementedError
+        hashed = hashlib.sha256()
+        file = self.reader(entry)
+        try:
+            buffer = memoryview(bytearray(min(max(entry.size, 4096), _CHUNK)))
+            while got := file.readinto(buffer):
+                hashed.update(buffer[:got])
+        except OSError as error:
+            raise ServerError(f"{entry.path}: {reason(error)}") from error
+        finally:
+            file.close()
+        return hashed.digest()
+
+
+def _attributes(path: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Extended attributes, except overlayfs's and the kernel's `system.`. `path`: through the
+    descriptor of its directory. Raises OSError.
+    """
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NO_ATTRIBUTES:
+            return ()
+        raise
+    found: list[tuple[bytes, bytes]] = []
+    for name in names:
+        if name.startswith(("trusted.overlay.", "system.")) or "=" in name:
+            continue
+        with contextlib.suppress(OSError):  # removed meanwhile, or not readable
+            found.append((os.fsencode(name), os.getxattr(path, name, follow_symlinks=False)))
+    return tuple(sorted(found))
+
+
+class _InMemory:
+    def __init__(self, content: bytes) -> None:
+        self._left = memoryview(content)
+
+    def readinto(self, buffer: memoryview) -> int:
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
+
+    def close(self) -> None:
+        self._left = memoryview(b"")
 
 
 class MemoryTree:
     """Regular files in memory, in the root: here-documents."""
 
-    where = ""
+    where = "stat "
 
     def __init__(self, contents: Mapping[str, bytes], *, mode: int = 0o644, mtime: int = 0) -> None:
         self._contents = contents
+        self._mode = mode
+        self._mtime = mtime
 
     def find(self, path: str) -> Entry | None:
-        raise NotImplementedError
+        if not path:
+            return Entry("", DIRECTORY, 0o755)
+        content = self._contents.get(path)
+        return None if content is None else Entry(path, FILE, self._mode, size=len(content), mtime=self._mtime)
 
     def resolve(self, path: str) -> Entry | None:
-        raise NotImplementedError
+        return self.find(posixpath.normpath("/" + path).lstrip("/"))
 
     def children(self, path: str) -> list[str]:
-        raise NotImplementedError
+        return [] if path else sorted(self._contents)
 
     def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
-        raise NotImplementedError
+        for name in self.children(path):
+            entry = self.find(name)
+            assert entry is not None
+            yield name, entry
 
     def read(self, path: str, limit: int) -> bytes:
-        raise NotImplementedError
+        return read_regular(self, path, limit)
 
-    def reader(self, entry: Entry) -> File:
-        raise NotImplementedError
+    def reader(self, entry: Entry) -> _InMemory:
+        return _InMemory(self._contents[entry.path])
 
     def digest(self, entry: Entry) -> bytes:
-        raise NotImplementedError
+        return hashlib.sha256(self._contents[entry.path]).digest()
 
 
 __all__ = [
@@ -161,4 +419,7 @@ __all__ = [
     "File",
     "MemoryTree",
     "Tree",
+    "clean",
+    "followed",
+    "read_regular",
 ]
