@@ -45,7 +45,6 @@ class Build:
         self._claims = parts.images.claims()
         self._results: dict[int, asyncio.Task[State]] = {}
         self._end = Log(parts.images.temporary)
-        self._failed_at: int | None = None
         self._stages = [StageBuild(self._site, stage, begin, apply) for stage in self._needed]
         self._stages[-1].add_labels(options.labels)
         self.steps = [
@@ -53,6 +52,7 @@ class Build:
             *(step for stage in self._stages for step in stage.steps),
         ]
         for step in self.steps[: len(dockerfile.global_arguments)]:
+            step.done = True
             step.log.close()
         for number, step in enumerate(self.steps, 1):
             step.number, step.total = number, len(self.steps)
@@ -61,13 +61,13 @@ class Build:
 
     async def messages(self) -> AsyncIterator[BuildMessage]:
         """The output of all steps, in order, up to the first that failed."""
-        for at, step in enumerate(self.steps):
-            if self._failed_at is not None and at > self._failed_at:
-                return
+        for step in self.steps:
             yield BuildMessage(stream=step.title(self._options.numbered_steps))
             async for message in step.log.read():
                 yield message
             step.log.release()
+            if not step.done:
+                return
         async for message in self._end.read():
             yield message
 
@@ -94,7 +94,6 @@ class Build:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)
             if failed is not None:
-                self._failed_at = self._position(tasks.index(failed))
                 failed.result()
             return tasks[-1].result()
         finally:
@@ -102,10 +101,6 @@ class Build:
                 task.cancel()
             for task in tasks:
                 await cancelled(task)
-
-    def _position(self, stage: int) -> int:
-        """The place in `steps` of the step that a failed stage was at."""
-        return self.steps.index(self._stages[stage].at)
 
     async def _finish(self, result: State) -> None:
         if not result.image_id:

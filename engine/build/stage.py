@@ -49,7 +49,7 @@ from engine.wire.images import Platform
 class Step:
     """One numbered step of a build's output."""
 
-    __slots__ = ("expanded", "instruction", "log", "number", "text", "total")
+    __slots__ = ("done", "expanded", "instruction", "log", "number", "text", "total")
 
     def __init__(self, text: str, log: Log, instruction: Instruction | None = None, *, expanded: bool = False) -> None:
         """`instruction`: None for FROM and for ARG before it. `expanded`: it has no variables."""
@@ -58,6 +58,8 @@ class Step:
         self.instruction = instruction
         self.expanded = expanded
         self.number = self.total = 0
+        self.done = False
+        """Set before the log is closed, if the step succeeded."""
 
     def title(self, numbered: bool) -> str:
         """The line that announces the step. `numbered`: with the number of all steps."""
@@ -196,8 +198,6 @@ class StageBuild:
         directory = site.parts.images.temporary
         self.steps = [Step(stage.text, Log(directory))]
         self.steps += [Step(each.text, Log(directory), each) for each in stage.instructions]
-        self.at = self.steps[0]
-        """The step that runs now."""
         self._root: tuple[str, int] = ("", -1)
 
     @property
@@ -223,10 +223,10 @@ class StageBuild:
         """Carry out every step. Returns the state after the last one."""
         try:
             for step in self.steps:
-                self.at = step
                 await self._step(step)
                 if step is self.steps[-1] and self.state.image_id:
                     step.log.write(BuildMessage(aux=BuiltImage(id=self.state.image_id)))
+                step.done = True
                 step.log.close()
             return self.state
         finally:

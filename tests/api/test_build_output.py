@@ -416,9 +416,10 @@ def test_a_step_has_logs(builder: TempEngine) -> None:
     with _begin(builder, body, "/v1.24/build?nocache=1"):
         (identifier,) = until("the step runs", lambda: _running(builder))
         until("it has logs", lambda: b"said" in builder.logs(identifier))
-        attached = builder.popen("logs", "-f", identifier)
-    out, _ = attached.communicate(timeout=30 * client.PATIENCE)
-    assert out == b"said\n"
+        following = builder.popen("logs", "-f", identifier)
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"said\n"
+    assert following.communicate(timeout=30 * client.PATIENCE)[0] == b""
 
 
 def test_events_of_tags(builder: TempEngine) -> None:
