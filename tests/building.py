@@ -82,11 +82,11 @@ def post(
     body: bytes,
     headers: Mapping[str, str] | None = None,
     *,
-    version: str = "v1.24",
+    api: str = "v1.24",
     timeout: float = 60,
     **parameters: Any,
 ) -> Answer:
-    target = f"/{version}/build?{query(parameters)}"
+    target = f"/{api}/build?{query(parameters)}"
     return engine.request("POST", target, body, {**TAR, **(headers or {})}, timeout)
 
 

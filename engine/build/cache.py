@@ -62,7 +62,9 @@ class Cache:
         for key, step in self._steps.items():
             self._by_image.setdefault(step.image_id, set()).add(key)
         self._new: dict[str, State] = {}
-        """Images that are not in the store yet, by id, each after its parent."""
+        """Images that are not in the store yet, or have no parent there, by id, each after its
+        parent.
+        """
         self._claims: Claims | None = None
         """Of the layers of `_new`."""
         self._writing = asyncio.Lock()
@@ -110,7 +112,8 @@ class Cache:
         )
         self._by_image.setdefault(state.image_id, set()).add(state.key)
         self._unwritten.add(state.key)
-        if state.image_id not in self._images.index and state.raw:
+        known = self._images.index.find(state.image_id)
+        if state.raw if known is None else state.parent and not known.parent:
             if self._claims is None:
                 self._claims = self._images.claims()
             if state.top:

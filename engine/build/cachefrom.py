@@ -3,7 +3,8 @@
 Such an image was made elsewhere, so there are no keys. Its history serves instead: a step matches
 if the image has everything that was built so far, in the same order, and its next line of history
 is this step's. COPY and ADD show a digest of their content there. The resulting configuration is
-the one that the Dockerfile says, not the image's.
+the one that the Dockerfile says, not the image's. A last step that has both is the image itself, so
+that the result of an unchanged build keeps its id.
 
 The client vouches for these images: their history is only text (Docker's --cache-from).
 """
@@ -39,6 +40,9 @@ def find(
         step = history[len(steps)]
         if step.created_by != text or (not step.empty_layer and (not layer or len(diff_ids) <= len(below))):
             continue
+        if len(history) == len(steps) + 1 and image.config.config == config:
+            chain = image.chain_ids
+            return State(key=key, image_id=image.id, document=image.config, chain_ids=chain, parent=before.image_id)
         diff_id = "" if step.empty_layer else diff_ids[len(below)]
         return after(before, key=key, config=config, command=command, diff_id=diff_id, author=author)
     return None

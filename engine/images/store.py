@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 class Built(NamedTuple):
     """An image made here: its id, its document and that document's bytes, and the image that it was
-    made from.
+    made from. The bytes are empty for an image of the store that gets a parent.
     """
 
     id: str
@@ -440,7 +440,7 @@ class ImageStore:
         NotFound for a named image that is not there; nothing has changed then.
         """
         async with self._changing:
-            await asyncio.to_thread(lambda: [self._content.ingest(each.raw) for each in built])
+            await asyncio.to_thread(lambda: [self._content.ingest(each.raw) for each in built if each.raw])
             changed: dict[str, ImageRecord] = {}
             try:
                 for each in built:
