@@ -319,7 +319,8 @@ def _begin(engine: TempEngine, body: bytes, target: str, *, whole: bool = True) 
     connection = client.connect(engine.socket)
     size = len(body) if whole else len(body) + 1_000_000
     connection.sendall(
-        f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-tar\r\nContent-Length: {size}\r\n\r\n".encode()
+        f"POST {target} HTTP/1.1\r\nHost: x\r\n".encode()
+        + f"Content-Type: application/x-tar\r\nContent-Length: {size}\r\n\r\n".encode()
         + body
     )
     return connection

@@ -1,4 +1,4 @@
-"""Each parameter of POST /build, by its effect on the image, the containers of RUN, and the cache."""
+"""Each parameter of POST /build, by its effect on the image, RUN's containers and the cache."""
 
 from __future__ import annotations
 
