@@ -147,7 +147,7 @@ class Builder:
                     yield await images.layers.work(_checked_out, fetched.root, options.dockerfile)
                     return
                 archive = fetched.body
-            received = await context.receive(archive, images.temporary, images.layers)
+            received = await context.receive(archive, images.temporary, images.layers, links_out=True)
             stack.push_async_callback(received.close)
             name = find_dockerfile(received, options.dockerfile)
             raw = await images.layers.work(_read, received, name)

@@ -399,20 +399,22 @@ class Stream:
         *,
         owner: tuple[int, int] | None = None,
         chmod: str = "",
+        own_owners: bool = False,
         now: int,
         epoch: int | None = None,
     ) -> None:
         """`root`: as for `destination`; members of archives follow its links.
 
-        `owner`: of everything (`--chown`); None means 0:0, and an archive's own owners for its
-        members. `chmod`: octal digits or symbolic modes, not for members of archives. `now`:
-        nanoseconds, the time of new directories. `epoch`: seconds of SOURCE_DATE_EPOCH, later times
-        become this one.
+        `owner`: of everything but members of archives, which have their own (`--chown`); None means
+        0:0, and with `own_owners` that of each entry, as `COPY --from` has it. `chmod`: octal
+        digits or symbolic modes, not for members of archives. `now`: nanoseconds, the time of new
+        directories. `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
         """
         assert place.is_directory or not selection.needs_directory
         self._root = root
         self._place = place
         self._owner = owner
+        self._own_owners = own_owners and owner is None
         self._mode = _mode_change(chmod) if chmod else None
         self._latest = None if epoch is None else epoch * 10**9
         self._prefix = place.path + "/" if place.path else ""
@@ -457,7 +459,8 @@ class Stream:
 
     def _all(self, selection: Selection, now: int) -> Iterator[bool]:
         """Put entries into the assembly; each item says that some were put."""
-        uid, gid = self._owner or (0, 0)
+        unpacks = all(piece.unpack for piece in selection.pieces)
+        uid, gid = (0, 0) if self._owner is None or unpacks else self._owner
         for path in self._place.missing:
             self._assembly.entry(os.fsencode(path) + b"/", DIRECTORY, 0o755, uid, gid, self._time(now))
         yield True
@@ -483,7 +486,7 @@ class Stream:
         if _WHITEOUT in name:
             _check_name(name)
         raw = os.fsencode(name)
-        uid, gid = self._owner or (0, 0)
+        uid, gid = (entry.uid, entry.gid) if self._own_owners else self._owner or (0, 0)
         mode = entry.mode
         if self._mode is not None and entry.kind != LINK:
             mode = self._mode(mode, entry.kind == DIRECTORY)
@@ -553,8 +556,6 @@ class Stream:
                 raise InvalidParameter(f'invalid hardlink "{path}" -> "{link}": it leads out of the archive')
             above = self._parent(posixpath.dirname(linked), parents)
             target = os.fsencode(posixpath.join(above, posixpath.basename(linked)))
-        if self._owner is not None:
-            uid, gid = self._owner
         self._assembly.entry(
             raw, kind, mode, uid, gid, self._time(mtime), size, target, xattrs, major, minor, extents, stored
         )

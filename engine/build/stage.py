@@ -210,13 +210,12 @@ class StageBuild:
         return options.platform(self.stage.platform) or self.site.options.platform
 
     def add_labels(self, labels: Mapping[str, str]) -> None:
-        """The client's labels: a last LABEL, which wins over the file's. They are taken as they
-        are.
+        """The client's labels: each a LABEL after the last step, which wins over the file's. They
+        are taken as they are.
         """
-        if labels:
-            pairs = tuple(sorted(labels.items()))
-            text = "LABEL " + " ".join(f"{name}={value}" for name, value in pairs)
-            label = Label(text=text, pairs=pairs)
+        for name, value in sorted(labels.items()):
+            text = f"LABEL {name}={value}"
+            label = Label(text=text, pairs=((name, value),))
             self.steps.append(Step(text, Log(self.site.parts.images.temporary), label, expanded=True))
 
     async def run(self) -> State:

@@ -134,7 +134,8 @@ async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
         source = str(place_beside(root, len(beside)))
         if isinstance(each, File):
             beside.append(NewFile(each.content, each.mode, each.uid, each.gid))
-            options = ("bind", "rprivate", "ro", "nosuid", "nodev", "noexec")
+            # A script of the build is executed, a secret is not.
+            options = ("bind", "rprivate", "ro", "nosuid", "nodev", *(() if each.mode & 0o111 else ("noexec",)))
             mounts[destination] = oci.Mount(destination=destination, type="bind", source=source, options=options)
             continue
         await uninterrupted(_clone(each.source, namespace, trees))
@@ -146,7 +147,7 @@ async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
         if stat.S_ISDIR(os.fstat(each.source).st_mode):
             directories.add(destination)
     return Placed(
-        root=place_beside(root),
+        root=place_beside(root) if beside else root,
         beside=beside,
         mounts=mounts,
         here=here,

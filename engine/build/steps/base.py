@@ -19,7 +19,7 @@ from engine.build.options import Options
 from engine.build.output import Log
 from engine.build.parts import Parts
 from engine.build.state import State
-from engine.errors import InvalidParameter, NotFound
+from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.images import reference
 from engine.images.archive import ARCHITECTURE
 from engine.images.credentials import NOBODY
@@ -44,14 +44,14 @@ def of_image(record: ImageRecord) -> State:
 
 
 def with_path(base: State) -> State:
-    """A base without PATH gets the default one. The identity of the container that an image was
-    committed from is removed.
+    """A base without PATH gets the default one. Its author, and the identity of the container that
+    it was committed from, are not those of an image that is made from it.
     """
     config = base.config
     if not any(entry.partition("=")[0] == "PATH" for entry in config.env or ()):
         config = msgspec.structs.replace(config, env=[state.DEFAULT_PATH, *(config.env or ())])
     config = msgspec.structs.replace(config, hostname="", domainname="", image="")
-    return msgspec.structs.replace(base, document=msgspec.structs.replace(base.document, config=config))
+    return msgspec.structs.replace(base, document=msgspec.structs.replace(base.document, config=config, author=""))
 
 
 async def resolve(name: str, platform: Platform | None, options: Options, parts: Parts, log: Log) -> ImageRecord:
@@ -71,7 +71,10 @@ async def _pulled(name: str, options: Options, parts: Parts, log: Log) -> ImageR
     if not wanted.digest:
         wanted = wanted.tagged()
     credentials = options.credentials.get(wanted.domain, NOBODY)
-    pulling = await parts.remote.pull(wanted.canonical, "", credentials)
+    try:
+        pulling = await parts.remote.pull(wanted.canonical, "", credentials)
+    except ServerError as error:  # of the connection, which does not name the image
+        raise ServerError(f"failed to pull {name}: {error.message}") from error
     async with contextlib.aclosing(pulling.run()) as steps:
         async for progress in steps:
             log.write(

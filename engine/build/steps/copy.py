@@ -66,7 +66,9 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
                 return
         selection = await _select(stage, instruction, name, source.tree, borrowed, log, is_directory)
         key = keys.key_of(parent, "copy", how, selection.digest, config=config)
-        command = commented(config, f"#(nop) {name} {selection.kind}:{selection.digest} in {path} ")
+        # Docker, too, has no blank after the flag.
+        chown = f"--chown={instruction.chown}" if instruction.chown else ""
+        command = commented(config, f"#(nop) {name} {chown}{selection.kind}:{selection.digest} in {path} ")
 
         async def make(_: Log, claim: Callable[[str], None]) -> State:
             diff_id = await _lay_out(stage, before, instruction, selection, path, claim)
@@ -126,6 +128,8 @@ async def _select(
         remote = isinstance(instruction, Add) and "://" in source
         repository = git.source_of_add(source) if isinstance(instruction, Add) else None
         if not remote and repository is None:
+            if instruction.checksum:
+                raise InvalidParameter(f"ADD --checksum: {source}: only a URL or a repository can have a checksum")
             if "://" in source and source.startswith(("http://", "https://")):
                 raise InvalidParameter("Source can't be a URL for COPY")
             plain.append(source)
@@ -172,11 +176,12 @@ async def _lay_out(
         owner = await _owner(stage, before, instruction, root)
 
         def make(ingest: Ingest) -> Extraction:
-            place = copying.destination(root, path, directory=selection.kind != "file")
+            place = copying.destination(root, path, directory=selection.needs_directory)
             stream = copying.Stream(
                 *(selection, place, root),
                 owner=owner,
                 chmod=instruction.chmod,
+                own_owners=bool(instruction.from_),
                 now=time.time_ns(),
                 epoch=stage.site.epoch,
             )
@@ -192,13 +197,13 @@ async def _lay_out(
 
 
 async def _owner(stage: StageBuild, before: State, instruction: Copy | Add, root: int) -> tuple[int, int] | None:
-    """The numbers of --chown, by the files of the root. A user without a group means the group of
-    the same name or number.
+    """The numbers of --chown, by the files of the root. A name without a group means the user's own
+    group, a number the group of that number.
     """
     if not instruction.chown:
         return None
     user, _, group = instruction.chown.partition(":")
-    wanted = f"{user or '0'}:{group or user or '0'}"
+    wanted = f"{user}:{group or user}" if group or user.isdecimal() else user or "0:0"
     opened = -1
     if root < 0 and before.top:
         root = opened = await stage.site.parts.images.snapshots.open_content(before.top)

@@ -22,7 +22,7 @@ from engine.build.state import State, after, commented
 from engine.build.steps import layer
 from engine.errors import InvalidParameter
 from engine.images.instructions import effects
-from engine.images.instructions.records import Arg, Cmd, Instruction, Maintainer, Volume, Workdir
+from engine.images.instructions.records import Arg, Cmd, Healthcheck, Instruction, Maintainer, Shell, Volume, Workdir
 from engine.images.layers import Extraction, extract_and_hash
 from engine.storage.snapshots import Ingest
 from engine.system import files
@@ -38,12 +38,19 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
         stage.declare(instruction)
     elif isinstance(instruction, Maintainer):
         author = instruction.author
+    elif isinstance(instruction, Healthcheck) and config.healthcheck:
+        test = config.healthcheck.test or []
+        if test and test[0] != "NONE":
+            log.say(f"Note: overriding previous HEALTHCHECK: [{' '.join(test)}]\n")
     elif isinstance(instruction, Volume):
         await _check_volumes(stage, instruction)
     changed = effects.configured(config, instruction, cmd_set=stage.cmd_set)
     stage.cmd_set = stage.cmd_set or isinstance(instruction, Cmd)
     text = effects.recorded(instruction, changed)
-    command = commented(config, "#(nop) ", text)
+    if isinstance(instruction, Workdir):
+        command = commented(config, f"#(nop) {text}")
+    else:
+        command = commented(changed if isinstance(instruction, Shell) else config, "#(nop) ", text)
     key = keys.key_of(stage.state.key, "meta", text, author, config=changed)
     if not isinstance(instruction, Workdir):
         await stage.reach(key, command, changed, log, author=author, makes_layer=False)
@@ -82,7 +89,10 @@ async def _check_volumes(stage: StageBuild, volume: Volume) -> None:
 async def _make_directory(stage: StageBuild, before: State, path: str, claim: Callable[[str], None]) -> str:
     """Make a missing working directory: root's, mode 0755. Returns the diff_id, or ""."""
     root = await stage.root()
-    place = await asyncio.to_thread(copying.destination, root, path, directory=True)
+    try:
+        place = await asyncio.to_thread(copying.destination, root, path, directory=True)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"Cannot mkdir: {path} is not a directory") from error
     if not place.missing:
         return ""
 
