@@ -74,7 +74,7 @@ def parse(raw: bytes) -> Document:
 def at_line(error: InvalidParameter, number: int, text: str) -> InvalidParameter:
     """The error with the line's number, and the instruction unless the message has it."""
     keyword = words.line(text, number).keyword[:50]
-    named = keyword in error.message.upper()
+    named = re.search(rf"\b{re.escape(keyword)}\b", error.message)
     return InvalidParameter(f"dockerfile parse error line {number}: {'' if named else f'{keyword}: '}{error.message}")
 
 

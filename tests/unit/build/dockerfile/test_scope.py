@@ -1,0 +1,196 @@
+"""Build arguments: which value an argument has where, what RUN gets, and what is unconsumed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.build.dockerfile.scope import Arguments, Platforms, Scope, normalized
+from engine.errors import InvalidParameter
+from engine.images.instructions.records import Arg
+
+PLATFORMS = Platforms(build="linux/amd64", target="linux/arm/v7")
+
+
+def arg(*pairs: tuple[str, str | None]) -> Arg:
+    return Arg(pairs=pairs)
+
+
+def values(
+    given: dict[str, str | None], before: list[Arg], inside: list[Arg], env: list[str] | None = None
+) -> dict[str, str]:
+    arguments = Arguments(given, PLATFORMS)
+    for one in before:
+        arguments.declare_global(one)
+    scope = Scope(arguments)
+    for one in inside:
+        scope.declare(one)
+    return scope.variables(env)
+
+
+@pytest.mark.parametrize(
+    ("given", "before", "inside", "env", "expected"),
+    [
+        ({}, [], [], None, {}),
+        ({"a": "1"}, [], [], None, {}),
+        ({"a": "1"}, [arg(("a", "2"))], [], None, {}),
+        ({"a": "1"}, [], [arg(("a", None))], None, {"a": "1"}),
+        ({"a": "1"}, [], [arg(("a", "2"))], None, {"a": "1"}),
+        ({"a": ""}, [], [arg(("a", "2"))], None, {"a": ""}),
+        ({"a": None}, [], [arg(("a", "2"))], None, {"a": "2"}),
+        ({"a": None}, [], [arg(("a", None))], None, {}),
+        ({}, [], [arg(("a", "2"))], None, {"a": "2"}),
+        ({}, [], [arg(("a", None))], None, {}),
+        ({}, [], [arg(("a", "2"), ("b", "3"))], None, {"a": "2", "b": "3"}),
+        ({}, [], [arg(("a", "2")), arg(("a", "3"))], None, {"a": "3"}),
+        ({}, [], [arg(("a", "2")), arg(("a", None))], None, {}),
+        # global
+        ({}, [arg(("a", "2"))], [arg(("a", None))], None, {"a": "2"}),
+        ({}, [arg(("a", "2"))], [arg(("a", "3"))], None, {"a": "3"}),
+        ({"a": "1"}, [arg(("a", "2"))], [arg(("a", "3"))], None, {"a": "1"}),
+        ({}, [arg(("a", None))], [arg(("a", None))], None, {}),
+        ({}, [arg(("a", "2")), arg(("b", "$a-3"))], [arg(("b", None))], None, {"b": "2-3"}),
+        ({"a": "1"}, [arg(("a", "2")), arg(("b", "$a-3"))], [arg(("b", None))], None, {"b": "1-3"}),
+        # environment
+        ({"a": "1"}, [], [arg(("a", None))], ["a=0", "b=x=y"], {"a": "0", "b": "x=y"}),
+        # automatic
+        ({}, [], [arg(("TARGETARCH", None))], None, {"TARGETARCH": "arm"}),
+        ({}, [], [arg(("TARGETVARIANT", None))], None, {"TARGETVARIANT": "v7"}),
+        ({}, [], [arg(("BUILDPLATFORM", None))], None, {"BUILDPLATFORM": "linux/amd64"}),
+        ({}, [], [arg(("TARGETARCH", "x"))], None, {"TARGETARCH": "x"}),
+        ({"TARGETARCH": "y"}, [], [arg(("TARGETARCH", "x"))], None, {"TARGETARCH": "y"}),
+        ({"HTTP_PROXY": "p"}, [], [], None, {}),
+        ({"HTTP_PROXY": "p"}, [], [arg(("HTTP_PROXY", None))], None, {"HTTP_PROXY": "p"}),
+    ],
+)
+def test_values(
+    given: dict[str, str | None], before: list[Arg], inside: list[Arg], env: list[str] | None, expected: dict[str, str]
+) -> None:
+    assert values(given, before, inside, env) == expected
+
+
+def test_the_global_scope_has_the_platforms() -> None:
+    arguments = Arguments({"TARGETOS": "x", "a": "1"}, PLATFORMS, "final")
+    arguments.declare_global(arg(("a", None), ("TARGETARCH", "y"), ("b", None)))
+    assert arguments.global_variables() == {
+        "BUILDPLATFORM": "linux/amd64",
+        "BUILDOS": "linux",
+        "BUILDARCH": "amd64",
+        "BUILDVARIANT": "",
+        "TARGETPLATFORM": "linux/arm/v7",
+        "TARGETOS": "x",
+        "TARGETARCH": "y",
+        "TARGETVARIANT": "v7",
+        "TARGETSTAGE": "final",
+        "a": "1",
+    }
+
+
+def test_the_environment_of_a_run() -> None:
+    arguments = Arguments(
+        {"b": "2", "HTTP_PROXY": "p", "no_proxy": "q", "https_proxy": "r", "unused": "u", "SOURCE_DATE_EPOCH": "0"},
+        PLATFORMS,
+    )
+    scope = Scope(arguments)
+    scope.declare(arg(("b", None), ("a", "1"), ("none", None), ("env", "x"), ("https_proxy", None)))
+    found = scope.run_environment(["env=y", "no_proxy=z"])
+    assert found.variables == ["HTTP_PROXY=p", "a=1", "b=2", "https_proxy=r"]
+    assert found.key == ["a=1", "b=2", "https_proxy=r"]
+    assert arguments.source_date_epoch == "0"
+
+
+def test_a_stage_that_continues_another_has_its_arguments() -> None:
+    parent = Scope(Arguments({}, PLATFORMS))
+    parent.declare(arg(("a", "1")))
+    child = parent.copy()
+    child.declare(arg(("b", "2")))
+    assert child.variables(None) == {"a": "1", "b": "2"}
+    assert parent.variables(None) == {"a": "1"}
+
+
+def test_unconsumed() -> None:
+    given = {
+        **dict.fromkeys(("z", "a", "used", "global", "mentioned", "none"), "1"),
+        **dict.fromkeys(("HTTP_PROXY", "all_proxy", "TARGETARCH", "SOURCE_DATE_EPOCH", "BUILDKIT_INLINE_CACHE"), "1"),
+        "null": None,
+    }
+    arguments = Arguments(given, PLATFORMS)
+    assert arguments.unconsumed() == ["a", "global", "mentioned", "none", "null", "used", "z"]
+    arguments.declare_global(arg(("global", None)))
+    arguments.mention(["mentioned"])
+    Scope(arguments).declare(arg(("used", "x"), ("none", None), ("null", None)))
+    assert arguments.unconsumed() == ["a", "z"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("linux/amd64", "linux/amd64"),
+        ("Linux/x86_64", "linux/amd64"),
+        ("arm64", "linux/arm64"),
+        ("linux/arm64/v8", "linux/arm64"),
+        ("aarch64", "linux/arm64"),
+        ("linux/arm", "linux/arm/v7"),
+        ("linux/arm/v6", "linux/arm/v6"),
+        ("armhf", "linux/arm/v7"),
+        ("armel", "linux/arm/v6"),
+        ("i686", "linux/386"),
+        ("linux/amd64/v1", "linux/amd64"),
+        ("linux/amd64/v3", "linux/amd64/v3"),
+        ("windows/amd64", "windows/amd64"),
+    ],
+)
+def test_platforms(text: str, expected: str) -> None:
+    assert normalized(text) == expected
+    assert normalized(expected) == expected
+
+
+@pytest.mark.parametrize("text", ["", "/", "linux/", "a/b/c/d", "linux/a b", "linux//v7"])
+def test_platforms_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidParameter, match="invalid platform"):
+        normalized(text)
+
+
+names = st.sampled_from(["a", "b", "c", "HTTP_PROXY"])
+pairs = st.tuples(names, st.none() | st.sampled_from(["", "1", "2"]))
+
+
+@given(
+    st.dictionaries(names, st.sampled_from(["", "x", "y"])),
+    st.lists(pairs),
+    st.lists(pairs),
+    st.dictionaries(names, st.just("e")),
+)
+def test_any_scope(
+    given: dict[str, str],
+    before: list[tuple[str, str | None]],
+    inside: list[tuple[str, str | None]],
+    env: dict[str, str],
+) -> None:
+    """The client's value wins, then the last default; ENV hides all; RUN gets what is not
+    hidden.
+    """
+    arguments = Arguments(given, PLATFORMS)
+    for pair in before:
+        arguments.declare_global(arg(pair))
+    scope = Scope(arguments)
+    for pair in inside:
+        scope.declare(arg(pair))
+    lines = [f"{name}={value}" for name, value in env.items()]
+    found = scope.variables(lines)
+    run = scope.run_environment(lines)
+    for name in ("a", "b", "c"):
+        declared = [default for other, default in inside if other == name]
+        above = [default for other, default in before if other == name and default is not None]
+        expected: str | None = None
+        if declared:
+            expected = given.get(name, declared[-1])
+            if expected is None and above:
+                expected = above[-1]
+        assert found.get(name) == env.get(name, expected)
+        assert (f"{name}={expected}" in run.key) == (expected is not None and name not in env)
+        assert (name in arguments.unconsumed()) == (
+            name in given and not declared and not any(o == name for o, _ in before)
+        )
+    assert set(run.key) <= set(run.variables) and run.variables == sorted(run.variables)

@@ -1,0 +1,196 @@
+"""Stages: bases, names, targets, which are needed, and errors that name line and instruction."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.build.dockerfile import lines, stages
+from engine.build.dockerfile.scope import Platforms
+from engine.build.dockerfile.stages import Dockerfile
+from engine.errors import InvalidParameter
+from engine.images.instructions.records import Copy, Run
+
+PLATFORMS = Platforms(build="linux/amd64", target="linux/arm64")
+
+
+def read(text: str, **given: str | None) -> Dockerfile:
+    return stages.read(lines.parse(text.encode()), given, PLATFORMS)
+
+
+def names(text: str, target: str = "") -> list[int]:
+    return [stage.index for stage in stages.needed(read(text), target)]
+
+
+def test_a_stage() -> None:
+    found = read(
+        "# x\nARG V=1\nfrom  busybox:$V as B\nRUN a\nFROM b\nFROM --platform=$BUILDPLATFORM scratch AS c.d\nCMD x\n"
+    )
+    first, second, third = found.stages
+    assert (first.index, first.name, first.base, first.parent, first.platform) == (0, "b", "busybox:1", None, "")
+    assert (first.text, first.line) == ("from  busybox:$V as B", 3)
+    assert [(one.line, one.text) for one in first.instructions] == [(4, "RUN a")]
+    assert (second.name, second.base, second.parent, second.instructions) == ("", "b", 0, ())
+    assert (third.name, third.base, third.platform, third.parent) == ("c.d", "scratch", "linux/amd64", None)
+    assert [arg.pairs for arg in found.global_arguments] == [(("V", "1"),)]
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "base", "platform"),
+    [
+        ("FROM a", {}, "a", ""),
+        ("ARG V=1\nFROM a:${V}", {}, "a:1", ""),
+        ("ARG V=1\nFROM a:${V}", {"V": "2"}, "a:2", ""),
+        ("ARG V\nFROM a:${V:-3}", {}, "a:3", ""),
+        ("ARG V=1 W=b\nFROM $W:$V", {}, "b:1", ""),
+        ("ARG V=1\nARG W=x$V\nFROM a:$W", {}, "a:x1", ""),
+        ("FROM a:$V", {"V": "2"}, "a:", ""),
+        ("FROM --platform=arm64 a", {}, "a", "linux/arm64"),
+        ("FROM --platform=$TARGETPLATFORM a", {}, "a", "linux/arm64"),
+        ("ARG P=linux/arm/v6\nFROM --platform=$P a", {}, "a", "linux/arm/v6"),
+        ("FROM a-$TARGETARCH", {}, "a-arm64", ""),
+        ("FROM 'a'", {}, "a", ""),
+        ("FROM sha256:" + "a" * 64, {}, "sha256:" + "a" * 64, ""),
+        ("FROM " + "a" * 64, {}, "a" * 64, ""),
+        ("FROM localhost:5000/a/b:c@sha256:" + "a" * 64, {}, "localhost:5000/a/b:c@sha256:" + "a" * 64, ""),
+        ("ARG V=${X:+1}\nFROM a${V:+:}$V", {}, "a", ""),
+    ],
+)
+def test_bases(text: str, given: dict[str, str | None], base: str, platform: str) -> None:
+    if base.endswith(":"):
+        with pytest.raises(InvalidParameter, match="dockerfile parse error line 1: FROM: invalid reference format"):
+            read(text, **given)
+        return
+    stage = read(text, **given).stages[-1]
+    assert (stage.base, stage.platform) == (base, platform)
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "expected"),
+    [
+        ("FROM a", "", [0]),
+        ("FROM a\nFROM b", "", [1]),
+        ("FROM a\nFROM b", "0", [0]),
+        ("FROM a AS x\nFROM x\nFROM b", "", [2]),
+        ("FROM a AS x\nFROM x AS y\nFROM Y", "", [0, 1, 2]),
+        ("FROM a AS x\nFROM x AS y\nFROM y", "Y", [0, 1]),
+        ("FROM a AS x\nFROM b AS y\nFROM c\nCOPY --from=y /1 /2", "", [1, 2]),
+        ("FROM a AS x\nFROM b AS y\nFROM c\nCOPY --from=X /1 /2\nCOPY --from=1 /1 /2", "", [0, 1, 2]),
+        ("FROM a AS x\nFROM b\nRUN --mount=type=bind,from=x,target=/x a", "", [0, 1]),
+        ("FROM a AS x\nFROM b\nRUN --mount=type=cache,from=x,target=/x a", "", [0, 1]),
+        ("FROM a AS x\nFROM b\nCOPY --from=busybox /1 /2", "", [1]),
+        ("FROM a AS x\nFROM b\nADD x /2", "", [1]),
+        ("FROM a AS x\nFROM b AS y\nCOPY --from=x / /\nFROM c AS z\nFROM d\nCOPY --from=y / /", "", [0, 1, 3]),
+        # two of a name: the nearest one above
+        ("FROM a AS x\nFROM b AS x\nFROM x", "", [1, 2]),
+        ("FROM a AS x\nFROM x AS x\nFROM x", "", [0, 1, 2]),
+        # a later stage
+        ("FROM a\nCOPY --from=x / /\nFROM b AS x", "0", [1, 0]),
+        ("FROM a AS t\nCOPY --from=x / /\nFROM y\nFROM b AS x", "t", [2, 0]),
+        ("FROM x\nFROM b AS x", "", [1]),
+        # triggers run in the stage that continues
+        ("FROM a AS x\nFROM b AS y\nONBUILD COPY --from=x / /\nFROM y", "", [0, 1, 2]),
+        ("FROM a AS x\nFROM b AS y\nONBUILD COPY --from=x / /\nFROM y", "y", [1]),
+        # a number is a name first
+        ("FROM a AS x\nFROM b\nFROM c\nCOPY --from=0 / /", "", [0, 2]),
+    ],
+)
+def test_needed(text: str, target: str, expected: list[int]) -> None:
+    assert names(text, target) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("RUN a", "dockerfile parse error line 1: RUN: Please provide a source image with `from` prior to commit"),
+        ("ARG a\n\nENV b=c\nFROM a", "dockerfile parse error line 3: ENV: Please provide a source image with `from`"),
+        ("ARG a", "No image was generated. Is your Dockerfile empty?"),
+        ("FROM a\n\nFOO b", "dockerfile parse error line 3: Unknown instruction: FOO"),
+        ("FROM a\nENV \\\n  b", "dockerfile parse error line 2: ENV must have two arguments"),
+        ("FROM a\nENV b=c d", 'dockerfile parse error line 2: ENV: Syntax error - can\'t find = in "d".'),
+        ("FROM a\nRUN --x y", "dockerfile parse error line 2: RUN: Unknown flag: x"),
+        (
+            "FROM a\nUSER ${b",
+            "dockerfile parse error line 2: USER: failed to process \"${b\": syntax error: missing '}'",
+        ),
+        ("FROM a\nARG b=${c?", "dockerfile parse error line 2: ARG: failed to process"),
+        ("FROM $a", "dockerfile parse error line 1: FROM: base name ($a) should not be blank"),
+        ("FROM A", "dockerfile parse error line 1: FROM: invalid reference format: repository name must be lowercase"),
+        ("FROM --platform=$x a", "dockerfile parse error line 1: FROM: empty platform value from expression $x"),
+        ("FROM --platform=a/b/c/d a", 'dockerfile parse error line 1: FROM: "a/b/c/d" is an invalid platform'),
+        ("ARG V=${W?none given}\nFROM a:$V", "dockerfile parse error line 1: ARG: failed to process"),
+        ("FROM a\nCOPY --from=1 / /", "dockerfile parse error line 2: COPY: invalid from flag value 1"),
+        ("FROM a\nRUN --mount=from=7,target=/x a", "dockerfile parse error line 2: RUN: invalid from flag value 7"),
+        ("FROM a AS x\nCOPY --from=x / /", "circular dependency detected on stage: x"),
+        ("FROM a\nCOPY --from=0 / /", "circular dependency detected on stage: 0"),
+        (
+            "FROM a AS x\nCOPY --from=z / /\nFROM a AS y\nCOPY --from=x / /\nFROM a AS z\nCOPY --from=y / /",
+            "circular dependency detected on stage: x",
+        ),
+    ],
+)
+def test_errors(text: str, message: str) -> None:
+    with pytest.raises(InvalidParameter) as error:
+        read(text)
+    assert error.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("target", ["nosuch", "2", "-1", "1.0"])
+def test_a_target_that_is_none(target: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"failed to reach build target {target} in Dockerfile"):
+        stages.needed(read("FROM a AS b\nFROM c"), target)
+
+
+def test_what_a_from_means() -> None:
+    found = read("FROM a AS x\nFROM b\nCOPY --from=X / /\nFROM c AS y\n")
+    second = found.stages[1]
+    for name, index in (("x", 0), ("X", 0), ("0", 0), ("1", 1), ("2", 2), ("y", 2), ("busybox", None), ("", None)):
+        other = stages.referred(found, second, name)
+        assert (other.index if other else None) == index
+
+
+def test_arguments_are_those_of_all_stages() -> None:
+    found = read("ARG a\nFROM x AS one\nARG b\nFROM y\nARG c", a="1", b="2", c="3", d="4", http_proxy="5")
+    assert found.arguments.unconsumed() == ["d"]
+
+
+def test_the_escape_of_the_file_holds_everywhere() -> None:
+    found = read("# escape=`\nFROM a\nRUN x `\n y\nCOPY --chown=a C:\\x /y\\\n")
+    assert found.escape == "`"
+    run, copy = found.stages[0].instructions
+    assert isinstance(run, Run) and run.command == "x  y"
+    assert isinstance(copy, Copy) and (copy.sources, copy.destination) == (("C:\\x",), "/y\\")
+
+
+graphs = st.lists(
+    st.tuples(st.none() | st.integers(0, 7), st.lists(st.integers(0, 7), max_size=3)), min_size=1, max_size=8
+)
+
+
+@given(graphs, st.integers(0, 7))
+def test_any_graph(graph: list[tuple[int | None, list[int]]], target: int) -> None:
+    """Each stage comes after those that it uses, none is missing, and none is needless."""
+    target %= len(graph)
+    text, uses = "", []
+    for index, (parent, origins) in enumerate(graph):
+        earlier = parent is not None and parent < index
+        text += f"FROM {f's{parent}' if earlier else 'image'} AS s{index}\n"
+        others = [other for other in origins if other < index]
+        text += "".join(f"COPY --from=s{other} / /\n" for other in others)
+        uses.append({*others, *([parent] if earlier else [])})
+    found = [stage.index for stage in stages.needed(read(text), f"S{target}")]
+    assert found[-1] == target and len(set(found)) == len(found)
+    for index in found:
+        assert all(found.index(other) < found.index(index) for other in uses[index])
+    wanted, waiting = set(), [target]
+    while waiting:
+        index = waiting.pop()
+        wanted.add(index)
+        waiting += uses[index]
+    assert set(found) == wanted
+
+
+def test_many_stages_in_a_row() -> None:
+    text = "FROM a AS s0\n" + "".join(f"FROM s{index} AS s{index + 1}\n" for index in range(3000))
+    assert len(names(text)) == 3001
