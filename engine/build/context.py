@@ -53,7 +53,7 @@ _RESERVE = 512 << 20
 _LINK_KIND = "1"
 
 
-class _Index:
+class Index:
     """The entries of an archive, as its members leave them: a later member replaces an earlier one
     of its name.
     """
@@ -262,7 +262,7 @@ class Context:
 
     where = "file not found in build context or excluded by .dockerignore: stat "
 
-    def __init__(self, spool: int, size: int, index: _Index) -> None:
+    def __init__(self, spool: int, size: int, index: Index) -> None:
         self.descriptor = spool
         """The file with the archive, uncompressed."""
         self.size = size
@@ -428,7 +428,7 @@ class _Receiving:
         self._behind = _Behind(spool)
         self._failure: BaseException | None = None
         """Of the index."""
-        self.index = _Index(links_out=links_out)
+        self.index = Index(links_out=links_out)
 
     def run(self) -> int:
         """Receive the whole archive. Returns its size, uncompressed."""
@@ -517,4 +517,4 @@ def of_directory(root: int, dockerfile: str) -> DirectoryTree:
     return tree
 
 
-__all__ = ["Context", "of_directory", "receive"]
+__all__ = ["Context", "Index", "of_directory", "receive"]

@@ -24,9 +24,11 @@ from engine._fast.assemble import Assembly
 from engine._fast.tar import ArchiveError, Reader
 from engine.build.context import Context
 from engine.build.ignore import Patterns, glob, has_wildcards
-from engine.build.trees import CHARACTER, DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, Tree, clean, read_regular
+from engine.build.trees import CHARACTER, DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, Tree, clean
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
+from engine.images.layers import Extraction, Hashing, extract
 from engine.storage.compression import MAGIC, Inflated, compression_of
+from engine.storage.snapshots import Ingest
 from engine.system import files
 
 _BATCH = 256
@@ -388,7 +390,7 @@ def _merged(pieces: Sequence[Piece]) -> Iterator[tuple[Tree, str, Entry]]:
 
 class Stream:
     """The uncompressed tar stream of the layer in which a selection is at its destination, for
-    `images.layers.extract_and_hash`.
+    `lay_out`.
     """
 
     def __init__(
@@ -422,8 +424,13 @@ class Stream:
         self._names: dict[tuple[int, int], bytes] = {}
         """Of files with several names: the first one, by tree and inode."""
         self._archive: _Archive | None = None
-        self._content: tuple[_members.Members, int] | None = None
-        """A member of an archive whose content is due, and the padding after it."""
+        self._content: Callable[[memoryview], int] | None = None
+        """Reads the content that is due, if the assembly does not have it."""
+        self._left = 0
+        """Bytes of that content."""
+        self._padding = 0
+        """Bytes after it."""
+        self._file: File | None = None
         self._steps = self._all(selection, now)
 
     def readinto(self, buffer: memoryview) -> int:
@@ -433,13 +440,8 @@ class Stream:
         try:
             while filled < len(buffer):
                 got = self._assembly.readinto(buffer[filled:])
-                if not got and self._content is not None:
-                    members, padding = self._content
-                    got = members.content(buffer[filled:])
-                    if not got:
-                        self._content = None
-                        self._assembly.zeros(padding)
-                        continue
+                if not got and self._left:
+                    got = self._read(buffer[filled:])
                 filled += got
                 if not got and next(self._steps, None) is None:
                     break
@@ -449,9 +451,34 @@ class Stream:
             raise ServerError(f"copying {reason_with_file(error)}") from error
         return filled
 
+    def _read(self, buffer: memoryview) -> int:
+        """Some of the content that is due."""
+        assert self._content is not None
+        buffer = buffer[: self._left]
+        got = self._content(buffer)
+        if not got:  # the file became shorter, and its header is sent already
+            got = len(buffer)
+            buffer[:] = bytes(got)
+        self._left -= got
+        if not self._left:
+            self._finish()
+        return got
+
+    def _finish(self) -> None:
+        self._assembly.zeros(self._padding)
+        self._content = None
+        self._left = self._padding = 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _expect(self, content: Callable[[memoryview], int], size: int) -> None:
+        """Content that follows the headers of the last entry."""
+        self._content, self._left, self._padding = content, size, -size & (_BLOCK - 1)
+
     def close(self) -> None:
         self._steps = iter(())
-        self._content = None
+        self._finish()
         self._assembly.close()
         if self._archive is not None:
             self._archive.close()
@@ -473,6 +500,8 @@ class Stream:
             while batch := tuple(itertools.islice(entries, _BATCH)):
                 for tree, path, entry in batch:
                     self._put(tree, path if self._place.is_directory else None, entry)
+                    if self._left:
+                        yield True
                 yield True
         self._assembly.zeros(2 * _BLOCK)
         yield True
@@ -513,7 +542,8 @@ class Stream:
         if isinstance(tree, DirectoryTree):
             self._assembly.named(tree.root, os.fsencode(entry.path), entry.size)
         elif entry.size:
-            self._assembly.data(read_regular(tree, entry.path, entry.size))
+            self._file = tree.reader(entry)
+            self._expect(self._file.readinto, entry.size)
 
     # --- archives ---------------------------------------------------------------------------------
 
@@ -524,7 +554,7 @@ class Stream:
         parents = {"": self._place.path}
         while (member := members.following()) is not None:
             if self._member(member, parents):
-                self._content = members, -member[14] & (_BLOCK - 1)
+                self._expect(members.content, member[14])
             yield True
         self._archive.close()
         self._archive = None
@@ -581,6 +611,32 @@ class Stream:
             return os.fsdecode(files.resolve_in_root(self._root, path))
         except OSError as error:
             raise InvalidParameter(f"/{path}: {reason(error)}") from error
+
+
+class _Hashed:
+    """A stream that is hashed while it is read."""
+
+    def __init__(self, stream: Stream, digest: Hashing) -> None:
+        self._stream = stream
+        self._digest = digest
+
+    def readinto(self, buffer: memoryview) -> int:
+        got = self._stream.readinto(buffer)
+        self._digest.update(bytes(buffer[:got]))
+        return got
+
+
+def lay_out(ingest: Ingest, stream: Stream) -> Extraction:
+    """Extract a stream and close it. As `layers.extract_and_hash`, but the digest is computed in
+    another thread when the layer is large. Blocking.
+    """
+    digest = Hashing()
+    try:
+        extraction = extract(ingest, _Hashed(stream, digest))
+    finally:
+        stream.close()
+        diff_id = digest.finish()
+    return extraction._replace(diff_id=diff_id)
 
 
 _SYMBOLIC = re.compile(r"([ugoa]*)((?:[-+=](?:[ugo]|[rwxXst]*))+)")
@@ -648,5 +704,6 @@ __all__ = [
     "destination",
     "is_archive",
     "join",
+    "lay_out",
     "select",
 ]

@@ -25,7 +25,10 @@ import msgspec
 from engine._fast import cgroup, changes, frames, layer, pack, tar, tarsplit, tree
 from engine._fast.logreader import LogReader
 from engine._fast.logwriter import LogWriter
+from engine._fast.members import Members
 from engine.api import parameters
+from engine.build import context, copying, ignore
+from engine.build.trees import DirectoryTree
 from engine.errors import EngineError, InvalidParameter
 from engine.http.framing import ChunkedReader
 from engine.images import reference
@@ -193,6 +196,53 @@ def layer_unpack(noise: Noise) -> None:
         (path / "at").mkdir()
         with contextlib.suppress(*REFUSED):
             layer.unpack(Drip(data), root, noise.choice([b"", b"at", b"none"]), keep_kinds=bool(noise.randrange(2)))
+
+
+@target
+def build_context(noise: Noise) -> None:
+    """The index of a context, and the layer of a COPY of all of it; or of an ADD of it."""
+    data = _archive(noise)
+    with _directory() as (path, root), (path / "spool").open("w+b", buffering=0) as spool:
+        spool.write(data)
+        index = context.Index(links_out=bool(noise.randrange(2)))
+        try:
+            members = Members(Drip(data, noise.choice([1 << 20, 100, 513])))
+            while batch := members.take(noise.choice([1, 256])):
+                for member in batch:
+                    index.add(member)
+        except (tar.ArchiveError, InvalidParameter):
+            index = context.Index(links_out=True)
+        (path / "layer").mkdir()
+        directory = os.open(path / "layer", os.O_RDONLY)
+        stream = None
+        try:
+            if noise.randrange(2):
+                received = context.Context(spool.fileno(), len(data), index)
+                chosen = copying.select(received, ["."], destination_is_directory=True)
+            else:
+                inside = DirectoryTree(root)
+                chosen = copying.select(inside, ["spool"], unpack=True, destination_is_directory=True)
+            stream = copying.Stream(chosen, copying.destination(-1, "/at/"), root, now=0)
+            layer.apply(stream, directory)
+            assert sorted(os.listdir(path)) == ["layer", "spool"]
+        except (tar.ArchiveError, EngineError, OSError):
+            pass
+        finally:
+            if stream is not None:
+                stream.close()
+            os.close(directory)
+
+
+@target
+def ignore_patterns(noise: Noise) -> None:
+    """Both ways to match a pattern agree, and a `.dockerignore` file is read or refused."""
+    pattern = "".join(noise.choice(["a", "b", "*", "?", "**", "/", "**/", "[ab]", "[^a]", "\\*"]) for _ in range(9))
+    path = "/".join("".join(noise.choice("ab*") for _ in range(noise.randrange(1, 4))) for _ in range(4))
+    tokens = ignore._tokens(pattern, deep=True)
+    assert ignore._by_states(tokens)(path) == ignore._by_expression(tokens)(path)
+    with contextlib.suppress(InvalidParameter):
+        raw = bytes(noise.choice(b"ab*?/![]\\^-#\n \xff.") for _ in range(noise.randrange(40)))
+        ignore.Patterns.parse(raw).excluded(path)
 
 
 @target

@@ -29,7 +29,7 @@ from engine.build.steps import layer
 from engine.build.trees import DirectoryTree, MemoryTree, Tree
 from engine.errors import InvalidParameter
 from engine.images.instructions.records import Add, Copy
-from engine.images.layers import Extraction, extract_and_hash
+from engine.images.layers import Extraction
 from engine.runtime import users
 from engine.storage.snapshots import Ingest
 
@@ -185,10 +185,7 @@ async def _lay_out(
                 now=time.time_ns(),
                 epoch=stage.site.epoch,
             )
-            try:
-                return extract_and_hash(ingest, stream)
-            finally:
-                stream.close()
+            return copying.lay_out(ingest, stream)
 
         return await layer.lay_out(parts, before.document.rootfs.diff_ids, make, claim)
     finally:

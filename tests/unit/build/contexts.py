@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from engine.build import copying
 from engine.build.context import Context, receive
 from engine.build.copying import Destination, Selection, Stream
-from engine.images.layers import Extraction, extract_and_hash
+from engine.images.layers import Extraction
 from engine.storage.snapshots import Ingest
 
 T = TypeVar("T")
@@ -68,7 +68,4 @@ def laid_out(directory: Path, selection: Selection, path: str, root: int = -1, *
     diff = directory / "diff"
     diff.mkdir(parents=True)
     stream = Stream(selection, place, root, **{"now": NOW, **how})
-    try:
-        return diff, extract_and_hash(Ingest(1, diff), stream)
-    finally:
-        stream.close()
+    return diff, copying.lay_out(Ingest(1, diff), stream)
