@@ -138,7 +138,10 @@ class Builder:
             archive = body
             if options.remote:
                 fetched = await stack.enter_async_context(
-                    remote.fetch(options.remote, self._parts.remote, images.temporary, log.write)
+                    remote.fetch(
+                        *(options.remote, self._parts.remote, images.temporary, log.write),
+                        keep_git_dir=options.arguments.get("BUILDKIT_CONTEXT_KEEP_GIT_DIR") in ("1", "true"),
+                    )
                 )
                 if isinstance(fetched, Text):
                     yield MemoryTree({}), fetched.content

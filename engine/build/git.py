@@ -197,6 +197,8 @@ async def checkout(
 
     `agent`: socket of an ssh-agent that `sealed.USER` may open. A cancellation ends git at once.
     """
+    if source.commit:
+        check_commit(source.commit)
     place = directory / f"git-{secrets.token_hex(8)}"
     stop = sealed.Stop()
     try:

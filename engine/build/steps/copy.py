@@ -135,7 +135,8 @@ async def _select(
             plain.append(source)
         elif repository is not None:
             repository = repository._replace(
-                keep_git_dir=bool(instruction.keep_git_dir), commit=instruction.checksum or repository.commit
+                keep_git_dir=bool(instruction.keep_git_dir) or repository.keep_git_dir,
+                commit=instruction.checksum or repository.commit,
             )
             checkout = await borrowed.enter_async_context(git.checkout(repository, parts.images.temporary))
             await choose(DirectoryTree(checkout.root), ["."], unpack=False)
