@@ -48,6 +48,8 @@ class Piece(NamedTuple):
     """One file. Its path counts only if the destination is a directory."""
     unpack: bool = False
     """The single file is an archive, whose members are copied in its place (ADD)."""
+    owners: bool = False
+    """The entries keep their owners (COPY --from)."""
 
 
 class Selection(NamedTuple):
@@ -57,8 +59,8 @@ class Selection(NamedTuple):
     kind: str
     """`file`, `dir` or `multi`, as in history: `#(nop) COPY file:<digest> in /a `."""
     digest: str
-    """sha256 in hex of names, modes, types, links, attributes and contents; not of owners and
-    times.
+    """sha256 in hex of names, modes, types, links, attributes and contents; not of times, and
+    of owners only where they are kept.
     """
 
     @property
@@ -75,14 +77,16 @@ def select(
     exclude: Sequence[str] = (),
     parents: bool = False,
     unpack: bool = False,
+    owners: bool = False,
     destination_is_directory: bool,
 ) -> Selection:
     """Choose files by COPY's rules: wildcards, contents of directories, links followed.
 
-    `unpack`: archives among the files are unpacked (ADD). `destination_is_directory`: it ends with
+    `unpack`: archives among the files are unpacked (ADD). `owners`: the files keep their owners
+    (COPY --from), which belong to the digest then. `destination_is_directory`: it ends with
     `/`, which several sources need. Raises NotFound for a name that does not exist.
     """
-    choice = _Choice(tree, Patterns(exclude), unpack=unpack)
+    choice = _Choice(tree, Patterns(exclude), unpack=unpack, owners=owners)
     for source in sources:
         if parents:
             choice.with_parents(source)
@@ -114,7 +118,7 @@ def _selection(pieces: list[Piece], instruction: str, *, destination_is_director
 
 
 def _digest(piece: Piece) -> str:
-    """The digest of a piece, with the mtime and the owner left out."""
+    """The digest of a piece, without times."""
     parts = [b"archive" if piece.unpack else b"file" if piece.single else b"dir"]
     for path, entry in piece.entries:
         parts.append(
@@ -122,6 +126,8 @@ def _digest(piece: Piece) -> str:
                 "utf-8", "surrogateescape"
             )
         )
+        if piece.owners:
+            parts.append(b"%d:%d" % (entry.uid, entry.gid))
         for name, value in entry.xattrs:
             parts.append(b"%s=%d:%s" % (name, len(value), value))
         if entry.kind == FILE:
@@ -132,10 +138,11 @@ def _digest(piece: Piece) -> str:
 class _Choice:
     """The pieces of one instruction that are found so far."""
 
-    def __init__(self, tree: Tree, exclude: Patterns, *, unpack: bool) -> None:
+    def __init__(self, tree: Tree, exclude: Patterns, *, unpack: bool, owners: bool) -> None:
         self._tree = tree
         self._exclude = exclude
         self._unpack = unpack
+        self._owners = owners
         self.pieces: list[Piece] = []
         self.excluded = False
         """True if a source exists but was excluded."""
@@ -165,10 +172,10 @@ class _Choice:
         if (matched or entry.kind != DIRECTORY) and self._exclude.excluded(name):
             self.excluded = True
         elif entry.kind == DIRECTORY:
-            self.pieces.append(Piece(self._tree, tuple(self._below(entry.path, ""))))
+            self.pieces.append(Piece(self._tree, tuple(self._below(entry.path, "")), owners=self._owners))
         else:
             archive = self._unpack and entry.kind == FILE and is_archive(self._tree, entry)
-            self.pieces.append(Piece(self._tree, ((name, entry),), single=True, unpack=archive))
+            self.pieces.append(Piece(self._tree, ((name, entry),), True, archive, self._owners))
 
     def _below(self, directory: str, prefix: str) -> Iterator[tuple[str, Entry]]:
         """What is below a directory and not excluded, by its path with a prefix."""
@@ -237,7 +244,7 @@ class _Choice:
                 for name, entry in self._tree.walk(found.path):
                     self._choose(chosen, prefix, f"{path}/{name}", entry)
         if chosen:
-            self.pieces.append(Piece(self._tree, tuple(chosen.items())))
+            self.pieces.append(Piece(self._tree, tuple(chosen.items()), owners=self._owners))
 
     def _choose(self, chosen: dict[str, Entry], prefix: str, name: str, entry: Entry) -> None:
         """Add an entry after the directories above it, unless it is excluded."""
@@ -368,13 +375,13 @@ def _check_name(path: str) -> None:
         raise InvalidParameter(f"{path}: names that begin with {_WHITEOUT} are reserved for layers")
 
 
-def _merged(pieces: Sequence[Piece]) -> Iterator[tuple[Tree, str, Entry]]:
+def _merged(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str, Entry]]:
     """The entries of all pieces: a later one replaces an earlier one of its name, and with it what
     was below it, unless both are directories.
     """
     if len(pieces) == 1:
-        return ((pieces[0].tree, path, entry) for path, entry in pieces[0].entries)
-    merged: dict[str, tuple[Tree, str, Entry]] = {}
+        return ((pieces[0], path, entry) for path, entry in pieces[0].entries)
+    merged: dict[str, tuple[Piece, str, Entry]] = {}
     for piece in pieces:
         for path, entry in piece.entries:
             before = merged.get(path)
@@ -384,7 +391,7 @@ def _merged(pieces: Sequence[Piece]) -> Iterator[tuple[Tree, str, Entry]]:
                     gone += [each for each in merged if each.startswith(path + "/")]
                 for each in gone:
                     del merged[each]
-            merged[path] = piece.tree, path, entry
+            merged[path] = piece, path, entry
     return iter(merged.values())
 
 
@@ -401,22 +408,20 @@ class Stream:
         *,
         owner: tuple[int, int] | None = None,
         chmod: str = "",
-        own_owners: bool = False,
         now: int,
         epoch: int | None = None,
     ) -> None:
         """`root`: as for `destination`; members of archives follow its links.
 
         `owner`: of everything but members of archives, which have their own (`--chown`); None means
-        0:0, and with `own_owners` that of each entry, as `COPY --from` has it. `chmod`: octal
-        digits or symbolic modes, not for members of archives. `now`: nanoseconds, the time of new
-        directories. `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
+        0:0, or each entry's own where the selection keeps them. `chmod`: octal digits or symbolic
+        modes, not for members of archives. `now`: nanoseconds, the time of new directories.
+        `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
         """
         assert place.is_directory or not selection.needs_directory
         self._root = root
         self._place = place
         self._owner = owner
-        self._own_owners = own_owners and owner is None
         self._mode = _mode_change(chmod) if chmod else None
         self._latest = None if epoch is None else epoch * 10**9
         self._prefix = place.path + "/" if place.path else ""
@@ -498,8 +503,8 @@ class Stream:
                 continue
             entries = _merged(list(pieces))
             while batch := tuple(itertools.islice(entries, _BATCH)):
-                for tree, path, entry in batch:
-                    self._put(tree, path if self._place.is_directory else None, entry)
+                for piece, path, entry in batch:
+                    self._put(piece.tree, piece.owners, path if self._place.is_directory else None, entry)
                     if self._left:
                         yield True
                 yield True
@@ -509,13 +514,13 @@ class Stream:
     def _time(self, mtime: int) -> int:
         return mtime if self._latest is None else min(mtime, self._latest)
 
-    def _put(self, tree: Tree, path: str | None, entry: Entry) -> None:
+    def _put(self, tree: Tree, owners: bool, path: str | None, entry: Entry) -> None:
         """An entry at a path below the destination; None: at the destination itself."""
         name = self._place.path if path is None else self._prefix + path
         if _WHITEOUT in name:
             _check_name(name)
         raw = os.fsencode(name)
-        uid, gid = (entry.uid, entry.gid) if self._own_owners else self._owner or (0, 0)
+        uid, gid = (entry.uid, entry.gid) if owners and self._owner is None else self._owner or (0, 0)
         mode = entry.mode
         if self._mode is not None and entry.kind != LINK:
             mode = self._mode(mode, entry.kind == DIRECTORY)

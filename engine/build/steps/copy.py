@@ -119,6 +119,7 @@ async def _select(
                 exclude=instruction.exclude,
                 parents=instruction.parents,
                 unpack=unpack,
+                owners=bool(instruction.from_),
                 destination_is_directory=is_directory,
             )
         )
@@ -182,7 +183,6 @@ async def _lay_out(
                 *(selection, place, root),
                 owner=owner,
                 chmod=instruction.chmod,
-                own_owners=bool(instruction.from_),
                 now=time.time_ns(),
                 epoch=stage.site.epoch,
             )

@@ -436,6 +436,17 @@ def test_from_a_directory(tmp_path: Path) -> None:
         expected = {path: (entry[0], 0, 0, *entry[3:]) for path, entry in snapshot(top / "d").items() if path != "."}
         found = {path: entry for path, entry in snapshot(diff / "d").items() if path != "."}
         assert found == expected
+        kept = select(tree, ["/d"], owners=True, destination_is_directory=True)
+        diff, _ = laid_out(tmp_path / "kept", kept, "/d", owner=None)
+        assert {path: entry for path, entry in snapshot(diff / "d").items() if path != "."} == {
+            path: entry for path, entry in snapshot(top / "d").items() if path != "."
+        }
+        os.chown(top / "d" / "pipe", 1, 2)
+        again = select(tree, ["/d"], owners=True, destination_is_directory=True)
+        assert again.digest != kept.digest != selection.digest
+        assert select(tree, ["/d"], destination_is_directory=True).digest == selection.digest
+        diff, _ = laid_out(tmp_path / "chown", again, "/d", owner=(3, 4))
+        assert {entry[1:3] for path, entry in snapshot(diff / "d").items()} == {(3, 4)}
         with pytest.raises(NotFound, match=r"^stat nope: no such file or directory"):
             select(tree, ["nope"], destination_is_directory=True)
         os.mkdir(top / "e")
@@ -498,9 +509,8 @@ def test_archives_are_unpacked(pack: Callable[[bytes], bytes], name: str, tmp_pa
     assert found["x/bin"][:3] == ("0o40711", 3, 4) and found["x/bin/tool"][:3] == ("0o104755", 1, 2)
     assert found["x/bin/sh"][4] == "/bin/tool" and found["x/bin/same"][5] == found["x/bin/tool"][5]
     assert found["x/null"][4] == (1, 3) and found["x/no/parent/entry"][4][0] == 1000
-    owned = copied(tmp_path, nodes, [name], "/x/", selected={"unpack": True}, owner=(7, 8), epoch=1)
-    implied = (".", "x/no", "x/no/parent")
-    assert {entry[1:3] for path, entry in owned.items() if path not in implied} == {(7, 8)}
+    owned = copied(tmp_path, nodes, [name, "plain"], "/x/", selected={"unpack": True}, owner=(7, 8), epoch=1)
+    assert owned["x/bin/tool"][:3] == found["x/bin/tool"][:3] and owned["x/plain"][1:3] == (7, 8)
     assert owned["x/bin/tool"][3] == 10**9
     assert sorted(copied(tmp_path, nodes, [name], "/x/")) == [".", "x", f"x/{name}"]
 
