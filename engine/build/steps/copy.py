@@ -29,9 +29,7 @@ from engine.build.steps import layer
 from engine.build.trees import DirectoryTree, MemoryTree, Tree
 from engine.errors import InvalidParameter
 from engine.images.instructions.records import Add, Copy
-from engine.images.layers import Extraction
 from engine.runtime import users
-from engine.storage.snapshots import Ingest
 
 
 class _From(NamedTuple):
@@ -176,19 +174,22 @@ async def _lay_out(
         root = await parts.images.snapshots.open_content(before.top)
     try:
         owner = await _owner(stage, before, instruction, root)
+        entries = [entry for piece in selection.pieces for _, entry in piece.entries]
+        # Not the time of day: the same files make the same layer again.
+        newest = max((entry.mtime for entry in entries), default=0) or time.time_ns()
 
-        def make(ingest: Ingest) -> Extraction:
-            place = copying.destination(root, path, directory=selection.needs_directory)
-            stream = copying.Stream(
-                *(selection, place, root),
+        def opened() -> copying.Stream:
+            return copying.Stream(
+                *(selection, copying.destination(root, path, directory=selection.needs_directory), root),
                 owner=owner,
                 chmod=instruction.chmod,
-                now=time.time_ns(),
+                now=newest,
                 epoch=stage.site.epoch,
             )
-            return copying.lay_out(ingest, stream)
 
-        return await layer.lay_out(parts, before.document.rootfs.diff_ids, make, claim)
+        return await layer.lay_out(
+            parts, before.document.rootfs.diff_ids, opened, claim, size=sum(entry.size for entry in entries)
+        )
     finally:
         if root >= 0:
             await asyncio.to_thread(os.close, root)

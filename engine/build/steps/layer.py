@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable
 
+from engine.build import copying
+from engine.build.copying import Stream
 from engine.build.parts import Parts
 from engine.containers import commit as commits
 from engine.containers.container import Container
@@ -20,7 +23,10 @@ from engine.images.layers import Extraction, chain_ids
 from engine.images.spans import Span
 from engine.storage.snapshots import Ingest, Layer
 from engine.system import files
+from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
+
+_CHUNK = 1 << 20
 
 
 def above(diff_ids: tuple[str, ...], diff_id: str) -> str:
@@ -29,20 +35,45 @@ def above(diff_ids: tuple[str, ...], diff_id: str) -> str:
 
 
 async def lay_out(
-    parts: Parts, below: tuple[str, ...], make: Callable[[Ingest], Extraction], claim: Callable[[str], None]
+    parts: Parts,
+    below: tuple[str, ...],
+    opened: Callable[[], Stream],
+    claim: Callable[[str], None],
+    *,
+    size: int = -1,
 ) -> str:
-    """The diff_id of a new layer, whose files `make` writes in a thread. `below`: the diff_ids
-    under it.
+    """The diff_id of a new layer, whose tar stream `opened` opens in a thread. `below`: the
+    diff_ids under it. `size`: bytes of its files, if known.
 
     Nothing is kept of a layer without entries, nor after a failure.
     """
-    ingest = await parts.images.layers.ingest()
+    layers, parent = parts.images.layers, chain_ids(below)[-1] if below else ""
+    if any(other.size == size for other in parts.images.snapshots.layers_on(parent)):
+        # Probably the same layer again. Reading the stream costs far less than writing the files.
+        diff_id = await layers.work(_digest, opened)
+        chain_id = above(below, diff_id)
+        claim(chain_id)
+        if parts.images.snapshots.layer(chain_id) is not None:
+            return diff_id
+    ingest = await layers.ingest()
     try:
-        extraction = await parts.images.layers.work(make, ingest)
+        extraction = await layers.work(lambda: copying.lay_out(ingest, opened()))
     except BaseException:
         await uninterrupted(parts.images.snapshots.abandon(ingest))
         raise
     return await commit(parts, below, ingest, extraction, claim)
+
+
+def _digest(opened: Callable[[], Stream]) -> str:
+    digest = hashlib.sha256()
+    stream = opened()
+    try:
+        buffer = memoryview(bytearray(_CHUNK))
+        while got := stream.readinto(buffer):
+            digest.update(buffer[:got])
+    finally:
+        stream.close()
+    return f"sha256:{digest.hexdigest()}"
 
 
 async def commit(
@@ -56,7 +87,10 @@ async def commit(
     chain_id = above(below, diff_id)
     claim(chain_id)
     layer = Layer(ingest.number, diff_id, chain_ids(below)[-1] if below else "", extraction.size)
-    with contextlib.suppress(Conflict):  # the same layer exists: the ingest was removed
+    if snapshots.layer(chain_id) is not None:
+        spawn(snapshots.abandon(ingest), f"removing a second copy of layer {chain_id}")
+        return diff_id
+    with contextlib.suppress(Conflict):  # the same layer was made just now: the ingest was removed
         await uninterrupted(snapshots.commit_layer(ingest, chain_id, layer, extraction.implied))
     return diff_id
 

@@ -23,8 +23,6 @@ from engine.build.steps import layer
 from engine.errors import InvalidParameter
 from engine.images.instructions import effects
 from engine.images.instructions.records import Arg, Cmd, Healthcheck, Instruction, Maintainer, Shell, Volume, Workdir
-from engine.images.layers import Extraction, extract_and_hash
-from engine.storage.snapshots import Ingest
 from engine.system import files
 
 _NOTHING = Selection((), "dir", "")
@@ -96,14 +94,10 @@ async def _make_directory(stage: StageBuild, before: State, path: str, claim: Ca
     if not place.missing:
         return ""
 
-    def make(ingest: Ingest) -> Extraction:
-        stream = copying.Stream(_NOTHING, place, root, now=time.time_ns(), epoch=stage.site.epoch)
-        try:
-            return extract_and_hash(ingest, stream)
-        finally:
-            stream.close()
+    def opened() -> copying.Stream:
+        return copying.Stream(_NOTHING, place, root, now=time.time_ns(), epoch=stage.site.epoch)
 
-    return await layer.lay_out(stage.site.parts, before.document.rootfs.diff_ids, make, claim)
+    return await layer.lay_out(stage.site.parts, before.document.rootfs.diff_ids, opened, claim)
 
 
 __all__ = ["apply"]
