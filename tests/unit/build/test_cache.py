@@ -1,0 +1,275 @@
+"""The build cache over a real image store: what survives a restart, what follows an image that is
+removed, and the removal by prune.
+
+Needs root, because layers are extracted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.build import prune
+from engine.build.cache import Cache
+from engine.build.caches import Caches
+from engine.build.copying import Destination, Selection, Stream
+from engine.build.keys import base_key, key_of
+from engine.build.options import PruneOptions
+from engine.build.parts import Parts
+from engine.build.state import State, after, of_image
+from engine.build.steps import layer
+from engine.config import Config as EngineConfig
+from engine.errors import ServerError
+from engine.images import reference
+from engine.storage.records import Records
+from engine.wire.containers import Config
+from tests.unit.images.test_store import ONE, Stage, docker_archive
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+class Site(Stage):
+    """A store with a cache, and a base image."""
+
+    async def __aenter__(self) -> Site:
+        await super().__aenter__()
+        self.open_cache()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        # As after a crash: what the cache has not written is lost.
+        if self.cache._claims is not None:
+            await self.cache._claims.release()
+        await super().__aexit__(*error)
+
+    def open_cache(self) -> None:
+        self.cache = Cache(self.records, self.images)
+        absent: Any = None
+        self.parts = Parts(
+            config=EngineConfig(root=self.root, run=self.root / "run"),
+            containers=absent,
+            images=self.images,
+            remote=absent,
+            events=self.events,
+            cache=self.cache,
+            caches=Caches(self.root),
+            shared=absent,
+            sessions=absent,
+        )
+
+    async def base(self) -> State:
+        await self.load(docker_archive(ONE))
+        record = self.images.get("one")
+        return of_image(record, base_key(record.id))
+
+    def meta(self, before: State, text: str) -> State:
+        """A step that sets a label."""
+        config = Config(labels={**before.config.labels, text: ""})
+        key = key_of(before.key, "meta", text, config=config)
+        found = self.cache.find(key)
+        if found is None:
+            found = after(before, key=key, config=config, command=["LABEL", text])
+            self.cache.add(found, before.key, text)
+        return found
+
+    async def directory(self, before: State, name: str) -> State:
+        """A step that makes a directory, in a layer of its own."""
+        key = key_of(before.key, "copy", name, config=before.config)
+        async with self.images.claimed() as claim:
+            diff_id = await layer.lay_out(
+                self.parts,
+                before.document.rootfs.diff_ids,
+                lambda: Stream(Selection((), "dir", ""), Destination(name, True, (name,)), -1, now=1),
+                claim,
+            )
+            made = after(before, key=key, config=before.config, command=["COPY", name], diff_id=diff_id)
+            self.cache.add(made, before.key, name)
+        return made
+
+    def kept(self) -> set[str]:
+        return {step.text for _, step in self.cache}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Callable[[Site], Awaitable[None]]], None]:
+    def runner(work: Callable[[Site], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with Site(tmp_path) as site:
+                await work(site)
+
+        asyncio.run(main())
+
+    return runner
+
+
+Run = Callable[[Callable[[Site], Awaitable[None]]], None]
+
+
+def test_a_step_is_known_before_it_is_written_and_after_a_restart(run: Run) -> None:
+    made: list[State] = []
+
+    async def first(site: Site) -> None:
+        made.append(site.meta(await site.directory(await site.base(), "d"), "x"))
+        assert site.meta(made[0], "y").parent == made[0].image_id
+        assert made[0].image_id not in site.images.index
+        await site.cache.write({made[0].image_id: [reference.with_tag("built", "")]})
+        assert site.images.get("built").id == made[0].image_id
+
+    async def second(site: Site) -> None:
+        found = site.cache.find(made[0].key)
+        assert found is not None and found.image_id == made[0].image_id
+        assert found.document == made[0].document and found.chain_ids == made[0].chain_ids
+        assert site.kept() == {"d", "x", "y"}
+
+    run(first)
+    run(second)
+
+
+def test_what_was_not_written_is_gone_with_its_layers(run: Run) -> None:
+    async def first(site: Site) -> None:
+        await site.directory(await site.base(), "lost")
+        assert len([name for name in site.on_disk()[0] if name.isdigit()]) == 2
+
+    async def second(site: Site) -> None:
+        assert site.kept() == set()
+        assert len([name for name in site.on_disk()[0] if name.isdigit()]) == 1
+
+    run(first)
+    run(second)
+
+
+def test_a_failed_write_keeps_images_for_the_next_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(site: Site) -> None:
+        made = await site.directory(await site.base(), "d")
+        with monkeypatch.context() as patched:
+
+            async def refuse(self: Records, *changes: object) -> None:
+                raise ServerError("no space left on device")
+
+            patched.setattr(Records, "commit", refuse)
+            with pytest.raises(ServerError, match="no space"):
+                await site.cache.write()
+        assert site.cache.find(made.key) is not None
+        assert site.snapshots.layer(made.top) is not None
+        await site.cache.write()
+        assert made.image_id in site.images.index
+
+    run(work)
+
+
+def test_an_image_that_is_removed_takes_its_steps_with_it(run: Run) -> None:
+    async def work(site: Site) -> None:
+        base = await site.base()
+        middle = site.meta(base, "middle")
+        last = site.meta(middle, "last")
+        await site.cache.write({last.image_id: [reference.with_tag("built", "")]})
+        await site.images.delete("built")
+        assert site.kept() == set(), "untagged parents go with the image"
+        assert site.cache.find(last.key) is site.cache.find(middle.key) is None
+        await site.cache.write()
+        site.open_cache()
+        assert site.kept() == set()
+
+    run(work)
+
+
+def test_prune_removes_what_no_name_needs_from_the_end_of_each_chain(run: Run) -> None:
+    async def work(site: Site) -> None:
+        base = await site.base()
+        dead = await site.directory(site.meta(base, "dead"), "deader")
+        live = site.meta(await site.directory(base, "kept"), "named")
+        await site.cache.write({live.image_id: [reference.with_tag("built", "")]})
+        report = await prune.prune(site.parts, PruneOptions())
+        assert len(report.caches_deleted or ()) == 2
+        assert site.kept() == {"kept", "named"}
+        assert dead.image_id not in site.images.index
+        assert site.snapshots.layer(dead.top) is None and site.snapshots.layer(live.top) is not None
+        report = await prune.prune(site.parts, PruneOptions(all=True))
+        assert len(report.caches_deleted or ()) == 2 and report.space_reclaimed == 0
+        assert site.kept() == set() and site.images.get("built").id == live.image_id
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (PruneOptions(filters={"description": ["b"]}), {"a"}),
+        (PruneOptions(filters={"id": ["nothing"]}), {"a", "b"}),
+        (PruneOptions(filters={"type": ["exec.cachemount"]}), {"a", "b"}),
+        (PruneOptions(filters={"label": ["x"]}), {"a", "b"}),
+        (PruneOptions(filters={"private": ["true"]}), set()),
+        (PruneOptions(unused_since_ns=1), {"a", "b"}),
+        (PruneOptions(reserved_space=1 << 40), {"a", "b"}),
+    ],
+)
+def test_filters_of_prune(run: Run, options: PruneOptions, left: set[str]) -> None:
+    async def work(site: Site) -> None:
+        base = await site.base()
+        site.meta(base, "a")
+        site.meta(base, "b")
+        await site.cache.write()
+        await prune.prune(site.parts, options)
+        assert site.kept() == left
+
+    run(work)
+
+
+def test_a_second_key_finds_the_same_image(run: Run) -> None:
+    async def work(site: Site) -> None:
+        made = site.meta(await site.base(), "x")
+        site.cache.know("other", made, "", "x")
+        found = site.cache.find("other")
+        assert found is not None and found.image_id == made.image_id and found.key == "other"
+        assert set(site.cache.steps_of(made.image_id)) == {made.key, "other"}
+
+    run(work)
+
+
+def test_cache_mounts_are_kept_shared_and_removed(tmp_path: Path) -> None:
+    async def work() -> None:
+        caches = Caches(tmp_path)
+        filled: list[int] = []
+
+        def fill(directory: int) -> None:
+            filled.append(directory)
+            os.close(os.open("seed", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=directory))
+
+        async with caches.use("a/b", "shared", fill, 0o750) as first:
+            assert os.listdir(first) == ["seed"] and first.stat().st_mode & 0o777 == 0o750
+            async with caches.use("a/b", "shared", fill, 0o755) as again:
+                assert again == first and len(filled) == 1
+            async with caches.use("a/b", "private", fill, 0o755) as other:
+                assert other != first and len(filled) == 2
+            assert not await caches.remove(first.parent.name), "it is in use"
+        async with caches.use("a/b", "private", fill, 0o755) as again:
+            assert again == first
+        assert {each.id for each in caches.all()} == {"a/b"} and len(caches.all()) == 2
+        for each in caches.all():
+            assert await caches.remove(each.name)
+        assert caches.all() == []
+
+    asyncio.run(work())
+
+
+def test_a_locked_cache_mount_is_used_by_one_step_at_a_time(tmp_path: Path) -> None:
+    async def work() -> None:
+        caches, inside, most = Caches(tmp_path), 0, 0
+
+        async def step() -> None:
+            nonlocal inside, most
+            async with caches.use("x", "locked", lambda _: None, 0o755):
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0.01)
+                inside -= 1
+
+        await asyncio.gather(*(step() for _ in range(5)))
+        assert most == 1
+
+    asyncio.run(work())
