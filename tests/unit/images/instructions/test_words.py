@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
@@ -314,6 +315,41 @@ def test_replacements(pattern: str, value: str) -> None:
     assert words.expanded(f"${{X/{pattern}/<>}}", {"X": value}) == first
     if pattern.strip("*"):  # Go and Python differ in empty matches
         assert words.expanded(f"${{X//{pattern}/<>}}", {"X": value}) == re.sub(whole, "<>", value)
+
+
+VARIABLES = {"E": "", "X": "ab.ba", "Y": "aaa", "Z": "b"}
+
+substitutions = st.one_of(
+    st.builds(
+        "${{{}{}{}}}".format,
+        st.sampled_from(["E", "X", "Y", "NONE"]),
+        st.sampled_from(["-", ":-", "+", ":+"]),
+        st.sampled_from(["", "w", "$Z", "${Z}x", "${NONE:-$Z}", "'$Z'", '"$Z"', "${X%b*}"]),
+    ),
+    st.builds(
+        "${{{}{}{}}}".format,
+        st.sampled_from(["E", "X", "Y", "NONE"]),
+        st.sampled_from(["#", "##", "%", "%%"]),
+        st.one_of(st.text(alphabet="ab*?.", max_size=5), st.sampled_from(["$Z", "'b'", '"$Z"*', "\\*", "*$Z"])),
+    ),
+    st.builds(
+        "${{{}{}{}/{}}}".format,
+        st.sampled_from(["X", "Y", "NONE"]),
+        st.sampled_from(["/", "//"]),
+        st.text(alphabet="ab*?.", min_size=1, max_size=4).filter(lambda pattern: bool(pattern.strip("*#%"))),
+        st.sampled_from(["", "w", "$Z"]),
+    ),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(substitutions, min_size=1, max_size=50))
+def test_modifiers_are_those_of_bash(texts: list[str]) -> None:
+    script = "".join(f'printf "%s\\n" {text}\n' for text in (f'"<"{one}">"' for one in texts))
+    done = subprocess.run(
+        ["bash", "-f", "-c", f"IFS=\n{script}"], env=VARIABLES, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [f"<{words.expanded(text, VARIABLES)}>" for text in texts]
 
 
 @given(st.text(alphabet="ab$ {}:-+?'\"\\=#%/*\n\t1`", max_size=60), st.sampled_from(["\\", "`"]))
