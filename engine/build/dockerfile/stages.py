@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from engine.build.dockerfile.lines import Document, at_line
+from engine.build.dockerfile.lines import Document, at_line, check_frontend
 from engine.build.dockerfile.scope import Arguments, Platforms, normalized
 from engine.errors import InvalidParameter
 from engine.images import reference
@@ -54,6 +54,7 @@ def read(
     document: Document, scope_arguments: Mapping[str, str | None], platforms: Platforms, target: str = ""
 ) -> Dockerfile:
     """All stages, checked. `target` is only the value of TARGETSTAGE."""
+    check_frontend(scope_arguments.get("BUILDKIT_SYNTAX") or "")
     arguments = Arguments(scope_arguments, platforms, target)
     global_arguments: list[Arg] = []
     stages: list[Stage] = []

@@ -1,4 +1,4 @@
-"""Dockerfile instructions: their words (words.py), their records (records.py), and their effect on
-an image's configuration (effects.py). Commit and import use the latter through changes.py, builds
-through engine/build.
+"""Dockerfile instructions: their words (words.py), their records (records.py, mounts.py), and their
+effect on an image's configuration (effects.py). Builds use them through engine/build, commit and
+import through changes.py.
 """

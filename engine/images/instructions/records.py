@@ -252,6 +252,8 @@ def _replaced(instruction: Instruction, word: Expand, content: Expand, *, strict
                     for one in instruction.heredocs
                 ),
             }
+            if isinstance(instruction, Copy) and any(_URL.match(source) for source in changes["sources"]):
+                raise InvalidParameter("Source can't be a URL for COPY")
             if strict or "$" not in changes["chmod"]:
                 check_chmod(changes["chmod"])
         case Run():
@@ -281,6 +283,9 @@ def _replaced(instruction: Instruction, word: Expand, content: Expand, *, strict
         case _:
             return instruction
     return msgspec.structs.replace(instruction, **changes)
+
+
+_URL = re.compile("https?://.", re.IGNORECASE)
 
 
 def _no_blank(instruction: Env | Label | Arg, pairs: Sequence[tuple[str, str | None]]) -> None:

@@ -155,6 +155,12 @@ def test_arguments_are_those_of_all_stages() -> None:
     assert found.arguments.unconsumed() == ["d"]
 
 
+def test_a_frontend_given_as_an_argument() -> None:
+    assert read("FROM a", BUILDKIT_SYNTAX="docker/dockerfile:1").stages
+    with pytest.raises(InvalidParameter, match="syntax a/b: this frontend is not supported"):
+        read("FROM a", BUILDKIT_SYNTAX="a/b")
+
+
 def test_the_escape_of_the_file_holds_everywhere() -> None:
     found = read("# escape=`\nFROM a\nRUN x `\n y\nCOPY --chown=a C:\\x /y\\\n")
     assert found.escape == "`"
