@@ -28,13 +28,17 @@ from engine._fast.logwriter import LogWriter
 from engine._fast.members import Members
 from engine.api import parameters
 from engine.build import context, copying, ignore
+from engine.build.dockerfile import lines, stages
+from engine.build.dockerfile.scope import Platforms, Scope
 from engine.build.trees import DirectoryTree
 from engine.errors import EngineError, InvalidParameter
 from engine.http.framing import ChunkedReader
 from engine.images import reference
+from engine.images.instructions import effects, records
 from engine.monitor import messages
 from engine.monitor.journal import Journal
 from engine.networks import dns
+from engine.wire.containers import Config
 from tests import archives
 from tests.archives import Node, directory, hard_link, symlink
 from tests.fuzz.mutate import mutated, mutated_tar, pieces
@@ -519,3 +523,35 @@ def filters(noise: Noise) -> None:
     text = mutated(noise.choice(seeds), noise, seeds, 1000).decode("utf-8", "surrogateescape")
     with contextlib.suppress(EngineError):
         parameters.decode_json(text.encode("utf-8", "surrogateescape"), dict)
+
+
+@target
+def dockerfile(noise: Noise) -> None:
+    """Parsed, or refused; each instruction is expanded, or refused. The configuration is JSON."""
+    seeds = [
+        b"# syntax=docker/dockerfile:1\n# escape=`\nARG V=1\nFROM --platform=$BUILDPLATFORM a:${V:-2} AS b\n",
+        b"FROM a\nRUN --mount=type=cache,target=/x,id=${A#*b} cat <<E\nx $A\nE\nCOPY <<-'F' a /b/\n\tx\n\tF\n",
+        b'FROM a\nENV A=b C=\'d $A\' E="${A//b/c}"\nLABEL a b c\nEXPOSE 80 81-82/udp $P\nVOLUME ["/a", "/b"]\n',
+        b'FROM a AS b\nONBUILD COPY --from=b --chmod=u+x a b\nUSER $A\nWORKDIR /a \\\n# c\n  b\nFROM b\nCMD ["x"] y\n',
+        b'FROM a\nHEALTHCHECK --interval=1m --retries=3 CMD a b\nSHELL ["a"]\nSTOPSIGNAL SIGINT\nENTRYPOINT a\n',
+    ]
+    raw = mutated(noise.choice(seeds), noise, seeds, 4000)
+    try:
+        found = stages.read(
+            lines.parse(raw), {"A": "ab", "P": "1"}, Platforms(build="linux/amd64", target="linux/arm64")
+        )
+        stages.needed(found, "")
+    except InvalidParameter:
+        return
+    for stage in found.stages:
+        config, scope = Config(), Scope(found.arguments)
+        for instruction in stage.instructions:
+            with contextlib.suppress(InvalidParameter):
+                one = records.expand(instruction, scope.variables(config.env), found.escape)
+                if isinstance(one, records.Arg):
+                    scope.declare(one)
+                if isinstance(one, records.Run):
+                    records.script(one)
+                config = effects.configured(config, one, cmd_set=False)
+                msgspec.json.encode((one.text, effects.recorded(one, config)))
+        msgspec.json.encode(config)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.errors import InvalidParameter
-from engine.images.instructions import records
+from engine.images.instructions import records, words
 from engine.images.instructions.records import Arg
 
 PROXIES = frozenset(
@@ -91,6 +91,9 @@ class Arguments:
     """
 
     def __init__(self, given: Mapping[str, str | None], platforms: Platforms, target: str = "") -> None:
+        for name, value in given.items():
+            if value is not None and "\0" in value:
+                raise InvalidParameter(f"build-arg {name}: {words.NUL}"[:300])
         self.given = {name: value for name, value in given.items() if value is not None}
         self._names = sorted(given)
         self._declared: set[str] = set()

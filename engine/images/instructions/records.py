@@ -184,9 +184,27 @@ def read(line: Line, escape: str = "\\") -> Instruction:
     reader = _READERS.get(line.keyword)
     if reader is None:
         raise InvalidParameter(f"Unknown instruction: {line.keyword}")
-    instruction = reader(line, escape)
+    if "\0" in line.original or (line.keyword == "RUN" and any("\0" in body.content for body in line.heredocs)):
+        raise InvalidParameter(words.NUL)
+    instruction = reader(_readable(line), escape)
     _check(instruction, escape)
     return instruction
+
+
+def _readable(line: Line) -> Line:
+    """The line as a configuration and the history can hold it. Sources of COPY and ADD, and what
+    heredocs contain, keep bytes that are not UTF-8.
+    """
+    if line.original.isascii():
+        return line
+    names_files = line.keyword in ("COPY", "ADD")
+    return msgspec.structs.replace(
+        line,
+        original=words.readable(line.original),
+        flags=tuple((name, None if value is None else words.readable(value)) for name, value in line.flags),
+        text=words.readable(line.text),
+        rest=line.rest if names_files else words.readable(line.rest),
+    )
 
 
 def read_text(text: str, escape: str = "\\") -> Instruction:
@@ -306,11 +324,11 @@ def script(run: Run) -> tuple[tuple[str, ...] | str, bytes | None]:
     first = run.heredocs[0]
     if head is None:
         whole = "".join(f"\n{one.content}{one.name}" for one in run.heredocs)
-        return run.command + whole, None
+        return words.readable(run.command + whole), None
     content = first.value()
     if content.startswith("#!"):
         return (f"/dev/pipes/{first.name}",), content.encode(errors="surrogateescape")
-    return content, None
+    return words.readable(content), None
 
 
 # --- flags ----------------------------------------------------------------------------------------
@@ -466,7 +484,7 @@ def _transfer(line: Line, escape: str) -> Copy | Add:
         line=line.number,
         text=line.original,
         sources=tuple(word for word in sources if body(word) is None),
-        destination=destination,
+        destination=words.readable(destination),
         heredocs=tuple(Inline(one.name, one.value(), one.expand) for one in inline),
         from_=origin,
         chown=flags.get("chown", ""),
@@ -593,7 +611,7 @@ def _on_build(line: Line, escape: str) -> OnBuild:
     if inner.keyword in ("MAINTAINER", "FROM"):
         raise InvalidParameter(f"{inner.keyword} isn't allowed as an ONBUILD trigger")
     read(msgspec.structs.replace(inner, heredocs=line.heredocs), escape)
-    trigger = line.rest + "".join(f"\n{one.content}{one.name}" for one in line.heredocs)
+    trigger = line.rest + "".join(f"\n{words.readable(one.content)}{one.name}" for one in line.heredocs)
     return OnBuild(line=line.number, text=line.original, trigger=trigger)
 
 

@@ -34,6 +34,8 @@ _NAME = re.compile(r"[^\W\d]\w*|\d+|[@*#?$!-]")
 _HEREDOC = re.compile(r"(\d*)<<(-?)([ \t]*)([^<]*)", re.DOTALL)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
+NUL = "a NUL character is not allowed here"
+
 HEREDOC_KEYWORDS = ("RUN", "COPY", "ADD")
 
 Variables = Mapping[str, str]
@@ -200,6 +202,11 @@ def words(text: str, escape: str = "\\") -> list[str]:
     return [*found, text[begin:]] if 0 <= begin < len(text) else found
 
 
+def readable(text: str) -> str:
+    """The text as a JSON document can hold it: bytes that are not UTF-8 become U+FFFD, as in Go."""
+    return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
+
+
 def plain_words(text: str) -> list[str]:
     """The words between ASCII white space, whatever their quotes."""
     return [word for word in _KEYWORD_END.split(text.strip(SPACE)) if word]
@@ -218,9 +225,9 @@ def array(text: str) -> list[str] | None:
         return None
     if not all(isinstance(value, str) for value in values):
         raise InvalidParameter("When using JSON array syntax, arrays must be comprised of strings only.")
-    if "\\u" in text:
-        return [_LONE_SURROGATE.sub("\ufffd", value) for value in values]
-    return list(values)
+    if any("\0" in value for value in values):
+        raise InvalidParameter(NUL)
+    return [readable(value) for value in values] if "\\u" in text else list(values)
 
 
 def _refused(constant: str) -> None:
@@ -607,6 +614,7 @@ def _replace(value: str, tokens: Sequence[object], replacement: str, *, every: b
 
 __all__ = [
     "HEREDOC_KEYWORDS",
+    "NUL",
     "SPACE",
     "Expand",
     "Heredoc",
@@ -621,6 +629,7 @@ __all__ = [
     "heredoc_head",
     "line",
     "plain_words",
+    "readable",
     "with_heredocs",
     "words",
 ]

@@ -123,6 +123,11 @@ def test_unconsumed() -> None:
     assert arguments.unconsumed() == ["a", "z"]
 
 
+def test_a_nul_in_a_value() -> None:
+    with pytest.raises(InvalidParameter, match="build-arg a: a NUL character"):
+        Arguments({"a": "x\0"}, PLATFORMS)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -365,6 +365,30 @@ def test_the_escape_of_the_file_holds_in_words() -> None:
     assert plain(records.expand(read(r"WORKDIR C:\a", "`"), {}, "`")) == Workdir(path=r"C:\a")
 
 
+def test_bytes_that_are_not_utf_8() -> None:
+    """File names and the contents of files keep them; a JSON document cannot."""
+    env = read("ENV a=\udce9 b=é")
+    assert isinstance(env, Env) and env.pairs == (("a", "\ufffd"), ("b", "é"))
+    assert env.text == "ENV a=\ufffd b=é"
+    copy = read("COPY --chown=\udce9 \udce9 <<A \udce9/\n\udce9\nA")
+    assert isinstance(copy, Copy)
+    assert (copy.sources, copy.destination, copy.chown) == (("\udce9",), "\ufffd/", "\ufffd")
+    assert copy.heredocs[0].content == "\udce9\n" and copy.text == "COPY --chown=\ufffd \ufffd <<A \ufffd/"
+    for text, expected in (("RUN <<A\n\udce9\nA", "\ufffd\n"), ("RUN a <<A\n\udce9\nA", "a <<A\n\ufffd\nA")):
+        run = read(text)
+        assert isinstance(run, Run) and records.script(run) == (expected, None)
+    run = read("RUN <<A\n#!\udce9\nA")
+    assert isinstance(run, Run) and records.script(run)[1] == b"#!\xe9\n"
+    trigger = read("ONBUILD COPY \udce9 <<A /\n\udce9\nA")
+    assert isinstance(trigger, OnBuild) and trigger.trigger == "COPY \ufffd <<A /\n\ufffd\nA"
+
+
+@pytest.mark.parametrize("text", ["ENV a=\0", "RUN a\0", "RUN <<A\n\0\nA", 'CMD ["\\u0000"]', "ONBUILD RUN a\0"])
+def test_nul_characters_are_refused(text: str) -> None:
+    with pytest.raises(InvalidParameter, match="NUL"):
+        read(text)
+
+
 # --- RUN --mount ----------------------------------------------------------------------------------
 
 

@@ -466,7 +466,12 @@ def test_arrays_of_other_things(text: str) -> None:
     assert error.value.message == "When using JSON array syntax, arrays must be comprised of strings only."
 
 
-@given(st.lists(st.text(max_size=10)))
+def test_a_nul_in_an_array() -> None:
+    with pytest.raises(InvalidParameter, match="NUL"):
+        words.array('["a\\u0000"]')
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_characters="\0", codec="utf-8"), max_size=10)))
 def test_arrays_come_back(texts: list[str]) -> None:
     import json
 
