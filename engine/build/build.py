@@ -84,7 +84,10 @@ class Build:
             await self._finish(result)
         finally:
             self._end.close()
-            await uninterrupted(self._claims.release())
+            try:
+                await self._site.close()
+            finally:
+                await uninterrupted(self._claims.release())
 
     async def _run(self) -> State:
         for stage in self._stages:
