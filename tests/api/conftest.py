@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import TempEngine
+from tests.harness import TempEngine, until
 
 
 @pytest.fixture
@@ -25,3 +26,5 @@ def builder(engine: TempEngine) -> Iterator[TempEngine]:
         if identifier not in leaves:
             engine.request("DELETE", f"/v1.24/images/{identifier}?force=1")
     assert set(images(1)) == before
+    if engine.process is not None:  # not another engine
+        until("no temporary file is left", lambda: not os.listdir(engine.root / "tmp"))

@@ -296,6 +296,21 @@ def test_members_of_every_kind(builder: TempEngine) -> None:
     assert "700 0:0 d\n640 0:0 d/plain\n" in built.text
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("COPY missing /", "COPY failed: file not found in build context or excluded by .dockerignore: stat missing: "),
+        ("ADD missing /", "ADD failed: file not found in build context or excluded by .dockerignore: stat missing: "),
+        ("COPY --from=busybox /missing /", "COPY failed: "),
+    ],
+)
+def test_a_missing_source(line: str, words: str, builder: TempEngine) -> None:
+    built = build(builder, f"FROM busybox\n{line}\nRUN echo never\n")
+    assert built.error is not None
+    assert built.error["error"].startswith(words)
+    assert "Step 3" not in built.text
+
+
 # --- q --------------------------------------------------------------------------------------------
 
 

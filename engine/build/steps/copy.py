@@ -27,7 +27,7 @@ from engine.build.stage import StageBuild
 from engine.build.state import State, after, commented
 from engine.build.steps import layer
 from engine.build.trees import DirectoryTree, MemoryTree, Tree
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, NotFound
 from engine.images.instructions.records import Add, Copy
 from engine.runtime import users
 
@@ -109,18 +109,21 @@ async def _select(
     several = len(instruction.sources) + len(instruction.heredocs) > 1
 
     async def choose(tree: Tree, sources: list[str], *, unpack: bool) -> None:
-        selection = await work(
-            lambda: copying.select(
-                tree,
-                sources,
-                instruction=name,
-                exclude=instruction.exclude,
-                parents=instruction.parents,
-                unpack=unpack,
-                owners=bool(instruction.from_),
-                destination_is_directory=is_directory,
+        try:
+            selection = await work(
+                lambda: copying.select(
+                    tree,
+                    sources,
+                    instruction=name,
+                    exclude=instruction.exclude,
+                    parents=instruction.parents,
+                    unpack=unpack,
+                    owners=bool(instruction.from_),
+                    destination_is_directory=is_directory,
+                )
             )
-        )
+        except NotFound as error:
+            raise NotFound(f"{name} failed: {error.message}") from error
         chosen.append(selection)
 
     for source in instruction.sources:
