@@ -141,6 +141,8 @@ class Builder:
                     remote.fetch(
                         *(options.remote, self._parts.remote, images.temporary, log.write),
                         keep_git_dir=options.arguments.get("BUILDKIT_CONTEXT_KEEP_GIT_DIR") in ("1", "true"),
+                        sessions=self._parts.sessions,
+                        session_id=options.session,
                     )
                 )
                 if isinstance(fetched, Text):

@@ -30,7 +30,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine._fast import tree
-from engine.errors import EngineError, InvalidParameter, ServerError, reason, reason_with_file
+from engine.build.buildkit.session import Sessions
+from engine.errors import (
+    EngineError,
+    InvalidParameter,
+    NotFound,
+    ServerError,
+    Unimplemented,
+    reason,
+    reason_with_file,
+)
 from engine.system import files, sealed
 from engine.system.threads import in_own_thread, uninterrupted
 
@@ -41,7 +50,7 @@ _WEB = ("http://", "https://")
 _HUB = "github.com/"
 _SUFFIX = re.compile(r"\.git(?:\?(?P<query>[^#]*))?(?:#.*)?\Z")
 """The end of an http URL that names a repository."""
-_USER_AND_HOST = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:(?!/?/)\S")
+_USER_AND_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.-]*:(?!//)\S")
 """The address that scp(1) and git use for ssh."""
 _OPTIONS = frozenset(("ref", "branch", "tag", "commit", "checksum", "subdir", "keep-git-dir"))
 """Query parameters of a repository's URL (docs.docker.com, "Git repositories", URL queries)."""
@@ -195,7 +204,8 @@ async def checkout(
     """Fetch a repository into a new directory below `directory`, which exists for the time of the
     context.
 
-    `agent`: socket of an ssh-agent that `sealed.USER` may open. A cancellation ends git at once.
+    `agent`: socket of an ssh-agent that `sealed.USER` may open, on the same file system. A
+    cancellation ends git at once.
     """
     if source.commit:
         check_commit(source.commit)
@@ -218,6 +228,25 @@ async def checkout(
     finally:
         stop.close()
         await uninterrupted(asyncio.to_thread(files.remove_tree, place))
+
+
+async def agent_of(
+    source: Source, sessions: Sessions, session_id: str, directory: Path, borrowed: contextlib.AsyncExitStack
+) -> Path | None:
+    """The `agent` of `checkout` for a repository that is reached by ssh: the one that the client of
+    a session forwards. None if there is none.
+
+    The socket is in a new directory below `directory`, and goes with `borrowed`. Raises NotFound
+    for an unknown session.
+    """
+    if not session_id or source.url.startswith(("git://", *_WEB)):
+        return None
+    session = await sessions.find(session_id)
+    agent = session.ssh("", str(directory), uid=sealed.USER, gid=sealed.GROUP)
+    try:
+        return Path(await borrowed.enter_async_context(agent))
+    except (NotFound, Unimplemented):
+        return None
 
 
 async def _discarded(fetching: asyncio.Future[Checkout]) -> None:
@@ -366,7 +395,8 @@ class _Work:
         self._environment |= {f"{kind}_proxy": proxies[kind] for kind in ("http", "https", "all") if kind in proxies}
         self._environment["no_proxy"] = ",".join(filter(None, (_NO_PROXY, proxies.get("no"))))
         if self._agent is not None:
-            self._environment["SSH_AUTH_SOCK"] = str(self._agent)
+            os.link(self._agent, home / "agent")
+            self._environment["SSH_AUTH_SOCK"] = f"{sealed.PLACE}/home/agent"
         return files.open_directory(self._place / "repository")
 
     # --- git --------------------------------------------------------------------------------------
@@ -578,6 +608,7 @@ __all__ = [
     "Checkout",
     "Limits",
     "Source",
+    "agent_of",
     "check_commit",
     "checkout",
     "source_of_add",

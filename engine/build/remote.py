@@ -18,6 +18,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from engine.build import git
+from engine.build.buildkit.session import Sessions
 from engine.build.git import Checkout, without_password
 from engine.errors import InvalidParameter, ServerError
 from engine.images.progress import amount
@@ -57,18 +58,28 @@ Fetched = Text | Archive | Checkout
 
 @contextlib.asynccontextmanager
 async def fetch(
-    url: str, remote: Remote, directory: Path, report: Report, *, keep_git_dir: bool = False
+    url: str,
+    remote: Remote,
+    directory: Path,
+    report: Report,
+    *,
+    keep_git_dir: bool = False,
+    sessions: Sessions | None = None,
+    session_id: str = "",
 ) -> AsyncIterator[Fetched]:
     """The context at `url`, for the time of the context manager.
 
     `directory`: for temporary files. `report` gets the progress of downloads. `keep_git_dir`: a
-    checkout keeps its `.git`.
+    checkout keeps its `.git`. `session_id`: of the client, which may forward an SSH agent.
     """
     source = git.source_of_context(url)
     if source is not None:
         source = source._replace(keep_git_dir=keep_git_dir or source.keep_git_dir)
-        async with git.checkout(source, directory) as found:
-            yield found
+        async with contextlib.AsyncExitStack() as stack:
+            agent = None
+            if sessions is not None:
+                agent = await git.agent_of(source, sessions, session_id, directory, stack)
+            yield await stack.enter_async_context(git.checkout(source, directory, agent=agent))
         return
     if not is_url(url):
         raise InvalidParameter(f"remoteURL ({without_password(url)}) could not be recognized as URL"[:300])

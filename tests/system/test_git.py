@@ -17,10 +17,11 @@ import tempfile
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from engine.build.git import Checkout, Limits, checkout, source_of_context
+from engine.build.git import Checkout, Limits, agent_of, checkout, source_of_add, source_of_context
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.system import sealed
 from tests.repositories import Repository, daemon, dumb, git, silent, smart
@@ -350,6 +351,77 @@ def test_users_and_passwords(top: Path, place: Path) -> None:
             assert isinstance(error, ServerError)
             assert "wrong-secret" not in error.message
             assert "token" not in error.message
+
+
+def test_ssh_with_the_agent_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that stands for ssh asks the agent and runs the command here."""
+    program = """
+        import os, socket, sys
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.connect(os.environ["SSH_AUTH_SOCK"])
+            assert agent.recv(100) == b"key"
+        assert sys.argv[-2] == "me@host.invalid", sys.argv
+        command = sys.argv[-1].replace("'/", "'" + os.path.dirname(sys.argv[0]) + "/", 1)
+        os.execv("/bin/sh", ["sh", "-c", command])
+    """
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:  # git cannot see /tmp
+        top, place = Path(directory), Path(directory, "private", "tmp")
+        place.mkdir(parents=True)
+        place.chmod(0o700)
+        top.chmod(0o755)
+        (top / "ssh.py").write_text(textwrap.dedent(program))
+        repository = Repository(top, "r")
+        commit = repository.commit({"a": b"a"})
+        for path, names, _ in os.walk(repository.path):
+            for each in (path, *(os.path.join(path, name) for name in names)):
+                os.chown(each, sealed.USER, sealed.GROUP)
+        monkeypatch.setattr("engine.build.git._SSH", f"/usr/bin/python3 {top}/ssh.py")
+        asked: list[str] = []
+
+        class Session:
+            @contextlib.asynccontextmanager
+            async def ssh(self, name: str, directory: str, *, uid: int, gid: int) -> AsyncIterator[str]:
+                def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                    asked.append(name)
+                    writer.write(b"key")
+                    writer.close()
+
+                path = os.path.join(directory, "socket")
+                async with await asyncio.start_unix_server(answer, path):
+                    os.chown(path, uid, gid)
+                    os.chmod(path, 0o600)
+                    yield path
+                os.unlink(path)
+
+        class Sessions:
+            async def find(self, session_id: str) -> Session:
+                assert session_id == "it"
+                return Session()
+
+        async def work() -> None:
+            sessions = cast(Any, Sessions())
+            for address in ("me@host.invalid:/r.git", "ssh://me@host.invalid/r.git"):
+                source = source_of_add(address)
+                assert source is not None
+                async with contextlib.AsyncExitStack() as stack:
+                    assert await agent_of(source, sessions, "", place, stack) is None
+                    agent = await agent_of(source, sessions, "it", place, stack)
+                    found = await stack.enter_async_context(checkout(source, place, agent=agent))
+                    assert (found.commit, tree(found)) == (commit, {"a": b"a"})
+            web = source_of_add("http://h/r.git")
+            assert web is not None
+            async with contextlib.AsyncExitStack() as stack:
+                assert await agent_of(web, sessions, "it", place, stack) is None
+
+        run(work)
+        assert set(asked) == {""}
+        assert os.listdir(place) == []
+
+
+def test_ssh_without_an_agent(place: Path) -> None:
+    """A host without keys, and a server that cannot be reached: the words are ssh's."""
+    error = refusal("ssh://git@127.0.0.1:1/r.git", place)
+    assert "Connection refused" in error.message
 
 
 def test_the_environment_is_not_inherited(top: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,9 @@ async def _select(
                 keep_git_dir=bool(instruction.keep_git_dir) or repository.keep_git_dir,
                 commit=instruction.checksum or repository.commit,
             )
-            checkout = await borrowed.enter_async_context(git.checkout(repository, parts.images.temporary))
+            place = parts.images.temporary
+            agent = await git.agent_of(repository, parts.sessions, stage.site.options.session, place, borrowed)
+            checkout = await borrowed.enter_async_context(git.checkout(repository, place, agent=agent))
             await choose(DirectoryTree(checkout.root), ["."], unpack=False)
         else:
             download = await borrowed.enter_async_context(

@@ -74,6 +74,9 @@ def test_contexts(text: str, expected: Source | None) -> None:
         (f"{HUB}#v0.10.1", Source(HUB, "v0.10.1")),
         ("git@git.example.com:foo/bar.git", Source("git@git.example.com:foo/bar.git")),
         ("me@h:r", Source("me@h:r")),
+        ("me@h:/r#x", Source("me@h:/r", "x")),
+        ("-me@h:r", None),
+        ("me@-h:r", None),
         ("ssh://h/r", Source("ssh://h/r")),
         ("git://h/r", Source("git://h/r")),
         ("github.com/u/r", None),  # a path of the context
@@ -99,6 +102,8 @@ def test_sources_of_add(text: str, expected: Source | None) -> None:
         ("https://h/r.git#a:%00", "invalid refspec"),
         ("git@h:r x.git", "invalid address"),
         ("git://h/r\n", "invalid address"),
+        ("git@-oProxyCommand=x:r", "invalid address"),
+        ("git@h", "invalid address"),
         ("git:///r", "invalid address"),
         ("git://h:x/r", "invalid address"),
         ("git://[::1/r", "invalid address"),
