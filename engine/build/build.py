@@ -84,6 +84,7 @@ class Build:
             await self._finish(result)
         finally:
             self._end.close()
+            self._parts.cache.write_soon()  # steps of a build that failed are results, too
             try:
                 await self._site.close()
             finally:
@@ -121,7 +122,6 @@ class Build:
         self._end.say(f"Successfully built {result.short}\n")
         for name in self._options.tags:
             self._end.say(f"Successfully tagged {name.familiar}\n")
-        self.result = result
 
     # --- for stages -------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class Builder:
         async def work() -> None:
             try:
                 async with opened(opening) as found:
-                    build = await self._prepared(found, options)
+                    build = await self._prepared(found, options, opening)
                     opening.close()
                     ready.set_result(build)
                     await build.work()
@@ -159,7 +159,7 @@ class Builder:
             await images.layers.work(received.drop_ignored, name)
             yield received, raw
 
-    async def _prepared(self, found: tuple[Tree, bytes], options: Options) -> Build:
+    async def _prepared(self, found: tuple[Tree, bytes], options: Options, log: Log) -> Build:
         tree, raw = found
         if not raw.strip():
             raise InvalidParameter(f"The Dockerfile ({options.dockerfile or DEFAULT_NAMES[0]}) cannot be empty")
@@ -170,7 +170,11 @@ class Builder:
         def read() -> stages.Dockerfile:
             return stages.read(lines.parse(raw), options.arguments, Platforms(build=own, target=target))
 
-        return Build(self._parts, options, await asyncio.to_thread(read), tree)
+        dockerfile = await asyncio.to_thread(read)
+        build = Build(self._parts, options, dockerfile, tree)
+        for warning in dockerfile.warnings:
+            log.say(f"[Warning] {warning}\n")
+        return build
 
     # --- the cache --------------------------------------------------------------------------------
 

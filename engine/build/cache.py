@@ -74,7 +74,8 @@ class Cache:
     async def close(self) -> None:
         """Write what is not written yet."""
         try:
-            await self.write()
+            while self._new or self._unwritten:
+                await self.write()
         except EngineError as error:
             _log.error("writing the build cache: %s", error.message)
 

@@ -86,7 +86,7 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
     if stop_signal is not msgspec.UNSET:
         signal_number(stop_signal)
     if body.healthcheck is not msgspec.UNSET:
-        for field in ("interval", "timeout", "start_period"):
+        for field in ("interval", "timeout", "start_period", "start_interval"):
             value = getattr(body.healthcheck, field)
             if value and value < MIN_HEALTH_DURATION:
                 raise InvalidParameter(f"Healthcheck {field} must be 0 or at least 1ms (1000000 nanoseconds): {value}")

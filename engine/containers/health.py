@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Iterable
 
 import msgspec
@@ -56,6 +57,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     interval: int
     timeout: int
     start_period: int
+    start_interval: int
+    """Between probes in the start period, before the first success."""
     retries: int
 
 
@@ -82,6 +85,7 @@ def probe_of(config: Config) -> Probe | None:
         interval=check.interval or DEFAULT_INTERVAL,
         timeout=check.timeout or DEFAULT_TIMEOUT,
         start_period=check.start_period,
+        start_interval=check.start_interval or check.interval or DEFAULT_INTERVAL,
         retries=check.retries or DEFAULT_RETRIES,
     )
 
@@ -110,6 +114,13 @@ def _duration(nanoseconds: int) -> str:
     if seconds >= 1:
         return f"{seconds:g}s"
     return f"{nanoseconds / 1e6:g}ms"
+
+
+def _interval(probe: Probe, container: Container, now: int) -> int:
+    """Nanoseconds until the next probe."""
+    status = container.record.status
+    starting = status.health is not None and status.health.status == STARTING
+    return probe.start_interval if starting and now - status.started_at < probe.start_period else probe.interval
 
 
 class HealthChecks:
@@ -162,7 +173,7 @@ class HealthChecks:
             return
         if container.record.status.health is None:
             container.move(health=Health(status=STARTING))
-        self._schedule(container, probe, probe.interval * intervals)
+        self._schedule(container, probe, _interval(probe, container, time.time_ns()) * intervals)
 
     def _schedule(self, container: Container, probe: Probe, delay: float) -> None:
         old = self._timers.pop(container.id, None)
@@ -198,9 +209,9 @@ class HealthChecks:
                 exit_code=-1 if outcome.timed_out else outcome.exit_code,
                 output=shown_output(outcome, probe),
             )
-            self._schedule(container, probe, probe.interval)
             health = following(status.health, probe, result, run)
             container.move(health=health)
+            self._schedule(container, probe, _interval(probe, container, outcome.ended_at))
             if health.status != status.health.status:
                 container.publish(f"health_status: {health.status}")
                 await container.save()

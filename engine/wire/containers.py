@@ -24,6 +24,7 @@ class Healthcheck(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=T
     interval: int = 0
     timeout: int = 0
     start_period: int = 0
+    start_interval: int = 0
     retries: int = 0
 
 

@@ -96,6 +96,14 @@ def test_the_start_period_forgives(engine: TempEngine) -> None:
     assert health(engine, identifier)["FailingStreak"] == 0
 
 
+def test_probes_come_at_the_start_interval_until_the_first_success(engine: TempEngine) -> None:
+    rare = check("CMD", "test", "-e", "/ready", Interval=3_600_000 * MS, StartPeriod=3_600_000 * MS)
+    identifier = engine.started("sleep", "600", Healthcheck={**rare, "StartInterval": 100 * MS})
+    until("two failures", lambda: len(health(engine, identifier)["Log"]) == 2)
+    engine.docker("exec", identifier, "touch", "/ready")
+    until("healthy", lambda: health(engine, identifier)["Status"] == "healthy")
+
+
 def test_a_timeout_kills_the_probe_and_what_it_started(engine: TempEngine) -> None:
     identifier = engine.started(
         "sleep",

@@ -101,6 +101,7 @@ def _healthcheck(check: Healthcheck) -> wire.Healthcheck:
         interval=check.interval,
         timeout=check.timeout,
         start_period=check.start_period,
+        start_interval=check.start_interval,
         retries=check.retries,
     )
 

@@ -28,6 +28,7 @@ SECOND = 1_000_000_000
 
 def probe(**changes: int) -> Probe:
     fields = {"interval": SECOND, "timeout": SECOND, "start_period": 0, "retries": 3} | changes
+    fields.setdefault("start_interval", fields["interval"])
     return Probe(command=("true",), **fields)
 
 
@@ -43,7 +44,14 @@ def test_no_test(test: list[str] | None) -> None:
 
 def test_zero_is_the_default() -> None:
     found = probe_of(Config(healthcheck=Healthcheck(test=["CMD", "a", "b"])))
-    assert found == Probe(command=("a", "b"), interval=30 * SECOND, timeout=30 * SECOND, start_period=0, retries=3)
+    assert found == Probe(
+        command=("a", "b"),
+        interval=30 * SECOND,
+        timeout=30 * SECOND,
+        start_period=0,
+        start_interval=30 * SECOND,
+        retries=3,
+    )
 
 
 def test_the_shell_is_the_container_s() -> None:
