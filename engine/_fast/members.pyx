@@ -14,7 +14,7 @@ from cpython.buffer cimport PyBUF_READ, PyBUF_WRITABLE, PyBuffer_Release, PyObje
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libc.string cimport memcpy, strlen, strncmp
 
 from hashlib import sha256
@@ -83,13 +83,18 @@ cdef class Members:
     """The members of an archive in an object with `readinto`, in their order."""
 
     cdef Reader reader
+    cdef object source
     cdef char path[4097]
 
     def __cinit__(self, source not None):
         self.reader = Reader(source)
+        self.source = source
 
-    def take(self, Py_ssize_t count):
+    def take(self, Py_ssize_t count, int64_t large=INT64_MAX):
         """The next `count` members, fewer at the end of the archive, with digests of contents.
+
+        A content of more than `large` bytes is not read: its digest is None, and `skip` of the
+        source is called with the number of bytes to leave out.
 
         Each is a tuple: path, parent, whiteout, type, mode, uid, gid, size, mtime in nanoseconds,
         link as written, attributes, major, minor, offset of the content, its stored size, map of a
@@ -98,7 +103,7 @@ cdef class Members:
         """
         found = []
         while len(found) < count:
-            member = self.next(True)
+            member = self.next(large)
             if member is None:
                 break
             found.append(member)
@@ -106,7 +111,7 @@ cdef class Members:
 
     def following(self):
         """The next member as in `take`, without a digest, or None. `content` reads its content."""
-        return self.next(False)
+        return self.next(-1)
 
     def content(self, target not None):
         """Read stored content of the current member into a buffer; 0 at its end."""
@@ -140,7 +145,7 @@ cdef class Members:
         self.reader.left += rest
         return got
 
-    cdef object next(self, bint hashed):
+    cdef object next(self, int64_t hashed):
         cdef Entry *entry = &self.reader.entry
         cdef ssize_t length, parent
         cdef bint whiteout
@@ -163,8 +168,11 @@ cdef class Members:
         digest = None
         if entry.sparse:
             extents = PyBytes_FromStringAndSize(<char *>entry.extents, entry.extent_count * 16)
-        if hashed and entry.type == b"0":
-            digest = self.digest(extents, entry.real_size)
+        if entry.type == b"0":
+            if stored <= hashed or (extents is not None and hashed >= 0):
+                digest = self.digest(extents, entry.real_size)
+            elif hashed >= 0:
+                self.skip()
         attributes = ()
         if entry.attribute_count:
             attributes = self.attributes()
@@ -189,6 +197,18 @@ cdef class Members:
             extents,
             digest,
         )
+
+    cdef int skip(self) except -1:
+        """Leave out the content of the current member."""
+        cdef int64_t left = self.reader.left, buffered = <int64_t>(self.reader.filled - self.reader.start)
+        if buffered > left:
+            buffered = left
+        self.reader.start += <size_t>buffered
+        self.reader.position += left
+        self.reader.left = 0
+        if left > buffered:
+            self.source.skip(left - buffered)
+        return 0
 
     cdef object attributes(self):
         cdef Entry *entry = &self.reader.entry

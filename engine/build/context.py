@@ -1,7 +1,7 @@
 """The build context that a client sends: a tar archive, kept in one unnamed file with an index.
 
-Nothing of it is ever written to disk under its name. COPY reads members from the file. The digest
-of each member is computed while the archive arrives.
+Nothing of it is ever written to disk under its name. COPY reads members from the file. The digests
+of its files are computed while the archive arrives, those of large files when they are needed.
 
 Not here: contexts from elsewhere (remote.py, git.py), the choice of files (copying.py).
 Owns: the unnamed file, until `close`.
@@ -26,7 +26,19 @@ from typing import Any, Protocol
 from engine._fast import members as _members
 from engine._fast.tar import ArchiveError
 from engine.build.ignore import Patterns
-from engine.build.trees import DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, clean, followed, read_regular
+from engine.build.trees import (
+    DIRECTORY,
+    FILE,
+    LARGE,
+    LINK,
+    DirectoryTree,
+    Entry,
+    File,
+    clean,
+    digest_of,
+    followed,
+    read_regular,
+)
 from engine.errors import EngineError, InvalidParameter, ServerError, reason
 from engine.images import layers
 from engine.storage.compression import MAGIC, Inflated, compression_of
@@ -66,7 +78,9 @@ class Index:
         self.children: dict[str, dict[str, None]] = {"": {}}
         """Names in each directory."""
         self.digests: dict[int, bytes] = {}
-        """By the inode of a file that is not empty, which is the offset of its content."""
+        """By the inode of a file that is not empty, which is the offset of its content; of a large
+        one only when it was asked for.
+        """
         self.sparse: dict[int, tuple[bytes, int]] = {}
         """Map and stored size of a sparse file, by its inode."""
         self._members = 0
@@ -99,9 +113,9 @@ class Index:
         inode = 0
         if kind == FILE:
             if size:
-                assert digest is not None
                 inode = offset
-                self.digests[inode] = digest
+                if digest is not None:
+                    self.digests[inode] = digest
                 if extents is not None:
                     self._memory += len(extents)
                     self.sparse[inode] = extents, stored
@@ -323,7 +337,15 @@ class Context:
         return _Range(self.descriptor, offset, size)
 
     def digest(self, entry: Entry) -> bytes:
-        return self._index.digests[entry.inode] if entry.size else _EMPTY
+        if not entry.size:
+            return _EMPTY
+        digests = self._index.digests
+        if entry.inode not in digests:
+            try:
+                digests[entry.inode] = digest_of(self.descriptor, entry.inode, entry.size)
+            except OSError as error:
+                raise ServerError(f"{entry.path}: {reason(error)}") from error
+        return digests[entry.inode]
 
     async def close(self) -> None:
         """Free the file. Readers must be closed."""
@@ -398,7 +420,8 @@ class _Behind:
         if written - self._written >= _BUFFER:
             with self._changed:
                 self._written = written
-                self._changed.notify()
+                if self._at < written:
+                    self._changed.notify()
 
     def end(self, written: int) -> None:
         with self._changed:
@@ -406,11 +429,18 @@ class _Behind:
             self._ended = True
             self._changed.notify()
 
+    def skip(self, size: int) -> None:
+        """Leave out bytes, which need not be written yet."""
+        with self._changed:
+            self._at += size
+
     def readinto(self, buffer: memoryview) -> int:
-        if self._at == self._written:
+        if self._at >= self._written:
             with self._changed:
-                while self._at == self._written and not self._ended:
+                while self._at >= self._written and not self._ended:
                     self._changed.wait()
+            if self._at > self._written:
+                raise ArchiveError("truncated archive")
         got = os.preadv(self._descriptor, [buffer[: self._written - self._at]], self._at)
         self._at += got
         return got
@@ -497,7 +527,7 @@ class _Receiving:
     def _walk(self) -> None:
         try:
             members = _members.Members(self._behind)
-            while batch := members.take(_BATCH):
+            while batch := members.take(_BATCH, LARGE):
                 for member in batch:
                     self.index.add(member)
         except ArchiveError as error:

@@ -26,7 +26,7 @@ from engine.build.context import Context
 from engine.build.ignore import Patterns, glob, has_wildcards
 from engine.build.trees import CHARACTER, DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, Tree, clean
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
-from engine.images.layers import Extraction, Hashing, extract
+from engine.images.layers import Extraction, Hashing, extract, extract_and_hash
 from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.storage.snapshots import Ingest
 from engine.system import files
@@ -34,6 +34,8 @@ from engine.system import files
 _BATCH = 256
 """Entries whose headers are made at a time."""
 _BLOCK = 512
+_LARGE = 4 << 20
+"""Bytes of a file, or of an archive to unpack."""
 _HARD_LINK = "1"
 _WHITEOUT = ".wh."
 
@@ -419,6 +421,8 @@ class Stream:
         `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
         """
         assert place.is_directory or not selection.needs_directory
+        self.large = any(entry.size >= _LARGE for piece in selection.pieces for _, entry in piece.entries)
+        """True if a file of the selection is worth a second thread."""
         self._root = root
         self._place = place
         self._owner = owner
@@ -632,16 +636,20 @@ class _Hashed:
 
 
 def lay_out(ingest: Ingest, stream: Stream) -> Extraction:
-    """Extract a stream and close it. As `layers.extract_and_hash`, but the digest is computed in
-    another thread when the layer is large. Blocking.
+    """Extract a stream and close it. As `layers.extract_and_hash`, but a stream with large files is
+    hashed in another thread meanwhile. Blocking.
     """
-    digest = Hashing()
     try:
-        extraction = extract(ingest, _Hashed(stream, digest))
+        if not stream.large:
+            return extract_and_hash(ingest, stream)
+        digest = Hashing()
+        try:
+            extraction = extract(ingest, _Hashed(stream, digest))
+        finally:
+            diff_id = digest.finish()
+        return extraction._replace(diff_id=diff_id)
     finally:
         stream.close()
-        diff_id = digest.finish()
-    return extraction._replace(diff_id=diff_id)
 
 
 _SYMBOLIC = re.compile(r"([ugoa]*)((?:[-+=](?:[ugo]|[rwxXst]*))+)")

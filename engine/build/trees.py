@@ -18,6 +18,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
@@ -25,6 +26,7 @@ import msgspec
 from engine.build.ignore import Patterns
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
 from engine.system import files
+from engine.system.threads import become_batch
 
 FILE, DIRECTORY, LINK, CHARACTER, BLOCK, FIFO = "0", "5", "2", "3", "4", "6"
 """Kinds of entries: the type flags of tar."""
@@ -42,7 +44,11 @@ _NO_ATTRIBUTES = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENOENT, err
 _LINKS = 255
 """Links that are followed in one path, as in Docker."""
 _PARTS = 16384
-_CHUNK = 1 << 20
+_CHUNK = 512 << 10
+LARGE = 8 << 20
+"""Bytes of content above which its digest is computed in several threads, when it is needed."""
+_HASHED = 4 << 20
+"""Bytes that a thread hashes at a time."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -107,7 +113,7 @@ class Tree(Protocol):
         """The content of a regular file. The caller closes it."""
 
     def digest(self, entry: Entry) -> bytes:
-        """A sha256 of a regular file's content."""
+        """The digest of a regular file's content, as `digest_of` computes it."""
 
 
 def clean(path: str) -> str | None:
@@ -184,17 +190,39 @@ def read_regular(tree: Tree, path: str, limit: int) -> bytes:
     return bytes(buffer[:filled])
 
 
+def digest_of(descriptor: int, offset: int, size: int) -> bytes:
+    """The digest of content in a file: a sha256, or of a large one the sha256 of the digests of its
+    chunks, which several threads compute. Raises OSError.
+    """
+    if size <= LARGE:
+        return _hashed(descriptor, offset, size)
+    chunks = [(at, min(_HASHED, offset + size - at)) for at in range(offset, offset + size, _HASHED)]
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "digest", become_batch) as pool:
+        digests = list(pool.map(lambda chunk: _hashed(descriptor, *chunk), chunks))
+    return hashlib.sha256(b"chunks %d " % size + b"".join(digests)).digest()
+
+
+def _hashed(descriptor: int, offset: int, size: int) -> bytes:
+    """The sha256 of a range, or of what the file has of it."""
+    hashed = hashlib.sha256()
+    with memoryview(bytearray(min(size, _CHUNK))) as buffer:
+        while size and (got := os.preadv(descriptor, [buffer[:size]], offset)):
+            hashed.update(buffer[:got])
+            offset, size = offset + got, size - got
+    return hashed.digest()
+
+
 class _Opened:
     """A file by its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     def readinto(self, buffer: memoryview) -> int:
-        return os.readv(self._descriptor, [buffer])
+        return os.readv(self.descriptor, [buffer])
 
     def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -323,17 +351,13 @@ class DirectoryTree:
         return _Opened(descriptor)
 
     def digest(self, entry: Entry) -> bytes:
-        hashed = hashlib.sha256()
         file = self.reader(entry)
         try:
-            buffer = memoryview(bytearray(min(max(entry.size, 4096), _CHUNK)))
-            while got := file.readinto(buffer):
-                hashed.update(buffer[:got])
+            return digest_of(file.descriptor, 0, entry.size)
         except OSError as error:
             raise ServerError(f"{entry.path}: {reason(error)}") from error
         finally:
             file.close()
-        return hashed.digest()
 
 
 def _attributes(path: str) -> tuple[tuple[bytes, bytes], ...]:
@@ -413,6 +437,7 @@ __all__ = [
     "DIRECTORY",
     "FIFO",
     "FILE",
+    "LARGE",
     "LINK",
     "DirectoryTree",
     "Entry",
@@ -420,6 +445,7 @@ __all__ = [
     "MemoryTree",
     "Tree",
     "clean",
+    "digest_of",
     "followed",
     "read_regular",
 ]

@@ -332,6 +332,37 @@ def test_names_through_links_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
         of(nodes, tmp_path)
 
 
+def test_large_files(tmp_path: Path) -> None:
+    """They are hashed when their digest is asked for, in chunks of 4 MiB."""
+    data = os.urandom(9 << 20) + bytes(3 << 20) + b"end"
+    nodes = [Node("before", b"1"), Node("large", data), hard_link("same", "large"), Node("after", b"2")]
+
+    def work(found: Context) -> bytes:
+        assert paths(found) == ["after", "before", "large", "same"]
+        entry = found.find("large")
+        assert entry is not None and found.read("same", 1 << 30) == data and found.read("after", 9) == b"2"
+        chunks = [hashlib.sha256(data[at : at + (4 << 20)]).digest() for at in range(0, len(data), 4 << 20)]
+        assert found.digest(entry) == hashlib.sha256(b"chunks %d " % len(data) + b"".join(chunks)).digest()
+        return found.digest(entry)
+
+    digest = of(nodes, tmp_path, work)
+    assert of(nodes, tmp_path, work, step=1 << 22) == digest
+    (tmp_path / "large").write_bytes(data)
+    root = os.open(tmp_path, os.O_PATH)
+    try:
+        tree = of_directory(root, "none")
+        entry = tree.find("large")
+        assert entry is not None and tree.digest(entry) == digest
+    finally:
+        os.close(root)
+    (tmp_path / "large").unlink()
+    archive = tar([Node("large", data)])
+    for size in (600_000, 1_500_000, 9 << 20, 512 + len(data) - 1):
+        with pytest.raises(InvalidParameter, match="truncated archive"):
+            with_context(archive[:size], tmp_path, paths)
+    assert with_context(archive[: 512 + len(data)], tmp_path, paths) == ["large"]
+
+
 def test_a_bomb_of_zeros_takes_no_space(tmp_path: Path) -> None:
     """200 MB in 200 kB; on the disk it is one hole."""
     size = 200_000_000

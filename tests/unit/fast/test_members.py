@@ -80,6 +80,25 @@ def test_members(step: int, count: int) -> None:
     assert archive[found[1][13] :][:5] == b"alpha" and found[1][14] == 5
 
 
+@pytest.mark.parametrize("step", [1, 511, 1 << 20])
+def test_large_contents_are_left_out(step: int) -> None:
+    data = tar(NODES)
+
+    class Skipping(Dribble):
+        skipped = 0
+
+        def skip(self, size: int) -> None:
+            self._file.seek(size, 1)
+            self.skipped += size
+
+    source = Skipping(data, step)
+    expected = [
+        (*member[:16], None if member[0] == "d/big" else member[16]) for member in Members(Dribble(data, 99)).take(99)
+    ]
+    assert Members(source).take(99, 100_000) == expected
+    assert 0 < source.skipped <= 768_000
+
+
 @pytest.mark.parametrize("step", [1, 7, 512, 100_000])
 def test_content(step: int) -> None:
     members = Members(io.BytesIO(tar(NODES)))
