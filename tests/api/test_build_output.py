@@ -5,13 +5,15 @@ leaves behind.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
+import http.server
 import json
 import lzma
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -366,6 +368,78 @@ def test_a_client_that_leaves_while_it_sends(builder: TempEngine) -> None:
 
 def _images(engine: TempEngine) -> set[str]:
     return {entry["Id"] for entry in engine.request("GET", "/v1.24/images/json?all=1").json()}
+
+
+def _read_until(connection: socket.socket, words: bytes) -> bytes:
+    seen = b""
+    while words not in seen:
+        received = connection.recv(65536)
+        assert received, seen
+        seen += received
+    return seen
+
+
+@contextlib.contextmanager
+def _stalling() -> Iterator[tuple[str, threading.Event]]:
+    """A server that answers a request with the first bytes of a long body, and then waits for the
+    client to leave; its URL, and the event that it left.
+    """
+    left = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-tar")
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+            self.wfile.write(bytes(1000))
+            self.wfile.flush()
+            with contextlib.suppress(ConnectionResetError):  # it may have bytes that it never read
+                assert not self.connection.recv(1)
+            left.set()
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/x.tar", left
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("where", ["remote", "ADD"])
+def test_a_client_that_leaves_in_a_download(where: str, builder: TempEngine) -> None:
+    before = _images(builder)
+    with _stalling() as (url, left):
+        dockerfile = f"FROM busybox\nADD {url} /\n" if where == "ADD" else None
+        target = "/v1.24/build?" + (f"remote={quote(url)}" if where == "remote" else "")
+        with _begin(builder, context(dockerfile) if dockerfile else b"", target) as connection:
+            if dockerfile:
+                _read_until(connection, b"Step 2")
+            assert not left.wait(0.3), "the download goes on"
+        assert left.wait(30 * client.PATIENCE)
+    assert _images(builder) == before
+
+
+@pytest.mark.own
+def test_a_client_that_leaves_does_not_end_the_step_of_another(builder: TempEngine) -> None:
+    """Equal steps of builds at once run once, and go on for the client that stays."""
+    dockerfile = "FROM busybox\nRUN cat /proc/sys/kernel/random/uuid; sleep 1; echo over\n"
+    body = context(dockerfile)
+    with _begin(builder, body, "/v1.24/build") as first:
+        (identifier,) = until("the step runs", lambda: _running(builder))
+        with _begin(builder, body, "/v1.24/build") as second:
+            seen = _read_until(second, b"Running in")
+            first.close()
+            seen += _read_until(second, b"Successfully built")
+    assert identifier[:12].encode() in seen and b"over" in seen
+    assert builder.containers() == []
 
 
 @pytest.mark.own
