@@ -430,7 +430,7 @@ class _Work:
 
     def _fetch(self) -> str:
         """Fetch the wanted commit; returns its id."""
-        ref = self._source.ref or "HEAD"
+        ref = "HEAD" if self._source.ref in ("", "@") else self._source.ref
         commit = self._resolved("FETCH_HEAD") if self._fetch_one(ref) else self._find(ref)
         wanted = self._source.commit
         if wanted and not commit.startswith(wanted):
@@ -465,8 +465,8 @@ class _Work:
         """The commit of a revision, after fetching all branches and tags."""
         self._complete = True
         self._run("fetch", "--quiet", "--tags", "--", "origin")
-        if self._source.ref in ("", "@"):
-            revision = "HEAD"
+        with contextlib.suppress(_Failed):  # for revisions that begin at the default branch
+            self._run("remote", "set-head", "--auto", "--", "origin")
         for name in (f"refs/remotes/origin/{revision}", f"refs/tags/{revision}", revision):
             with contextlib.suppress(_Failed):
                 return self._resolved(name)

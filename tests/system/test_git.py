@@ -152,6 +152,8 @@ def test_every_kind_of_ref(top: Path, place: Path, kind: str) -> None:
             (f"#{second[:9]}", second),
             ("#trunk~1", second),
             ("#v1.0^{}", second),
+            ("#HEAD~2", first),
+            ("#@", third),
         ):
             text = {first: b"first", second: b"second", third: b"third"}[commit]
             assert content(url + ref, place) == (commit, {"a": text, "dir/x": b"x"}), ref

@@ -5,7 +5,6 @@ directory; and what it cannot. It and its descendants end with `run`.
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import tempfile
 import threading
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from engine._fast.spawn import sealed as start
 from engine.system.sealed import GROUP, PATH, PLACE, USER, Ended, Stop, Stopped, run
 
 NEVER = 1e9
@@ -164,15 +162,4 @@ def test_what_cannot_be_started(place: Path, stop: Stop) -> None:
     for argv, directory in ((("/nonexistent",), place), (("/etc",), place), (("/bin/sh",), place / "none")):
         with pytest.raises(OSError, match=argv[0]):
             run(argv, {}, directory, stop, until=NEVER, largest=1 << 20, watch=lambda: None)
-    null = os.open(os.devnull, os.O_RDWR)
-    rest = (os.fsencode(place), b"/tmp", null, null, null, USER, GROUP)
-    with pytest.raises(ValueError, match="at most 8 limits"):
-        start([b"/bin/true"], [], *rest, [(resource.RLIMIT_CORE, 0)] * 9)
-    with pytest.raises(ValueError, match="no program"):
-        start([], [], *rest)
-    with pytest.raises(TypeError):
-        start(["/bin/true"], [], *rest)  # type: ignore[list-item]
-    with pytest.raises(OSError, match="Invalid argument"):
-        start([b"/bin/true"], [], *rest, [(999, 0)])
-    os.close(null)
     assert children.read_text() == before  # no zombie of a failed one

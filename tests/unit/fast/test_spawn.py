@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
 import pytest
 
-from engine._fast.spawn import exit_of, spawn
+from engine._fast.spawn import exit_of, sealed, spawn
 
 
 def test_spawn_is_as_a_shell_would_do_it(tmp_path: Path) -> None:
@@ -53,6 +54,41 @@ def test_spawn_tells_why_not() -> None:
         spawn([b"/etc"], [], b"/", null, null, null, 0)
     os.close(null)
     assert children.read_text() == before  # no zombie of a failed one
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_sealed_program(tmp_path: Path) -> None:
+    """Its rights: tests/system/test_sealed.py."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "file").touch()
+    out, stdout = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    rest = (bytes(tmp_path), b"/tmp", null, stdout, stdout, 65534, 65534)
+    script = b"echo $$ $NAME $(id -u) $(pwd) $(ls) $(ulimit -c); exit 3"
+    argv = [b"/bin/sh", b"-c", script]
+    pid, pidfd = sealed(argv, [b"NAME=x", b"PATH=/bin:/usr/bin"], *rest, [(resource.RLIMIT_CORE, 0)])
+    result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    assert result is not None
+    assert (result.si_pid, result.si_status) == (pid, 3)
+    os.close(pidfd)
+    assert os.read(out, 100) == b"1 x 65534 /tmp file 0\n"
+    before = len(os.listdir("/proc/self/fd"))
+    for words, error in (([b"/nonexistent"], FileNotFoundError), ([b"/etc"], PermissionError)):
+        with pytest.raises(error):
+            sealed(words, [], *rest)
+    with pytest.raises(FileNotFoundError):
+        sealed(argv, [], b"/nonexistent", *rest[1:])
+    with pytest.raises(OSError, match="Invalid argument"):
+        sealed(argv, [], *rest, [(999, 0)])
+    with pytest.raises(ValueError, match="at most 8 limits"):
+        sealed(argv, [], *rest, [(resource.RLIMIT_CORE, 0)] * 9)
+    with pytest.raises(ValueError, match="no program"):
+        sealed([], [], *rest)
+    with pytest.raises(TypeError):
+        sealed(["/bin/true"], [], *rest)  # type: ignore[list-item]
+    assert len(os.listdir("/proc/self/fd")) == before
+    for descriptor in (null, out, stdout):
+        os.close(descriptor)
 
 
 def test_exit_of_a_process_that_another_has_reaped() -> None:
