@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.server
+import json
 import os
 import select
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.api.test_build_parameters import served
-from tests.building import Built, build, post, query, read
+from tests.building import Built, build, context, post, query, read
 from tests.harness import TempEngine, until
 from tests.repositories import Repository, daemon, git, silent, smart
 
@@ -38,9 +40,9 @@ def found(built: Built) -> list[str]:
     return [line for line in built.lines if line == "." or line.startswith("./")]
 
 
-def failure(builder: TempEngine, **parameters: Any) -> str:
+def failure(builder: TempEngine, body: bytes = b"", **parameters: Any) -> str:
     """The words of a build that fails, before or after its stream has begun."""
-    answer = post(builder, b"", **parameters)
+    answer = post(builder, body, **parameters)
     if answer.status != 200:
         return answer.message
     error = read(answer).error
@@ -78,6 +80,30 @@ def test_a_repository_is_the_context(builder: TempEngine, tmp_path: Path) -> Non
             ("ftp://x/y", "remoteURL (ftp://x/y) could not be recognized as URL"),
         ):
             assert words in failure(builder, remote=remote), remote
+
+
+def test_docker_py_and_compose_name_repositories(builder: TempEngine, tmp_path: Path) -> None:
+    repository = Repository(tmp_path, "r")
+    repository.commit({"d/Dockerfile": b"FROM busybox\nCOPY a /\nRUN cat /a\n", "d/a": b"from git\n"})
+    with daemon(tmp_path) as server:
+        url = f"{server}/r.git#trunk:d"
+        image, lines = builder.client().images.build(path=url, tag="mine:py")
+        assert image.tags == ["mine:py"]
+        assert any("from git" in line.get("stream", "") for line in lines)
+        project = tmp_path / "project"
+        project.mkdir()
+        document = {"version": "2.4", "services": {"one": {"build": {"context": url}, "image": "mine:compose"}}}
+        (project / "docker-compose.yml").write_text(json.dumps(document))
+        done = subprocess.run(
+            ["docker-compose", "build", "--no-cache"],
+            cwd=project,
+            env=builder.environment | {"COMPOSE_DOCKER_CLI_BUILD": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert builder.request("GET", "/v1.24/images/mine:compose/json").json()["Parent"]
 
 
 def test_the_progress_of_an_archive(builder: TempEngine) -> None:
@@ -139,8 +165,7 @@ def test_add_of_a_url(builder: TempEngine) -> None:
             (f"ADD {url}/missing /x", "Got HTTP status code >= 400: 404 Not Found"),
             (f"COPY {url}/x /x", "Source can't be a URL for COPY"),
         ):
-            error = build(builder, f"FROM busybox\n{line}\n").error
-            assert error is not None and words in error["error"], error
+            assert words in failure(builder, context(f"FROM busybox\n{line}\n")), line
     finally:
         server.shutdown()
         thread.join()
