@@ -201,8 +201,11 @@ class _Choice:
         first = next(at for at, part in enumerate(parts) if has_wildcards(part))
         base = self._tree.resolve("/".join(parts[:first]))
         found = [] if base is None or base.kind != DIRECTORY else [base.path]
-        for at in range(first, len(parts)):
-            matches = glob(parts[at])
+        try:
+            tests = [glob(part) for part in parts[first:]]
+        except InvalidParameter:  # Docker ignores it too
+            return []
+        for at, matches in enumerate(tests, first):
             below: list[str] = []
             for directory in found:
                 if at > first:
@@ -455,7 +458,9 @@ class Stream:
                 if not got and next(self._steps, None) is None:
                     break
         except ArchiveError as error:
-            raise InvalidParameter(f"archive to unpack: {error}") from error
+            # Docker's words for a truncated one, which come from Go's archive/tar
+            words = "unexpected EOF: " if "truncated" in str(error) else ""
+            raise InvalidParameter(f"archive to unpack: {words}{error}") from error
         except OSError as error:
             raise ServerError(f"copying {reason_with_file(error)}") from error
         return filled
@@ -497,8 +502,13 @@ class Stream:
         """Put entries into the assembly; each item says that some were put."""
         unpacks = all(piece.unpack for piece in selection.pieces)
         uid, gid = (0, 0) if self._owner is None or unpacks else self._owner
+        directories = any(not piece.single for piece in selection.pieces)
         for path in self._place.missing:
-            self._assembly.entry(os.fsencode(path) + b"/", DIRECTORY, 0o755, uid, gid, self._time(now))
+            # As with BuildKit, a new destination takes the place of the source directory.
+            mode = 0o755
+            if self._mode is not None and directories and path == self._place.path:
+                mode = self._mode(mode, True)
+            self._assembly.entry(os.fsencode(path) + b"/", DIRECTORY, mode, uid, gid, self._time(now))
         yield True
         for unpack, pieces in itertools.groupby(selection.pieces, lambda piece: piece.unpack):
             if unpack:

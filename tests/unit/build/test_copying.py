@@ -138,7 +138,7 @@ def test_select(sources: list[str], how: dict[str, Any], expected: list[str], tm
         ([], {}, InvalidParameter, "No source files were specified"),
         (["../a.txt"], {}, InvalidParameter, r"^Forbidden path outside the build context: \.\./a\.txt \(\)"),
         (["src/../../x*"], {}, InvalidParameter, "Forbidden path outside the build context: src/../../x"),
-        (["[x"], {}, InvalidParameter, "syntax error in pattern"),
+        (["[x"], {}, InvalidParameter, "No source files were specified"),
         (["a.txt", "b.txt"], {"destination_is_directory": False}, InvalidParameter,
          "When using COPY with more than one source file, the destination must be a directory and end with a /"),
         (["*.txt"], {"destination_is_directory": False, "instruction": "ADD"}, InvalidParameter,
@@ -334,7 +334,7 @@ def test_owner_mode_and_epoch(tmp_path: Path) -> None:
     found = copied(tmp_path, nodes, ["."], "/n/", owner=(1000, 1001), chmod="640", epoch=EPOCH - 10)
     assert {entry[1:3] for path, entry in found.items() if path != "."} == {(1000, 1001)}
     assert [found[path][0] for path in ("n", "n/a", "n/d", "n/d/b", "n/d/l")] == [
-        "0o40755",
+        "0o40640",
         "0o100640",
         "0o40640",
         "0o100640",
@@ -342,6 +342,8 @@ def test_owner_mode_and_epoch(tmp_path: Path) -> None:
     ]
     late = (EPOCH - 10) * 10**9
     assert [found[path][3] for path in ("n", "n/a", "n/d", "n/d/b")] == [late, 5 * 10**9, late, late]
+    single = copied(tmp_path, nodes, ["a"], "/n/m/", chmod="640")
+    assert [single[path][0] for path in ("n", "n/m", "n/m/a")] == ["0o40755", "0o40755", "0o100640"]
     assert copied(tmp_path, nodes, ["a"], "/a")["a"][:2] == ("0o104755", 0)
 
 
@@ -545,7 +547,7 @@ def test_no_archives_are_copied(content: bytes, tmp_path: Path) -> None:
         (tar([Node("dev", type=tarfile.CHRTYPE)]), "the device 0/0 is reserved"),
         (tar([Node("a"), hard_link("b", "../etc/passwd")]), "leads out of the archive"),
         (tar([hard_link("b", "missing")]), "the target of the hard link is not in the layer"),
-        (tar([Node("a", b"x" * 5000), Node("b")])[:3000], "truncated"),
+        (tar([Node("a", b"x" * 5000), Node("b")])[:3000], "unexpected EOF: truncated"),
         (tar([Node("a")])[:1024] + b"garbage" * 100, "damaged archive"),
         (gzip.compress(tar([Node("a", os.urandom(800_000)), Node("b")]))[:-5000], "damaged gzip"),
         (tar([Node(".", b"x")]), "its root is not a directory"),
