@@ -26,6 +26,7 @@ from engine import __version__
 from engine.api import application
 from engine.api.engine import Engine
 from engine.build.builder import Builder
+from engine.build.buildkit.front import BuildKit
 from engine.build.buildkit.session import Sessions
 from engine.config import Config, encode
 from engine.containers import boot
@@ -269,8 +270,10 @@ class Daemon:
 
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
+        buildkit = BuildKit(self.sessions, self.builder, self.images, lambda: str(self.networks.gateway))
         engine = Engine(
             builder=self.builder,
+            buildkit=buildkit,
             config=config,
             events=self.events,
             host=await asyncio.to_thread(_read_host, config.root, self.cgroups),
@@ -288,6 +291,7 @@ class Daemon:
         server = Server(application.Application(engine))
         stack.push_async_callback(engine.websockets.close)
         stack.push_async_callback(self.sessions.close)
+        stack.push_async_callback(buildkit.close)
         stack.push_async_callback(server.close)
         for path in config.sockets:
             await server.listen_unix(path, config.group)

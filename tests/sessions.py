@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import unquote
 
 import h2.config
 import h2.connection
@@ -43,9 +44,19 @@ def field(number: int, value: int | bytes | str) -> bytes:
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
+def mapping(number: int, values: Mapping[str, str]) -> bytes:
+    """A protobuf field that is a map of strings."""
+    return b"".join(field(number, field(1, key) + field(2, value)) for key, value in values.items())
+
+
 def fields(data: bytes) -> dict[int, Any]:
     """The last value of each protobuf field, int or bytes."""
-    found: dict[int, Any] = {}
+    return dict(every(data))
+
+
+def every(data: bytes) -> list[tuple[int, Any]]:
+    """Number and value of every protobuf field, int or bytes."""
+    found: list[tuple[int, Any]] = []
     place = 0
 
     def number() -> int:
@@ -62,11 +73,11 @@ def fields(data: bytes) -> dict[int, Any]:
     while place < len(data):
         tag = number()
         if tag & 7 == 0:
-            found[tag >> 3] = number()
+            found.append((tag >> 3, number()))
         else:
             assert tag & 7 == 2, data
             size = number()
-            found[tag >> 3] = data[place : place + size]
+            found.append((tag >> 3, data[place : place + size]))
             place += size
     return found
 
@@ -299,3 +310,227 @@ def session(path: str, handlers: Mapping[str, Handler], session_id: str = "") ->
         yield session_id, peer
     finally:
         peer.close()
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+DIRECTORY, LINK, SOCKET = 1 << 31, 1 << 27, 1 << 24
+"""Types of files in Go's os.FileMode."""
+
+
+class Node:
+    """A file of a client. `mode`: Go's os.FileMode."""
+
+    def __init__(self, content: bytes = b"", mode: int = 0o644, target: str = "", **numbers: int) -> None:
+        self.content = content
+        self.mode = mode
+        self.target = target
+        self.numbers = numbers
+        """`uid`, `gid`, `modified` (ns), `size` if it is not that of the content."""
+        self.xattrs: dict[str, bytes] = {}
+
+    def stat(self, path: str) -> bytes:
+        numbers = self.numbers
+        found = field(1, path) + field(2, self.mode) + field(3, numbers.get("uid", 0)) + field(4, numbers.get("gid", 0))
+        found += field(5, numbers.get("size", len(self.content))) + field(6, numbers.get("modified", 10**18))
+        found += field(7, self.target) if self.target else b""
+        for name, value in self.xattrs.items():
+            found += field(10, field(1, name) + field(2, value))
+        return found
+
+
+Directories = Mapping[str, Mapping[str, Node | bytes]]
+"""Files by path, of directories by name."""
+
+Order = Callable[[list[tuple[int, bytes]]], list[tuple[int, bytes]]]
+
+
+def of_files(directories: Directories, *, together: int = 1, piece: int = 32768) -> dict[str, Handler]:
+    """The FileSync service. The contents of `together` requested files are sent in turns of `piece`
+    bytes. Patterns are exact paths; a path in `followpaths` stands for itself.
+    """
+
+    def copy(call: Call) -> None:
+        name = call.values("dir-name")[0]
+        if name not in directories:
+            raise Failed(5, f"no access allowed to dir {name}")
+        wanted, excluded = call.values("followpaths"), call.values("exclude-patterns")
+        files = [
+            (path, node if isinstance(node, Node) else Node(node))
+            for path, node in directories[name].items()
+            if (not wanted or path in wanted) and path not in excluded
+        ]
+        for path, node in files:
+            call.send(field(2, node.stat(path)))
+        call.send(field(1, 0))
+        queue: list[tuple[int, bytes]] = []
+        while True:
+            while queue and (len(queue) >= together or call.inbox.empty()):
+                turn, queue[:] = queue[:together], queue[together:]
+                while turn:
+                    number, content = turn.pop(0)
+                    call.send(field(1, 2) + field(3, number) + field(4, content[:piece]))
+                    if content:
+                        turn.append((number, content[piece:]))
+            message = call.receive()
+            if message is None:
+                return
+            packet = fields(message)
+            if packet[1] == 3:
+                call.send(field(1, 3))
+                return
+            assert packet[1] == 1, packet
+            number = packet.get(3, 0)
+            queue.append((number, files[number][1].content))
+
+    return {DIFF_COPY: copy}
+
+
+# --- a caller -------------------------------------------------------------------------------------
+
+
+class Failure(AssertionError):
+    """A call's status, which is not 0."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+class Calling:
+    """A call that this side makes."""
+
+    def __init__(self, caller: Caller, number: int) -> None:
+        self._caller = caller
+        self._number = number
+        self.inbox: queue.Queue[bytes | Failure | None] = queue.Queue()
+        self.buffer = b""
+
+    def send(self, message: bytes, *, last: bool = False) -> None:
+        self._caller.send(self._number, struct.pack(">BI", 0, len(message)) + message, last)
+
+    def end(self) -> None:
+        self._caller.send(self._number, b"", True)
+
+    def cancel(self) -> None:
+        self._caller.cancel(self._number)
+
+    def receive(self) -> bytes | None:
+        """The next message; None after the last one. Raises Failure."""
+        found = self.inbox.get(timeout=60 * client.PATIENCE)
+        if isinstance(found, Failure):
+            raise found
+        return found
+
+    def all(self) -> list[bytes]:
+        return list(iter(self.receive, None))
+
+
+class Caller:
+    """A gRPC client on a connection that `POST /grpc` has turned into HTTP/2."""
+
+    def __init__(self, path: str) -> None:
+        self._stream = client.connect(path)
+        self._stream.sendall(
+            b"POST /grpc HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
+            b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        )
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            chunk = self._stream.recv(1)
+            assert chunk, answer
+            answer += chunk
+        assert answer.startswith(b"HTTP/1.1 101 ") and b"\r\nupgrade: h2c\r\n" in answer.lower(), answer
+        self._stream.settimeout(None)
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._lock = threading.Condition()
+        self._calls: dict[int, Calling] = {}
+        with self._lock:
+            self._h2.initiate_connection()
+            self._flush()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._thread.join(30 * client.PATIENCE)
+        self._stream.close()
+
+    def call(self, path: str, metadata: Mapping[str, str] | None = None) -> Calling:
+        with self._lock:
+            number = self._h2.get_next_available_stream_id()
+            headers = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", path)]
+            headers += [("content-type", "application/grpc"), ("te", "trailers"), *(metadata or {}).items()]
+            self._h2.send_headers(number, headers)
+            calling = self._calls[number] = Calling(self, number)
+            self._flush()
+        return calling
+
+    def ask(self, path: str, message: bytes, metadata: Mapping[str, str] | None = None) -> bytes:
+        """One message there and one back. Raises Failure."""
+        calling = self.call(path, metadata)
+        calling.send(message, last=True)
+        (answer,) = calling.all()
+        return answer
+
+    def send(self, number: int, data: bytes, last: bool) -> None:
+        with self._lock:
+            while True:
+                room = min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
+                if room or not data:
+                    self._h2.send_data(number, data[:room], end_stream=last and len(data) <= room)
+                    data = data[room:]
+                    self._flush()
+                    if not data:
+                        return
+                elif not self._lock.wait(30 * client.PATIENCE):
+                    raise AssertionError("the daemon does not read")
+
+    def cancel(self, number: int) -> None:
+        with self._lock:
+            self._h2.reset_stream(number, 8)
+            self._flush()
+
+    def _flush(self) -> None:
+        with suppress(OSError):
+            self._stream.sendall(self._h2.data_to_send())
+
+    def _read(self) -> None:
+        data = b"x"
+        while data:
+            try:
+                data = self._stream.recv(65536)
+            except OSError:
+                data = b""
+            with self._lock:
+                for event in self._h2.receive_data(data) if data else ():
+                    self._handle(event)
+                self._flush()
+                self._lock.notify_all()
+        for calling in self._calls.values():
+            calling.inbox.put(Failure(-1, "the daemon has closed the connection"))
+
+    def _handle(self, event: Any) -> None:
+        if isinstance(event, h2.events.DataReceived):
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            calling = self._calls[event.stream_id]
+            calling.buffer += event.data
+            while len(calling.buffer) >= 5:
+                _, size = struct.unpack_from(">BI", calling.buffer)
+                if len(calling.buffer) < 5 + size:
+                    break
+                calling.inbox.put(calling.buffer[5 : 5 + size])
+                calling.buffer = calling.buffer[5 + size :]
+        elif isinstance(event, h2.events.TrailersReceived):
+            headers = dict(event.headers)
+            status = int(headers["grpc-status"])
+            end = Failure(status, unquote(headers.get("grpc-message", ""))) if status else None
+            self._calls[event.stream_id].inbox.put(end)

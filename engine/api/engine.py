@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from engine.api.kept import KeptReplies
 from engine.build.builder import Builder
+from engine.build.buildkit.front import BuildKit
 from engine.build.buildkit.session import Sessions
 from engine.build.running import RunningBuilds
 from engine.config import Config
@@ -27,6 +28,7 @@ class Engine:
     """Frozen: parts live as long as the daemon."""
 
     builder: Builder
+    buildkit: BuildKit
     config: Config
     events: EventLog
     host: Host

@@ -120,6 +120,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/build/prune", build.prune),
     POST("/build/cancel", build.cancel),
     POST("/session", session.open_session, mode=HIJACK),
+    POST("/grpc", session.serve_buildkit, mode=HIJACK),
     POST("/images/create", images.create, mode=STREAM),
     GET("/images/{name:path}/json", images.inspect),
     GET("/images/{name:path}/history", images.history),

@@ -1,5 +1,5 @@
-"""Handlers of connections that become HTTP/2: sessions of clients (BuildKit). All versions serve
-them.
+"""Handlers of connections that become HTTP/2: sessions of clients, and BuildKit's API. All versions
+serve them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,19 @@ async def open_session(engine: Engine, request: Request) -> HijackReply:
     return hijack.release()
 
 
+async def serve_buildkit(engine: Engine, request: Request) -> HijackReply:
+    """BuildKit's API: the client calls the daemon with gRPC on this connection from now on."""
+    _check_upgrade(request)
+    control = await engine.buildkit.load()
+    hijack = request.hijack("", H2C)
+    descriptor = hijack.descriptor()
+    try:
+        await control.serve(descriptor, hijack.head, hijack.early)
+    except OSError as error:
+        raise InvalidParameter(f"{request.path}: {error}") from error
+    return hijack.release()
+
+
 def _check_upgrade(request: Request) -> None:
     """Raises InvalidParameter."""
     protocol = request.headers.get("upgrade")
@@ -38,4 +51,4 @@ def _check_upgrade(request: Request) -> None:
         raise InvalidParameter(f"{request.path} needs the header Upgrade: {H2C}, not {protocol!r}")
 
 
-__all__ = ["open_session"]
+__all__ = ["open_session", "serve_buildkit"]

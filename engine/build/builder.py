@@ -178,6 +178,10 @@ class Builder:
 
     # --- the cache --------------------------------------------------------------------------------
 
+    async def usage(self) -> list[prune.Entry]:
+        """Everything in the cache, the least recently used first."""
+        return await prune.entries(self._parts)
+
     async def prune(self, options: PruneOptions) -> PruneReport:
         """Remove records of the build cache, with images that only it needs."""
         return await prune.prune(self._parts, options)

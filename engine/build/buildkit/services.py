@@ -47,6 +47,8 @@ FORWARD_AGENT = "/moby.sshforward.v1.SSH/ForwardAgent"
 CREDENTIALS = "/moby.filesync.v1.Auth/Credentials"
 DIFF_COPY = "/moby.filesync.v1.FileSync/DiffCopy"
 
+UPLOAD = "/moby.upload.v1.Upload/Pull"
+
 DEFAULT_AGENT = "default"
 
 
@@ -174,6 +176,17 @@ class Session:
         metadata += [("exclude-patterns", pattern) for pattern in exclude]
         metadata += [("followpaths", path) for path in follow]
         return filesync.tar_stream(connection, DIFF_COPY, filesync.encoded(metadata), name)
+
+    async def upload(self, path: str, host: str) -> AsyncGenerator[bytes, None]:
+        """The archive that the client uploads under this path. Raises Unimplemented."""
+        connection = self._served(UPLOAD, "uploads")
+        stream = connection.call(UPLOAD, [("urlpath", path), ("urlhost", host)])
+        try:
+            await stream.end()
+            while (message := await stream.receive()) is not None:
+                yield protobuf.decode(message, BytesMessage).data
+        finally:
+            stream.cancel()
 
 
 async def open_session(

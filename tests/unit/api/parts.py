@@ -47,6 +47,7 @@ def engine() -> Engine:
     absent: Any = None  # parts that the handlers under test never reach
     return Engine(
         builder=absent,
+        buildkit=absent,
         config=Config(),
         events=EventLog(),
         host=HOST,

@@ -1,0 +1,391 @@
+"""The frontend `dockerfile.v0` on the engine's own builder: a client's options as the options of a
+build, and its files as the context.
+
+The Dockerfile comes from the client's directory `dockerfile`, and the context from `context`, or
+from a URL, or from an archive that the client uploads. The client leaves out what `.dockerignore`
+excludes.
+
+Not here: what a build does (`build/builder.py`), the protocol (`control.py`).
+Threads: the event loop's; a small archive is read in a thread.
+Raises:  InvalidParameter and Unimplemented that name the client's option.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import io
+import logging
+import posixpath
+import re
+import tarfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+from engine.build import context, options
+from engine.build.buildkit.progress import Progress, VertexProgress
+from engine.build.buildkit.services import Session
+from engine.build.buildkit.session import Sessions
+from engine.build.dockerfile import lines, stages
+from engine.build.dockerfile.scope import Platforms
+from engine.build.options import Options, PruneOptions
+from engine.build.prune import Entry
+from engine.build.trees import Tree
+from engine.errors import EngineError, InvalidParameter, Unimplemented
+from engine.images import reference
+from engine.images.archive import ARCHITECTURE
+from engine.images.credentials import NOBODY, Credentials
+from engine.images.instructions.records import Add, Copy, Run
+from engine.images.store import ImageStore
+from engine.wire.build import BuildMessage, PruneReport
+from engine.wire.containers import HostConfig, Ulimit
+
+_log = logging.getLogger(__name__)
+
+DOCKERFILE_V0, GATEWAY = "dockerfile.v0", "gateway.v0"
+DOCKERFILE_LIMIT = 20 << 20
+"""Bytes of the archive with the Dockerfile and its .dockerignore."""
+UPLOAD_HOST = "buildkit-session"
+"""The host of URLs that name an archive which the client uploads."""
+_FRONTEND = re.compile(r"(docker\.io/)?docker/dockerfile(-upstream)?(:[\w.-]+)?(@sha256:[0-9a-f]{64})?\Z")
+_HUB_HOST = "registry-1.docker.io"
+
+Opened: TypeAlias = Callable[[object], AbstractAsyncContextManager[tuple[Tree, bytes]]]
+"""Opens a context and reads its Dockerfile."""
+
+
+class Builder(Protocol):
+    """The engine's builder."""
+
+    def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[BuildMessage, None]: ...
+
+    def build_from(self, opened: Opened, options: Options, /) -> AsyncGenerator[BuildMessage, None]: ...
+
+    async def usage(self) -> list[Entry]: ...
+
+    async def prune(self, options: PruneOptions, /) -> PruneReport: ...
+
+
+class Wanted(NamedTuple):
+    """A build that a client asks for, valid."""
+
+    options: Options
+    filename: str
+    """Path of the Dockerfile."""
+    context: str
+    """Name of the client's directory."""
+    dockerfile: str
+    """Name of the client's directory with the Dockerfile."""
+    url: str
+    """Of the context, instead of a directory of the client."""
+    sessions: dict[str, str]
+    """Sessions that serve a directory, if it is not the build's own session."""
+
+
+def read(given: Mapping[str, str], frontend: str, gateway: str) -> Wanted:
+    """The options of `dockerfile.v0`. `gateway`: the address that `host-gateway` stands for."""
+    _check(given, frontend)
+    arguments, labels = _with_prefix(given, "build-arg:"), _with_prefix(given, "label:")
+    syntax = arguments.get("BUILDKIT_SYNTAX", "")
+    if syntax and not _FRONTEND.match(syntax):
+        raise Unimplemented(f"frontend {syntax[:200]} is not supported: this engine reads Dockerfiles itself")
+    network = given.get("force-network-mode", "")
+    host = HostConfig(
+        network_mode="" if network in ("default", "sandbox") else network,
+        shm_size=_number(given, "shm-size"),
+        cgroup_parent=given.get("cgroup-parent", ""),
+        ulimits=_ulimits(given.get("ulimit", "")) or None,
+        extra_hosts=[each.replace("=", ":", 1) for each in listed(given, "add-hosts")] or None,
+    )
+    named = ",".join(listed(given, "platform"))
+    if "," in named:
+        raise Unimplemented("platform: this engine builds for one platform at a time")
+    url = given.get("context", "")
+    filename = given.get("filename", "") or "Dockerfile"
+    return Wanted(
+        options=Options(
+            dockerfile=filename,
+            remote="" if _upload_path(url) else url,
+            no_cache="no-cache" in given,
+            pull=given.get("image-resolve-mode", "") == "pull",
+            host=options.host(host, gateway),
+            arguments=dict(arguments),
+            labels=labels,
+            target=given.get("target", ""),
+            platform=options.platform(named),
+        ),
+        filename=filename,
+        context=given.get("contextkey", "") or "context",
+        dockerfile=given.get("dockerfilekey", "") or "dockerfile",
+        url=url,
+        sessions=_with_prefix(given, "local-sessionid:"),
+    )
+
+
+def _check(given: Mapping[str, str], frontend: str) -> None:
+    """Raises Unimplemented for what only BuildKit has."""
+    if frontend == GATEWAY:
+        frontend = given.get("source", "")
+        if _FRONTEND.match(frontend):
+            frontend = DOCKERFILE_V0
+    if frontend != DOCKERFILE_V0:
+        raise Unimplemented(f"frontend {frontend[:200]!r} is not supported: this engine reads Dockerfiles itself")
+    if "requestid" in given:
+        raise Unimplemented(f"request {given['requestid'][:100]!r} to the frontend is not supported")
+    for name in given:
+        if name.startswith(("context:", "input:")):
+            raise Unimplemented(f"named context {name.partition(':')[2][:200]!r} is not supported")
+        if name == "attest:sbom":
+            raise Unimplemented("SBOM attestations are not supported")
+    if given.get("context") and "dockerfilekey" in given:
+        raise Unimplemented("a Dockerfile of the client with a context from elsewhere is not supported")
+
+
+def _with_prefix(given: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
+
+
+def listed(given: Mapping[str, str], name: str) -> list[str]:
+    """The value of an option that is a line of CSV. Raises InvalidParameter."""
+    text = given.get(name, "")
+    try:
+        return [each for row in csv.reader([text]) for each in row if each]
+    except csv.Error as error:
+        raise InvalidParameter(f"invalid value for {name}: {text[:100]!r}: {error}") from None
+
+
+def _number(given: Mapping[str, str], name: str) -> int:
+    text = given.get(name, "0")
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InvalidParameter(f"invalid value for {name}: {text[:100]!r} is not a number of bytes")
+    return int(text)
+
+
+def _ulimits(text: str) -> list[Ulimit]:
+    """`nofile=1024:2048,core=0`"""
+    found = []
+    for each in filter(None, text.split(",")):
+        name, _, limits = each.partition("=")
+        soft, colon, hard = limits.partition(":")
+        try:
+            found.append(Ulimit(name=name, soft=int(soft), hard=int(hard if colon else soft)))
+        except ValueError:
+            raise InvalidParameter(f"invalid value for ulimit: {each[:100]!r}") from None
+    return found
+
+
+def _upload_path(url: str) -> str:
+    """The path of an upload's URL; "" for other URLs."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    return parts.path if parts.hostname == UPLOAD_HOST else ""
+
+
+def patterns(raw: bytes) -> tuple[str, ...]:
+    """The patterns of a .dockerignore as clients take them: no comments, clean paths without a
+    leading slash.
+    """
+    found = []
+    for line in raw.decode("utf-8-sig", "surrogateescape").splitlines():
+        if line.startswith("#"):
+            continue
+        pattern = line.strip()
+        inverted = pattern.startswith("!")
+        pattern = pattern.removeprefix("!").strip() if inverted else pattern
+        if pattern:
+            pattern = posixpath.normpath(pattern).replace("//", "/")
+            pattern = pattern[1:] if len(pattern) > 1 and pattern[0] == "/" else pattern
+        elif not inverted:
+            continue
+        found.append("!" + pattern if inverted else pattern)
+    return tuple(found)
+
+
+# --- a build --------------------------------------------------------------------------------------
+
+
+class Files:
+    """The files of one build's client."""
+
+    def __init__(self, sessions: Sessions, session_id: str, wanted: Wanted, images: ImageStore) -> None:
+        self._sessions = sessions
+        self._session_id = session_id
+        self._wanted = wanted
+        self._images = images
+        self.credentials: dict[str, Credentials] = {}
+        """By registry domain; known before the build pulls something."""
+
+    async def _session(self, name: str = "") -> Session:
+        return await self._sessions.find(self._wanted.sessions.get(name, "") or self._session_id)
+
+    def start(self, builder: Builder, chosen: Options, progress: Progress) -> AsyncGenerator[BuildMessage, None]:
+        """Begin the build. `chosen`: the options of `wanted` with what the exporter adds."""
+        if chosen.remote:
+            return builder.build(_nothing(), chosen)
+        if self._wanted.url:
+            return builder.build(self._upload(), chosen)
+        return builder.build_from(lambda _: self._open(progress, chosen), chosen)
+
+    async def _upload(self) -> AsyncIterator[bytes]:
+        session = await self._session()
+        async with contextlib.aclosing(session.upload(_upload_path(self._wanted.url), UPLOAD_HOST)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    @contextlib.asynccontextmanager
+    async def _open(self, progress: Progress, chosen: Options) -> AsyncIterator[tuple[Tree, bytes]]:
+        wanted, images = self._wanted, self._images
+        name = wanted.filename
+        with _vertex(progress, f"[internal] load build definition from {posixpath.basename(name)}") as vertex:
+            found = await self._small(wanted.dockerfile, name, f"{name}.dockerignore", name.lower())
+            raw = found.get(name, found.get(name.lower()))
+            if raw is None:
+                raise InvalidParameter(f"failed to read dockerfile: open {name}: no such file or directory")
+            vertex.status(f"transferring dockerfile: {_size(len(raw))}", complete=True)
+        with _vertex(progress, "[internal] load .dockerignore") as vertex:
+            ignored = found.get(f"{name}.dockerignore")
+            if ignored is None:
+                ignored = (await self._small(wanted.context, ".dockerignore")).get(".dockerignore", b"")
+            vertex.status(f"transferring context: {_size(len(ignored))}", complete=True)
+        await self._ask_credentials(raw, chosen)
+        with _vertex(progress, "[internal] load build context") as vertex:
+            session = await self._session(wanted.context)
+            sent = _Counted(session.sync(wanted.context, exclude=patterns(ignored)), vertex)
+            async with contextlib.aclosing(sent.chunks()) as chunks:
+                received = await context.receive(chunks, images.temporary, images.layers, links_out=True)
+            vertex.status(f"transferring context: {_size(sent.size)}", complete=True)
+        try:
+            yield received, raw
+        finally:
+            await received.close()
+
+    async def _small(self, directory: str, *names: str) -> dict[str, bytes]:
+        """The content of a few files, those of them that exist; links are followed."""
+        session = await self._session(directory)
+        content = bytearray()
+        async with contextlib.aclosing(session.sync(directory, follow=names)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > DOCKERFILE_LIMIT:
+                    raise InvalidParameter(f"{names[0]}: larger than {DOCKERFILE_LIMIT} bytes")
+        return await asyncio.to_thread(_contents, bytes(content), names)
+
+    async def _ask_credentials(self, raw: bytes, chosen: Options) -> None:
+        """Ask the client for credentials for each registry that the Dockerfile names."""
+        try:
+            domains = await asyncio.to_thread(registries, raw, chosen)
+        except EngineError:
+            return  # the build reports it
+        session = await self._session()
+        for domain in domains:
+            try:
+                credentials = await session.auth(_HUB_HOST if domain == reference.DEFAULT_DOMAIN else domain)
+            except EngineError as error:
+                _log.info("no credentials for %s: %s", domain, error.message)
+                continue
+            if credentials is not NOBODY:
+                self.credentials[domain] = credentials
+
+
+def registries(raw: bytes, chosen: Options) -> set[str]:
+    """The domains of the images that a Dockerfile names. Raises InvalidParameter."""
+    own = f"linux/{ARCHITECTURE}"
+    file = stages.read(lines.parse(raw), chosen.arguments, Platforms(build=own, target=own))
+    names = {stage.base for stage in file.stages if stage.parent is None}
+    for stage in file.stages:
+        for each in stage.instructions:
+            if isinstance(each, Copy | Add):
+                names.add(each.from_)
+            elif isinstance(each, Run):
+                names |= {mount.from_ for mount in each.mounts}
+    own_names = {stage.name.lower() for stage in file.stages}
+    found = set()
+    for name in names:
+        if name and name != "scratch" and not name.isdigit() and name.lower() not in own_names:
+            with contextlib.suppress(InvalidParameter):
+                found.add(reference.parse(name).domain)
+    return found
+
+
+def _contents(archive: bytes, names: tuple[str, ...]) -> dict[str, bytes]:
+    """Files of a small archive, by each name under which they are found. Raises
+    InvalidParameter.
+    """
+    found = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+            for name in names:
+                path = posixpath.normpath(name.lstrip("/"))
+                for _ in range(40):
+                    try:
+                        member = opened.getmember(path)
+                    except KeyError:
+                        break
+                    if member.issym():
+                        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), member.linkname))
+                        continue
+                    content = opened.extractfile(member)
+                    if content is not None:
+                        found[name] = content.read()
+                    break
+    except tarfile.TarError as error:
+        raise InvalidParameter(f"{names[0]}: {error}") from error
+    return found
+
+
+@contextlib.contextmanager
+def _vertex(progress: Progress, name: str) -> Iterator[VertexProgress]:
+    vertex = progress.vertex(name)
+    try:
+        yield vertex
+    except EngineError as error:
+        vertex.end(error.message)
+        raise
+    finally:
+        vertex.end()
+
+
+class _Counted:
+    """Passes chunks on and shows how many bytes they have."""
+
+    _EVERY = 1 << 20
+
+    def __init__(self, source: AsyncGenerator[bytes, None], vertex: VertexProgress) -> None:
+        self._source = source
+        self._vertex = vertex
+        self.size = 0
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        shown = 0
+        async with contextlib.aclosing(self._source):
+            async for chunk in self._source:
+                self.size += len(chunk)
+                if self.size - shown >= self._EVERY:
+                    shown = self.size
+                    self._vertex.status("transferring context", shown)
+                yield chunk
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    """An empty body."""
+    no_chunks: tuple[bytes, ...] = ()
+    for chunk in no_chunks:
+        yield chunk
+
+
+def _size(count: int) -> str:
+    """As BuildKit shows sizes: `2B`, `1.35kB`."""
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.4g}{unit}"
+        size /= 1000
+    return f"{size:.4g}GB"
+
+
+__all__ = ["Builder", "Files", "Opened", "Wanted", "listed", "patterns", "read", "registries"]

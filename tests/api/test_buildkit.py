@@ -1,0 +1,443 @@
+"""POST /grpc: builds as buildx makes them, and sessions of clients in builds."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import os
+import secrets
+import socket
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests import client, sessions
+from tests.buildx import BRIDGE, CONTROL, Build, Built, dockerfile, shown
+from tests.harness import TempEngine, until
+from tests.registry import PASSWORD, USER, Registry
+from tests.sessions import Caller, Failure, Node, every, field, fields
+
+pytestmark = pytest.mark.own
+
+
+def build(engine: TempEngine, text: str, **given: object) -> Built:
+    """A build of one Dockerfile."""
+    return Build(engine.socket, dockerfile(text), **given).result()  # type: ignore[arg-type]
+
+
+def unique() -> str:
+    """A word that no step of another test has in its cache key."""
+    return secrets.token_hex(8)
+
+
+# --- the image ------------------------------------------------------------------------------------
+
+
+def test_a_build(clean: TempEngine) -> None:
+    word = unique()
+    text = f'FROM busybox\nARG X=no\nCOPY a sub/ /data/\nRUN echo {word} $X; echo problem >&2\nCMD ["cat", "/data/a"]\n'
+    files = {"a": b"content", "sub": Node(mode=sessions.DIRECTORY | 0o755), "sub/b": b"b", "ignored": b"x" * 1000}
+    directories = {
+        "dockerfile": {"Dockerfile": text.encode()},
+        "context": {".dockerignore": b"# no\n/ignored\n", "Dockerfile": b"FROM other\n", **files},
+    }
+    options = {"filename": "Dockerfile", "build-arg:X": "yes", "label:a": "b"}
+    built = Build(clean.socket, directories, names="one:1,two", options=options).result()
+    tags = "docker.io/library/one:1,docker.io/library/two:latest"
+    digest = built.image_id
+    assert built.response == {
+        "containerimage.digest": digest,
+        "containerimage.config.digest": digest,
+        "image.name": tags,
+    }
+    image = clean.request("GET", "/v1.24/images/one:1/json").json()
+    assert image["Id"] == digest and image["Config"]["Labels"] == {"a": "b"}
+    assert clean.request("GET", "/v1.24/images/two/json").json()["Id"] == digest
+    names = [vertex.name for vertex in built.vertices]
+    assert names[:4] == [
+        "[internal] load build definition from Dockerfile",
+        "[internal] load .dockerignore",
+        "[internal] load build context",
+        "[1/6] FROM busybox",
+    ]
+    assert all(vertex.done and not vertex.error for vertex in built.vertices)
+    run = built.vertex(f"[4/6] RUN echo {word} $X; echo problem >&2")
+    assert (run.log, run.errors, run.cached) == (f"{word} yes\n".encode(), b"problem\n", False)
+    exported = built.vertex("exporting to image").statuses
+    assert exported == {f"writing image {digest}": True} | {f"naming to {tag}": True for tag in tags.split(",")}
+    assert clean.docker("run", "--rm", "one:1").out == "content"
+    assert clean.docker("run", "--rm", "one:1", "ls", "/data").out.split() == ["a", "b"]
+
+    again = Build(clean.socket, directories, options=options).result()
+    assert again.image_id == digest and again.vertex(run.name).cached
+    assert "image.name" not in again.response
+
+
+def test_older_clients_name_the_frontend_in_solve(clean: TempEngine) -> None:
+    built = build(clean, f"FROM busybox\nRUN echo {unique()}\n", direct=True, names="old")
+    assert clean.request("GET", "/v1.24/images/old/json").json()["Id"] == built.image_id
+
+
+def test_a_dockerfile_beside_the_context_with_its_own_ignore_file(clean: TempEngine) -> None:
+    text = b"FROM busybox\nCOPY . /x\nRUN ls -A /x\n"
+    directories = {
+        "dockerfile": {
+            "d/My.file": Node(mode=sessions.LINK | 0o777, target="../real"),
+            "real": text,
+            "d/My.file.dockerignore": b"b\n",
+        },
+        "context": {"a": unique().encode(), "b": b"", ".dockerignore": b"a\n"},
+    }
+    # the client follows links of the paths that it is asked for
+    followed = {**directories["dockerfile"], "d/My.file": text}
+    built = Build(clean.socket, directories | {"dockerfile": followed}, options={"filename": "d/My.file"}).result()
+    assert built.vertex("[3/3] RUN ls -A /x").log == b".dockerignore\na\n"
+
+
+def test_an_uploaded_archive(clean: TempEngine) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, data in {"Dockerfile": b"FROM busybox\nCOPY a /\nRUN cat a\n", "a": unique().encode()}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+    def pull(call: sessions.Call) -> None:
+        assert call.values("urlpath") == ["/the-id"] and call.values("urlhost") == ["buildkit-session"]
+        for begin in range(0, len(content.getvalue()), 100):
+            call.send(field(1, content.getvalue()[begin : begin + 100]))
+
+    built = build(
+        clean,
+        "",
+        options={"context": "http://buildkit-session/the-id", "filename": "Dockerfile"},
+        services={"/moby.upload.v1.Upload/Pull": pull},
+    )
+    assert built.failure is None and built.vertex("[3/3] RUN cat a").log != b""
+
+
+def test_many_files(clean: TempEngine) -> None:
+    files = {f"d{number % 20}/{number}": os.urandom(number % 5000) for number in range(1000)}
+    directories = {
+        "dockerfile": {"Dockerfile": b"FROM busybox\nCOPY . /x\nRUN cat /x/*/* | md5sum\n"},
+        "context": files,
+    }
+    first = Build(clean.socket, directories).result()
+    assert first.image_id
+    second = Build(clean.socket, directories).result()
+    assert second.image_id == first.image_id
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_command_that_fails(engine: TempEngine) -> None:
+    built = build(engine, f"FROM busybox\nRUN echo {unique()}; exit 3\nRUN true\n")
+    assert built.failure is not None
+    assert built.failure.message.startswith('process "/bin/sh -c echo ')
+    assert built.failure.message.endswith("did not complete successfully: exit code: 3")
+    assert built.vertices[-1].error == built.failure.message and built.vertices[-1].name.startswith("[2/3] RUN")
+    assert built.response == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("FROM busybox\nRUNX true\n", "Unknown instruction: RUNX"),
+        ("", "cannot be empty"),
+        ("FROM busybox\nCOPY nothing /\n", "nothing"),
+        ("# syntax=my/frontend:1\nFROM busybox\n", "my/frontend:1"),
+        ("FROM busybox\nRUN --mount=type=secret,id=t,required=true true\n", "secret t: not found"),
+    ],
+)
+def test_dockerfiles_that_fail(engine: TempEngine, text: str, words: str) -> None:
+    built = build(engine, text)
+    assert built.failure is not None and words in built.failure.message
+
+
+def test_a_dockerfile_that_is_missing(engine: TempEngine) -> None:
+    built = build(engine, "FROM busybox", options={"filename": "other"})
+    assert built.failure is not None
+    assert built.failure.message == "failed to read dockerfile: open other: no such file or directory"
+    assert built.vertices[0].error == built.failure.message
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"frontend": "gateway.v0", "options": {"source": "my/frontend"}}, "frontend 'my/frontend' is not supported"),
+        ({"options": {"context:x": "local:x"}}, "named context 'x' is not supported"),
+        ({"options": {"requestid": "frontend.outline"}}, "request 'frontend.outline'"),
+        ({"exporter": "oci"}, "exporter 'oci' is not supported"),
+        ({"names": "UPPER"}, "invalid reference"),
+    ],
+)
+def test_what_is_refused(engine: TempEngine, given: dict[str, object], words: str) -> None:
+    built = build(engine, "FROM busybox\n", **given)
+    assert built.failure is not None and words in built.failure.message
+
+
+def test_graphs_are_refused(engine: TempEngine) -> None:
+    with Caller(engine.socket) as caller:
+        for path, number in ((f"{CONTROL}Solve", 2), (f"{BRIDGE}Solve", 1)):
+            about = {"buildkit-controlapi-buildid": "none"}
+            with pytest.raises(Failure) as raised:
+                caller.ask(path, field(number, field(1, b"operation")), about)
+            assert raised.value.status in (12, 5), raised.value
+        with pytest.raises(Failure, match=r"unknown method .*/ListenBuildHistory") as raised:
+            caller.ask(f"{CONTROL}ListenBuildHistory", b"")
+        assert raised.value.status == 12
+        with pytest.raises(Failure, match="malformed protobuf message SolveRequest"):
+            caller.ask(f"{CONTROL}Solve", b"\xff")
+
+
+def test_a_build_without_files_and_without_a_result(engine: TempEngine) -> None:
+    """Clients begin with an empty build to learn what the engine is able to do."""
+    with sessions.session(engine.socket, {}) as (session_id, _), Caller(engine.socket) as caller:
+        solving = caller.call(f"{CONTROL}Solve")
+        solving.send(field(1, "empty") + field(5, session_id), last=True)
+        about = {"buildkit-controlapi-buildid": "empty"}
+        caller.ask(f"{BRIDGE}Return", field(1, b""), about)
+        assert solving.all() == [b""]
+
+
+def test_a_client_that_cancels(engine: TempEngine) -> None:
+    for leaves in (False, True):
+        under_way = Build(engine.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; sleep 1000\n"))
+        log = b""
+        while b"\n" not in log:
+            report = under_way.status.receive()
+            assert report is not None
+            log += b"".join(vertex_log for vertex_log in _logs(report))
+        assert len(engine.request("GET", "/v1.24/containers/json").json()) == 1
+        if leaves:
+            under_way.caller.close()
+            under_way.peer.close()
+        else:
+            under_way.solving.cancel()
+        until("the container is gone", lambda: engine.request("GET", "/v1.24/containers/json?all=1").json() == [])
+        if not leaves:
+            vertices = shown(under_way.status.all())
+            assert vertices[-1].error == "context canceled"
+            under_way._open.close()
+
+
+def _logs(report: bytes) -> Iterator[bytes]:
+    for kind, data in every(report):
+        if kind == 3:
+            yield fields(data)[4]
+
+
+def test_the_client_leaves_while_it_sends_its_files(engine: TempEngine) -> None:
+    begun = threading.Event()
+
+    def stalls(call: sessions.Call) -> None:
+        if call.values("dir-name") == ["dockerfile"]:
+            sessions.of_files(dockerfile("FROM busybox\n"))[sessions.DIFF_COPY](call)
+            return
+        begun.set()
+        while call.receive() is not None:
+            pass
+
+    under_way = Build(engine.socket, {}, services={sessions.DIFF_COPY: stalls})
+    assert begun.wait(30 * client.PATIENCE)
+    under_way.peer.close()
+    built = under_way.result()
+    assert built.failure is not None and "closed its connection" in built.failure.message
+
+
+def test_the_end_of_the_daemon_ends_builds() -> None:
+    with TempEngine() as engine:
+        engine.load_busybox()
+        under_way = Build(engine.socket, dockerfile("FROM busybox\nRUN sleep 1000\n"))
+        until("it runs", lambda: engine.request("GET", "/v1.24/containers/json").json())
+        engine.terminate()
+        assert under_way.result().failure is not None
+        engine.start()
+        assert engine.request("GET", "/v1.24/containers/json?all=1").json() == []
+
+
+# --- sessions in builds ---------------------------------------------------------------------------
+
+
+def test_secrets(engine: TempEngine) -> None:
+    secret = unique().encode()
+    text = (
+        f"FROM busybox\nRUN --mount=type=secret,id=t echo {unique()}; md5sum </run/secrets/t; "
+        "stat -c %a /run/secrets/t\n"
+        "RUN --mount=type=secret,id=other test ! -e /run/secrets/other\nRUN test ! -e /run/secrets/t\n"
+    )
+    built = build(engine, text, services=sessions.of_secrets({"t": secret}))
+    assert built.failure is None
+    (log,) = [vertex.log for vertex in built.vertices if "md5sum" in vertex.name]
+    assert log.splitlines()[2] == b"400"
+    image = files_of(engine)
+    assert secret not in image
+
+
+def files_of(engine: TempEngine) -> bytes:
+    """The content of all small files below the engine's root, and its log."""
+    content = [engine.log_path.read_bytes()]
+    for directory, _, names in os.walk(engine.root):
+        for name in names:
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError):
+                if os.path.isfile(path) and not os.path.islink(path) and os.path.getsize(path) < 1 << 20:
+                    content.append(Path(path).read_bytes())
+    return b"\n".join(content)
+
+
+def test_secrets_by_the_classic_builder(engine: TempEngine) -> None:
+    """POST /build with the id of a session."""
+    text = f"FROM busybox\nRUN --mount=type=secret,id=t,required=true echo {unique()}; cat /run/secrets/t | md5sum\n"
+    body = _archive({"Dockerfile": text.encode()})
+    with sessions.session(engine.socket, sessions.of_secrets({"t": b"the secret"})) as (session_id, _):
+        answer = engine.request("POST", f"/v1.24/build?session={session_id}&networkmode=none", body)
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert "errorDetail" not in lines[-1], lines
+    assert any(hashlib.md5(b"the secret").hexdigest() in line.get("stream", "") for line in lines), lines
+    without = engine.request("POST", "/v1.24/build?nocache=1", body)
+    assert b"secret t: not found" in without.body
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+def test_an_ssh_agent(engine: TempEngine, tmp_path: Path) -> None:
+    """The step reaches the client's agent; here it answers with what it was sent."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "agent"))
+    listener.listen()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                stream, _ = listener.accept()
+                with stream:
+                    while data := stream.recv(8192):
+                        stream.sendall(data.upper())
+
+    threading.Thread(target=serve, daemon=True).start()
+    step = f"echo {unique()}; stat -c '%a %u' $SSH_AUTH_SOCK; until [ -e /tmp/over ]; do sleep 0.05; done"
+    text = f"FROM busybox\nRUN --mount=type=ssh {step}\n"
+    under_way = Build(engine.socket, dockerfile(text), services=sessions.of_agent(str(tmp_path / "agent")))
+    (running,) = until("it runs", lambda: engine.request("GET", "/v1.24/containers/json").json())
+    root = f"/proc/{engine.inspect(running['Id'])['State']['Pid']}/root"
+    until("the socket is there", lambda: os.path.exists(f"{root}/run/buildkit/ssh_agent.0"))
+    with client.connect(f"{root}/run/buildkit/ssh_agent.0") as stream:
+        stream.sendall(b"hello")
+        assert stream.recv(100) == b"HELLO"
+    Path(root, "tmp/over").touch()
+    built = under_way.result()
+    listener.close()
+    assert built.failure is None
+    (log,) = [vertex.log for vertex in built.vertices if "RUN" in vertex.name]
+    assert log.splitlines()[1] == b"600 0", log
+    required = build(engine, "FROM busybox\nRUN --mount=type=ssh,required=true true\n")
+    assert required.failure is not None and "SSH agent" in required.failure.message
+
+
+def test_a_session_within_a_call(engine: TempEngine) -> None:
+    """Files that several builds share come from a session that is opened by Control/Session."""
+    shared = unique()
+    near, far = socket.socketpair()
+    peer = sessions.Peer(far, sessions.of_files(dockerfile("FROM busybox\nCOPY a /\nRUN cat /a\n", a=b"shared")))
+    try:
+        with Caller(engine.socket) as caller:
+            about = {
+                "x-docker-expose-session-uuid": shared,
+                "x-docker-expose-session-grpc-method": sessions.DIFF_COPY,
+            }
+            tunnel = caller.call(f"{CONTROL}Session", about)
+
+            def outward() -> None:
+                with contextlib.suppress(OSError):
+                    while data := near.recv(65536):
+                        tunnel.send(field(1, data))
+
+            def inward() -> None:
+                with contextlib.suppress(OSError, Failure):
+                    while (message := tunnel.receive()) is not None:
+                        near.sendall(fields(message).get(1, b""))
+
+            for work in (outward, inward):
+                threading.Thread(target=work, daemon=True).start()
+            options = {f"local-sessionid:{name}": shared for name in ("context", "dockerfile")}
+            built = Build(engine.socket, {}, options=options).result()
+            assert built.vertex("[3/3] RUN cat /a").log == b"shared"
+            with pytest.raises(Failure, match=f"session {shared} is in use already"):
+                caller.call(f"{CONTROL}Session", about).all()
+    finally:
+        peer.close()
+        near.close()
+
+
+def test_credentials_of_the_session(own_engine: TempEngine) -> None:
+    """A private base is pulled with the credentials that the client's session gives."""
+    engine = own_engine
+    with Registry(password=True).start() as registry:
+        name = f"{registry.host}/private/base"
+        engine.post(f"/images/busybox/tag?repo={quote(name, safe='')}&tag=1", 201)
+        headers = {"X-Registry-Auth": _auth_header()}
+        pushed = engine.request("POST", f"/v1.24/images/{name}/push?tag=1", headers=headers)
+        assert b"errorDetail" not in pushed.body, pushed.body
+        engine.request("DELETE", f"/v1.24/images/{name}:1")
+        text = f"FROM {name}:1\nRUN echo {unique()}\n"
+        refused = build(engine, text, options={"image-resolve-mode": "pull"})
+        assert refused.failure is not None
+        known = sessions.of_credentials({registry.host: (USER, PASSWORD)})
+        assert build(engine, text, services=known, options={"image-resolve-mode": "pull"}).image_id
+
+
+def _auth_header() -> str:
+    return base64.urlsafe_b64encode(json.dumps({"username": USER, "password": PASSWORD}).encode()).decode()
+
+
+# --- about the engine -----------------------------------------------------------------------------
+
+
+def test_workers(engine: TempEngine) -> None:
+    with Caller(engine.socket) as caller:
+        record = fields(fields(caller.ask(f"{CONTROL}ListWorkers", b""))[1])
+        assert fields(record[3])[2] == b"linux"
+        label = fields(record[2])
+        assert label[1] == b"org.mobyproject.buildkit.worker.moby.host-gateway-ip" and label[2].count(b".") == 3
+        assert fields(caller.ask(f"{CONTROL}Info", b""))[1]
+        assert caller.ask("/grpc.health.v1.Health/Check", b"") == field(1, 1)
+
+
+def test_the_cache(own_engine: TempEngine) -> None:
+    engine = own_engine
+    build(engine, f"FROM busybox\nRUN echo {unique()} >/x\n")
+    with Caller(engine.socket) as caller:
+        records = [fields(data) for _, data in every(caller.ask(f"{CONTROL}DiskUsage", b""))]
+        assert any(record[9].endswith(b">/x") and record[4] == 17 for record in records), records
+        calling = caller.call(f"{CONTROL}Prune")
+        calling.send(field(1, "") + field(2, 1), last=True)
+        pruned = {fields(message)[1] for message in calling.all()}
+        assert pruned == {record[1] for record in records}
+        assert caller.ask(f"{CONTROL}DiskUsage", b"") == b""
+        with pytest.raises(Failure, match="invalid filter 'colour==red'"):
+            calling = caller.call(f"{CONTROL}Prune")
+            calling.send(field(1, "colour==red"), last=True)
+            calling.all()
+
+
+@pytest.mark.parametrize("headers", [{}, {"Connection": "Upgrade", "Upgrade": "tcp"}])
+def test_it_needs_the_upgrade(engine: TempEngine, headers: dict[str, str]) -> None:
+    answer = engine.request("POST", "/grpc", headers=headers)
+    assert answer.status == 400 and "needs the header Upgrade: h2c" in answer.message

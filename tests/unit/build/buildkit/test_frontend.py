@@ -1,0 +1,168 @@
+"""Options of `dockerfile.v0` as options of a build."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.build.buildkit import frontend
+from engine.build.buildkit.control import prune_options
+from engine.build.buildkit.control_messages import PruneRequest
+from engine.build.buildkit.frontend import DOCKERFILE_V0, GATEWAY
+from engine.build.options import DEFAULT_HOST, Options
+from engine.errors import EngineError, InvalidParameter, Unimplemented
+from engine.wire.containers import Ulimit
+
+
+def read(frontend_name: str = DOCKERFILE_V0, **given: str) -> frontend.Wanted:
+    return frontend.read(
+        {name.replace("__", ":").replace("_", "-"): value for name, value in given.items()},
+        *(
+            frontend_name,
+            "10.0.0.1",
+        ),
+    )
+
+
+def test_defaults() -> None:
+    wanted = read()
+    assert wanted.options == Options(dockerfile="Dockerfile", host=DEFAULT_HOST)
+    assert (wanted.filename, wanted.context, wanted.dockerfile, wanted.url) == (
+        "Dockerfile",
+        "context",
+        "dockerfile",
+        "",
+    )
+
+
+def test_every_option() -> None:
+    wanted = frontend.read(
+        {
+            "filename": "sub/My.Dockerfile",
+            "target": "t",
+            "build-arg:A": "1",
+            "build-arg:B": "x=y",
+            "build-arg:BUILDKIT_SYNTAX": "docker/dockerfile:1.7",
+            "label:l": "v",
+            "no-cache": "",
+            "image-resolve-mode": "pull",
+            "platform": "linux/arm64",
+            "add-hosts": "a=1.2.3.4,b=host-gateway,c=::1",
+            "ulimit": "nofile=10:20,core=0",
+            "shm-size": "1048576",
+            "cgroup-parent": "/builds",
+            "force-network-mode": "none",
+            "contextkey": "c",
+            "dockerfilekey": "d",
+            "local-sessionid:c": "other",
+            "vcs:revision": "ignored",
+            "attest:provenance": "ignored",
+        },
+        DOCKERFILE_V0,
+        "10.0.0.1",
+    )
+    found = wanted.options
+    assert (found.dockerfile, found.target, found.no_cache, found.pull) == ("sub/My.Dockerfile", "t", True, True)
+    assert found.arguments == {"A": "1", "B": "x=y", "BUILDKIT_SYNTAX": "docker/dockerfile:1.7"}
+    assert found.labels == {"l": "v"}
+    assert found.platform is not None and found.platform.architecture == "arm64"
+    assert found.host.extra_hosts == ["a:1.2.3.4", "b:10.0.0.1", "c:::1"]
+    assert found.host.ulimits == [Ulimit(name="nofile", soft=10, hard=20), Ulimit(name="core", soft=0, hard=0)]
+    assert (found.host.shm_size, found.host.cgroup_parent, found.host.network_mode) == (1048576, "/builds", "none")
+    assert (wanted.context, wanted.dockerfile, wanted.sessions) == ("c", "d", {"c": "other"})
+
+
+@pytest.mark.parametrize("mode", ["", "default", "sandbox"])
+def test_the_default_network(mode: str) -> None:
+    assert read(force_network_mode=mode).options.host == DEFAULT_HOST
+
+
+def test_contexts_from_elsewhere() -> None:
+    git = read(context="https://example.com/x.git#main:dir")
+    assert git.options.remote == git.url == "https://example.com/x.git#main:dir"
+    upload = read(context="http://buildkit-session/abc")
+    assert upload.options.remote == "" and upload.url == "http://buildkit-session/abc"
+    assert frontend._upload_path(upload.url) == "/abc"
+
+
+@pytest.mark.parametrize(
+    "source", ["docker/dockerfile", "docker.io/docker/dockerfile:1.4", "docker/dockerfile-upstream:m"]
+)
+def test_the_frontend_as_an_image(source: str) -> None:
+    assert read(GATEWAY, source=source) == read()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kind", "words"),
+    [
+        ("", {}, Unimplemented, "frontend '' is not supported"),
+        (GATEWAY, {"source": "my/frontend:1"}, Unimplemented, "frontend 'my/frontend:1' is not supported"),
+        (GATEWAY, {"source": "docker/dockerfile:1\n"}, Unimplemented, "is not supported"),
+        (DOCKERFILE_V0, {"build-arg:BUILDKIT_SYNTAX": "my/frontend"}, Unimplemented, "frontend my/frontend"),
+        (DOCKERFILE_V0, {"requestid": "frontend.outline"}, Unimplemented, "request 'frontend.outline'"),
+        (DOCKERFILE_V0, {"context:base": "local:x"}, Unimplemented, "named context 'base'"),
+        (DOCKERFILE_V0, {"attest:sbom": ""}, Unimplemented, "SBOM"),
+        (DOCKERFILE_V0, {"platform": "linux/amd64,linux/arm64"}, Unimplemented, "one platform"),
+        (DOCKERFILE_V0, {"shm-size": "1k"}, InvalidParameter, "shm-size: '1k'"),
+        (DOCKERFILE_V0, {"ulimit": "nofile=x"}, InvalidParameter, "ulimit: 'nofile=x'"),
+        (DOCKERFILE_V0, {"platform": "windows/amd64"}, InvalidParameter, "windows"),
+        (DOCKERFILE_V0, {"add-hosts": "nothing"}, InvalidParameter, "nothing"),
+        (DOCKERFILE_V0, {"context": "https://x/y.git", "dockerfilekey": "d"}, Unimplemented, "context from elsewhere"),
+    ],
+)
+def test_what_is_refused(name: str, given: dict[str, str], kind: type[EngineError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        frontend.read(given, name, "10.0.0.1")
+
+
+@given(
+    st.dictionaries(st.sampled_from(("filename", "platform", "ulimit", "add-hosts", "shm-size", "context")), st.text())
+)
+def test_random_options_are_valid_or_refused(given_options: dict[str, str]) -> None:
+    try:
+        frontend.read(given_options, DOCKERFILE_V0, "10.0.0.1")
+    except EngineError as error:
+        assert error.message
+
+
+@pytest.mark.parametrize(
+    ("raw", "found"),
+    [
+        (b"", ()),
+        (b"\xef\xbb\xbf*.log\r\n# no\n\n  a/b/ \n", ("*.log", "a/b")),
+        (b"/x\n!/y\n! z\n!\n", ("x", "!y", "!z", "!")),
+        (b"a/../b//c\n.\n/\n", ("b/c", ".", "/")),
+        (b" # not a comment\n", ("# not a comment",)),
+        (b"caf\xe9", ("caf\udce9",)),
+    ],
+)
+def test_patterns(raw: bytes, found: tuple[str, ...]) -> None:
+    assert frontend.patterns(raw) == found
+
+
+def test_registries() -> None:
+    raw = b"""ARG R=r.example:5000
+FROM ${R}/base AS one
+FROM one
+COPY --from=other.example/x /a /b
+COPY --from=0 /a /b
+RUN --mount=type=bind,from=third.example/y,target=/z true
+FROM scratch
+FROM busybox
+"""
+    found = frontend.registries(raw, Options())
+    assert found == {"r.example:5000", "other.example", "third.example", "docker.io"}
+
+
+def test_prune_options() -> None:
+    found = prune_options(PruneRequest(filters=["", "type==regular", "id~=abc", "inuse"], all=True, reserved_space=7))
+    assert found.all and found.filters == {"type": ["regular"], "id": ["abc"], "inuse": ["true"]}
+    assert (found.reserved_space, found.unused_since_ns) == (7, 0)
+    aged = prune_options(PruneRequest(keep_duration=3600 * 10**9)).unused_since_ns
+    assert 3600 * 10**9 <= time.time_ns() - aged < 3700 * 10**9
+    for wrong in ("nothing==x", "type!=regular", "==", "type=x"):
+        with pytest.raises(InvalidParameter, match="invalid filter"):
+            prune_options(PruneRequest(filters=[wrong]))
