@@ -261,6 +261,7 @@ class Daemon:
         await self._end_strays()
         self.monitor.deliver()
         live = {container.id for container in self.containers}
+        await boot.end_strays(self.containers.parts, live)
         await self.snapshots.sweep(live, self.images.chain_ids())
         await asyncio.to_thread(_sweep_directories, self.config.root / "containers", live)
         parts = self.config, self.records, self.containers, self.images, self.remote, self.events, self.sessions

@@ -343,15 +343,10 @@ class StageBuild:
         else:
             state = base.of_image(await base.resolve(name, self.platform, site.options, site.parts, log))
         site.stages.use(state)
-        snapshots = site.parts.images.snapshots
-        if state.top:
-            descriptor = await snapshots.open_content(state.top)
-        else:
-            descriptor = await asyncio.to_thread(_empty_directory, site.parts.images.temporary)
-        try:
+        # Mounted within the context: kernels before 6.15 copy no directory of a detached mount, as
+        # a `RUN --mount` of it needs.
+        async with site.parts.images.snapshots.content(state.top) as descriptor:
             yield OtherRoot(descriptor, keys.key_of("", "content", state.chain_ids))
-        finally:
-            await uninterrupted(asyncio.to_thread(os.close, descriptor))
 
     async def root(self) -> int:
         """A descriptor of the stage's root as of now, to look at; -1 without layers. It stays the
@@ -369,15 +364,6 @@ class StageBuild:
         (_, descriptor), self._root = self._root, ("", -1)
         if descriptor >= 0:
             await uninterrupted(asyncio.to_thread(os.close, descriptor))
-
-
-def _empty_directory(temporary: Path) -> int:
-    """A descriptor of an empty directory without a name."""
-    path = Path(tempfile.mkdtemp(dir=temporary))
-    try:
-        return files.open_directory(path)
-    finally:
-        path.rmdir()
 
 
 def _without_triggers(state: State) -> State:

@@ -4,20 +4,32 @@ policy wants.
 The monitor knows what runs, and the exits that no daemon has confirmed; the record is corrected by
 it. `restore` comes first, for all containers, then `start` for each.
 
+Transient containers have no record. `end_strays` finds them by their directories.
+
 Locks: the container's, while its record is corrected and while its last run is cleaned up.
-Not here: processes without a container (`daemon.py`).
+Not here: processes without a container that the monitor knows (`daemon.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
+import signal
 import time
+from collections.abc import Collection, Iterator
 
+import msgspec
+
+from engine.config import Config
 from engine.containers import launch, lifecycle, removal, restart
 from engine.containers.container import RUNNING, Container
 from engine.containers.lifecycle import State, Verb
+from engine.containers.parts import Parts
 from engine.monitor.handles import Exit
+from engine.runtime import cgroups
+from engine.runtime.cgroups import Cgroups
 from engine.system.tasks import spawn
 
 _log = logging.getLogger(__name__)
@@ -106,3 +118,44 @@ async def _start(container: Container, starting: contextlib.ExitStack) -> None:
             container.planned.cancel()
             container.move(state=lifecycle.following(container.record.status.state, Verb.BOOT, container.id))
         await container.start_by_policy()
+
+
+# --- containers without a record ------------------------------------------------------------------
+
+
+class _Linux(msgspec.Struct, frozen=True):
+    cgroups_path: str = msgspec.field(default="", name="cgroupsPath")
+
+
+class _Bundle(msgspec.Struct, frozen=True):
+    """The part of a config.json that says where its processes are."""
+
+    linux: _Linux = _Linux()
+
+
+async def end_strays(parts: Parts, live: Collection[str]) -> None:
+    """End the runs of containers that are not `live`: transient ones of an earlier daemon, which
+    have a directory but no record. The caller removes the directories.
+    """
+    for container_id, cgroup in await asyncio.to_thread(lambda: list(_strays(parts.config, live))):
+        _log.info("ending container %s: it was made for one run, and its daemon is gone", container_id)
+        await parts.runtime.delete(container_id)
+        await asyncio.to_thread(_kill, parts.cgroups, cgroup)
+        await launch.remove_cgroup(parts, cgroup)
+
+
+def _strays(config: Config, live: Collection[str]) -> Iterator[tuple[str, str]]:
+    for directory in (config.root / "containers").iterdir():
+        if directory.name not in live:
+            found = _Bundle()
+            # there is none, or half of one
+            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+                found = msgspec.json.decode((directory / "config.json").read_bytes(), type=_Bundle)
+            yield directory.name, found.linux.cgroups_path or cgroups.path(directory.name)
+
+
+def _kill(hierarchies: Cgroups, cgroup: str) -> None:
+    """Kill the processes of a cgroup of which the runtime has no state."""
+    for pid in hierarchies.processes(cgroup):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -442,3 +442,187 @@ def test_many_at_once(run: Run, tmp_path: Path) -> None:
         assert len(os.listdir(tmp_path / "layers")) == 1
 
     run(work)
+
+
+def test_changes_are_taken_where_they_lie(run: Run, tmp_path: Path) -> None:
+    """A taken snapshot becomes a layer without a copy. The next one stands on it."""
+
+    async def work(snapshots: Snapshots) -> None:
+        snapshots.retain("base")
+        snapshots.retain("more")
+        await add(snapshots, "base", a="base", b="base")
+        await snapshots.prepare("k", "base", transient=True)
+        async with mounted(snapshots) as where:
+            (where / "a").write_text("changed")
+            (where / "b").unlink()
+            (where / "c").write_text("new")
+            inode = (where / "c").stat().st_ino
+        upper = snapshots.upper("k")
+        ingest = await snapshots.take("k")
+        assert ingest.path == upper and sorted(os.listdir(upper)) == ["a", "b", "c"]
+        assert os.listdir(upper.parent) == ["diff"]
+        assert isinstance(snapshots, FakeSnapshots) or (upper / "c").stat().st_ino == inode
+        for gone in (snapshots.take, snapshots.mount, snapshots.keep):
+            with pytest.raises(NotFound):
+                await gone("k")
+        await snapshots.remove("k")
+        await snapshots.commit_layer(ingest, "more", Layer(0, "more", "base", 3))
+        await snapshots.prepare("k", "more", transient=True)
+        async with mounted(snapshots) as where:
+            assert {name: (where / name).read_text() for name in os.listdir(where)} == {"a": "changed", "c": "new"}
+        await snapshots.remove("k")
+        await snapshots.release("base")
+        assert await snapshots.release("more") == ["more", "base"]
+
+    run(work)
+    assert os.listdir(tmp_path / "layers") == []
+
+
+def test_an_ordinary_snapshot_is_taken_too(run: Run, tmp_path: Path) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        await snapshots.prepare("k", None)
+        async with mounted(snapshots) as where:
+            (where / "file").touch()
+        ingest = await snapshots.take("k")
+        assert os.listdir(ingest.path) == ["file"]
+        await snapshots.abandon(ingest)
+
+    async def again(snapshots: Snapshots) -> None:
+        with pytest.raises(NotFound):
+            snapshots.upper("k")
+
+    run(work)
+    run(again)
+    assert os.listdir(tmp_path / "layers") == []
+
+
+def test_what_is_in_use_is_neither_taken_nor_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        await snapshots.prepare("k", None, transient=True)
+        await snapshots.mount("k")
+        for call in (snapshots.take, snapshots.keep):
+            with pytest.raises(Conflict):
+                await call("k")
+        await snapshots.unmount("k")
+        async with snapshots.opened("k"):
+            taking = asyncio.ensure_future(snapshots.take("k"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not taking.done(), "a call accesses it"
+        await snapshots.abandon(await taking)
+
+    run(work)
+    assert os.listdir(tmp_path / "layers") == []
+
+
+def test_a_call_that_does_not_end(run_overlay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlay, "PATIENCE", 0.01)
+
+    async def work(snapshots: Snapshots) -> None:
+        await snapshots.prepare("k", None, transient=True)
+        async with snapshots.opened("k"):
+            with pytest.raises(Conflict, match="in use by 1 archive call"):
+                await snapshots.take("k")
+        await snapshots.remove("k")
+
+    run_overlay(work)
+
+
+def test_a_cancelled_take_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    """Cancelled at each point, the snapshot is either still there or gone with its directory."""
+
+    async def work(snapshots: Snapshots) -> None:
+        for turns in range(12):
+            await snapshots.prepare("k", None, transient=True)
+            async with mounted(snapshots) as where:
+                (where / "file").touch()
+            taking = asyncio.ensure_future(snapshots.take("k"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            taking.cancel()
+            await asyncio.wait([taking])
+            if not taking.cancelled():
+                await snapshots.abandon(taking.result())
+            await snapshots.remove("k")
+            assert os.listdir(tmp_path / "layers") == [], turns
+
+    run(work)
+
+
+def test_transient_snapshots_do_not_outlive_the_daemon(run: Run, tmp_path: Path) -> None:
+    """One that was kept does, and can be mounted again as can a transient one."""
+
+    async def work(snapshots: Snapshots) -> None:
+        for key in ("lost", "mounted", "kept"):
+            await snapshots.prepare(key, None, transient=True)
+            for text in ("once", "twice"):
+                async with mounted(snapshots, key) as where:
+                    (where / "file").write_text(text)
+        await snapshots.keep("kept")
+        await snapshots.keep("kept")
+        await snapshots.mount("mounted")
+
+    async def again(snapshots: Snapshots) -> None:
+        await snapshots.sweep({"kept"}, set())
+        for key in ("lost", "mounted"):
+            with pytest.raises(NotFound):
+                await snapshots.mount(key)
+        async with mounted(snapshots, "kept") as where:
+            assert (where / "file").read_text() == "twice"
+        assert len(os.listdir(tmp_path / "layers")) == 1
+        await snapshots.remove("kept")
+
+    run(work)
+    run(again)
+    assert os.listdir(tmp_path / "layers") == []
+
+
+@needs_root
+def test_a_transient_snapshot_is_volatile_until_it_is_kept(run_overlay: Run, tmp_path: Path) -> None:
+    """It stands on layers here, because a snapshot on nothing is no overlay."""
+
+    def options() -> str:
+        lines = Path("/proc/thread-self/mountinfo").read_text().splitlines()
+        return "".join(line for line in lines if line.split()[4] == "/roots/k")
+
+    async def work(snapshots: Snapshots) -> None:
+        snapshots.retain("base")
+        await add(snapshots, "base", a="base")
+        await snapshots.prepare("k", "base", transient=True)
+        for kept in (False, True):
+            if kept:
+                await snapshots.keep("k")
+            for _ in range(2):
+                async with mounted(snapshots):
+                    shown = await snapshots.mount_namespace.run(options)
+                    assert ("volatile" in shown) is not kept
+        await snapshots.remove("k")
+        await snapshots.release("base")
+
+    run_overlay(work)
+
+
+@needs_root
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_content_from_which_directories_are_mounted(run_overlay: Run, tmp_path: Path, layers: int) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        chain = ""
+        for name in ("one", "two")[:layers]:
+            ingest = await snapshots.ingest()
+            (ingest.path / "d").mkdir()
+            (ingest.path / "d" / name).touch()
+            await snapshots.commit_layer(ingest, name, Layer(0, name, chain))
+            chain = name
+        async with snapshots.content(chain) as content:
+            assert os.fstatvfs(content).f_flag & os.ST_RDONLY
+            below = os.open("d" if layers else ".", os.O_PATH, dir_fd=content)
+            try:
+                tree = await snapshots.mount_namespace.run(lambda: detached_mounts.clone(below))
+                found = os.open(".", os.O_RDONLY, dir_fd=tree)
+                assert sorted(os.listdir(found)) == ["one", "two"][:layers]
+                os.close(found)
+                os.close(tree)
+            finally:
+                os.close(below)
+
+    run_overlay(work)

@@ -276,6 +276,7 @@ class FakeSnapshots:
 
     def _mount(self, key: str) -> None:
         if key not in self.disk.mounted:
+            self._snapshot(key)
             path = self.disk.root / f"mount of {key}"
             path.mkdir()
             for below in (*reversed(self.lower(key)), self._own(key)):
@@ -337,7 +338,8 @@ class FakeSnapshots:
 
     def _close(self, key: str) -> None:
         if key in self.disk.mounted and key not in self._runs and not self._opened[key]:
-            self._write_back(key)
+            if key in self._snapshots:  # otherwise it was transient, and an earlier daemon's
+                self._write_back(key)
             shutil.rmtree(self.disk.mounted.pop(key))
 
     def _write_back(self, key: str) -> None:
