@@ -334,7 +334,9 @@ class _Work:
         self._address = ""
         self._environment: dict[str, str] = {}
         self._complete = False
-        """True when everything was fetched, because the server gives no shallow clone."""
+        """True when histories were fetched too."""
+        self._found = False
+        """True when `_find` was needed: FETCH_HEAD has all branches."""
 
     def run(self) -> Checkout:
         try:
@@ -371,6 +373,7 @@ class _Work:
         for name in ("repository", "temporary"):
             directory = self._place / name
             directory.mkdir(mode=0o700)
+            directory.chmod(0o755)
             os.chown(directory, sealed.USER, sealed.GROUP)
         (home / "config").write_text(_CONFIG)
         (home / "credentials").touch(mode=0o600)
@@ -435,7 +438,7 @@ class _Work:
         wanted = self._source.commit
         if wanted and not commit.startswith(wanted):
             # The id of an annotated tag, which is an object of its own, will do too.
-            found = self._run("rev-parse", "--verify", "--quiet", "FETCH_HEAD").strip() if not self._complete else ""
+            found = "" if self._found else self._run("rev-parse", "--verify", "--quiet", "FETCH_HEAD")
             if not found.startswith(wanted):
                 raise InvalidParameter(f"expected checksum to match {wanted}, got {commit}")
         return commit
@@ -463,7 +466,7 @@ class _Work:
 
     def _find(self, revision: str) -> str:
         """The commit of a revision, after fetching all branches and tags."""
-        self._complete = True
+        self._complete = self._found = True
         self._run("fetch", "--quiet", "--tags", "--", "origin")
         with contextlib.suppress(_Failed):  # for revisions that begin at the default branch
             self._run("remote", "set-head", "--auto", "--", "origin")
@@ -484,7 +487,7 @@ class _Work:
 
         If `.git` is kept, HEAD is the branch, or a tag has its ref.
         """
-        if self._source.keep_git_dir and not self._complete:
+        if self._source.keep_git_dir and not self._found:
             found = _FETCHED.match(_text(root, ".git/FETCH_HEAD"))
             if found is not None and found["name"] and self._source.ref in (found["name"], *_names(found)):
                 if found["kind"] == "branch":

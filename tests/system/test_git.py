@@ -183,7 +183,7 @@ def test_files_modes_and_links(top: Path, place: Path) -> None:
                     "deep/er/f": b"f",
                     name: b"n",
                 }
-                for path, mode in (("run", 0o755), ("plain", 0o644), ("deep", 0o755)):
+                for path, mode in ((".", 0o755), ("run", 0o755), ("plain", 0o644), ("deep", 0o755)):
                     assert stat.S_IMODE(os.stat(path, dir_fd=found.root).st_mode) == mode
 
     run(work)
@@ -220,12 +220,13 @@ def test_many_at_once(top: Path, place: Path) -> None:
     run(work)
 
 
-def test_a_commit_that_must_match(top: Path, place: Path) -> None:
+@pytest.mark.parametrize("kind", ["daemon", "dumb"])
+def test_a_commit_that_must_match(top: Path, place: Path, kind: str) -> None:
     repository = Repository(top, "r")
     commit = repository.commit({"a": b"a"})
     git(repository.path, "tag", "--annotate", "--message=t", "v1")
     tag = git(repository.path, "rev-parse", "v1")
-    with daemon(top) as server:
+    with SERVERS[kind](top) as server:
         url = f"{server}/r.git"
         for right in (commit, commit[:7]):
             assert content(url, place, commit=right)[0] == commit
