@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from engine.build.context import Context
 from engine.build.dockerfile import stages as dockerfiles
 from engine.build.dockerfile.stages import Dockerfile
 from engine.build.options import Options
@@ -81,6 +82,10 @@ class Build:
             finally:
                 for step in self.steps:
                     step.log.close()
+            context = self._site.context
+            if isinstance(context, Context):
+                # Before the layers are written back: the file of the context need not be.
+                await context.close()
             await self._finish(result)
         finally:
             self._end.close()

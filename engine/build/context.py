@@ -62,6 +62,7 @@ _EARLY = 1 << 20
 """Bytes after which a thread indexes what another one writes."""
 _RESERVE = 512 << 20
 """Bytes that a context leaves free on the disk, or a twentieth of it if that is less."""
+_CLOSING = 0.2
 _LINK_KIND = "1"
 
 
@@ -348,11 +349,22 @@ class Context:
         return digests[entry.inode]
 
     async def close(self) -> None:
-        """Free the file. Readers must be closed."""
+        """Free the file. Readers must be closed. Idempotent.
+
+        The kernel drops pages that it has not written yet, so close a context before the disk is
+        synchronized. Pages that it is writing now take as long as the disk needs; after `_CLOSING`
+        seconds that goes on without the caller.
+        """
         descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            # An unlinked file: closing it frees its blocks, which may take a while.
-            await uninterrupted(asyncio.to_thread(os.close, descriptor))
+        if descriptor < 0:
+            return
+        try:
+            closing = in_own_thread(lambda: os.close(descriptor), "context")
+        except ServerError:  # the host allows no more threads
+            os.close(descriptor)
+            return
+        closing.add_done_callback(lambda done: done.exception())
+        await asyncio.wait([closing], timeout=_CLOSING)
 
 
 _EMPTY = hashlib.sha256(b"").digest()
@@ -413,7 +425,7 @@ class _Behind:
         self._descriptor = descriptor
         self._changed = threading.Condition()
         self._written = 0
-        self._ended = False
+        self._ended = self._cut = False
         self._at = 0
 
     def advance(self, written: int) -> None:
@@ -429,12 +441,18 @@ class _Behind:
             self._ended = True
             self._changed.notify()
 
+    def cut(self) -> None:
+        """End the reading: its result is not needed any more."""
+        self._cut = True
+
     def skip(self, size: int) -> None:
         """Leave out bytes, which need not be written yet."""
         with self._changed:
             self._at += size
 
     def readinto(self, buffer: memoryview) -> int:
+        if self._cut:
+            raise ArchiveError("truncated archive")
         if self._at >= self._written:
             with self._changed:
                 while self._at >= self._written and not self._ended:
@@ -465,7 +483,7 @@ class _Receiving:
         with self._processors:
             try:
                 return self._receive()
-            except EngineError:
+            except (EngineError, OSError):
                 with contextlib.suppress(EngineError):
                     while self._feed.read():
                         pass
@@ -489,6 +507,9 @@ class _Receiving:
                     self._behind.advance(at)
                     if reader is None and at > _EARLY:
                         reader = self._start()
+        except BaseException:
+            self._behind.cut()
+            raise
         finally:
             self._behind.end(at)
             if reader is not None:
