@@ -25,6 +25,7 @@ GET_SECRET = "/moby.buildkit.secrets.v1.Secrets/GetSecret"
 CHECK_AGENT = "/moby.sshforward.v1.SSH/CheckAgent"
 FORWARD_AGENT = "/moby.sshforward.v1.SSH/ForwardAgent"
 CREDENTIALS = "/moby.filesync.v1.Auth/Credentials"
+FILE_SEND = "/moby.filesync.v1.FileSend/DiffCopy"
 DIFF_COPY = "/moby.filesync.v1.FileSync/DiffCopy"
 
 
@@ -384,6 +385,41 @@ def of_files(directories: Directories, *, together: int = 1, piece: int = 32768)
             queue.append((number, files[number][1].content))
 
     return {DIFF_COPY: copy}
+
+
+class Received:
+    """What a client receives of a build. Each call of FileSend fills it anew."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[int, bytes, str]] = {}
+        """Of the exporter `local`: mode, content and target by path."""
+        self.archive = b""
+        """Of the exporter `tar`."""
+
+
+def of_results(received: Received, *, archive: bool) -> dict[str, Handler]:
+    """The service FileSend, for the exporter `local` or for `tar`."""
+
+    def take_archive(call: Call) -> None:
+        while (message := call.receive()) is not None:
+            received.archive += fields(message).get(1, b"")
+
+    def take_files(call: Call) -> None:
+        listed = []
+        while 2 in (packet := fields(call.receive() or b"")):
+            listed.append(fields(packet[2]))
+        for number, stat in enumerate(listed):
+            content = b""
+            if not stat.get(2, 0) & (DIRECTORY | LINK) and 7 not in stat:
+                call.send(field(1, 1) + field(3, number))
+                while data := fields(call.receive() or b"").get(4, b""):
+                    content += data
+            target = stat.get(7, b"").decode()
+            received.files[stat[1].decode()] = (stat.get(2, 0), content, target)
+        call.send(field(1, 3))
+        assert fields(call.receive() or b"") == {1: 3}
+
+    return {FILE_SEND: take_archive if archive else take_files}
 
 
 # --- a caller -------------------------------------------------------------------------------------

@@ -135,6 +135,56 @@ def test_many_files(clean: TempEngine) -> None:
     assert second.image_id == first.image_id
 
 
+# --- files of an image ----------------------------------------------------------------------------
+
+FILES = (
+    "FROM busybox AS made\nRUN mkdir -p /o/d && echo x >/o/d/f && ln /o/d/f /o/hard && ln -s d /o/link "
+    "&& touch /o/d-x && head -c 3000000 /dev/zero >/o/large && chmod 4755 /o/d/f\n"
+    "FROM scratch\nCOPY --from=made /o /\nCOPY a /a\n"
+)
+
+
+def test_files_of_an_image_in_a_directory(clean: TempEngine) -> None:
+    received = sessions.Received()
+    services = sessions.of_results(received, archive=False)
+    built = Build(clean.socket, dockerfile(FILES, a=b"last"), exporter="local", services=services).result()
+    assert built.failure is None and built.response == {}
+    assert built.vertex("exporting to client directory").done
+    assert received.files == {
+        "a": (0o644, b"last", ""),
+        "d": (0o755 | sessions.DIRECTORY, b"", ""),
+        "d/f": (0o755 | 1 << 23, b"x\n", ""),
+        "d-x": (0o644, b"", ""),
+        "hard": (0o755 | 1 << 23, b"", "d/f"),
+        "large": (0o644, bytes(3_000_000), ""),
+        "link": (0o777 | sessions.LINK, b"", "d"),
+    }
+    assert list(received.files) == ["a", "d", "d/f", "d-x", "hard", "large", "link"]
+
+
+def test_files_of_an_image_as_an_archive(clean: TempEngine) -> None:
+    received = sessions.Received()
+    services = sessions.of_results(received, archive=True)
+    built = Build(clean.socket, dockerfile(FILES, a=b"last"), exporter="tar", services=services).result()
+    assert built.failure is None and built.vertex("exporting to client tarball").done
+    with tarfile.open(fileobj=io.BytesIO(received.archive)) as archive:
+        members = {member.name: member for member in archive}
+        assert list(members) == ["a", "d", "d/f", "d-x", "hard", "large", "link"]
+        assert members["large"].size == 3_000_000 and members["d/f"].mode == 0o4755
+        content = archive.extractfile("hard")
+        assert content is not None and content.read() == b"x\n"
+
+
+def test_an_image_without_files(clean: TempEngine) -> None:
+    received = sessions.Received()
+    services = sessions.of_results(received, archive=True)
+    text = "FROM scratch\nLABEL a=b\n"
+    assert build(clean, text, exporter="tar", services=services).failure is None
+    assert received.archive == bytes(1024)
+    without = build(clean, text, exporter="tar")
+    assert without.failure is not None and "offers no place for files" in without.failure.message
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ import msgspec
 
 from engine import __version__
 from engine.build import options
-from engine.build.buildkit import frontend, grpc, protobuf
+from engine.build.buildkit import exporting, frontend, grpc, protobuf
 from engine.build.buildkit.control_messages import (
     BuildkitVersion,
     Capability,
@@ -52,6 +52,7 @@ from engine.build.buildkit.control_messages import (
     UsageRecord,
     WorkerRecord,
 )
+from engine.build.buildkit.exporting import LOCAL, TAR
 from engine.build.buildkit.frontend import Builder, Files, Wanted
 from engine.build.buildkit.grpc import Connection, Handler, Stream
 from engine.build.buildkit.messages import BytesMessage
@@ -76,7 +77,7 @@ READ_SIZE = 32 << 10
 
 _GATEWAY_LABEL = "org.mobyproject.buildkit.worker.moby.host-gateway-ip"
 _CAPABILITIES = ("solve.base", "solve.inlinereturn", "return", "returnmap", "proto.refarray", "frontend.caps")
-_EXPORTERS = frozenset(("moby", "image", ""))
+_EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
 _FILTER = re.compile(r"([a-z-]+)(?:(?:==|~=)(.*))?\Z", re.DOTALL)
 _FAILED = re.compile(r"The command '(.*)' returned a non-zero code: (\d+)\Z", re.DOTALL)
 
@@ -326,6 +327,9 @@ class Control:
             steps.end("context canceled")
             raise
         steps.end()
+        if exporter.type in (LOCAL, TAR):
+            await self._export_files(job, request, exporter.type, steps.image_id)
+            return {}
         exported = job.progress.vertex("exporting to image")
         exported.status(f"writing image {steps.image_id}", complete=True)
         for name in chosen.tags:
@@ -335,6 +339,20 @@ class Control:
         if chosen.tags:
             found["image.name"] = ",".join(name.canonical for name in chosen.tags)
         return found
+
+    async def _export_files(self, job: _Job, request: SolveRequest, kind: str, image_id: str) -> None:
+        """Send the files of the image to the client."""
+        vertex = job.progress.vertex(
+            "exporting to client directory" if kind == LOCAL else "exporting to client tarball"
+        )
+        try:
+            session = await self._parts.sessions.find(request.session)
+            await exporting.export(kind, 0, session, self._parts.images, image_id)
+        except EngineError as error:
+            vertex.end(error.message)
+            raise ServerError(error.message) from error
+        finally:
+            vertex.end()
 
 
 def _words(error: EngineError) -> str:
@@ -354,7 +372,7 @@ def _exporter(request: SolveRequest) -> Exporter:
         exporters = [Exporter(type=request.exporter, attributes=request.exporter_attributes)]
     for exporter in exporters:
         if exporter.type not in _EXPORTERS:
-            raise Unimplemented(f"exporter {exporter.type[:100]!r} is not supported: a build makes an image")
+            raise Unimplemented(f"exporter {exporter.type[:100]!r} is not supported: only images, local and tar")
     if len(exporters) > 1:
         raise Unimplemented("several exporters at once are not supported")
     return exporters[0]

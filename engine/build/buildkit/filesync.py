@@ -34,9 +34,10 @@ CHUNK = 256 << 10
 """Bytes that are gathered before they are passed on."""
 
 # Go's os.FileMode
-_DIRECTORY, _LINK, _DEVICE, _PIPE, _SOCKET = 1 << 31, 1 << 27, 1 << 26, 1 << 25, 1 << 24
-_SETUID, _SETGID, _CHARACTER, _STICKY = 1 << 23, 1 << 22, 1 << 21, 1 << 20
-_TYPES = _DIRECTORY | _LINK | _DEVICE | _PIPE | _SOCKET | _CHARACTER | 1 << 19
+DIRECTORY, LINK, DEVICE, PIPE, SOCKET, CHARACTER = 1 << 31, 1 << 27, 1 << 26, 1 << 25, 1 << 24, 1 << 21
+SPECIAL_BITS = ((stat.S_ISUID, 1 << 23), (stat.S_ISGID, 1 << 22), (stat.S_ISVTX, 1 << 20))
+"""Bits of the kernel's modes and those of Go's."""
+_TYPES = DIRECTORY | LINK | DEVICE | PIPE | SOCKET | CHARACTER | 1 << 19
 
 
 def encoded(metadata: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -169,7 +170,7 @@ class _Copy:
         self._listed += 1
         if described.size < 0:
             raise InvalidParameter(f"{self._name}: the size of {described.path} is negative")
-        if described.mode & _SOCKET:
+        if described.mode & SOCKET:
             return
         self._waiting.append(file)
         if file.regular:
@@ -212,24 +213,21 @@ def header(described: Stat) -> bytes:
     name = described.path.encode("utf-8", "surrogateescape")
     target = described.target.encode("utf-8", "surrogateescape")
     size = 0
-    if mode & _DIRECTORY:
+    if mode & DIRECTORY:
         kind, name = b"5", name.rstrip(b"/") + b"/"
-    elif mode & _LINK:
+    elif mode & LINK:
         kind = b"2"
-    elif mode & _PIPE:
+    elif mode & PIPE:
         kind = b"6"
-    elif mode & _DEVICE:
-        kind = b"3" if mode & _CHARACTER else b"4"
+    elif mode & DEVICE:
+        kind = b"3" if mode & CHARACTER else b"4"
     elif target:
         kind = b"1"
     else:
         kind, size = b"0", described.size
-    permissions = (
-        mode & 0o777
-        | (stat.S_ISUID if mode & _SETUID else 0)
-        | (stat.S_ISGID if mode & _SETGID else 0)
-        | (stat.S_ISVTX if mode & _STICKY else 0)
-    )
+    permissions = mode & 0o777
+    for bit, theirs in SPECIAL_BITS:
+        permissions |= bit if mode & theirs else 0
     modified = described.modified // 1_000_000_000
     uid, gid = described.uid, described.gid
     records: list[tuple[bytes, bytes]] = []

@@ -47,6 +47,7 @@ FORWARD_AGENT = "/moby.sshforward.v1.SSH/ForwardAgent"
 CREDENTIALS = "/moby.filesync.v1.Auth/Credentials"
 DIFF_COPY = "/moby.filesync.v1.FileSync/DiffCopy"
 
+FILE_SEND = "/moby.filesync.v1.FileSend/DiffCopy"
 UPLOAD = "/moby.upload.v1.Upload/Pull"
 
 DEFAULT_AGENT = "default"
@@ -58,7 +59,7 @@ class Session:
     def __init__(self, offer: Offer) -> None:
         self.id = offer.id
         self.shared_key = offer.shared_key
-        self._methods = offer.methods
+        self._methods = frozenset(method.lower() for method in offer.methods)
         self._connection: grpc.Connection | None = None
 
     @property
@@ -78,7 +79,7 @@ class Session:
 
     def offers(self, method: str) -> bool:
         """True if the client serves the gRPC method with this path."""
-        return method in self._methods
+        return method.lower() in self._methods
 
     def _served(self, method: str, what: str) -> grpc.Connection:
         if not self.offers(method):
@@ -176,6 +177,10 @@ class Session:
         metadata += [("exclude-patterns", pattern) for pattern in exclude]
         metadata += [("followpaths", path) for path in follow]
         return filesync.tar_stream(connection, DIFF_COPY, filesync.encoded(metadata), name)
+
+    def file_send(self, metadata: list[tuple[str, str]]) -> grpc.Stream:
+        """A call by which the client receives files of a build. Raises Unimplemented."""
+        return self._served(FILE_SEND, "place for files of a build").call(FILE_SEND, metadata)
 
     async def upload(self, path: str, host: str) -> AsyncGenerator[bytes, None]:
         """The archive that the client uploads under this path. Raises Unimplemented."""

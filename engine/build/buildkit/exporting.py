@@ -1,0 +1,172 @@
+"""The files of an image for a client: the exporters `local` and `tar`.
+
+For `local` this side sends as in FileSync (see `filesync.py`), and the client requests the files
+that it wants. For `tar` it sends the bytes of an archive. Both use the client's service FileSend.
+
+Owns: the descriptor of the image's root, while it sends.
+Threads: the event loop's; files are read in threads.
+Raises:  Unimplemented when the client offers no such service, ServerError with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+from engine.build.buildkit import filesync, grpc, protobuf
+from engine.build.buildkit.messages import DATA, FAILURE, FINISH, REQUEST, BytesMessage, Packet, Stat
+from engine.build.buildkit.services import Session
+from engine.build.trees import BLOCK, CHARACTER, DIRECTORY, FIFO, LINK, DirectoryTree, Entry
+from engine.errors import InvalidParameter, ServerError
+from engine.images.store import ImageStore
+
+LOCAL, TAR = "local", "tar"
+
+_PIECE = 1 << 20
+"""Bytes that are read at a time."""
+_PACKET = 32 << 10
+_KINDS = {
+    DIRECTORY: filesync.DIRECTORY,
+    LINK: filesync.LINK,
+    CHARACTER: filesync.DEVICE | filesync.CHARACTER,
+    BLOCK: filesync.DEVICE,
+    FIFO: filesync.PIPE,
+}
+
+
+async def export(kind: str, number: int, session: Session, images: ImageStore, image_id: str) -> None:
+    """Send the files of an image. `number`: of the exporter in the client's request."""
+    stream = session.file_send([("buildkit-attachable-exporter-id", str(number))])
+    try:
+        async with _root(images, image_id) as root:
+            tree = DirectoryTree(root) if root >= 0 else None
+            files = await asyncio.to_thread(listed, tree) if tree is not None else []
+            if kind == TAR:
+                await _send_archive(stream, tree, files)
+            else:
+                await _send_files(stream, tree, files)
+    finally:
+        stream.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _root(images: ImageStore, image_id: str) -> AsyncIterator[int]:
+    """A descriptor of the image's root; -1 if it has no layer."""
+    chain_ids = images.get(image_id).chain_ids
+    if not chain_ids:
+        yield -1
+        return
+    descriptor = await images.snapshots.open_content(chain_ids[-1])
+    try:
+        yield descriptor
+    finally:
+        await asyncio.to_thread(os.close, descriptor)
+
+
+def listed(tree: DirectoryTree) -> list[tuple[Entry, Stat]]:
+    """Every file below the root, in the order that clients demand: by the bytes of each name in the
+    path. Blocking.
+    """
+    entries = sorted((entry for _, entry in tree.walk("")), key=lambda entry: os.fsencode(entry.path).split(b"/"))
+    first: dict[int, str] = {}
+    return [(entry, described(entry, first)) for entry in entries]
+
+
+def described(entry: Entry, first: dict[int, str]) -> Stat:
+    """An entry in the client's terms. `first`: path of the first entry with each inode."""
+    mode = entry.mode & 0o777 | _KINDS.get(entry.kind, 0)
+    for bit, theirs in filesync.SPECIAL_BITS:
+        mode |= theirs if entry.mode & bit else 0
+    target = entry.target
+    if entry.inode and entry.kind != DIRECTORY:
+        earlier = first.setdefault(entry.inode, entry.path)
+        target = earlier if earlier != entry.path else target
+    return Stat(
+        path=entry.path,
+        mode=mode,
+        uid=entry.uid,
+        gid=entry.gid,
+        size=entry.size if not target else 0,
+        modified=entry.mtime,
+        target=target,
+        major=entry.major,
+        minor=entry.minor,
+        xattrs={os.fsdecode(name): value for name, value in entry.xattrs},
+    )
+
+
+async def _content(tree: DirectoryTree, entry: Entry) -> AsyncIterator[bytes]:
+    """A file's content. Raises ServerError when its size has changed."""
+    opened = await asyncio.to_thread(tree.reader, entry)
+    try:
+        left = entry.size
+        buffer = bytearray(min(left, _PIECE))
+        while left:
+            count = await asyncio.to_thread(opened.readinto, memoryview(buffer)[:left])
+            if not count:
+                raise ServerError(f"{entry.path}: shorter than it was")
+            left -= count
+            yield bytes(buffer[:count])
+    finally:
+        opened.close()
+
+
+async def _send_archive(stream: grpc.Stream, tree: DirectoryTree | None, files: list[tuple[Entry, Stat]]) -> None:
+    async def send(data: bytes) -> None:
+        await stream.send(protobuf.encode(BytesMessage(data=data)))
+
+    gathered = bytearray()
+    for entry, stat in files:
+        gathered += filesync.header(stat)
+        if stat.size and tree is not None:
+            async for piece in _content(tree, entry):
+                gathered += piece
+                if len(gathered) >= _PIECE:
+                    await send(bytes(gathered))
+                    gathered.clear()
+            gathered += bytes(-stat.size % 512)
+    await send(bytes(gathered) + bytes(1024))
+    await stream.end()
+    while await stream.receive() is not None:
+        pass
+
+
+async def _send_files(stream: grpc.Stream, tree: DirectoryTree | None, files: list[tuple[Entry, Stat]]) -> None:
+    async def list_files() -> None:
+        for _, stat in files:
+            await stream.send(protobuf.encode(Packet(stat=stat)))
+        await stream.send(protobuf.encode(Packet()))
+
+    listing = asyncio.ensure_future(list_files())
+    try:
+        while True:
+            message = await stream.receive()
+            if message is None:
+                raise ServerError("the client ended the export too early")
+            packet = protobuf.decode(message, Packet)
+            if packet.type == FINISH:
+                break
+            if packet.type == FAILURE:
+                raise ServerError(packet.data.decode(errors="replace"))
+            if packet.type != REQUEST or packet.id >= len(files) or tree is None:
+                raise InvalidParameter("the client requested a file that is not in the list")
+            entry, stat = files[packet.id]
+            if stat.size:
+                async for piece in _content(tree, entry):
+                    for begin in range(0, len(piece), _PACKET):
+                        data = piece[begin : begin + _PACKET]
+                        await stream.send(protobuf.encode(Packet(type=DATA, id=packet.id, data=data)))
+            await stream.send(protobuf.encode(Packet(type=DATA, id=packet.id)))
+        await listing
+    finally:
+        listing.cancel()
+        await asyncio.gather(listing, return_exceptions=True)
+    await stream.send(protobuf.encode(Packet(type=FINISH)))
+    await stream.end()
+    while await stream.receive() is not None:
+        pass
+
+
+__all__ = ["LOCAL", "TAR", "described", "export", "listed"]
