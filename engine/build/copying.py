@@ -96,7 +96,9 @@ def select(
             choice.add(source)
     if not choice.pieces and not choice.excluded:
         raise InvalidParameter("No source files were specified")
-    return _selection(choice.pieces, instruction, destination_is_directory=destination_is_directory or parents)
+    # As with BuildKit, directories that one pattern matches are merged.
+    merged = parents or (len(sources) == 1 and all(not piece.single for piece in choice.pieces))
+    return _selection(choice.pieces, instruction, destination_is_directory=destination_is_directory or merged)
 
 
 def join(selections: Sequence[Selection], *, instruction: str = "COPY", destination_is_directory: bool) -> Selection:
@@ -153,9 +155,9 @@ class _Choice:
         path = self._inside(source)
         if has_wildcards(path):
             for match in self._matches(path):
-                self._add(match, self._existing(match, match), matched=True)
+                self._add(match, self._existing(match, match))
         else:
-            self._add(path, self._existing(path, path or source), matched=False)
+            self._add(path, self._existing(path, path or source))
 
     def _inside(self, source: str) -> str:
         path = clean(source)
@@ -169,9 +171,9 @@ class _Choice:
             raise NotFound(f"{self._tree.where}{source}: no such file or directory")
         return entry
 
-    def _add(self, path: str, entry: Entry, *, matched: bool) -> None:
+    def _add(self, path: str, entry: Entry) -> None:
         name = posixpath.basename(path)
-        if (matched or entry.kind != DIRECTORY) and self._exclude.excluded(name):
+        if entry.kind != DIRECTORY and self._exclude.excluded(name):
             self.excluded = True
         elif entry.kind == DIRECTORY:
             self.pieces.append(Piece(self._tree, tuple(self._below(entry.path, "")), owners=self._owners))
@@ -218,38 +220,56 @@ class _Choice:
         return found
 
     def with_parents(self, source: str) -> None:
-        """`--parents`: everything keeps its path, from `/./` on if the source has that."""
+        """`--parents`: everything keeps its path, from `/./` on if the source has that. Without a
+        match of its wildcards, the source is an empty directory.
+        """
         before, pivot, pattern = source.partition("/./")
         if not pivot:
             before, pattern = "", source
-        top = self._existing(self._inside(before), source)
-        path = self._inside(pattern)
-        if top.kind != DIRECTORY:
-            raise InvalidParameter(f"{before}: not a directory")
+        before, path = self._inside(before), self._inside(pattern)
+        if has_wildcards(before):
+            tops = [top for match in self._matches(before) if (top := self._tree.find(match)) is not None]
+            tops = [top for top in tops if top.kind == DIRECTORY]
+        else:
+            tops = [self._existing(before, source)]
+            if tops[0].kind != DIRECTORY:
+                raise InvalidParameter(f"{before}: not a directory")
+        found = [self._below_with_parents(top, path, source, missing=has_wildcards(before)) for top in tops]
+        for entries in [each for each in found if each] or [()]:
+            self.pieces.append(Piece(self._tree, entries, owners=self._owners))
+
+    def _below_with_parents(
+        self, top: Entry, path: str, source: str, *, missing: bool
+    ) -> tuple[tuple[str, Entry], ...]:
+        """What matches below a directory, with the directories above it. `missing`: it may be
+        nothing.
+        """
         prefix = f"{top.path}/" if top.path else ""
         chosen: dict[str, Entry] = {}
         if not path:
-            chosen = dict(self._below(top.path, ""))
-        elif has_wildcards(path):
-            matches = glob(path, deep=True)
+            return tuple(self._below(top.path, ""))
+        if has_wildcards(path):
+            try:
+                matches = glob(path, deep=True)
+            except InvalidParameter:  # as in `_matches`
+                return ()
             taken = "\0"
             for name, entry in self._tree.walk(top.path):
                 if name.startswith(taken) or matches(name):
                     if entry.kind == DIRECTORY and not name.startswith(taken):
                         taken = name + "/"
                     self._choose(chosen, prefix, name, entry)
-            if not chosen and not self.excluded:
-                return
-        else:
-            found = self._tree.find(prefix + path)
-            if found is None:
-                raise NotFound(f"{self._tree.where}{source}: no such file or directory")
-            self._choose(chosen, prefix, path, found)
-            if found.kind == DIRECTORY:
-                for name, entry in self._tree.walk(found.path):
-                    self._choose(chosen, prefix, f"{path}/{name}", entry)
-        if chosen:
-            self.pieces.append(Piece(self._tree, tuple(chosen.items()), owners=self._owners))
+            return tuple(chosen.items())
+        found = self._tree.find(prefix + path)
+        if found is None:
+            if missing:
+                return ()
+            raise NotFound(f"{self._tree.where}{source}: no such file or directory")
+        self._choose(chosen, prefix, path, found)
+        if found.kind == DIRECTORY:
+            for name, entry in self._tree.walk(found.path):
+                self._choose(chosen, prefix, f"{path}/{name}", entry)
+        return tuple(chosen.items())
 
     def _choose(self, chosen: dict[str, Entry], prefix: str, name: str, entry: Entry) -> None:
         """Add an entry after the directories above it, unless it is excluded."""
