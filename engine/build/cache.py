@@ -39,6 +39,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     image_id: str
     parent: str = ""
     """The key of the step before."""
+    same_as: str = ""
+    """The first key of this result, if this is another one. Keys of later steps begin with it."""
     text: str = ""
     """The step as its image's history shows it."""
     created: int = 0
@@ -86,7 +88,7 @@ class Cache:
         step = self._steps.get(key)
         if step is None:
             return None
-        state = self.state(step.image_id, key)
+        state = self.state(step.image_id, step.same_as or key)
         if state is None:
             self._forget(key)
             return None
@@ -105,11 +107,14 @@ class Cache:
             return None
         return State(key=key, image_id=image_id, document=record.config, chain_ids=record.chain_ids)
 
-    def add(self, state: State, parent_key: str, text: str) -> None:
-        """A step has made `state`. It is visible to other builds at once and written later."""
+    def add(self, state: State, parent_key: str, text: str, *, same_as: str = "") -> None:
+        """A step has made `state`. It is visible to other builds at once and written later.
+
+        `same_as`: the first key of the same state.
+        """
         now = time.time_ns()
         self._steps[state.key] = StepRecord(
-            image_id=state.image_id, parent=parent_key, text=text, created=now, last_used=now
+            image_id=state.image_id, parent=parent_key, same_as=same_as, text=text, created=now, last_used=now
         )
         self._by_image.setdefault(state.image_id, set()).add(state.key)
         self._unwritten.add(state.key)
@@ -124,7 +129,7 @@ class Cache:
     def know(self, key: str, state: State, parent_key: str, text: str) -> None:
         """A second key of a state that `add` or `find` has returned."""
         if key not in self._steps:
-            self.add(msgspec.structs.replace(state, key=key), parent_key, text)
+            self.add(msgspec.structs.replace(state, key=key), parent_key, text, same_as=state.key)
 
     def __iter__(self) -> Iterator[tuple[str, StepRecord]]:
         return iter([*self._steps.items()])

@@ -67,6 +67,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the client's session, for secrets and SSH agents."""
     build_id: str = ""
     """The client's own id of the build, for POST /build/cancel."""
+    contexts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Images, by name or id, that stand for names in FROM and `from`. By `context_key`."""
     credentials: Mapping[str, Credentials] = msgspec.field(default_factory=dict)
     """By registry domain, as in `Reference.domain`."""
     numbered_steps: bool = True
@@ -90,6 +92,15 @@ class PruneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Remove records until the cache has at most this size."""
     min_free_space: int = 0
     """Remove records until the disk has this much free space."""
+
+
+def context_key(name: str) -> str:
+    """The form in which names of images and of named contexts are compared."""
+    try:
+        parsed = reference.parse(name.lower())
+    except InvalidParameter:
+        return name.lower()
+    return parsed.canonical if parsed.digest else parsed.tagged().canonical
 
 
 def tags(names: Iterable[str]) -> tuple[Reference, ...]:

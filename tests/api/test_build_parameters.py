@@ -9,6 +9,7 @@ import http.server
 import json
 import os
 import re
+import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -116,6 +117,15 @@ def test_the_cache_and_the_context(builder: TempEngine) -> None:
     first = build(builder, dockerfile, {"a": b"1"})
     assert build(builder, dockerfile, {"a": b"1", "other": b"2"}).id == first.id
     assert build(builder, dockerfile, {"a": b"2"}).id != first.id
+
+
+def test_the_cache_after_files_of_another_stage(builder: TempEngine) -> None:
+    """What follows a COPY of a stage is found at once, however the COPY itself was found."""
+    word = secrets.token_hex(8)
+    dockerfile = f"FROM busybox AS one\nRUN echo {word} > /word\nFROM busybox\nCOPY --from=one /word /\nRUN cat /word\n"
+    first = build(builder, dockerfile)
+    second = build(builder, dockerfile)
+    assert second.id == first.id and second.text.count("Using cache") == 3, second.text
 
 
 @pytest.mark.own  # dockerd needs the parents' ids beside the pulled image

@@ -123,6 +123,28 @@ def test_an_uploaded_archive(clean: TempEngine) -> None:
     assert built.failure is None and built.vertex("[3/3] RUN cat a").log != b""
 
 
+def test_named_contexts(clean: TempEngine) -> None:
+    """They stand for images in FROM and in the `from` of COPY and RUN."""
+    word = unique()
+    text = "FROM base\nCOPY --from=Extra a /\nRUN --mount=from=extra,target=/m cat /a; ls -A /m\n"
+    directories = {
+        "dockerfile": {"Dockerfile": text.encode()},
+        "context": {},
+        "extra": {"a": word.encode(), "b": b"", "c": b"", ".dockerignore": b"b\n"},
+    }
+    options = {"context:base": "docker-image://docker.io/library/busybox", "context:extra": "local:extra"}
+    for cached in (False, True):
+        built = Build(clean.socket, directories, options=options).result()
+        assert built.image_id and built.vertices[-2].cached is cached, built
+        assert cached or built.vertices[-2].log == f"{word}.dockerignore\na\nc\n".encode()
+    named = dockerfile("FROM busybox AS extra\nFROM extra\n")
+    refused = Build(clean.socket, named | {"extra": {}}, options=options).result()
+    assert refused.failure is not None
+    assert refused.failure.message == "named context 'extra' in place of a stage is not supported"
+    missing = Build(clean.socket, dockerfile("FROM busybox\n"), options={"context:x": "local:x"}).result()
+    assert missing.failure is not None and "no access allowed to dir x" in missing.failure.message
+
+
 def test_many_files(clean: TempEngine) -> None:
     files = {f"d{number % 20}/{number}": os.urandom(number % 5000) for number in range(1000)}
     directories = {
@@ -223,7 +245,7 @@ def test_a_dockerfile_that_is_missing(engine: TempEngine) -> None:
     ("given", "words"),
     [
         ({"frontend": "gateway.v0", "options": {"source": "my/frontend"}}, "frontend 'my/frontend' is not supported"),
-        ({"options": {"context:x": "local:x"}}, "named context 'x' is not supported"),
+        ({"options": {"context:x": "input:x"}}, "named context 'x': only directories and images are supported"),
         ({"options": {"requestid": "frontend.outline"}}, "request 'frontend.outline'"),
         ({"exporter": "oci"}, "exporter 'oci' is not supported"),
         ({"names": "UPPER"}, "invalid reference"),

@@ -307,18 +307,17 @@ class Control:
         exporter = _exporter(request)
         names = frontend.listed(exporter.attributes, "name")
         files = Files(self._parts.sessions, request.session, wanted, self._parts.images)
+        builder, progress = self._parts.builder, job.progress
         chosen = msgspec.structs.replace(
-            wanted.options,
-            tags=options.tags(names),
-            session=request.session,
-            credentials=files.credentials,
+            wanted.options, tags=options.tags(names), session=request.session, credentials=files.credentials
         )
-        steps = Steps(job.progress)
+        steps = Steps(progress)
         try:
-            async with contextlib.aclosing(files.start(self._parts.builder, chosen, job.progress)) as messages:
+            chosen = msgspec.structs.replace(chosen, contexts=await files.named(builder, progress))
+            async with contextlib.aclosing(files.start(builder, chosen, progress)) as messages:
                 async for message in messages:
                     steps.take(message)
-                    await job.progress.room()
+                    await progress.room()
         except EngineError as error:
             words = _words(error)
             steps.end(words)

@@ -15,18 +15,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
+import functools
 import io
 import logging
 import posixpath
 import re
 import tarfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from engine.build import context, options
-from engine.build.buildkit.progress import Progress, VertexProgress
+from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
 from engine.build.dockerfile import lines, stages
@@ -36,7 +37,7 @@ from engine.build.prune import Entry
 from engine.build.trees import Tree
 from engine.errors import EngineError, InvalidParameter, Unimplemented
 from engine.images import reference
-from engine.images.archive import ARCHITECTURE
+from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY, Credentials
 from engine.images.instructions.records import Add, Copy, Run
 from engine.images.store import ImageStore
@@ -51,6 +52,9 @@ DOCKERFILE_LIMIT = 20 << 20
 UPLOAD_HOST = "buildkit-session"
 """The host of URLs that name an archive which the client uploads."""
 _FRONTEND = re.compile(r"(docker\.io/)?docker/dockerfile(-upstream)?(:[\w.-]+)?(@sha256:[0-9a-f]{64})?\Z")
+_LOCAL, _IMAGE = "local:", "docker-image://"
+_NAMED = b"FROM scratch\nCOPY . /\n"
+"""A named context that is a directory becomes an image."""
 _HUB_HOST = "registry-1.docker.io"
 
 Opened: TypeAlias = Callable[[object], AbstractAsyncContextManager[tuple[Tree, bytes]]]
@@ -81,6 +85,10 @@ class Wanted(NamedTuple):
     """Name of the client's directory with the Dockerfile."""
     url: str
     """Of the context, instead of a directory of the client."""
+    named: dict[str, str]
+    """Contexts that stand for images in the Dockerfile: `local:` with the name of a directory of
+    the client, or `docker-image://` with the name of an image.
+    """
     sessions: dict[str, str]
     """Sessions that serve a directory, if it is not the build's own session."""
 
@@ -121,6 +129,7 @@ def read(given: Mapping[str, str], frontend: str, gateway: str) -> Wanted:
         context=given.get("contextkey", "") or "context",
         dockerfile=given.get("dockerfilekey", "") or "dockerfile",
         url=url,
+        named=_with_prefix(given, "context:"),
         sessions=_with_prefix(given, "local-sessionid:"),
     )
 
@@ -136,8 +145,10 @@ def _check(given: Mapping[str, str], frontend: str) -> None:
     if "requestid" in given:
         raise Unimplemented(f"request {given['requestid'][:100]!r} to the frontend is not supported")
     for name in given:
-        if name.startswith(("context:", "input:")):
-            raise Unimplemented(f"named context {name.partition(':')[2][:200]!r} is not supported")
+        if name.startswith("context:") and not given[name].startswith((_LOCAL, _IMAGE)):
+            raise Unimplemented(
+                f"named context {name.partition(':')[2][:200]!r}: only directories and images are supported"
+            )
         if name == "attest:sbom":
             raise Unimplemented("SBOM attestations are not supported")
     if given.get("context") and "dockerfilekey" in given:
@@ -231,6 +242,45 @@ class Files:
             return builder.build(self._upload(), chosen)
         return builder.build_from(lambda _: self._open(progress, chosen), chosen)
 
+    async def named(self, builder: Builder, progress: Progress) -> dict[str, str]:
+        """The images that the named contexts stand for. A directory is made one, from the cache
+        unless its files have changed.
+        """
+        found = {}
+        for name, source in self._wanted.named.items():
+            if source.startswith(_IMAGE):
+                found[options.context_key(name)] = source.removeprefix(_IMAGE)
+                continue
+            directory = source.removeprefix(_LOCAL)
+            steps = Steps(Progress(""))
+            opened = functools.partial(self._open_named, progress, name, directory)
+            async with contextlib.aclosing(builder.build_from(opened, Options())) as messages:
+                async for message in messages:
+                    steps.take(message)
+            found[options.context_key(name)] = steps.image_id
+        return found
+
+    @contextlib.asynccontextmanager
+    async def _open_named(
+        self, progress: Progress, name: str, directory: str, _: object
+    ) -> AsyncIterator[tuple[Tree, bytes]]:
+        with _vertex(progress, f"[context {name}] load from client") as vertex:
+            ignored = (await self._small(directory, ".dockerignore")).get(".dockerignore", b"")
+            received = await self._receive(directory, ignored, vertex)
+        try:
+            yield received, _NAMED
+        finally:
+            await received.close()
+
+    async def _receive(self, directory: str, ignored: bytes, vertex: VertexProgress) -> context.Context:
+        """A directory of the client, without the files that it ignores."""
+        session = await self._session(directory)
+        sent = _Counted(session.sync(directory, exclude=patterns(ignored)), vertex)
+        async with contextlib.aclosing(sent.chunks()) as chunks:
+            received = await context.receive(chunks, self._images.temporary, self._images.layers, links_out=True)
+        vertex.status(f"transferring context: {_size(sent.size)}", complete=True)
+        return received
+
     async def _upload(self) -> AsyncIterator[bytes]:
         session = await self._session()
         async with contextlib.aclosing(session.upload(_upload_path(self._wanted.url), UPLOAD_HOST)) as chunks:
@@ -239,7 +289,7 @@ class Files:
 
     @contextlib.asynccontextmanager
     async def _open(self, progress: Progress, chosen: Options) -> AsyncIterator[tuple[Tree, bytes]]:
-        wanted, images = self._wanted, self._images
+        wanted = self._wanted
         name = wanted.filename
         with _vertex(progress, f"[internal] load build definition from {posixpath.basename(name)}") as vertex:
             found = await self._small(wanted.dockerfile, name, f"{name}.dockerignore", name.lower())
@@ -252,13 +302,10 @@ class Files:
             if ignored is None:
                 ignored = (await self._small(wanted.context, ".dockerignore")).get(".dockerignore", b"")
             vertex.status(f"transferring context: {_size(len(ignored))}", complete=True)
+        await asyncio.to_thread(_check_names, raw, chosen)
         await self._ask_credentials(raw, chosen)
         with _vertex(progress, "[internal] load build context") as vertex:
-            session = await self._session(wanted.context)
-            sent = _Counted(session.sync(wanted.context, exclude=patterns(ignored)), vertex)
-            async with contextlib.aclosing(sent.chunks()) as chunks:
-                received = await context.receive(chunks, images.temporary, images.layers, links_out=True)
-            vertex.status(f"transferring context: {_size(sent.size)}", complete=True)
+            received = await self._receive(wanted.context, ignored, vertex)
         try:
             yield received, raw
         finally:
@@ -278,7 +325,7 @@ class Files:
     async def _ask_credentials(self, raw: bytes, chosen: Options) -> None:
         """Ask the client for credentials for each registry that the Dockerfile names."""
         try:
-            domains = await asyncio.to_thread(registries, raw, chosen)
+            domains = await asyncio.to_thread(registries, raw, chosen, chosen.contexts.values())
         except EngineError:
             return  # the build reports it
         session = await self._session()
@@ -292,11 +339,25 @@ class Files:
                 self.credentials[domain] = credentials
 
 
-def registries(raw: bytes, chosen: Options) -> set[str]:
-    """The domains of the images that a Dockerfile names. Raises InvalidParameter."""
+def _parsed(raw: bytes, chosen: Options) -> stages.Dockerfile:
     own = f"linux/{ARCHITECTURE}"
-    file = stages.read(lines.parse(raw), chosen.arguments, Platforms(build=own, target=own))
-    names = {stage.base for stage in file.stages if stage.parent is None}
+    return stages.read(lines.parse(raw), chosen.arguments, Platforms(build=own, target=own))
+
+
+def _check_names(raw: bytes, chosen: Options) -> None:
+    """Raises Unimplemented if a stage has the name of a named context. Blocking."""
+    if not chosen.contexts:
+        return
+    with contextlib.suppress(InvalidParameter):  # the build reports it
+        for stage in _parsed(raw, chosen).stages:
+            if stage.name and options.context_key(stage.name) in chosen.contexts:
+                raise Unimplemented(f"named context {stage.name!r} in place of a stage is not supported")
+
+
+def registries(raw: bytes, chosen: Options, others: Iterable[str] = ()) -> set[str]:
+    """The domains of the images that a Dockerfile names, and of others. Raises InvalidParameter."""
+    file = _parsed(raw, chosen)
+    names = {stage.base for stage in file.stages if stage.parent is None} | set(others)
     for stage in file.stages:
         for each in stage.instructions:
             if isinstance(each, Copy | Add):
@@ -306,7 +367,7 @@ def registries(raw: bytes, chosen: Options) -> set[str]:
     own_names = {stage.name.lower() for stage in file.stages}
     found = set()
     for name in names:
-        if name and name != "scratch" and not name.isdigit() and name.lower() not in own_names:
+        if name and name != "scratch" and not is_digest(name) and not name.isdigit() and name.lower() not in own_names:
             with contextlib.suppress(InvalidParameter):
                 found.add(reference.parse(name).domain)
     return found

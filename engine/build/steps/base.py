@@ -15,13 +15,13 @@ import contextlib
 import msgspec
 
 from engine.build import keys, state
-from engine.build.options import Options
+from engine.build.options import Options, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
 from engine.build.state import State
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.images import reference
-from engine.images.archive import ARCHITECTURE
+from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY
 from engine.images.record import ImageRecord
 from engine.wire.build import BuildMessage
@@ -57,7 +57,9 @@ def with_path(base: State) -> State:
 async def resolve(name: str, platform: Platform | None, options: Options, parts: Parts, log: Log) -> ImageRecord:
     """The image of that name, pulled if it is missing or `options.pull` asks for it."""
     record = None
-    if not options.pull:
+    if options.contexts:
+        name = options.contexts.get(context_key(name), name)
+    if not options.pull or is_digest(name):
         with contextlib.suppress(NotFound):
             record = parts.images.get(name)
     if record is None:

@@ -58,6 +58,8 @@ def test_every_option() -> None:
             "contextkey": "c",
             "dockerfilekey": "d",
             "local-sessionid:c": "other",
+            "context:base": "docker-image://busybox",
+            "context:extra": "local:extra",
             "vcs:revision": "ignored",
             "attest:provenance": "ignored",
         },
@@ -73,6 +75,7 @@ def test_every_option() -> None:
     assert found.host.ulimits == [Ulimit(name="nofile", soft=10, hard=20), Ulimit(name="core", soft=0, hard=0)]
     assert (found.host.shm_size, found.host.cgroup_parent, found.host.network_mode) == (1048576, "/builds", "none")
     assert (wanted.context, wanted.dockerfile, wanted.sessions) == ("c", "d", {"c": "other"})
+    assert wanted.named == {"base": "docker-image://busybox", "extra": "local:extra"}
 
 
 @pytest.mark.parametrize("mode", ["", "default", "sandbox"])
@@ -103,7 +106,8 @@ def test_the_frontend_as_an_image(source: str) -> None:
         (GATEWAY, {"source": "docker/dockerfile:1\n"}, Unimplemented, "is not supported"),
         (DOCKERFILE_V0, {"build-arg:BUILDKIT_SYNTAX": "my/frontend"}, Unimplemented, "frontend my/frontend"),
         (DOCKERFILE_V0, {"requestid": "frontend.outline"}, Unimplemented, "request 'frontend.outline'"),
-        (DOCKERFILE_V0, {"context:base": "local:x"}, Unimplemented, "named context 'base'"),
+        (DOCKERFILE_V0, {"context:base": "input:base"}, Unimplemented, "named context 'base': only directories"),
+        (DOCKERFILE_V0, {"context:base": "https://x/y.git"}, Unimplemented, "named context 'base'"),
         (DOCKERFILE_V0, {"attest:sbom": ""}, Unimplemented, "SBOM"),
         (DOCKERFILE_V0, {"platform": "linux/amd64,linux/arm64"}, Unimplemented, "one platform"),
         (DOCKERFILE_V0, {"shm-size": "1k"}, InvalidParameter, "shm-size: '1k'"),
