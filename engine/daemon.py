@@ -34,7 +34,7 @@ from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.exec import Execs
 from engine.containers.health import HealthChecks
-from engine.containers.launch import BUNDLES, ROOT
+from engine.containers.launch import BUNDLES, END_LIMIT, ROOT
 from engine.containers.lifecycle import State
 from engine.containers.oom import OomNotices
 from engine.containers.parts import Lifecycle, Parts
@@ -429,6 +429,9 @@ class Daemon:
 
     async def _close_monitor(self) -> None:
         if self._leaves_nothing:
+            # Strays of the start (`_end_strays`), whose ends the monitor may not have seen yet.
+            if left := {process.exit for process in self.monitor.processes.values()}:
+                await asyncio.wait(left, timeout=END_LIMIT)
             await self.monitor.shutdown()
             await asyncio.to_thread(self.cgroups.discard, cgroups.PARENT)
         else:

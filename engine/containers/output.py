@@ -1,9 +1,11 @@
 """The output of one run, read by the engine itself: lossless, and as slowly as it is consumed.
 
 The monitor writes frames into a socket pair, as for an attached client, and stops reading the
-process's pipes while the socket is full. Not here: clients that attach (streams.py), logs
-(logs.py).
+process's pipes while the socket is full. As any client, a reader that takes nothing for
+`attach_stall` seconds is disconnected. When the monitor dies, the reader attaches to the next one;
+only what the dead one had read and not passed on is lost, as for the log.
 
+Not here: clients that attach (streams.py), logs (logs.py).
 Owns: one end of the socket pair, until `close`.
 """
 
@@ -15,11 +17,11 @@ from collections.abc import AsyncIterator
 
 from engine._fast.frames import Demultiplexer
 from engine.containers.container import Container
-from engine.containers.streams import Wanted, attach
 from engine.errors import ServerError
+from engine.monitor.handles import Client
 
 STDOUT, STDERR = 1, 2
-_CHUNK = 64 * 1024
+_CHUNK = 256 * 1024
 _BUFFER = 256 * 1024
 
 
@@ -30,15 +32,17 @@ class Output:
         self._container = container
         self._socket: socket.socket | None = None
 
-    async def open(self) -> None:
-        """Attach to the next run, or to the one in progress."""
+    async def open(self) -> bool:
+        """Attach to the next run, or to the one in progress. Returns True if there is one."""
+        container = self._container
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         try:
-            wanted = Wanted(stream=True, stdout=True, stderr=True, detach_keys=b"")
-            await attach(self._container, theirs.fileno(), wanted, head=b"", early=b"", framed=True)
+            ours.setblocking(False)
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            client = Client(
+                descriptor=theirs.fileno(), stdin=False, stdout=True, stderr=True, raw=False, detach_keys=b""
+            )
+            attached = await container.parts.monitor.attach(container.id, client)
         except BaseException:
             ours.close()
             raise
@@ -46,28 +50,40 @@ class Output:
             theirs.close()
         self.close()
         self._socket = ours
+        return attached.running
 
-    def __aiter__(self) -> AsyncIterator[tuple[int, bytes]]:
-        return self._read()
-
-    async def _read(self) -> AsyncIterator[tuple[int, bytes]]:
-        loop = asyncio.get_running_loop()
+    async def __aiter__(self) -> AsyncIterator[tuple[int, bytes]]:
         frames = Demultiplexer()
         while self._socket is not None:
-            try:
-                data = await loop.sock_recv(self._socket, _CHUNK)
-            except ConnectionError:
-                data = b""
+            data = await self._receive()
             if not data:
-                break
+                if not await self._again():
+                    return
+                frames = Demultiplexer()
             try:
                 for piece in frames.feed(data):
                     yield piece
             except ValueError as error:
                 raise ServerError(f"the output of container {self._container.id}: {error}") from error
 
+    async def _receive(self) -> bytes:
+        assert self._socket is not None
+        try:
+            return await asyncio.get_running_loop().sock_recv(self._socket, _CHUNK)
+        except ConnectionError:
+            return b""
+
+    async def _again(self) -> bool:
+        """The stream has ended. If the process still runs, the monitor has died: attach to the next
+        one, and return True.
+        """
+        process = self._container.process
+        if process is None or process.exit.done() or process.ended:
+            return False
+        return await self.open()
+
     def close(self) -> None:
-        """Idempotent. The process is not read for this reader any more."""
+        """Leave. The process's output is not held back for this reader any more. Idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -78,8 +94,10 @@ async def output(container: Container) -> Output:
 
     Raises ServerError.
     """
+    container.check_attach()
     found = Output(container)
     await found.open()
+    container.publish("attach")
     return found
 
 
