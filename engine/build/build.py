@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from engine.build.context import Context
 from engine.build.dockerfile import stages as dockerfiles
+from engine.build.dockerfile.scope import Scope
 from engine.build.dockerfile.stages import Dockerfile
 from engine.build.options import Options
 from engine.build.output import Log
@@ -134,6 +135,10 @@ class Build:
         """The state at the end of another stage of this build."""
         return await asyncio.shield(self._results[index])
 
+    def scope_of(self, index: int) -> Scope:
+        """The arguments of another stage of this build."""
+        return next(stage.scope for stage in self._stages if stage.index == index)
+
     def use(self, state: State) -> State:
         """Keep the layers of a state as long as this build runs."""
         if state.top:
@@ -145,7 +150,9 @@ async def begin(stage: StageBuild, log: Log) -> State:
     """FROM."""
     wanted, site = stage.stage, stage.site
     if wanted.parent is not None:
-        return base.with_path(await site.stages.result_of(wanted.parent))
+        found = await site.stages.result_of(wanted.parent)
+        stage.scope = site.stages.scope_of(wanted.parent).copy()
+        return base.with_path(found)
     if wanted.base == base.SCRATCH:
         return base.empty(stage.platform)
     return base.of_image(await base.resolve(wanted.base, stage.platform, site.options, site.parts, log))

@@ -121,7 +121,8 @@ def _directives(lines: Sequence[str]) -> dict[str, str]:
             )
         if name == "escape" and match[2] not in ("\\", "`"):
             raise InvalidParameter(
-                f"dockerfile parse error line {number}: invalid ESCAPE '{match[2]}'. Must be ` or \\"
+                f"dockerfile parse error line {number}: invalid ESCAPE '{match[2]}'. Must be ` or \\:"
+                f" invalid escape token '{match[2]}' does not match ` or \\"
             )
         found[name] = match[2]
     return found

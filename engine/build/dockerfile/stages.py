@@ -71,7 +71,9 @@ def read(
                 arguments.declare_global(instruction, document.escape)
                 global_arguments.append(instruction)
             else:
-                raise InvalidParameter("Please provide a source image with `from` prior to commit")
+                raise InvalidParameter(
+                    "no build stage in current context: Please provide a source image with `from` prior to commit"
+                )
         except InvalidParameter as error:
             raise at_line(error, line.number, line.original) from error
     if not stages:
@@ -178,10 +180,12 @@ def _used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
     if stage.parent is not None:
         found.add(stage.parent)
         triggers = [one for one in dockerfile.stages[stage.parent].instructions if isinstance(one, OnBuild)]
-        instructions += [
-            msgspec.structs.replace(records.read_text(one.trigger), line=stage.line, text=stage.text)
-            for one in triggers
-        ]
+        for one in triggers:
+            try:
+                trigger = records.read_text(one.trigger)
+            except InvalidParameter as error:
+                raise at_line(error, one.line, one.text) from error
+            instructions.append(msgspec.structs.replace(trigger, line=stage.line, text=stage.text))
     for instruction in instructions:
         for name in _origins(instruction):
             try:

@@ -68,8 +68,7 @@ def configured(config: Config, instruction: Instruction, *, cmd_set: bool) -> Co
         case User():
             return replace(config, user=instruction.user)
         case Workdir():
-            path = posixpath.normpath(posixpath.join("/", config.working_dir, instruction.path))
-            return replace(config, working_dir=path.replace("//", "/"))
+            return replace(config, working_dir=_directory(config.working_dir, instruction.path))
         case Cmd():
             return replace(config, cmd=command_line(config, instruction.command) or None)
         case Entrypoint():
@@ -86,6 +85,13 @@ def configured(config: Config, instruction: Instruction, *, cmd_set: bool) -> Co
             return replace(config, on_build=[*(config.on_build or ()), instruction.trigger])
         case _:
             return config
+
+
+def _directory(current: str, path: str) -> str:
+    """An absolute path stays as it is, as in Docker; a relative one is joined and cleaned."""
+    if path.startswith("/"):
+        return path
+    return posixpath.normpath(posixpath.join("/", current, path)).replace("//", "/")
 
 
 def _environment(env: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[str]:

@@ -512,7 +512,6 @@ _CHMOD = re.compile(rf"0*[0-7]{{1,4}}|{_CLAUSE}(?:,{_CLAUSE})*")
 
 def _pairs(line: Line, escape: str) -> tuple[tuple[str, str], ...]:
     """`key=value …`, or the old form `key value`."""
-    _flags(line)
     _at_least_one(line)
     found = words.words(line.rest, escape)
     given: list[tuple[str, str]] = []
@@ -529,6 +528,7 @@ def _pairs(line: Line, escape: str) -> tuple[tuple[str, str], ...]:
                     f'Syntax error - can\'t find = in "{word}". Must be of the form: name=value'[:300]
                 )
             given.append((key, value))
+    _flags(line)
     return tuple(given)
 
 
@@ -543,7 +543,7 @@ def _label(line: Line, escape: str) -> Label:
 def _arg(line: Line, escape: str) -> Arg:
     found = words.words(line.rest, escape)
     if not found:
-        raise InvalidParameter("ARG requires exactly one argument definition")
+        raise InvalidParameter("ARG requires at least one argument (ARG requires exactly one argument definition)")
     _flags(line)
     pairs = tuple((key, value if equals else None) for key, equals, value in (word.partition("=") for word in found))
     return Arg(line=line.number, text=line.original, pairs=pairs)
@@ -610,7 +610,8 @@ def _on_build(line: Line, escape: str) -> OnBuild:
         raise InvalidParameter("Chaining ONBUILD via `ONBUILD ONBUILD` isn't allowed")
     if inner.keyword in ("MAINTAINER", "FROM"):
         raise InvalidParameter(f"{inner.keyword} isn't allowed as an ONBUILD trigger")
-    read(msgspec.structs.replace(inner, heredocs=line.heredocs), escape)
+    if inner.keyword in _READERS:  # others fail where the trigger runs, as in Docker
+        read(msgspec.structs.replace(inner, heredocs=line.heredocs), escape)
     trigger = line.rest + "".join(f"\n{words.readable(one.content)}{one.name}" for one in line.heredocs)
     return OnBuild(line=line.number, text=line.original, trigger=trigger)
 
@@ -669,7 +670,7 @@ def _duration(name: str, flags: Mapping[str, Any]) -> int:
         whole, _, fraction = number.partition(".")
         total += int(whole or 0) * _UNITS[unit] + int(fraction or 0) * _UNITS[unit] // 10 ** len(fraction)
     if total and value[0] == "-":
-        raise InvalidParameter(f'Interval "{name}" must be positive')
+        raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms: Interval "{name}" must be positive')
     if 0 < total < 10**6:
         raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms')
     if total >= 1 << 62:

@@ -479,8 +479,10 @@ class _Expansion:
             return trim(value or "", _pattern(word[1:] if longest else word), longest=longest)
         if operator not in ("-", "+", "?", ":-", ":+", ":?"):
             if not operator or operator == ":":
-                raise InvalidParameter("syntax error: missing '}'")
-            raise InvalidParameter(f"Unsupported modifier ({operator}) in substitution")
+                raise InvalidParameter("syntax error: missing '}' (Missing ':' in substitution)")
+            # Old versions know no modifier without a colon.
+            words = "" if operator[0] == ":" else "Missing ':' in substitution: "
+            raise InvalidParameter(f"{words}Unsupported modifier ({operator[-1]}) in substitution")
         word = self._until("}", raw=False)
         present = value is not None and (operator[0] != ":" or value != "")
         if operator[-1] == "-":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import dataclasses
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
@@ -56,7 +57,7 @@ class FakeBuilder:
             for text in self.texts:
                 yield BuildMessage(stream=text)
             if self.error is not None:
-                raise self.error
+                raise copy.copy(self.error)  # the traceback of a parameter would keep the request
             yield BuildMessage(aux=BuiltImage(id=IMAGE))
             yield BuildMessage(stream="Successfully built 111111111111\n")
         finally:

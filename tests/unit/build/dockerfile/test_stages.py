@@ -103,8 +103,11 @@ def test_needed(text: str, target: str, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("RUN a", "dockerfile parse error line 1: RUN: Please provide a source image with `from` prior to commit"),
-        ("ARG a\n\nENV b=c\nFROM a", "dockerfile parse error line 3: ENV: Please provide a source image with `from`"),
+        (
+            "RUN a",
+            "dockerfile parse error line 1: RUN: no build stage in current context: Please provide a source image",
+        ),
+        ("ARG a\n\nENV b=c\nFROM a", "dockerfile parse error line 3: ENV: no build stage in current context"),
         ("ARG a", "No image was generated. Is your Dockerfile empty?"),
         ("FROM a\n\nFOO b", "dockerfile parse error line 3: Unknown instruction: FOO"),
         ("FROM a\nENV \\\n  b", "dockerfile parse error line 2: ENV must have two arguments"),
@@ -122,6 +125,7 @@ def test_needed(text: str, target: str, expected: list[int]) -> None:
         ("ARG V=${W?none given}\nFROM a:$V", "dockerfile parse error line 1: ARG: failed to process"),
         ("FROM a\nCOPY --from=1 / /", "dockerfile parse error line 2: COPY: invalid from flag value 1"),
         ("FROM a\nRUN --mount=from=7,target=/x a", "dockerfile parse error line 2: RUN: invalid from flag value 7"),
+        ("FROM a AS x\nONBUILD foo\nFROM x", "dockerfile parse error line 2: ONBUILD: Unknown instruction: FOO"),
         ("FROM a AS x\nCOPY --from=x / /", "circular dependency detected on stage: x"),
         ("FROM a\nCOPY --from=0 / /", "circular dependency detected on stage: 0"),
         (
