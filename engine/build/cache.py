@@ -39,10 +39,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     image_id: str
     parent: str = ""
     """The key of the step before."""
-    same_as: str = ""
-    """The first key of this result, if this is another one. Keys of later steps begin with it."""
     text: str = ""
     """The step as its image's history shows it."""
+    same_as: str = ""
+    """The key of the same step, if this is a second key of it (`Cache.know`)."""
     created: int = 0
     last_used: int = 0
     uses: int = 0
@@ -84,11 +84,13 @@ class Cache:
     # --- look up and add --------------------------------------------------------------------------
 
     def find(self, key: str) -> State | None:
-        """The state that the step of this key made, if it is known and complete."""
+        """The state that the step of this key made, if it is known and complete. It has the first
+        key of the step, from which those of the steps after it are made.
+        """
         step = self._steps.get(key)
         if step is None:
             return None
-        state = self.state(step.image_id, step.same_as or key)
+        state = self.find(step.same_as) if step.same_as else self.state(step.image_id, key)
         if state is None:
             self._forget(key)
             return None
@@ -107,17 +109,9 @@ class Cache:
             return None
         return State(key=key, image_id=image_id, document=record.config, chain_ids=record.chain_ids)
 
-    def add(self, state: State, parent_key: str, text: str, *, same_as: str = "") -> None:
-        """A step has made `state`. It is visible to other builds at once and written later.
-
-        `same_as`: the first key of the same state.
-        """
-        now = time.time_ns()
-        self._steps[state.key] = StepRecord(
-            image_id=state.image_id, parent=parent_key, same_as=same_as, text=text, created=now, last_used=now
-        )
-        self._by_image.setdefault(state.image_id, set()).add(state.key)
-        self._unwritten.add(state.key)
+    def add(self, state: State, parent_key: str, text: str) -> None:
+        """A step has made `state`. It is visible to other builds at once and written later."""
+        self._put(state.key, state.image_id, parent_key, text)
         known = self._images.index.find(state.image_id)
         if state.raw if known is None else state.parent and not known.parent:
             if self._claims is None:
@@ -127,9 +121,19 @@ class Cache:
             self._new[state.image_id] = state
 
     def know(self, key: str, state: State, parent_key: str, text: str) -> None:
-        """A second key of a state that `add` or `find` has returned."""
-        if key not in self._steps:
-            self.add(msgspec.structs.replace(state, key=key), parent_key, text, same_as=state.key)
+        """A second key of a step whose state `add` got or `find` returned."""
+        known = self._steps.get(key)
+        if known is None or (known.image_id, known.same_as) != (state.image_id, state.key):
+            self._put(key, state.image_id, parent_key, text, same_as=state.key)
+
+    def _put(self, key: str, image_id: str, parent_key: str, text: str, same_as: str = "") -> None:
+        self._forget(key)
+        now = time.time_ns()
+        self._steps[key] = StepRecord(
+            image_id=image_id, parent=parent_key, text=text, same_as=same_as, created=now, last_used=now
+        )
+        self._by_image.setdefault(image_id, set()).add(key)
+        self._unwritten.add(key)
 
     def __iter__(self) -> Iterator[tuple[str, StepRecord]]:
         return iter([*self._steps.items()])

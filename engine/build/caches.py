@@ -20,7 +20,8 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,37 +46,48 @@ class Caches:
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "build" / "caches"
-        self._users: dict[str, int] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
+        self._locked: dict[str, _Lock] = {}
+        """Caches that one step at a time uses."""
+        self._changing: dict[str, _Lock] = {}
+        """Directories that are made or removed."""
+
+    @contextlib.asynccontextmanager
+    async def turn(self, cache_ids: Iterable[str]) -> AsyncIterator[None]:
+        """Waits until no other step is in a `turn` of these caches (`sharing=locked`). A step waits
+        before it holds anything else that others wait for, and for all its caches in one order.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            for name in sorted({_name(each) for each in cache_ids}):
+                await stack.enter_async_context(_lock(self._locked, name))
+            yield
 
     @contextlib.asynccontextmanager
     async def use(self, cache_id: str, sharing: str, fill: Callable[[int], None], mode: int) -> AsyncIterator[Path]:
         """The directory of a cache, for the time of the context.
 
         `fill` gives a new one its content and owner: it gets a descriptor, in a thread. `mode`: of
-        a new one. `sharing`: `shared`, `private` or `locked` (Dockerfile reference, RUN --mount).
+        a new one. `sharing`: `shared`, `private` or `locked`, whose `turn` the caller is in
+        (Dockerfile reference, RUN --mount).
         """
-        base = hashlib.sha256(os.fsencode(cache_id)).hexdigest()[:32]
-        async with contextlib.AsyncExitStack() as stack:
-            if sharing == "locked":
-                await stack.enter_async_context(self._locks.setdefault(base, asyncio.Lock()))
-            name = base
-            if sharing == "private":
-                turn = 0
-                while self._users.get(name):
-                    turn += 1
-                    name = f"{base}-{turn}"
-            self._users[name] = self._users.get(name, 0) + 1
+        base = name = _name(cache_id)
+        if sharing == "private":
+            turn = 0
+            while self._users[name]:
+                turn += 1
+                name = f"{base}-{turn}"
+        self._users[name] += 1
+        try:
             try:
-                try:
+                async with _lock(self._changing, name):
                     path = await uninterrupted(asyncio.to_thread(self._opened, name, cache_id, fill, mode))
-                except OSError as error:
-                    raise ServerError(f"cache mount {cache_id}: {reason_with_file(error)}") from error
-                yield path
-            finally:
-                self._users[name] -= 1
-                if not self._users[name]:
-                    del self._users[name]
+            except OSError as error:
+                raise ServerError(f"cache mount {cache_id}: {reason_with_file(error)}") from error
+            yield path
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name]
 
     def _opened(self, name: str, cache_id: str, fill: Callable[[int], None], mode: int) -> Path:
         place = self._directory / name
@@ -122,14 +134,33 @@ class Caches:
 
     async def remove(self, name: str) -> bool:
         """Remove a cache. False when a step uses it."""
-        if name in self._users:
-            return False
-        self._users[name] = 1  # until it is gone, nobody may begin to use it
-        try:
+        async with _lock(self._changing, name):
+            if name in self._users:
+                return False
             await uninterrupted(asyncio.to_thread(files.remove_tree, self._directory / name))
-        finally:
-            del self._users[name]
         return True
+
+
+class _Lock(asyncio.Lock):
+    users = 0
+
+
+@contextlib.asynccontextmanager
+async def _lock(locks: dict[str, _Lock], name: str) -> AsyncIterator[None]:
+    """Holds the lock of that name, which exists while a task holds it or waits for it."""
+    lock = locks.setdefault(name, _Lock())
+    lock.users += 1
+    try:
+        async with lock:
+            yield
+    finally:
+        lock.users -= 1
+        if not lock.users:
+            del locks[name]
+
+
+def _name(cache_id: str) -> str:
+    return hashlib.sha256(os.fsencode(cache_id)).hexdigest()[:32]
 
 
 __all__ = ["CacheDirectory", "Caches"]

@@ -1,8 +1,9 @@
 """Steps under way, each once for all builds: builds that need a step of the same key at the same
 time wait for one run of it, and each shows its output.
 
-The run belongs to no single build. It is cancelled when the last build that waits for it leaves.
-Its failure is the failure of every build that waits.
+The run is cancelled when the last build that waits for it leaves. Until its end it reads the
+context and the roots of the build that started it, so that build does not end before it. Its
+failure is the failure of every build that waits.
 
 Owns:    the tasks. Threads: the event loop's.
 Not here: results of steps that have ended (`cache.py`).
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from engine.build.output import Log
 from engine.build.state import State
-from engine.system.threads import cancelled
+from engine.system.threads import cancelled, uninterrupted
 
 Make = Callable[[Log], Awaitable[State]]
 
@@ -43,8 +44,11 @@ class SharedSteps:
     async def once(self, key: str, log: Log, make: Make) -> State:
         """The result of `make`, which is started if no step of this key runs. Its output appears in
         `log` at this place.
+
+        When this returns or raises, `make` does not run any more if this call has started it.
         """
         run = self._running.get(key)
+        ours = run is None
         if run is None:
             run = self._running[key] = self._start(key, make)
         log.follow(run.log)
@@ -56,6 +60,8 @@ class SharedSteps:
             if not run.waiting and not run.task.done():
                 self._forget(key, run)  # a build that comes now starts it again
                 await cancelled(run.task)
+            elif ours:
+                await uninterrupted(asyncio.wait([run.task]))
 
     def _start(self, key: str, make: Make) -> _Run:
         log = Log(self._directory)

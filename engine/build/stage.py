@@ -276,12 +276,13 @@ class StageBuild:
         author: str | None = None,
         known_as: Sequence[str] = (),
         makes_layer: bool = True,
+        with_others: object = "",
     ) -> None:
         """Go to the state of `key`: from the cache, or by `make`, which without one only changes
         the configuration.
 
         `command`: what the history shows. `known_as`: further keys of the same result, already
-        looked up.
+        looked up. `with_others`: builds at this time share a run of `make` if it is the same.
         """
         before, cache = self.state, self.site.parts.cache
         state = self.look_up(key, command, config, author=author, makes_layer=makes_layer)
@@ -300,7 +301,7 @@ class StageBuild:
                 cache.write_soon()
                 return made
 
-            shared = f"{key} {self.site.id}" if self.site.options.no_cache else key
+            shared = keys.key_of(key, "run", self.site.id if self.site.options.no_cache else "", with_others)
             state = await self.site.parts.shared.once(shared, log, store)
         for other in known_as:
             cache.know(other, state, before.key, " ".join(command))

@@ -38,10 +38,13 @@ SCRIPT_MODE = 0o755
 
 
 class Wanted(NamedTuple):
-    """The mounts of one step. `key`: what of them decides the step's result."""
+    """The mounts of one step. `key`: what of them decides the step's result. `locked`: ids of
+    caches that one step at a time uses.
+    """
 
     mounts: tuple[RunMount, ...]
     key: tuple[object, ...]
+    locked: tuple[str, ...]
 
 
 @dataclass
@@ -60,10 +63,21 @@ async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wante
     key: list[object] = []
     for mount in mounts:
         what: list[object] = [mount.type, mount.id, mount.source, mount.target, mount.from_, mount.read_only, mount.env]
+        what += [mount.mode, mount.uid, mount.gid, mount.size]
         if mount.type == "bind" or (mount.type == "cache" and mount.from_):
             what.append(await _content_key(stage, mount, log))
         key.append(what)
-    return Wanted(tuple(mounts), tuple(key))
+    locked = tuple(_cache_id(stage, each) for each in mounts if each.type == "cache" and each.sharing == "locked")
+    return Wanted(tuple(mounts), tuple(key), locked)
+
+
+def _target(stage: StageBuild, mount: RunMount) -> str:
+    path = posixpath.normpath(posixpath.join("/", stage.state.config.working_dir or "/", mount.target))
+    return path.replace("//", "/")
+
+
+def _cache_id(stage: StageBuild, mount: RunMount) -> str:
+    return mount.id or _target(stage, mount)
 
 
 async def _content_key(stage: StageBuild, mount: RunMount, log: Log) -> str:
@@ -82,8 +96,7 @@ async def open_all(stage: StageBuild, wanted: Wanted, log: Log, borrowed: contex
     ready = Ready()
     sockets = 0
     for mount in wanted.mounts:
-        target = posixpath.normpath(posixpath.join("/", stage.state.config.working_dir or "/", mount.target))
-        target = target.replace("//", "/")
+        target = _target(stage, mount)
         if mount.type == "tmpfs":
             ready.mounts.append(Tmpfs(destination=target, size=mount.size))
         elif mount.type == "cache":
@@ -147,7 +160,9 @@ async def _cache(
 
     caches = stage.site.parts.caches
     mode = 0o755 if mount.mode is None else mount.mode
-    path = await borrowed.enter_async_context(caches.use(mount.id or target, mount.sharing or "shared", fill, mode))
+    path = await borrowed.enter_async_context(
+        caches.use(_cache_id(stage, mount), mount.sharing or "shared", fill, mode)
+    )
     directory = await asyncio.to_thread(files.open_directory, path)
     borrowed.callback(os.close, directory)
     return Bind(destination=target, source=directory, writable=not mount.read_only)

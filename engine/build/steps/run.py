@@ -22,6 +22,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.build import keys
+from engine.build.dockerfile.scope import Environment
 from engine.build.errors import StepFailed
 from engine.build.output import Log, Terminal
 from engine.build.stage import StageBuild
@@ -73,7 +74,17 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
             before, key=key, config=config, command=recorded, diff_id=diff_id, container=run.id, epoch=stage.site.epoch
         )
 
-    await stage.reach(key, recorded, config, log, make)
+    await stage.reach(key, recorded, config, log, make, with_others=_of_this_build(stage, instruction, environment))
+
+
+def _of_this_build(stage: StageBuild, instruction: Run, environment: Environment) -> object:
+    """What a run has from its build that is no part of its key: it may fail of that, or leave a
+    container.
+    """
+    options = stage.site.options
+    own = stage.site.id if any(mount.type in ("secret", "ssh") for mount in instruction.mounts) else ""
+    host = msgspec.to_builtins(options.host)
+    return own, host, options.remove, options.force_remove, environment.variables
 
 
 def _check(stage: StageBuild, instruction: Run) -> None:
@@ -118,14 +129,15 @@ class _Container:
         fields = {name: getattr(self._config, name) for name in Config.__struct_fields__}
         body = CreateBody(**fields, host_config=self._host)
         image = ImageRecord(id=self._before.image_id, config=self._before.document, chain_ids=self._before.chain_ids)
-        async with self._parts.running, contextlib.AsyncExitStack() as borrowed:
+        turn = self._parts.caches.turn(wanted.locked)
+        async with turn, self._parts.running, contextlib.AsyncExitStack() as borrowed:
             ready = await mounts.open_all(self._stage, wanted, self._log, borrowed)
             if script is not None:
                 ready.add_script(*script)
             container = await self._parts.containers.create_transient(body, image, mounts=ready.mounts)
             self.id = container.id
-            self._log.say(f" ---> Running in {container.id[:12]}\n")
             try:
+                self._log.say(f" ---> Running in {container.id[:12]}\n")
                 code, failure = await self._wait(container)
                 if code or failure:
                     await self._failed(container, code, failure)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -225,8 +226,29 @@ def test_a_second_key_finds_the_same_image(run: Run) -> None:
         made = site.meta(await site.base(), "x")
         site.cache.know("other", made, "", "x")
         found = site.cache.find("other")
-        assert found is not None and found.image_id == made.image_id and found.key == made.key
+        assert found is not None and found.image_id == made.image_id
+        assert found.key == made.key, "the steps after it have one key, however it was found"
         assert set(site.cache.steps_of(made.image_id)) == {made.key, "other"}
+
+    run(work)
+
+
+def test_a_step_that_ran_again_does_not_go_with_its_former_image(run: Run) -> None:
+    async def work(site: Site) -> None:
+        base = await site.base()
+        key, config = "k", Config(labels={"a": "b"})
+        former = after(base, key=key, config=config, command=["LABEL"])
+        site.cache.add(former, base.key, "LABEL")
+        site.cache.know("other", former, base.key, "LABEL")
+        await site.cache.write()
+        latter = after(base, key=key, config=config, command=["LABEL", "again"])
+        site.cache.add(latter, base.key, "LABEL")
+        site.cache.know("other", latter, base.key, "LABEL")
+        await site.cache.write()
+        await site.images.delete(former.image_id)
+        for each in (key, "other"):
+            found = site.cache.find(each)
+            assert found is not None and found.image_id == latter.image_id
 
     run(work)
 
@@ -263,7 +285,7 @@ def test_a_locked_cache_mount_is_used_by_one_step_at_a_time(tmp_path: Path) -> N
 
         async def step() -> None:
             nonlocal inside, most
-            async with caches.use("x", "locked", lambda _: None, 0o755):
+            async with caches.turn(["x"]), caches.use("x", "locked", lambda _: None, 0o755):
                 inside += 1
                 most = max(most, inside)
                 await asyncio.sleep(0.01)
@@ -271,5 +293,53 @@ def test_a_locked_cache_mount_is_used_by_one_step_at_a_time(tmp_path: Path) -> N
 
         await asyncio.gather(*(step() for _ in range(5)))
         assert most == 1
+
+    asyncio.run(work())
+
+
+def test_locked_cache_mounts_in_any_order_and_twice(tmp_path: Path) -> None:
+    async def work() -> None:
+        caches = Caches(tmp_path)
+
+        async def step(*ids: str) -> None:
+            async with caches.turn(ids):
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(asyncio.gather(step("a", "b"), step("b", "a"), step("a", "a")), 10)
+
+    asyncio.run(work())
+
+
+def test_a_new_cache_mount_of_several_steps_is_made_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        caches, filled, at_once = Caches(tmp_path), 0, asyncio.Barrier(4)
+
+        def fill(directory: int) -> None:
+            nonlocal filled
+            filled += 1
+            time.sleep(0.05)  # the others come meanwhile
+
+        async def step() -> None:
+            async with caches.use("x", "shared", fill, 0o755) as path:
+                before = path.stat().st_ino
+                await at_once.wait()
+                assert path.stat().st_ino == before
+
+        await asyncio.gather(*(step() for _ in range(4)))
+        assert filled == 1
+
+    asyncio.run(work())
+
+
+def test_a_cache_mount_that_is_being_removed_is_made_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        caches = Caches(tmp_path)
+        async with caches.use("x", "shared", lambda _: None, 0o755) as path:
+            (path / "old").touch()
+        removal = asyncio.create_task(caches.remove(path.parent.name))
+        await asyncio.sleep(0)
+        async with caches.use("x", "shared", lambda _: None, 0o755) as path:
+            assert await removal
+            assert os.listdir(path) == []
 
     asyncio.run(work())

@@ -66,10 +66,28 @@ def test_the_first_build_may_leave(tmp_path: Path) -> None:
         second = asyncio.create_task(shared.once("k", Log(tmp_path), work))
         await asyncio.sleep(0)
         first.cancel()
-        await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not first.done(), "the run reads what belongs to the first build"
         work.go_on.set()
         assert (await second).image_id == "sha256:1"
         assert not work.cancelled
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    asyncio.run(run())
+
+
+def test_all_builds_may_leave_in_any_order(tmp_path: Path) -> None:
+    async def run() -> None:
+        shared, work = SharedSteps(tmp_path), Work()
+        builds = [asyncio.create_task(shared.once("k", Log(tmp_path), work)) for _ in range(3)]
+        for each in (builds[1], builds[0], builds[2]):
+            await asyncio.sleep(0)
+            each.cancel()
+        found = await asyncio.gather(*builds, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in found)
+        assert work.cancelled
 
     asyncio.run(run())
 
