@@ -380,11 +380,11 @@ def _read_until(connection: socket.socket, words: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _stalling() -> Iterator[tuple[str, threading.Event]]:
+def _stalling() -> Iterator[tuple[str, threading.Event, threading.Event]]:
     """A server that answers a request with the first bytes of a long body, and then waits for the
-    client to leave; its URL, and the event that it left.
+    client to leave; its URL, and the events that a request came and that the client left.
     """
-    left = threading.Event()
+    came, left = threading.Event(), threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -394,6 +394,7 @@ def _stalling() -> Iterator[tuple[str, threading.Event]]:
             self.end_headers()
             self.wfile.write(bytes(1000))
             self.wfile.flush()
+            came.set()
             with contextlib.suppress(ConnectionResetError):  # it may have bytes that it never read
                 assert not self.connection.recv(1)
             left.set()
@@ -405,7 +406,7 @@ def _stalling() -> Iterator[tuple[str, threading.Event]]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/x.tar", left
+        yield f"http://127.0.0.1:{server.server_port}/x.tar", came, left
     finally:
         server.shutdown()
         thread.join()
@@ -416,13 +417,14 @@ def _stalling() -> Iterator[tuple[str, threading.Event]]:
 @pytest.mark.parametrize("where", ["remote", "ADD"])
 def test_a_client_that_leaves_in_a_download(where: str, builder: TempEngine) -> None:
     before = _images(builder)
-    with _stalling() as (url, left):
+    with _stalling() as (url, came, left):
         dockerfile = f"FROM busybox\nADD {url} /\n" if where == "ADD" else None
         target = "/v1.24/build?" + (f"remote={quote(url)}" if where == "remote" else "")
         with _begin(builder, context(dockerfile) if dockerfile else b"", target) as connection:
             if dockerfile:
                 _read_until(connection, b"Step 2")
-            assert not left.wait(0.3), "the download goes on"
+            assert came.wait(30 * client.PATIENCE)
+            assert not left.is_set()
         assert left.wait(30 * client.PATIENCE)
     assert _images(builder) == before
 
