@@ -19,7 +19,8 @@ trusted.overlay.opaque becomes `.wh..wh..opq`. Empty mount points that the runti
 out.
 
 With `tar_split`, the data from which tarsplit.pyx makes the same stream again is written too. Then
-nothing may change the tree: a file that shrinks is an error, and files are opened directly.
+nothing may change the tree: a file that shrinks is an error, and files are opened directly. An
+entry named `.wh.*` is EINVAL, because in a layer it stands for a deletion.
 
 Owns:    its descriptors; memory for names (walk.pyx), and at most 16 MiB for the names of hard
          links.
@@ -30,7 +31,7 @@ Raises:  OSError with the kernel's errno and the name. Files that vanish meanwhi
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport (
-    EACCES, EINTR, EIO, ENAMETOOLONG, ENODATA, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP, EPERM, ERANGE, errno,
+    EACCES, EINTR, EINVAL, EIO, ENAMETOOLONG, ENODATA, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP, EPERM, ERANGE, errno,
 )
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -419,6 +420,8 @@ cdef class Packer(Walk):
     cdef int entry(self, int parent) noexcept nogil:
         cdef stat_t found
         cdef int below, status, fd
+        if self.recording and strncmp(self.name, b".wh.", 4) == 0:
+            return self.fail(EINVAL)        # the stream would be that of a deletion
         if self.is_file and (self.recording or self.levels[self.depth - 1].nodev):
             status = self.file_entry(parent)
             if status <= 0:

@@ -78,6 +78,8 @@ def draft(
     parts.grace_period.expect()  # most containers are started at once
     if not complete:
         config = body.merged(config, image.config.config or Config())
+    elif not config.image:
+        config = msgspec.structs.replace(config, image=image.id)
     path, args = body.command(config)
     container_id = secrets.token_hex(32)
     shares_network = bool(body.joined(host.network_mode))

@@ -8,13 +8,12 @@ Locks: the container's.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from engine.containers import removal
 from engine.errors import Conflict
 from engine.storage.snapshots import Ingest
-from engine.system.threads import whole
+from engine.system.threads import uninterrupted, whole
 
 if TYPE_CHECKING:
     from engine.containers.container import Container
@@ -28,7 +27,7 @@ async def take(container: Container) -> Ingest:
     try:
         await removal.remove(container, force=True)
     except BaseException:
-        await asyncio.shield(container.parts.snapshots.abandon(ingest))
+        await uninterrupted(container.parts.snapshots.abandon(ingest))
         raise
     return ingest._replace(stubs=container.stubs)
 

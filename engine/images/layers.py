@@ -250,7 +250,8 @@ class Layers:
         `parent`: the chain_id below, "" for none. `drop`: absolute paths, such as those of declared
         volumes, whose changes are removed; links in them are not followed. The diff_id is that of
         an empty archive when there are no changes. The ingest stays the caller's to commit or
-        abandon; a failure or cancellation abandons it. Raises ServerError.
+        abandon; a failure or cancellation abandons it. Raises ServerError, and InvalidParameter for
+        a file whose name means a deletion in a layer.
         """
         below: list[Path] = []
         while parent:

@@ -9,7 +9,8 @@ Nothing may change the tree meanwhile. It is hostile all the same: links in it a
 everything is opened and removed by descriptor.
 
 Blocking: run it in a thread. Not here: unmounting (storage/overlay.py), the ingest's fate
-(layers.py). Raises: ServerError with the kernel's reason.
+(layers.py). Raises: ServerError with the kernel's reason, InvalidParameter for a file whose name
+means a deletion in a layer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine._fast import pack, tree
-from engine.errors import ServerError, reason_with_file
+from engine.errors import InvalidParameter, ServerError, reason_with_file
 from engine.images import tarsplit
 from engine.storage import lowers
 from engine.storage.lowers import Lowers
@@ -32,6 +33,7 @@ from engine.storage.snapshots import Ingest
 from engine.system import files
 
 _CHUNK = 256 * 1024
+_WHITEOUT = ".wh."
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -58,6 +60,10 @@ def seal(ingest: Ingest, below: Sequence[Path], drop: Sequence[str]) -> Sealed:
                 lowers.copy_attributes(model, root)
             return _pack(ingest, root)
     except OSError as error:
+        if error.errno == errno.EINVAL and os.path.basename(str(error.filename)).startswith(_WHITEOUT):
+            raise InvalidParameter(
+                f"/{error.filename}: a name that begins with {_WHITEOUT} stands for a deletion in a layer"
+            ) from error
         raise ServerError(f"making a layer of the changes in {ingest.path}: {reason_with_file(error)}") from error
 
 

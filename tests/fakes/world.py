@@ -93,6 +93,8 @@ class Records:
 
     async def commit(self, *changes: Change) -> None:
         self.world.check_alive()
+        if not changes:
+            return
         if self.world.disk_full:
             await self.world.point("commit: refused")
             raise ServerError("database or disk is full")
@@ -116,15 +118,27 @@ class Snapshots:
 
     async def take(self, key: str) -> Ingest:
         await self.world.point("take root")
+        if key not in self.world.layers:
+            raise NotFound(f"No such snapshot: {key}")
+        assert key not in self.world.mounted
         self.world.layers.discard(key)
-        return Ingest(1, self.world.base)
+        self.world.ingests.add(key)
+        self.world.taken.add(key)
+        return Ingest(1, self.world.base / key)
+
+    async def abandon(self, ingest: Ingest) -> None:
+        await self.world.point("abandon")
+        self.world.ingests.discard(ingest.path.name)
 
     async def keep(self, key: str) -> None:
         await self.world.point("keep root")
+        if key not in self.world.layers:
+            raise NotFound(f"No such snapshot: {key}")
+        assert key not in self.world.mounted
 
     async def remove(self, key: str) -> None:
         await self.world.point("remove root")
-        if key not in self.world.layers:
+        if key not in self.world.layers and key not in self.world.taken:
             raise NotFound(f"No such snapshot: {key}")
         self.world.layers.discard(key)
         self.world.mounted.discard(key)
@@ -350,6 +364,9 @@ class World:
         self.config = EngineConfig(root=base / "root", run=base / "run")
         self.rows: dict[tuple[str, str], bytes] = {}
         self.layers: set[str] = set()
+        self.ingests: set[str] = set()
+        self.taken: set[str] = set()
+        """Keys of roots that became ingests."""
         self.mounted: set[str] = set()
         self.volumes: set[str] = set()
         self.frozen: set[str] = set()

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine._fast import layer, pack
-from engine.errors import ServerError
+from engine.errors import InvalidParameter, ServerError
 from engine.images import sealing, tarsplit
 from engine.images.importing import EMPTY_LAYER
 from engine.images.sealing import Sealed
@@ -223,6 +223,12 @@ def test_long_paths(overlay: Overlay) -> None:
 def regenerated_after(overlay: Overlay) -> bytes:
     overlay.seal()
     return regenerated(overlay.upper)
+
+
+def test_names_that_mean_deletions_are_refused(overlay: Overlay) -> None:
+    (overlay.upper / "d" / ".wh.file").mkdir(parents=True)
+    with pytest.raises(InvalidParameter, match=r"^/d/\.wh\.file: a name that begins with \.wh\. stands for"):
+        overlay.seal()
 
 
 def test_a_failure_names_the_directory(overlay: Overlay, monkeypatch: pytest.MonkeyPatch) -> None:
