@@ -2,8 +2,9 @@
 
 A stage waits for the stages that it begins with or copies from, and for nothing else, so
 independent stages run side by side. Stages that the target does not need are not run, and their
-bases are not pulled. The first failure ends all stages. The output shown is what a serial build
-would have shown: every step up to the failed one.
+bases are not pulled, unless an ONBUILD trigger of a base copies from them. The first failure ends
+all stages. The output shown is what a serial build would have shown: every step up to the failed
+one. If a later stage fails first, its failed step follows those that have ended.
 
 Owns:    the tasks of the stages, from `work` until its end; claims on the layers in use.
 Threads: the event loop's.
@@ -16,6 +17,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+
+from engine.build import keys
 from engine.build.context import Context
 from engine.build.dockerfile import stages as dockerfiles
 from engine.build.dockerfile.scope import Scope
@@ -46,6 +50,10 @@ class Build:
         self._site = Site(parts, options, dockerfile, context, self)
         self._claims = parts.images.claims()
         self._results: dict[int, asyncio.Task[State]] = {}
+        self._uses: dict[int, set[int]] = {}
+        """By stage: the stages whose results it has asked for."""
+        self._failed: Step | None = None
+        """The first step that failed."""
         self._end = Log(parts.images.temporary)
         self._stages = [StageBuild(self._site, stage, begin, apply) for stage in self._needed]
         self._stages[-1].add_labels(options.labels)
@@ -69,7 +77,12 @@ class Build:
                 yield message
             step.log.release()
             if not step.done:
-                return
+                break
+        failed = self._failed
+        if failed is not None and failed is not step and failed in self.steps:
+            yield BuildMessage(stream=failed.title(self._options.numbered_steps))
+            async for message in failed.log.read():
+                yield message
         async for message in self._end.read():
             yield message
 
@@ -98,7 +111,7 @@ class Build:
 
     async def _run(self) -> State:
         for stage in self._stages:
-            self._results[stage.index] = asyncio.create_task(stage.run())
+            self._start(stage)
         tasks = [*self._results.values()]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -107,10 +120,25 @@ class Build:
                 failed.result()
             return tasks[-1].result()
         finally:
-            for task in tasks:
+            for task in self._results.values():
                 task.cancel()
-            for task in tasks:
+            for task in self._results.values():
                 await cancelled(task)
+
+    def _start(self, stage: StageBuild) -> None:
+        self._results[stage.index] = asyncio.create_task(stage.run())
+
+    def _start_late(self, index: int, log: Log) -> None:
+        """Start a stage that no instruction of the target's stages names.
+
+        Its output goes to `log`.
+        """
+        stage = StageBuild(self._site, self._dockerfile.stages[index], begin, apply)
+        self._stages.append(stage)
+        for step in stage.steps:
+            log.say(f"Step : {step.text}\n")
+            log.follow(step.log)
+        self._start(stage)
 
     async def _finish(self, result: State) -> None:
         if not result.image_id:
@@ -131,9 +159,29 @@ class Build:
 
     # --- for stages -------------------------------------------------------------------------------
 
-    async def result_of(self, index: int) -> State:
-        """The state at the end of another stage of this build."""
+    async def result_of(self, index: int, user: int, log: Log) -> State:
+        """The state at the end of another stage of this build, for the stage `user`. Starts it if a
+        trigger of a base is the first that needs it. Raises InvalidParameter if the two wait for
+        each other.
+        """
+        self._uses.setdefault(user, set()).add(index)
+        if self._needs(index, user):
+            name = self._dockerfile.stages[index].name or index
+            raise InvalidParameter(f"circular dependency detected on stage: {name}")
+        if index not in self._results:
+            self._start_late(index, log)
         return await asyncio.shield(self._results[index])
+
+    def _needs(self, index: int, other: int) -> bool:
+        """True if the stage `index` is `other`, or waits for it, directly or not."""
+        found = [index]
+        for each in found:
+            found += self._uses.get(each, set()) - {*found}
+        return other in found
+
+    def failed(self, step: Step) -> None:
+        """A step of a stage has failed."""
+        self._failed = self._failed or step
 
     def scope_of(self, index: int) -> Scope:
         """The arguments of another stage of this build."""
@@ -150,12 +198,15 @@ async def begin(stage: StageBuild, log: Log) -> State:
     """FROM."""
     wanted, site = stage.stage, stage.site
     if wanted.parent is not None:
-        found = await site.stages.result_of(wanted.parent)
+        found = await site.stages.result_of(wanted.parent, stage.index, log)
         stage.scope = site.stages.scope_of(wanted.parent).copy()
         return base.with_path(found)
-    if wanted.base == base.SCRATCH:
-        return base.empty(stage.platform)
-    return base.of_image(await base.resolve(wanted.base, stage.platform, site.options, site.parts, log))
+    found = base.empty(stage.platform)
+    if wanted.base != base.SCRATCH:
+        found = base.of_image(await site.image(wanted.base, stage.platform, log))
+    if site.epoch is not None:  # it changes the times of all that is made on the base
+        found = msgspec.structs.replace(found, key=keys.key_of(found.key, "epoch", site.epoch))
+    return found
 
 
 async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:

@@ -69,11 +69,13 @@ class Step:
 class Stages(Protocol):
     """The other stages, as one stage uses them: see `build.Build`."""
 
-    async def result_of(self, index: int) -> State: ...
+    async def result_of(self, index: int, user: int, log: Log) -> State: ...
 
     def scope_of(self, index: int) -> Scope: ...
 
     def use(self, state: State) -> State: ...
+
+    def failed(self, step: Step) -> None: ...
 
 
 class Site:
@@ -94,6 +96,8 @@ class Site:
             with contextlib.suppress(EngineError):  # Docker ignores those that it does not have
                 found.append(parts.images.get(name))
         self.cache_from = tuple(found)
+        self._images: dict[str, ImageRecord] = {}
+        self._resolving: dict[str, asyncio.Lock] = {}
         self._scratch = asyncio.Lock()
         self._context_directory = -1
         self._owned = contextlib.AsyncExitStack()
@@ -101,6 +105,16 @@ class Site:
     async def close(self) -> None:
         """Remove the directories that `context_directory` made."""
         await uninterrupted(self._owned.aclose())
+
+    async def image(self, name: str, platform: Platform | None, log: Log) -> ImageRecord:
+        """The image that FROM or `from` names. It is looked up or pulled once, so all steps of the
+        build see the same one.
+        """
+        key = f"{name} {platform}"
+        async with self._resolving.setdefault(key, asyncio.Lock()):
+            if key not in self._images:
+                self._images[key] = await base.resolve(name, platform, self.options, self.parts, log)
+        return self._images[key]
 
     async def context_directory(self) -> int:
         """A descriptor of a directory with the files of the context, made when it is first asked
@@ -224,7 +238,11 @@ class StageBuild:
         """Carry out every step. Returns the state after the last one."""
         try:
             for step in self.steps:
-                await self._step(step)
+                try:
+                    await self._step(step)
+                except Exception:
+                    self.site.stages.failed(step)
+                    raise
                 if step is self.steps[-1] and self.state.image_id:
                     step.log.write(BuildMessage(aux=BuiltImage(id=self.state.image_id)))
                 step.done = True
@@ -340,11 +358,11 @@ class StageBuild:
         site = self.site
         other = stages.referred(site.dockerfile, self.stage, name)
         if other is not None:
-            state = await site.stages.result_of(other.index)
+            state = await site.stages.result_of(other.index, self.index, log)
         elif name.lower() == base.SCRATCH:
             state = base.empty(None)
         else:
-            state = base.of_image(await base.resolve(name, self.platform, site.options, site.parts, log))
+            state = base.of_image(await site.image(name, self.platform, log))
         site.stages.use(state)
         # Mounted within the context: kernels before 6.15 copy no directory of a detached mount, as
         # a `RUN --mount` of it needs.

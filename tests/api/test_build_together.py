@@ -63,3 +63,64 @@ def test_locked_caches_in_any_order(builder: TempEngine) -> None:
 
     builds = [Building(builder, dockerfile(*each), nocache=1) for each in ("ab", "ba", "aa")]
     assert all(each.built.id for each in builds)
+
+
+# --- stages ---------------------------------------------------------------------------------------
+
+
+def test_a_trigger_of_a_base_copies_from_a_stage_that_nothing_else_needs(builder: TempEngine) -> None:
+    build(builder, "FROM busybox\nONBUILD COPY --from=made /x /y\n", t="trigger:1")
+    unused = "FROM missing.invalid/x AS unused\n"
+    stages = "FROM busybox AS first\nRUN echo x > /x\nFROM first AS made\nRUN echo made >> /x\n"
+    built = build(builder, f"{unused}{stages}FROM trigger:1\nRUN cat /y\n")
+    assert built.id
+    assert "Step : RUN echo made >> /x\n" in built.text and "x\nmade\n" in built.text
+
+
+def test_triggers_by_which_stages_wait_for_each_other(builder: TempEngine) -> None:
+    build(builder, "FROM busybox\nONBUILD COPY --from=b /etc/passwd /y\n", t="trigger:1")
+    for dockerfile in (
+        "FROM trigger:1 AS b\n",
+        "FROM trigger:1 AS a\nFROM busybox AS b\nCOPY --from=a /y /z\nFROM busybox\nCOPY --from=b /z /\n",
+    ):
+        built = build(builder, dockerfile)
+        assert built.error is not None
+        assert "circular dependency detected on stage: " in built.error["error"]
+
+
+def test_a_later_stage_that_fails_first_shows_its_output(builder: TempEngine) -> None:
+    dockerfile = (
+        "FROM busybox AS a\nRUN sleep 600\n"
+        "FROM busybox AS b\nRUN echo why; exit 3\n"
+        "FROM busybox\nCOPY --from=a /x /\nCOPY --from=b /x /\n"
+    )
+    built = build(builder, dockerfile)
+    assert built.code == 3
+    assert "Step 4 : RUN echo why; exit 3\n" in built.text and "why\n" in built.text
+
+
+# --- what belongs to a key ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "hits"),
+    [
+        ({"memory": 64 << 20, "labels": {}}, 1),
+        ({"networkmode": "none"}, 0),
+        ({"extrahosts": "a:1.2.3.4"}, 0),
+        ({"buildargs": {"SOURCE_DATE_EPOCH": "0"}}, 0),
+        ({"buildargs": {"HTTP_PROXY": "http://x"}}, 1),
+        ({"rm": 0, "forcerm": 0}, 1),
+    ],
+)
+def test_parameters_in_the_key_of_a_run(builder: TempEngine, parameters: dict[str, Any], hits: int) -> None:
+    dockerfile = "FROM busybox\nRUN true\n"
+    assert cached(build(builder, dockerfile)) == 0
+    assert cached(build(builder, dockerfile, **parameters)) == hits
+
+
+@pytest.mark.parametrize(("mount", "hits"), [("mode=0700", 0), ("uid=1", 0), ("gid=1", 0), ("sharing=locked", 1)])
+def test_options_of_mounts_in_the_key_of_a_run(builder: TempEngine, mount: str, hits: int) -> None:
+    dockerfile = "FROM busybox\nRUN --mount=type=cache,id=k,target=/c{} true\n"
+    assert cached(build(builder, dockerfile.format(""))) == 0
+    assert cached(build(builder, dockerfile.format(f",{mount}"))) == hits

@@ -52,8 +52,10 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
     environment = stage.scope.run_environment(config.env)
     recorded = [f"|{len(environment.key)}", *environment.key, *argv] if environment.key else argv
     wanted = await mounts.read(stage, instruction.mounts, log)
+    host = _host(stage, instruction)
+    network = host.network_mode if host.network_mode in ("none", "host") else "default"
     key = keys.key_of(
-        *(before.key, "run", argv, script, environment.key, instruction.network, wanted.key),
+        *(before.key, "run", argv, script, environment.key, network, host.extra_hosts or (), wanted.key),
         config=config,
     )
 
@@ -68,7 +70,7 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
             attach_stdout=True,
             attach_stderr=True,
         )
-        run = _Container(stage, before, container_config, _host(stage, instruction), log)
+        run = _Container(stage, before, container_config, host, log)
         diff_id = await run.run(wanted, script, claim)
         return after(
             before, key=key, config=config, command=recorded, diff_id=diff_id, container=run.id, epoch=stage.site.epoch
