@@ -49,12 +49,15 @@ def _plain_type(name: str) -> str:
 
 
 class EngineError(Exception):
-    """Base of the kinds. `message` is what the client reads."""
+    """Base of the kinds. `message` is what the client reads, valid UTF-8: a byte of a name that is
+    none becomes a question mark.
+    """
 
     exit_code = 0
     """Exit code of the program whose failure this is, for streams that report it; 0 for others."""
 
     def __init__(self, message: str) -> None:
+        message = message if message.isascii() else message.encode(errors="replace").decode()
         super().__init__(message)
         self.message = message
 

@@ -40,6 +40,7 @@ def state(engine: TempEngine) -> dict[str, object]:
         ([hard_link("passwd", "/etc/passwd")], "no such file in the context"),
         ([hard_link("passwd", UP + "etc/passwd")], "it leads out of the context"),
         ([Node(".wh.bin")], "reserved for layers"),
+        ([Node(".wh.\udcff")], ".wh.?: names"),
         ([Node("d/.wh..wh..opq")], "reserved for layers"),
         ([Node("kmsg", type=tarfile.CHRTYPE, device=(1, 11))], "devices are not allowed"),
         ([Node("disk", type=tarfile.BLKTYPE, device=(8, 0))], "devices are not allowed"),
@@ -142,6 +143,15 @@ def test_a_destination_that_would_be_a_whiteout(builder: TempEngine) -> None:
     for line in ("COPY a /bin/.wh.sh", "COPY a /bin/.wh..wh..opq", "ADD a /.wh.bin/", "WORKDIR /x\nCOPY a .wh.y"):
         built = build(builder, f"FROM busybox\n{line}\n", {"a": b""})
         assert built.error is not None and "reserved for layers" in built.error["error"]
+
+
+def test_names_that_are_not_utf_8(builder: TempEngine) -> None:
+    files = {"\udcff/\udcfe": b"x", "t\udcff.tar": tar([Node("in\udcff", b"inside")])}
+    dockerfile = b"FROM busybox\nCOPY \xff /\xff\nADD *.tar /\nRUN cat /\xff/* /in*; cd /\xff; echo * | od -An -tx1\n"
+    built = build(builder, dockerfile, files)
+    assert built.error is None and "xinside fe 0a" in " ".join(built.text.split()), built.objects
+    failed = build(builder, b"FROM busybox\nCOPY none\xff /\n", files)
+    assert failed.error is not None and "stat none?: no such file" in failed.error["error"]
 
 
 def test_many_files_and_a_large_one(builder: TempEngine) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import decoding_reason, reason, reason_with_file
+from engine.errors import InvalidParameter, decoding_reason, reason, reason_with_file
 
 
 class Inner(msgspec.Struct):
@@ -52,3 +52,9 @@ def test_the_reason_of_the_kernel() -> None:
     for path in ("/a", b"/a", Path("/a")):
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         assert reason_with_file(full) == "/a: no space left on device"
+
+
+def test_a_message_is_valid_utf_8() -> None:
+    """Names that are not UTF-8 have surrogates, which JSON cannot carry."""
+    error = InvalidParameter("é: a\udcff\ud800")
+    assert error.message == str(error) == "é: a??"
