@@ -35,7 +35,7 @@ from engine.errors import InvalidParameter
 from engine.images.instructions.records import Add, Copy, Instruction, Run
 from engine.images.reference import Reference
 from engine.system.threads import cancelled, uninterrupted
-from engine.wire.build import BuildMessage, BuiltImage
+from engine.wire.build import BuildMessage
 
 
 class Build:
@@ -152,7 +152,6 @@ class Build:
             self._end.say(f"[Warning] One or more build-args {names} were not consumed\n")
         names_of: dict[str, Sequence[Reference]] = {result.image_id: self._options.tags}
         await self._parts.cache.write(names_of)
-        self._end.write(BuildMessage(aux=BuiltImage(id=result.image_id)))
         self._end.say(f"Successfully built {result.short}\n")
         for name in self._options.tags:
             self._end.say(f"Successfully tagged {name.familiar}\n")
