@@ -32,7 +32,7 @@ async def build(engine: Engine, request: Request) -> StreamReply:
         messages = engine.builds.run(found.build_id, messages)
     if parameters.boolean(request.query, "q"):
         messages = quiet(messages, engine.images.temporary)
-    elif not request.version.has(Flag.BUILD_AUX):
+    elif not _shows_ids(request):
         messages = _without_aux(messages)
     return await upload_reply(request, await started(messages))
 
@@ -130,6 +130,13 @@ def _space(query: Query, name: str) -> int:
         return parameters.integer(query, name, 0, minimum=0)
     except InvalidParameter:
         raise InvalidParameter(f"{name} is in bytes and expects an integer, got {query.get(name, '')[:100]}") from None
+
+
+def _shows_ids(request: Request) -> bool:
+    version = request.version
+    if version.has(Flag.BUILD_AUX_FOR_CLI) and request.headers.get("user-agent").startswith("Docker-Client/"):
+        return True
+    return bool(version.has(Flag.BUILD_AUX))
 
 
 async def _without_aux(messages: AsyncGenerator[BuildMessage, None]) -> AsyncGenerator[BuildMessage, None]:

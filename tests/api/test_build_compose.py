@@ -44,12 +44,19 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
+@pytest.fixture(params=["0", "1"], ids=["docker-py", "docker-cli"])
+def builds_with(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """compose builds with docker-py or, by default, with the docker CLI."""
+    monkeypatch.setenv("COMPOSE_DOCKER_CLI_BUILD", request.param)
+    return str(request.param)
+
+
 def compose(engine: TempEngine, project: Path, *arguments: str, status: int = 0) -> str:
     """Runs docker-compose. Returns its output and its errors."""
     done = subprocess.run(
         ["docker-compose", "--no-ansi", *arguments],
         cwd=project,
-        env=engine.environment | {"DOCKER_BUILDKIT": "0", "COMPOSE_DOCKER_CLI_BUILD": "0"},
+        env=engine.environment | {"DOCKER_BUILDKIT": "0"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -61,7 +68,7 @@ def compose(engine: TempEngine, project: Path, *arguments: str, status: int = 0)
     return done.stdout
 
 
-def test_build_up_and_rebuild(project: Path, builder: TempEngine) -> None:
+def test_build_up_and_rebuild(project: Path, builds_with: str, builder: TempEngine) -> None:
     out = compose(builder, project, "build")
     assert "Successfully built" in out and "Successfully tagged built:web" in out
     first = image(builder, "built:web")["Id"]
@@ -77,7 +84,7 @@ def test_build_up_and_rebuild(project: Path, builder: TempEngine) -> None:
     compose(builder, project, "down", "--rmi", "all")
 
 
-def test_options(project: Path, builder: TempEngine) -> None:
+def test_options(project: Path, builds_with: str, builder: TempEngine) -> None:
     out = compose(
         builder, project, "build", "--no-cache", "--force-rm", "--memory", "64m", "--build-arg", "who=you", "web"
     )
@@ -86,7 +93,7 @@ def test_options(project: Path, builder: TempEngine) -> None:
     compose(builder, project, "build", "--quiet", "web")
 
 
-def test_a_failure_is_the_service_s(project: Path, builder: TempEngine) -> None:
+def test_a_failure_is_the_service_s(project: Path, builds_with: str, builder: TempEngine) -> None:
     (project / "web" / "File").write_text("FROM busybox\nRUN echo said; exit 3\n")
     out = compose(builder, project, "build", "web", status=1)
     assert "Service 'web' failed to build" in out

@@ -82,6 +82,14 @@ def test_quiet_prints_the_id(program: str, here: Path, builder: TempEngine) -> N
     assert image(builder, result.line)["Id"] == result.line
 
 
+@pytest.mark.own  # dockerd streams ids from API 1.30 on
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_iidfile(program: str, here: Path, tmp_path: Path, builder: TempEngine) -> None:
+    path = tmp_path / "id"
+    docker(builder, program, "build", "--iidfile", str(path), "-t", "identified", str(here))
+    assert path.read_text() == image(builder, "identified")["Id"]
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_exit_status_is_the_step_s(program: str, builder: TempEngine) -> None:
     result = docker(builder, program, "build", "-", input=b"FROM busybox\nRUN echo said; exit 9\n", status=9)
