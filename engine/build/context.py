@@ -53,6 +53,8 @@ MAX_INDEX = 256 << 20
 
 _ENTRY = 300
 """Bytes of memory of an entry, without its names and attributes."""
+_MAX_PATH = 4095
+"""Of an entry, as in an archive."""
 _IGNORE = ".dockerignore"
 _MAX_IGNORE = 1 << 20
 _BATCH = 256
@@ -111,6 +113,10 @@ class Index:
         if parent not in self.children:
             parent = self._directory(parent)
             path = f"{parent}/{posixpath.basename(path)}" if parent else posixpath.basename(path)
+            # Through links it may be far longer than it was written.
+            if len(path) > _MAX_PATH:
+                raise InvalidParameter(f"build context: {path[:200]}…: a name of more than {_MAX_PATH} bytes")
+            self._memory += len(path)
         inode = 0
         if kind == FILE:
             if size:

@@ -346,9 +346,10 @@ class Container:
         Its row is the commit point: when it cannot be saved, the process is killed.
         """
         before = self.record
-        async with launch.launch(before, self.parts, self.peers, self.extra_mounts) as launched:
+        # Not for a second start, even if this one fails: their sources are open for this one alone.
+        extra, self.extra_mounts = self.extra_mounts, ()
+        async with launch.launch(before, self.parts, self.peers, extra) as launched:
             process = launched.process
-            self.extra_mounts = ()
             self.stubs += launched.stubs
             status = Status(state=state, pid=process.pid, started_at=time.time_ns())
             self.put(msgspec.structs.replace(launched.record, status=status, stopped_by_user=False))

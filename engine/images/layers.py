@@ -254,13 +254,13 @@ class Layers:
         a file whose name means a deletion in a layer.
         """
         below: list[Path] = []
-        while parent:
-            layer = self._snapshots.layer(parent)
-            if layer is None:
-                raise ServerError(f"layer {parent} is missing")
-            below.append(self._snapshots.layer_path(parent))
-            parent = layer.parent
         try:
+            while parent:
+                layer = self._snapshots.layer(parent)
+                if layer is None:
+                    raise ServerError(f"layer {parent} is missing")
+                below.append(self._snapshots.layer_path(parent))
+                parent = layer.parent
             sealed = await uninterrupted(self._extracting.run(sealing.seal, ingest, below, drop))
             return Extraction(sealed.diff_id, sealed.size, [])
         except BaseException:

@@ -332,6 +332,24 @@ def test_names_through_links_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
         of(nodes, tmp_path)
 
 
+def test_names_do_not_grow_through_links(tmp_path: Path) -> None:
+    """Short names that stand for ever longer ones: 250,000 of them would take all memory."""
+    part = "d" * 255
+    nodes = [directory(part), symlink("l0", part)]
+    for number in range(100):
+        nodes += [directory(f"l{number}/{part}"), symlink(f"l{number + 1}", f"l{number}/{part}")]
+    with pytest.raises(InvalidParameter, match="a name of more than 4095 bytes"):
+        of(nodes, tmp_path)
+
+
+def test_the_length_of_names_through_links_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "MAX_INDEX", 100_000)
+    deep = "/".join(["d" * 200] * 10)
+    nodes = [directory(deep), symlink("l", deep), *(Node(f"l/{number}") for number in range(100))]
+    with pytest.raises(InvalidParameter, match="names and attributes take more than"):
+        of(nodes, tmp_path)
+
+
 def test_large_files(tmp_path: Path) -> None:
     """They are hashed when their digest is asked for, in chunks of 4 MiB."""
     data = os.urandom(9 << 20) + bytes(3 << 20) + b"end"

@@ -11,6 +11,7 @@ import pytest
 
 from engine.containers import removal, settings
 from engine.containers.container import Container
+from engine.containers.extra_mounts import Bind, Variable
 from engine.containers.health import HealthChecks
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, EngineError, NotFound, ServerError
@@ -370,6 +371,21 @@ def test_a_container_with_autoremove_whose_start_fails_is_removed(world: World) 
         assert await waiting == container.record.status.exit_code != 0
         assert not world.rows
         check(engine)
+
+    run(story())
+
+
+def test_a_second_start_does_not_get_the_mounts_of_a_first_one_that_failed(world: World) -> None:
+    """Their descriptors may be those of other files by then."""
+
+    async def story() -> None:
+        engine = await world.boot()
+        container = engine.containers.get(await engine.create())
+        container.extra_mounts = (Bind(destination="/mnt", source=-1), Variable(name="TOKEN", value="secret"))
+        world.host.refuse[container.id] = LaunchFailed("exec: no such file", 1)
+        with pytest.raises(EngineError):
+            await container.start()
+        assert container.extra_mounts == ()
 
     run(story())
 

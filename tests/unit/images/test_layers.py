@@ -19,6 +19,7 @@ import pytest
 from engine.errors import ServerError
 from engine.images import layers, push, save, tarsplit
 from engine.images.spans import Incoming, Span
+from engine.storage.snapshots import Ingest
 from engine.system import files
 from engine.system.threads import LongWork
 
@@ -168,3 +169,16 @@ def test_who_waits_is_told_that_nothing_comes(descriptors: tuple[int, int]) -> N
         end.cancel()
 
     asyncio.run(work())
+
+
+def test_a_seal_on_a_missing_layer_abandons_its_ingest(tmp_path: Path) -> None:
+    abandoned: list[Ingest] = []
+
+    async def abandon(ingest: Ingest) -> None:
+        abandoned.append(ingest)
+
+    snapshots: Any = SimpleNamespace(layer=lambda _: None, abandon=abandon)
+    ingest = Ingest(1, tmp_path)
+    with pytest.raises(ServerError, match="layer gone is missing"):
+        asyncio.run(layers.Layers(snapshots).seal(ingest, "gone"))
+    assert abandoned == [ingest]
