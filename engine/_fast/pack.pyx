@@ -129,7 +129,7 @@ cdef class Packer(Walk):
     cdef uint8_t *record
     cdef size_t recorded
     cdef readonly int64_t content
-    """Bytes of the regular files so far, each counted once."""
+    """Bytes of regular files and of links' targets so far, each counted once."""
     cdef readonly int64_t size
     """Bytes of the stream so far."""
 
@@ -559,6 +559,7 @@ cdef class Packer(Walk):
             if size < 0:
                 return self.fail(errno)
             self.target[size] = 0
+            self.content += size
             if self.keep_attributes(-1, path) < 0:
                 return -1
             return self.write_head(b"2", found, length, self.target, 0)

@@ -38,7 +38,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Sealed(NamedTuple):
-    """diff_id, and bytes of regular files."""
+    """diff_id, and bytes of regular files and of links' targets."""
 
     diff_id: str
     size: int
