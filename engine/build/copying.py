@@ -38,6 +38,8 @@ _LARGE = 4 << 20
 """Bytes of a file, or of an archive to unpack."""
 _HARD_LINK = "1"
 _WHITEOUT = ".wh."
+_MAX_MAJOR, _MAX_MINOR = 0xFFF, 0xFFFFF
+"""Of Linux's device numbers."""
 
 
 class Piece(NamedTuple):
@@ -407,15 +409,19 @@ def _merged(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str, Entry]]:
     if len(pieces) == 1:
         return ((pieces[0], path, entry) for path, entry in pieces[0].entries)
     merged: dict[str, tuple[Piece, str, Entry]] = {}
+    below: dict[str, list[str]] = {}
+    """Paths in each directory, so that a replaced one is not searched for among all."""
     for piece in pieces:
         for path, entry in piece.entries:
             before = merged.get(path)
             if before is not None and not before[2].kind == entry.kind == DIRECTORY:
                 gone = [path]
-                if before[2].kind == DIRECTORY:
-                    gone += [each for each in merged if each.startswith(path + "/")]
-                for each in gone:
-                    del merged[each]
+                while gone:
+                    each = gone.pop()
+                    merged.pop(each, None)
+                    gone += below.pop(each, ())
+            if path not in merged:
+                below.setdefault(posixpath.dirname(path), []).append(path)
             merged[path] = piece, path, entry
     return iter(merged.values())
 
@@ -606,6 +612,9 @@ class Stream:
             raise InvalidParameter(f"{path}: names that begin with {_WHITEOUT} are reserved for layers")
         if kind == CHARACTER and not major and not minor:
             raise InvalidParameter(f"{path}: the device 0/0 is reserved for layers")
+        if major > _MAX_MAJOR or minor > _MAX_MINOR:
+            # The kernel would take the low bits, and those may be 0/0.
+            raise InvalidParameter(f"{path}: there is no device {major}/{minor}")
         if not path:
             if kind != DIRECTORY:
                 raise InvalidParameter("archive to unpack: its root is not a directory")

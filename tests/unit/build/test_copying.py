@@ -403,6 +403,19 @@ def test_later_sources_replace_earlier_ones(tmp_path: Path) -> None:
     assert found["d/x"][4][0] == 5 and "d/y" in found
 
 
+def test_thousands_of_directories_are_replaced(tmp_path: Path) -> None:
+    """In time that grows with their number, not with its square."""
+    count = 20_000
+    nodes = [Node(f"one/{number}/below/x") for number in range(count)]
+    nodes += [Node(f"two/{number}", b"2") for number in range(count)]
+
+    def work(found: Context) -> list[tuple[str, str]]:
+        selection = select(found, ["one", "two"], destination_is_directory=True)
+        return [(path, entry.kind) for _, path, entry in copying._merged(selection.pieces)]
+
+    assert with_context(tar(nodes), tmp_path, work) == [(str(number), "0") for number in sorted(map(str, range(count)))]
+
+
 def test_sparse_files_stay_sparse(tmp_path: Path) -> None:
     file = tmp_path / "sparse"
     with file.open("wb") as out:
@@ -554,6 +567,8 @@ def test_no_archives_are_copied(content: bytes, tmp_path: Path) -> None:
         (tar([Node(".wh.x")]), "reserved for layers"),
         (tar([Node("d/.wh..wh..opq")]), "reserved for layers"),
         (tar([Node("dev", type=tarfile.CHRTYPE)]), "the device 0/0 is reserved"),
+        (tar([Node("dev", type=tarfile.CHRTYPE, device=(4096, 0))]), "there is no device 4096/0"),
+        (tar([Node("dev", type=tarfile.BLKTYPE, device=(1, 1 << 20))]), "there is no device 1/1048576"),
         (tar([Node("a"), hard_link("b", "../etc/passwd")]), "leads out of the archive"),
         (tar([hard_link("b", "missing")]), "the target of the hard link is not in the layer"),
         (tar([Node("a", b"x" * 5000), Node("b")])[:3000], "unexpected EOF: truncated"),
