@@ -140,7 +140,7 @@ cdef extern from *:
             if (write(score, "500", 3) < 0) { /* it has the parent's then */ }
             close(score);
         }
-        if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0
+        if (setsid() < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0
             || mount(wanted->directory, wanted->place, NULL, MS_BIND, NULL) < 0
             || syscall(ENGINE_MOUNT_SETATTR, AT_FDCWD, "/", 0x8000 /* AT_RECURSIVE */, &all, sizeof(all)) < 0
             || syscall(ENGINE_MOUNT_SETATTR, AT_FDCWD, wanted->place, 0, &own, sizeof(own)) < 0
@@ -302,7 +302,7 @@ def sealed(
     It is the first process of a PID namespace: all its descendants end with it. It sees the host's
     files read-only and without setuid. `directory` is mounted at `place`, in its mount namespace
     alone; it starts there and may write there. The network is the host's. It has no other
-    descriptors and groups, and gains no privileges. It is killed when the calling thread ends, so
+    descriptors and groups, and no terminal (setsid(2)), and gains no privileges. It is killed when the calling thread ends, so
     that thread waits for it.
 
     `limits`: at most 8 pairs of a resource and its limit (getrlimit(2)).

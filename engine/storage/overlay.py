@@ -54,7 +54,7 @@ from engine.errors import Conflict, NotFound, ServerError, reason_with_file
 from engine.storage.lowers import Lowers, copy_attributes
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
-from engine.system import detached_mounts, files, mounts
+from engine.system import detached_mounts, files, mounts, threads
 from engine.system.detached_mounts import NewFile, Tree
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
@@ -547,7 +547,7 @@ class OverlaySnapshots:
         """See `Snapshots.open_content`."""
         lower = [layer.number for layer in self.chain(chain_id)]
         if len(lower) == 1:
-            return await asyncio.to_thread(files.open_directory, self._path(lower[0]) / "diff")
+            return await threads.opened(asyncio.to_thread(files.open_directory, self._path(lower[0]) / "diff"))
 
         def open_merged() -> int:
             place = self.mount_namespace.place()
@@ -560,7 +560,7 @@ class OverlaySnapshots:
             finally:
                 os.rmdir(place)
 
-        return await self.mount_namespace.run(open_merged)
+        return await threads.opened(self.mount_namespace.run(open_merged))
 
     @contextlib.asynccontextmanager
     async def content(self, chain_id: str) -> AsyncIterator[int]:

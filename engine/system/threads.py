@@ -136,6 +136,24 @@ async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         del cancelled, task  # a traceback holds this frame: without these it is no reference cycle
 
 
+async def opened(work: Coroutine[Any, Any, int] | asyncio.Future[int]) -> int:
+    """The descriptor that `work` opens. As `uninterrupted`; when the caller is cancelled, it is
+    closed.
+    """
+    found: list[int] = []
+
+    async def keep() -> None:
+        found.append(await work)
+
+    try:
+        await uninterrupted(keep())
+    except BaseException:
+        for descriptor in found:
+            await uninterrupted(asyncio.to_thread(os.close, descriptor))  # of a mount, it waits for RCU
+        raise
+    return found[0]
+
+
 def whole(verb: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """A decorator: complete the coroutine even when its caller is cancelled (`uninterrupted`)."""
 

@@ -626,3 +626,25 @@ def test_content_from_which_directories_are_mounted(run_overlay: Run, tmp_path: 
                 os.close(below)
 
     run_overlay(work)
+
+
+@needs_root
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_cancelled_look_at_content_leaves_no_descriptor(run_overlay: Run, layers: int) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        for name, parent in (("one", ""), ("two", "one"))[:layers]:
+            await add(snapshots, name, parent, file=name)
+        os.close(await snapshots.open_content(name))
+        before = len(os.listdir("/proc/self/fd"))
+        for turns in range(12):
+            opening = asyncio.ensure_future(snapshots.open_content(name))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.wait([opening])
+            if not opening.cancelled():
+                os.close(opening.result())
+        await snapshots.mount_namespace.run(lambda: None)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    run_overlay(work)

@@ -74,6 +74,11 @@ def test_who_and_where_it_is(place: Path, stop: Stop) -> None:
     ]
 
 
+def test_it_has_no_terminal(place: Path, stop: Stop) -> None:
+    """It is in a session of its own, so it cannot put words into the daemon's."""
+    assert int(shell("cut -d' ' -f6 /proc/self/stat", place, stop).stdout) != os.getsid(0)
+
+
 @pytest.mark.parametrize(
     "script",
     [
