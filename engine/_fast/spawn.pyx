@@ -302,8 +302,8 @@ def sealed(
     It is the first process of a PID namespace: all its descendants end with it. It sees the host's
     files read-only and without setuid. `directory` is mounted at `place`, in its mount namespace
     alone; it starts there and may write there. The network is the host's. It has no other
-    descriptors and groups, and no terminal (setsid(2)), and gains no privileges. It is killed when the calling thread ends, so
-    that thread waits for it.
+    descriptors, groups and terminal, and gains no privileges. It is killed when the calling thread
+    ends, so that thread waits for it.
 
     `limits`: at most 8 pairs of a resource and its limit (getrlimit(2)).
 

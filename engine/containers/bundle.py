@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from engine.containers import mount_points, program, spec
 from engine.containers.extra_mounts import Placed
 from engine.containers.sharing import Joined
@@ -92,6 +94,10 @@ def write(
     made = make_mount_points(rootfs, document.mounts, extra)
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
     (bundle / "config.json").write_bytes(oci.encode(document))
+    if bundle != directory:  # for the next daemon (boot.end_strays), without what must not stay
+        variables = [each for each in document.process.env if each not in extra.environment]
+        document = replace(document, process=replace(document.process, env=variables))
+        (directory / "config.json").write_bytes(oci.encode(document))
     (directory / "runtime.log").unlink(missing_ok=True)
     return made
 

@@ -149,7 +149,8 @@ async def opened(work: Coroutine[Any, Any, int] | asyncio.Future[int]) -> int:
         await uninterrupted(keep())
     except BaseException:
         for descriptor in found:
-            await uninterrupted(asyncio.to_thread(os.close, descriptor))  # of a mount, it waits for RCU
+            # In a thread: closing the last descriptor of a mount waits for an RCU grace period.
+            await uninterrupted(asyncio.to_thread(os.close, descriptor))
         raise
     return found[0]
 

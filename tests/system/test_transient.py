@@ -36,8 +36,10 @@ from engine.images import tarsplit
 from engine.images.importing import EMPTY_LAYER
 from engine.images.layers import Extraction
 from engine.images.record import ImageRecord
+from engine.runtime.cgroups import Cgroups
 from engine.storage.snapshots import Ingest
 from engine.wire.containers import CreateBody, HostConfig
+from tests import sessions
 from tests.archives import busybox_archive
 from tests.harness import TempEngine, until
 
@@ -393,23 +395,23 @@ RUN --mount=type=cache,target=/c --mount=type=tmpfs,target=/t echo up > /x; echo
 """
 
 
-def context() -> bytes:
+def context(dockerfile: str = DOCKERFILE) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         member = tarfile.TarInfo("Dockerfile")
-        member.size = len(DOCKERFILE)
-        archive.addfile(member, io.BytesIO(DOCKERFILE.encode()))
+        member.size = len(dockerfile)
+        archive.addfile(member, io.BytesIO(dockerfile.encode()))
     return out.getvalue()
 
 
 @contextlib.contextmanager
-def building(engine: TempEngine, query: str) -> Iterator[tuple[str, list[bytes]]]:
+def building(engine: TempEngine, query: str, dockerfile: str = DOCKERFILE) -> Iterator[tuple[str, list[bytes]]]:
     """A build whose RUN does not end: its container, and its answer once the context has ended."""
     answers: list[bytes] = []
 
     def build() -> None:
         with contextlib.suppress(OSError, ValueError, Exception):
-            answers.append(engine.request("POST", f"/v1.24/build?{query}", context()).body)
+            answers.append(engine.request("POST", f"/v1.24/build?{query}", context(dockerfile)).body)
 
     thread = threading.Thread(target=build)
     thread.start()
@@ -443,6 +445,27 @@ def test_nothing_is_left_of_a_killed_engine(own_engine: TempEngine, killed: str)
     assert engine.containers() == []
     until("nothing is left", lambda: not engine.footprint().beyond(before))
     assert engine.request("GET", "/v1.24/images/never/json").status == 404
+
+
+def test_nothing_is_left_of_a_killed_run_with_a_secret(own_engine: TempEngine) -> None:
+    """Its config.json with the secret is gone. The next daemon finds its cgroup all the same, and
+    the one above that the runtime has made.
+    """
+    engine = own_engine
+    before = engine.footprint()
+    dockerfile = DOCKERFILE.replace("type=tmpfs,target=/t", "type=secret,id=token,env=T")
+    with sessions.session(engine.socket, sessions.of_secrets({"token": b"a secret word"})) as (identifier, _):
+        query = f"session={identifier}&cgroupparent=/{engine.root.parent.name}/deep"
+        with building(engine, query, dockerfile):
+            assert not holding(engine.root, b"a secret word")
+            monitor = engine.monitor_pid()
+            engine.kill9()
+            os.kill(monitor, 9)
+    engine.start()
+    until("nothing is left", lambda: not engine.footprint().beyond(before))
+    assert engine.containers() == []
+    for root in Cgroups.detect().roots():
+        assert not Path(f"{root}/{engine.root.parent.name}").exists()
 
 
 @pytest.mark.parametrize("end", ["kill", "stop?t=0", "remove"])
