@@ -133,10 +133,10 @@ def _space(query: Query, name: str) -> int:
 
 
 def _shows_ids(request: Request) -> bool:
-    version = request.version
-    if version.has(Flag.BUILD_AUX_FOR_CLI) and request.headers.get("user-agent").startswith("Docker-Client/"):
-        return True
-    return bool(version.has(Flag.BUILD_AUX))
+    """True from 1.30 on, and for a request with `version`, a parameter of 1.38: docker CLIs send it
+    at any version, and need the id for `--iidfile`, which compose uses.
+    """
+    return request.version.has(Flag.BUILD_AUX) or bool(request.query.get("version"))
 
 
 async def _without_aux(messages: AsyncGenerator[BuildMessage, None]) -> AsyncGenerator[BuildMessage, None]:

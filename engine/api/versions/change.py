@@ -41,7 +41,6 @@ class Flag(enum.Enum):
     NUMBERED_STEPS = "build numbers its steps as N/M"
     UNUSED_ARGUMENTS_WARN = "build warns of unused build arguments"
     BUILD_AUX = "build streams the image's id in aux"
-    BUILD_AUX_FOR_CLI = "build streams the image's id in aux to the docker CLI"
 
 
 class Change:

@@ -29,9 +29,6 @@ CHANGES = (
         "HostConfig.Sysctls",
         "HostConfig.StorageOpt",
     ),
-    # Docker has it from 1.30 on, for every client. The docker CLI negotiates 1.24 with this engine,
-    # and needs it for --iidfile, which compose 1.29 uses.
-    Change("1.24", "build streams the image's id in aux to the docker CLI", flag=Flag.BUILD_AUX_FOR_CLI),
     Change("1.24", "start takes no HostConfig", flag=Flag.START_TAKES_NO_HOST_CONFIG),
     Change("1.24", "inspect shows State.Health", of=ContainerInspect, downgrade=without("State.Health")),
     Change("1.24", "update takes RestartPolicy", of=UpdateBody, upgrade=ignoring("RestartPolicy")),

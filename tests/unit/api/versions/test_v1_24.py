@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from engine.api.versions import VERSIONS, Flag
 from engine.wire.containers import CreateBody, UpdateBody
 from tests.unit.api.versions.rows import INFO, INSPECT, STATS, SUMMARY, check_new_field, check_new_parameter, reply
 
@@ -48,11 +47,6 @@ def test_new_fields(value: Any, path: str) -> None:
 @pytest.mark.parametrize(("of", "path"), PARAMETERS, ids=[f"{of.__name__}.{path}" for of, path in PARAMETERS])
 def test_new_parameters(of: type, path: str) -> None:
     check_new_parameter(of, path, "1.24", "1.23")
-
-
-def test_flags() -> None:
-    flag = Flag.BUILD_AUX_FOR_CLI
-    assert VERSIONS["1.24"].has(flag) and not VERSIONS["1.23"].has(flag)
 
 
 def test_execution_driver_goes() -> None:
