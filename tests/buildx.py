@@ -91,8 +91,12 @@ class Build:
         exporter: str = "moby",
         attributes: Mapping[str, str] | None = None,
         direct: bool = False,
+        inputs: Mapping[str, bytes] | None = None,
+        finish: bool = True,
     ) -> None:
-        """`direct`: the frontend is named in Control/Solve, as older clients do."""
+        """`direct`: the frontend is named in Control/Solve, as older clients do. `inputs`:
+        definitions of other builds. Without `finish` the build begins with `evaluate` or `finish`.
+        """
         self._open = ExitStack()
         handlers = sessions.of_files(directories) | dict(services or {})
         self.session, self.peer = self._open.enter_context(sessions.session(socket, handlers))
@@ -110,21 +114,36 @@ class Build:
         self.status = self.caller.call(f"{CONTROL}Status")
         self.status.send(part(1, self.ref), last=True)
         self.refused: Failure | None = None
+        self._about = {"buildkit-controlapi-buildid": self.ref}
+        self.definition = b""
+        """Stands for the result when another build takes it as input."""
         if not direct:
-            self._begin(frontend, asked)
+            self._begin(frontend, asked, inputs or {})
+            if finish:
+                self.finish()
 
-    def _begin(self, frontend: str, asked: Mapping[str, str]) -> None:
-        about = {"buildkit-controlapi-buildid": self.ref}
-        assert fields(self.caller.ask(f"{BRIDGE}Ping", b"", about))[3]
+    def _begin(self, frontend: str, asked: Mapping[str, str], inputs: Mapping[str, bytes]) -> None:
+        assert fields(self.caller.ask(f"{BRIDGE}Ping", b"", self._about))[3]
         request = part(2, frontend) + mapping(3, asked) + part(5, 1) + part(6, 1)
+        for name, definition in inputs.items():
+            request += part(13, part(1, name) + part(2, definition))
         try:
-            answer = self.caller.ask(f"{BRIDGE}Solve", request, about)
+            answer = self.caller.ask(f"{BRIDGE}Solve", request, self._about)
         except Failure as error:
             self.refused = error
-            returned = part(2, part(1, error.status) + part(2, error.message))
+            self._returned = part(2, part(1, error.status) + part(2, error.message))
         else:
-            returned = part(1, fields(answer)[3])
-        self.caller.ask(f"{BRIDGE}Return", returned, about)
+            self._returned = part(1, fields(answer)[3])
+            ref = fields(fields(fields(answer)[3])[3])
+            self._result, self.definition = ref[1].decode(), ref[2]
+
+    def evaluate(self) -> None:
+        """Build the result now. Raises Failure."""
+        self.caller.ask(f"{BRIDGE}Evaluate", part(1, self._result), self._about)
+
+    def finish(self) -> None:
+        """Return the result, so that the build goes on to its end."""
+        self.caller.ask(f"{BRIDGE}Return", self._returned, self._about)
 
     def result(self) -> Built:
         """Wait for the end."""

@@ -451,6 +451,7 @@ class Calling:
 
     def cancel(self) -> None:
         self._caller.cancel(self._number)
+        self.inbox.put(Failure(1, "cancelled by this side"))
 
     def receive(self) -> bytes | None:
         """The next message; None after the last one. Raises Failure."""

@@ -14,6 +14,7 @@ import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -145,6 +146,47 @@ def test_named_contexts(clean: TempEngine) -> None:
     assert missing.failure is not None and "no access allowed to dir x" in missing.failure.message
 
 
+def test_a_build_that_begins_with_the_result_of_another(clean: TempEngine) -> None:
+    """As `target:` in bake files: the client gives a definition of the result back as an input."""
+    word = unique()
+    base = Build(clean.socket, dockerfile(f"FROM busybox\nRUN echo {word} >/word\n"), names="base-of", finish=False)
+    text = "FROM mine\nCOPY --from=mine /word /again\nRUN cat /again\n"
+    given: dict[str, Any] = {"options": {"context:mine": "input:one"}, "inputs": {"one": base.definition}}
+    built = build(clean, text, **given)  # builds the other one, as a part of that build
+    assert built.vertex("[3/3] RUN cat /again").log == f"{word}\n".encode()
+    base.evaluate()
+    base.finish()
+    ended = base.result()
+    assert [vertex.name for vertex in ended.vertices].count(f"[2/2] RUN echo {word} >/word") == 1
+    assert clean.request("GET", "/v1.24/images/base-of/json").json()["Id"] == ended.image_id
+    later = build(clean, text, **given)  # although that build has ended
+    assert later.image_id == built.image_id
+
+
+def test_a_build_whose_input_fails_or_ends(engine: TempEngine) -> None:
+    base = Build(engine.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; exit 7\n"), finish=False)
+    given: dict[str, Any] = {"options": {"context:mine": "input:one"}, "inputs": {"one": base.definition}}
+    built = build(engine, "FROM mine\n", **given)
+    assert built.failure is not None and built.failure.message.endswith("exit code: 7")
+    with pytest.raises(Failure, match="exit code: 7"):
+        base.evaluate()
+    base.finish()
+    ended = base.result().failure
+    assert ended is not None and ended.message == built.failure.message
+
+    base = Build(engine.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; sleep 1000\n"), finish=False)
+    given["inputs"] = {"one": base.definition}
+    waits = Build(engine.socket, dockerfile("FROM mine\n"), **given)
+    until("it runs", lambda: engine.request("GET", "/v1.24/containers/json").json())
+    base.solving.cancel()
+    failure = waits.result().failure
+    assert failure is not None and failure.message == "the build that makes an input was cancelled"
+    again = build(engine, "FROM mine\n", **given).failure
+    assert again is not None and ("cancelled" in again.message or "has ended without an image" in again.message)
+    base.result()
+    assert engine.request("GET", "/v1.24/containers/json?all=1").json() == []
+
+
 def test_many_files(clean: TempEngine) -> None:
     files = {f"d{number % 20}/{number}": os.urandom(number % 5000) for number in range(1000)}
     directories = {
@@ -215,6 +257,7 @@ def test_a_command_that_fails(engine: TempEngine) -> None:
     assert built.failure is not None
     assert built.failure.message.startswith('process "/bin/sh -c echo ')
     assert built.failure.message.endswith("did not complete successfully: exit code: 3")
+    assert engine.request("GET", "/v1.24/containers/json?all=1").json() == []
     assert built.vertices[-1].error == built.failure.message and built.vertices[-1].name.startswith("[2/3] RUN")
     assert built.response == {}
 
@@ -245,7 +288,9 @@ def test_a_dockerfile_that_is_missing(engine: TempEngine) -> None:
     ("given", "words"),
     [
         ({"frontend": "gateway.v0", "options": {"source": "my/frontend"}}, "frontend 'my/frontend' is not supported"),
-        ({"options": {"context:x": "input:x"}}, "named context 'x': only directories and images are supported"),
+        ({"options": {"context:x": "oci-layout://x"}}, "named context 'x': only directories, images and targets"),
+        ({"options": {"context:x": "input:x"}}, "named context 'x': its input is missing"),
+        ({"inputs": {"x": field(1, b"")}}, "builds of LLB are not supported"),
         ({"options": {"requestid": "frontend.outline"}}, "request 'frontend.outline'"),
         ({"exporter": "oci"}, "exporter 'oci' is not supported"),
         ({"names": "UPPER"}, "invalid reference"),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import re
 import secrets
@@ -31,14 +32,18 @@ from engine.build.buildkit import exporting, frontend, grpc, protobuf
 from engine.build.buildkit.control_messages import (
     BuildkitVersion,
     Capability,
+    Definition,
     DiskUsageResponse,
     Empty,
+    EvaluateRequest,
     Exporter,
     FrontendSolveRequest,
     FrontendSolveResponse,
     HealthCheckResponse,
     InfoResponse,
+    Input,
     ListWorkersResponse,
+    Operation,
     Platform,
     PongResponse,
     PruneRequest,
@@ -47,6 +52,7 @@ from engine.build.buildkit.control_messages import (
     ReturnRequest,
     SolveRequest,
     SolveResponse,
+    Source,
     StatusRequest,
     Time,
     UsageRecord,
@@ -62,7 +68,9 @@ from engine.build.options import PruneOptions
 from engine.build.prune import Entry
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.images.archive import ARCHITECTURE
+from engine.images.reference import Reference
 from engine.images.store import ImageStore
+from engine.system.threads import cancelled
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -75,8 +83,15 @@ APPEAR_SECONDS = 5.0
 
 READ_SIZE = 32 << 10
 
+RESULTS = 1000
+"""Results that are remembered after their builds."""
+
+_RESULT = "docker-image://engined.invalid/result:"
 _GATEWAY_LABEL = "org.mobyproject.buildkit.worker.moby.host-gateway-ip"
-_CAPABILITIES = ("solve.base", "solve.inlinereturn", "return", "returnmap", "proto.refarray", "frontend.caps")
+_CAPABILITIES = (
+    *("solve.base", "solve.inlinereturn", "return", "returnmap", "proto.refarray"),
+    *("frontend.caps", "frontend.inputs", "reference.output", "gateway.evaluate"),
+)
 _EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
 _FILTER = re.compile(r"([a-z-]+)(?:(?:==|~=)(.*))?\Z", re.DOTALL)
 _FAILED = re.compile(r"The command '(.*)' returned a non-zero code: (\d+)\Z", re.DOTALL)
@@ -93,13 +108,24 @@ class Parts(NamedTuple):
 
 
 class _Job:
-    """One build, from the first call that names it to the end of its Solve."""
+    """One build, from the beginning to the end of its Solve."""
 
-    def __init__(self, ref: str) -> None:
-        self.progress = Progress(ref)
-        self.results: dict[str, Wanted] = {}
-        """What the frontend was asked for, by the id of the result."""
+    def __init__(self, request: SolveRequest) -> None:
+        self.request = request
+        self.progress = Progress(request.ref)
+        self.results: set[str] = set()
         self.returned: asyncio.Future[ReturnRequest] = asyncio.get_running_loop().create_future()
+
+
+class _Result:
+    """What a build asked the frontend for."""
+
+    def __init__(self, job: _Job, wanted: Wanted) -> None:
+        self.job = job
+        self.wanted = wanted
+        self.building: asyncio.Task[str] | None = None
+        """Makes the image, if it was evaluated before its build ends."""
+        self.image_id = ""
 
 
 class Control:
@@ -108,6 +134,8 @@ class Control:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._jobs: dict[str, _Job] = {}
+        self._results: dict[str, _Result] = {}
+        """By id; the last ones stay after their build, for builds that take them as input."""
         self._ended: dict[str, Progress] = {}
         """Of builds that have just ended: their client may ask for it later than for the build."""
         self._changed = asyncio.Event()
@@ -123,6 +151,7 @@ class Control:
             f"{CONTROL}Prune": self._prune,
             f"{BRIDGE}Ping": self._ping,
             f"{BRIDGE}Solve": self._frontend_solve,
+            f"{BRIDGE}Evaluate": self._evaluate,
             f"{BRIDGE}Return": self._return,
             "/grpc.health.v1.Health/Check": self._health,
         }
@@ -228,12 +257,46 @@ class Control:
             raise _no_graphs()
         if not request.frontend:
             return protobuf.encode(FrontendSolveResponse(result=Result()))
-        result_id = secrets.token_hex(12)
-        job.results[result_id] = frontend.read(request.options, request.frontend, self._parts.gateway())
+        inputs = {name: _result_of(definition) for name, definition in request.inputs.items()}
+        wanted = frontend.read(request.options, request.frontend, self._parts.gateway(), inputs)
+        result_id = self._add(job, wanted)
         if not request.allow_result_return:
             return protobuf.encode(FrontendSolveResponse(old_ref=result_id))
-        result = Result(ref=Ref(id=result_id)) if request.allow_result_array else Result(old_ref=result_id)
+        named = Ref(id=result_id, definition=_definition(result_id))
+        result = Result(ref=named) if request.allow_result_array else Result(old_ref=result_id)
         return protobuf.encode(FrontendSolveResponse(result=result))
+
+    def _add(self, job: _Job, wanted: Wanted) -> str:
+        """Remember what is wanted. Returns the result's id."""
+        result_id = secrets.token_hex(12)
+        self._results[result_id] = _Result(job, wanted)
+        job.results.add(result_id)
+        for old in list(self._results)[: max(0, len(self._results) - RESULTS)]:
+            if self._results[old].job.request.ref not in self._jobs:
+                del self._results[old]
+        return result_id
+
+    async def _evaluate(self, stream: Stream) -> bytes:
+        """Build a result before the end of its build: other builds wait for it."""
+        request = await _request(stream, EvaluateRequest)
+        await self._image_of(request.ref)
+        return b""
+
+    async def _image_of(self, result_id: str) -> str:
+        """The image of a result. It is built once, as a part of its own build."""
+        result = self._results.get(result_id)
+        if result is None:
+            raise NotFound(f"no such result: {result_id[:200]}")
+        if result.image_id:
+            return result.image_id
+        if result.building is None:
+            if result.job.request.ref not in self._jobs:
+                raise NotFound(f"the build of result {result_id[:200]} has ended without an image")
+            result.building = asyncio.create_task(self._run(result))
+        await asyncio.wait((result.building,))
+        if result.building.cancelled():
+            raise ServerError("the build that makes an input was cancelled")
+        return result.building.result()
 
     async def _return(self, stream: Stream) -> bytes:
         request = await _request(stream, ReturnRequest)
@@ -272,48 +335,90 @@ class Control:
             raise _no_graphs()
         if not request.ref or request.ref in self._jobs:
             raise Conflict(f"build {request.ref[:200]!r} exists already")
-        job = self._jobs[request.ref] = _Job(request.ref)
+        job = self._jobs[request.ref] = _Job(request)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         try:
-            wanted = await self._wanted(job, request)
-            found = await self._build(job, request, wanted) if wanted is not None else {}
+            result = await self._wanted(job)
+            found = await self._build(result) if result is not None else {}
             return protobuf.encode(SolveResponse(exporter_response=found))
         finally:
-            job.progress.close()
             del self._jobs[request.ref]
-            self._ended[request.ref] = job.progress
-            asyncio.get_running_loop().call_later(APPEAR_SECONDS, self._ended.pop, request.ref, None)
+            await self._end(job)
 
-    async def _wanted(self, job: _Job, request: SolveRequest) -> Wanted | None:
+    async def _end(self, job: _Job) -> None:
+        """A Solve has ended: nothing of its build goes on."""
+        try:
+            for result_id in job.results:
+                result = self._results[result_id]
+                if result.building is not None:
+                    await cancelled(result.building)
+        finally:
+            ref = job.request.ref
+            job.progress.close()
+            self._ended[ref] = job.progress
+            asyncio.get_running_loop().call_later(APPEAR_SECONDS, self._ended.pop, ref, None)
+
+    async def _wanted(self, job: _Job) -> _Result | None:
         """What is to be built; None for a result without content."""
+        request = job.request
         if request.frontend:
-            return frontend.read(request.attributes, request.frontend, self._parts.gateway())
+            inputs = {name: _result_of(definition) for name, definition in request.inputs.items()}
+            wanted = frontend.read(request.attributes, request.frontend, self._parts.gateway(), inputs)
+            return self._results[self._add(job, wanted)]
         returned = await job.returned
         if returned.error is not None and returned.error.code:
             raise grpc.failure(returned.error.code, returned.error.message)
-        result = returned.result or Result()
-        if result.refs is not None and result.refs.refs:
+        answer = returned.result or Result()
+        if answer.refs is not None and answer.refs.refs:
             raise Unimplemented("a build with several results is not supported")
-        result_id = result.ref.id if result.ref is not None else result.old_ref
+        result_id = answer.ref.id if answer.ref is not None else answer.old_ref
         if not result_id:
             return None
         if result_id not in job.results:
             raise NotFound(f"no such result: {result_id[:200]}")
-        return job.results[result_id]
+        return self._results[result_id]
 
-    async def _build(self, job: _Job, request: SolveRequest, wanted: Wanted) -> dict[str, str]:
-        """Build, and tag the image. Returns what the client shows of it."""
-        exporter = _exporter(request)
-        names = frontend.listed(exporter.attributes, "name")
-        files = Files(self._parts.sessions, request.session, wanted, self._parts.images)
-        builder, progress = self._parts.builder, job.progress
-        chosen = msgspec.structs.replace(
-            wanted.options, tags=options.tags(names), session=request.session, credentials=files.credentials
-        )
+    async def _build(self, result: _Result) -> dict[str, str]:
+        """Build, and export the image. Returns what the client shows of it."""
+        job = result.job
+        exporter = _exporter(job.request)
+        tags = options.tags(frontend.listed(exporter.attributes, "name"))
+        if result.building is None:
+            await self._run(result, tags)
+        else:
+            await asyncio.wait((result.building,))
+            made = result.building.result()
+            for name in tags:
+                await self._parts.images.tag(made, name.repository, name.tag)
+        image_id = result.image_id
+        if exporter.type in (LOCAL, TAR):
+            await self._export_files(job, exporter.type, image_id)
+            return {}
+        exported = job.progress.vertex("exporting to image")
+        exported.status(f"writing image {image_id}", complete=True)
+        for name in tags:
+            exported.status(f"naming to {name.canonical}", complete=True)
+        exported.end()
+        found = {"containerimage.digest": image_id, "containerimage.config.digest": image_id}
+        if tags:
+            found["image.name"] = ",".join(name.canonical for name in tags)
+        return found
+
+    async def _run(self, result: _Result, tags: tuple[Reference, ...] = ()) -> str:
+        """Build an image and name it. Returns its id."""
+        wanted, builder, request = result.wanted, self._parts.builder, result.job.request
+        progress = result.job.progress
+        files = Files(self._parts.sessions, request.session, wanted, self._parts.images, self._image_of)
         steps = Steps(progress)
         try:
-            chosen = msgspec.structs.replace(chosen, contexts=await files.named(builder, progress))
+            chosen = msgspec.structs.replace(
+                wanted.options,
+                tags=tags,
+                session=request.session,
+                credentials=files.credentials,
+                contexts=await files.named(builder, progress),
+            )
             async with contextlib.aclosing(files.start(builder, chosen, progress)) as messages:
                 async for message in messages:
                     steps.take(message)
@@ -326,26 +431,16 @@ class Control:
             steps.end("context canceled")
             raise
         steps.end()
-        if exporter.type in (LOCAL, TAR):
-            await self._export_files(job, request, exporter.type, steps.image_id)
-            return {}
-        exported = job.progress.vertex("exporting to image")
-        exported.status(f"writing image {steps.image_id}", complete=True)
-        for name in chosen.tags:
-            exported.status(f"naming to {name.canonical}", complete=True)
-        exported.end()
-        found = {"containerimage.digest": steps.image_id, "containerimage.config.digest": steps.image_id}
-        if chosen.tags:
-            found["image.name"] = ",".join(name.canonical for name in chosen.tags)
-        return found
+        result.image_id = steps.image_id
+        return steps.image_id
 
-    async def _export_files(self, job: _Job, request: SolveRequest, kind: str, image_id: str) -> None:
+    async def _export_files(self, job: _Job, kind: str, image_id: str) -> None:
         """Send the files of the image to the client."""
         vertex = job.progress.vertex(
             "exporting to client directory" if kind == LOCAL else "exporting to client tarball"
         )
         try:
-            session = await self._parts.sessions.find(request.session)
+            session = await self._parts.sessions.find(job.request.session)
             await exporting.export(kind, 0, session, self._parts.images, image_id)
         except EngineError as error:
             vertex.end(error.message)
@@ -375,6 +470,25 @@ def _exporter(request: SolveRequest) -> Exporter:
     if len(exporters) > 1:
         raise Unimplemented("several exporters at once are not supported")
     return exporters[0]
+
+
+def _definition(result_id: str) -> Definition:
+    """A graph that stands for a result: a client gives it back as an input of another build.
+    Clients demand metadata.
+    """
+    source = protobuf.encode(Operation(source=Source(identifier=_RESULT + result_id)))
+    digest = f"sha256:{hashlib.sha256(source).hexdigest()}"
+    end = protobuf.encode(Operation(inputs=[Input(digest=digest)]))
+    return Definition(operations=[source, end], metadata={digest: Empty()})
+
+
+def _result_of(definition: Definition) -> str:
+    """The result for which a graph stands. Raises Unimplemented for any other graph."""
+    for operation in definition.operations:
+        source = protobuf.decode(operation, Operation).source
+        if source is not None and source.identifier.startswith(_RESULT):
+            return source.identifier.removeprefix(_RESULT)
+    raise _no_graphs()
 
 
 def _no_graphs() -> Unimplemented:

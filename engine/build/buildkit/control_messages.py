@@ -73,6 +73,28 @@ class Definition(msgspec.Struct):
     """pb.Definition: a graph in LLB."""
 
     operations: Annotated[list[bytes], 1] = []
+    metadata: Annotated[dict[str, Empty], 2] = {}
+    """By digest of an operation."""
+
+
+class Input(msgspec.Struct):
+    """pb.Input: a result of another operation."""
+
+    digest: Annotated[str, 1] = ""
+    index: Annotated[int, 2] = 0
+
+
+class Source(msgspec.Struct):
+    """pb.SourceOp"""
+
+    identifier: Annotated[str, 1] = ""
+
+
+class Operation(msgspec.Struct):
+    """pb.Op"""
+
+    inputs: Annotated[list[Input], 1] = []
+    source: Annotated[Source | None, 3] = None
 
 
 class Exporter(msgspec.Struct):
@@ -126,6 +148,7 @@ class FrontendSolveRequest(msgspec.Struct):
 
 class Ref(msgspec.Struct):
     id: Annotated[str, 1] = ""
+    definition: Annotated[Definition | None, 2] = None
 
 
 class RefMap(msgspec.Struct):
@@ -149,6 +172,10 @@ class FrontendSolveResponse(msgspec.Struct):
 class ReturnRequest(msgspec.Struct):
     result: Annotated[Result | None, 1] = None
     error: Annotated[RpcStatus | None, 2] = None
+
+
+class EvaluateRequest(msgspec.Struct):
+    ref: Annotated[str, 1] = ""
 
 
 class Capability(msgspec.Struct):

@@ -21,7 +21,7 @@ import logging
 import posixpath
 import re
 import tarfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -52,13 +52,17 @@ DOCKERFILE_LIMIT = 20 << 20
 UPLOAD_HOST = "buildkit-session"
 """The host of URLs that name an archive which the client uploads."""
 _FRONTEND = re.compile(r"(docker\.io/)?docker/dockerfile(-upstream)?(:[\w.-]+)?(@sha256:[0-9a-f]{64})?\Z")
-_LOCAL, _IMAGE = "local:", "docker-image://"
+_LOCAL, _IMAGE, _INPUT = "local:", "docker-image://", "input:"
 _NAMED = b"FROM scratch\nCOPY . /\n"
 """A named context that is a directory becomes an image."""
 _HUB_HOST = "registry-1.docker.io"
 
 Opened: TypeAlias = Callable[[object], AbstractAsyncContextManager[tuple[Tree, bytes]]]
 """Opens a context and reads its Dockerfile."""
+
+
+ImageOf: TypeAlias = Callable[[str], Awaitable[str]]
+"""The image of another build's result, when it is built."""
 
 
 class Builder(Protocol):
@@ -87,15 +91,19 @@ class Wanted(NamedTuple):
     """Of the context, instead of a directory of the client."""
     named: dict[str, str]
     """Contexts that stand for images in the Dockerfile: `local:` with the name of a directory of
-    the client, or `docker-image://` with the name of an image.
+    the client, `docker-image://` with the name of an image, or `input:` with the name of a result.
     """
+    inputs: dict[str, str]
+    """Results of other builds, by name."""
     sessions: dict[str, str]
     """Sessions that serve a directory, if it is not the build's own session."""
 
 
-def read(given: Mapping[str, str], frontend: str, gateway: str) -> Wanted:
-    """The options of `dockerfile.v0`. `gateway`: the address that `host-gateway` stands for."""
-    _check(given, frontend)
+def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[str, str] | None = None) -> Wanted:
+    """The options of `dockerfile.v0`. `gateway`: the address that `host-gateway` stands for.
+    `inputs`: results of other builds, by name.
+    """
+    _check(given, frontend, inputs or {})
     arguments, labels = _with_prefix(given, "build-arg:"), _with_prefix(given, "label:")
     syntax = arguments.get("BUILDKIT_SYNTAX", "")
     if syntax and not _FRONTEND.match(syntax):
@@ -118,6 +126,7 @@ def read(given: Mapping[str, str], frontend: str, gateway: str) -> Wanted:
             dockerfile=filename,
             remote="" if _upload_path(url) else url,
             no_cache="no-cache" in given,
+            force_remove=True,  # BuildKit leaves no containers
             pull=given.get("image-resolve-mode", "") == "pull",
             host=options.host(host, gateway),
             arguments=dict(arguments),
@@ -130,11 +139,22 @@ def read(given: Mapping[str, str], frontend: str, gateway: str) -> Wanted:
         dockerfile=given.get("dockerfilekey", "") or "dockerfile",
         url=url,
         named=_with_prefix(given, "context:"),
+        inputs=dict(inputs or {}),
         sessions=_with_prefix(given, "local-sessionid:"),
     )
 
 
-def _check(given: Mapping[str, str], frontend: str) -> None:
+def _check_context(name: str, source: str, inputs: Mapping[str, str]) -> None:
+    """Raises Unimplemented for a named context of another kind, InvalidParameter for an input that
+    the client has not sent.
+    """
+    if not source.startswith((_LOCAL, _IMAGE, _INPUT)):
+        raise Unimplemented(f"named context {name[:200]!r}: only directories, images and targets are supported")
+    if source.startswith(_INPUT) and source.removeprefix(_INPUT) not in inputs:
+        raise InvalidParameter(f"named context {name[:200]!r}: its input is missing")
+
+
+def _check(given: Mapping[str, str], frontend: str, inputs: Mapping[str, str]) -> None:
     """Raises Unimplemented for what only BuildKit has."""
     if frontend == GATEWAY:
         frontend = given.get("source", "")
@@ -145,10 +165,8 @@ def _check(given: Mapping[str, str], frontend: str) -> None:
     if "requestid" in given:
         raise Unimplemented(f"request {given['requestid'][:100]!r} to the frontend is not supported")
     for name in given:
-        if name.startswith("context:") and not given[name].startswith((_LOCAL, _IMAGE)):
-            raise Unimplemented(
-                f"named context {name.partition(':')[2][:200]!r}: only directories and images are supported"
-            )
+        if name.startswith("context:"):
+            _check_context(name.removeprefix("context:"), given[name], inputs)
         if name == "attest:sbom":
             raise Unimplemented("SBOM attestations are not supported")
     if given.get("context") and "dockerfilekey" in given:
@@ -223,11 +241,14 @@ def patterns(raw: bytes) -> tuple[str, ...]:
 class Files:
     """The files of one build's client."""
 
-    def __init__(self, sessions: Sessions, session_id: str, wanted: Wanted, images: ImageStore) -> None:
+    def __init__(
+        self, sessions: Sessions, session_id: str, wanted: Wanted, images: ImageStore, image_of: ImageOf
+    ) -> None:
         self._sessions = sessions
         self._session_id = session_id
         self._wanted = wanted
         self._images = images
+        self._image_of = image_of
         self.credentials: dict[str, Credentials] = {}
         """By registry domain; known before the build pulls something."""
 
@@ -250,6 +271,10 @@ class Files:
         for name, source in self._wanted.named.items():
             if source.startswith(_IMAGE):
                 found[options.context_key(name)] = source.removeprefix(_IMAGE)
+                continue
+            if source.startswith(_INPUT):
+                result_id = self._wanted.inputs[source.removeprefix(_INPUT)]
+                found[options.context_key(name)] = await self._image_of(result_id)
                 continue
             directory = source.removeprefix(_LOCAL)
             steps = Steps(Progress(""))

@@ -18,18 +18,13 @@ from engine.wire.containers import Ulimit
 
 
 def read(frontend_name: str = DOCKERFILE_V0, **given: str) -> frontend.Wanted:
-    return frontend.read(
-        {name.replace("__", ":").replace("_", "-"): value for name, value in given.items()},
-        *(
-            frontend_name,
-            "10.0.0.1",
-        ),
-    )
+    """Underscores in names stand for hyphens."""
+    return frontend.read({name.replace("_", "-"): value for name, value in given.items()}, frontend_name, "10.0.0.1")
 
 
 def test_defaults() -> None:
     wanted = read()
-    assert wanted.options == Options(dockerfile="Dockerfile", host=DEFAULT_HOST)
+    assert wanted.options == Options(dockerfile="Dockerfile", force_remove=True, host=DEFAULT_HOST)
     assert (wanted.filename, wanted.context, wanted.dockerfile, wanted.url) == (
         "Dockerfile",
         "context",
@@ -60,11 +55,13 @@ def test_every_option() -> None:
             "local-sessionid:c": "other",
             "context:base": "docker-image://busybox",
             "context:extra": "local:extra",
+            "context:other": "input:one",
             "vcs:revision": "ignored",
             "attest:provenance": "ignored",
         },
         DOCKERFILE_V0,
         "10.0.0.1",
+        {"one": "id"},
     )
     found = wanted.options
     assert (found.dockerfile, found.target, found.no_cache, found.pull) == ("sub/My.Dockerfile", "t", True, True)
@@ -75,7 +72,8 @@ def test_every_option() -> None:
     assert found.host.ulimits == [Ulimit(name="nofile", soft=10, hard=20), Ulimit(name="core", soft=0, hard=0)]
     assert (found.host.shm_size, found.host.cgroup_parent, found.host.network_mode) == (1048576, "/builds", "none")
     assert (wanted.context, wanted.dockerfile, wanted.sessions) == ("c", "d", {"c": "other"})
-    assert wanted.named == {"base": "docker-image://busybox", "extra": "local:extra"}
+    assert wanted.named == {"base": "docker-image://busybox", "extra": "local:extra", "other": "input:one"}
+    assert wanted.inputs == {"one": "id"}
 
 
 @pytest.mark.parametrize("mode", ["", "default", "sandbox"])
@@ -106,7 +104,7 @@ def test_the_frontend_as_an_image(source: str) -> None:
         (GATEWAY, {"source": "docker/dockerfile:1\n"}, Unimplemented, "is not supported"),
         (DOCKERFILE_V0, {"build-arg:BUILDKIT_SYNTAX": "my/frontend"}, Unimplemented, "frontend my/frontend"),
         (DOCKERFILE_V0, {"requestid": "frontend.outline"}, Unimplemented, "request 'frontend.outline'"),
-        (DOCKERFILE_V0, {"context:base": "input:base"}, Unimplemented, "named context 'base': only directories"),
+        (DOCKERFILE_V0, {"context:base": "input:base"}, InvalidParameter, "named context 'base': its input is missing"),
         (DOCKERFILE_V0, {"context:base": "https://x/y.git"}, Unimplemented, "named context 'base'"),
         (DOCKERFILE_V0, {"attest:sbom": ""}, Unimplemented, "SBOM"),
         (DOCKERFILE_V0, {"platform": "linux/amd64,linux/arm64"}, Unimplemented, "one platform"),
