@@ -6,6 +6,7 @@ from engine._fast.layer import TarSplit
 class Packer:
     content: int
     size: int
+    sockets: list[bytes]
     def __init__(
         self,
         descriptor: int,

@@ -125,6 +125,8 @@ cdef class Packer(Walk):
     cdef char target[MAX_PATH + 1]
     cdef object tar_split
     cdef object failure
+    cdef readonly list sockets
+    """Paths of the sockets so far, with `tar_split`."""
     cdef bint recording
     cdef uint8_t *record
     cdef size_t recorded
@@ -146,6 +148,7 @@ cdef class Packer(Walk):
         cdef stat_t found
         if tar_split is not None:
             self.tar_split = tar_split
+            self.sockets = []
             self.recording = True
             self.record = <uint8_t *>malloc(RECORD)
             if self.record == NULL:
@@ -438,6 +441,9 @@ cdef class Packer(Walk):
             return self.white_out(b"", self.name) if is_whiteout(&found) else 0
         if S_ISSOCK(found.st_mode):
             close(fd)
+            if self.recording:
+                with gil:
+                    self.sockets.append((<bytes>self.path)[:self.length])
             return 0
         status = self.describe(fd, &found, False)
         if status == 0 and S_ISDIR(found.st_mode):

@@ -261,11 +261,21 @@ class Layers:
                     raise ServerError(f"layer {parent} is missing")
                 below.append(self._snapshots.layer_path(parent))
                 parent = layer.parent
-            sealed = await uninterrupted(self._extracting.run(sealing.seal, ingest, below, drop))
-            return Extraction(sealed.diff_id, sealed.size, [])
+            return await self._seal(ingest, below, drop)
         except BaseException:
             await uninterrupted(self._snapshots.abandon(ingest))
             raise
+
+    async def _seal(self, ingest: Ingest, below: Sequence[Path], drop: Sequence[str]) -> Extraction:
+        stop = threading.Event()
+        work = self._extracting.run(sealing.seal, ingest, below, drop, stop)
+        try:
+            sealed = await asyncio.shield(work)
+        finally:
+            stop.set()
+            await uninterrupted(asyncio.wait([work]))
+            work.exception()  # seen
+        return Extraction(sealed.diff_id, sealed.size, [])
 
     @contextlib.contextmanager
     def following(self) -> Iterator[bool]:

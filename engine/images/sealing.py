@@ -20,6 +20,7 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -44,8 +45,10 @@ class Sealed(NamedTuple):
     size: int
 
 
-def seal(ingest: Ingest, below: Sequence[Path], drop: Sequence[str]) -> Sealed:
-    """See `Layers.seal`; `below` are the directories of the layers below, topmost first."""
+def seal(ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threading.Event) -> Sealed:
+    """See `Layers.seal`; `below` are the directories of the layers below, topmost first. Ends early
+    with ServerError when `stop` is set.
+    """
     try:
         with contextlib.ExitStack() as stack:
             root = files.open_directory(ingest.path)
@@ -58,7 +61,7 @@ def seal(ingest: Ingest, below: Sequence[Path], drop: Sequence[str]) -> Sealed:
                 # A stream has no entry for the root, so a copy of the layer has these attributes.
                 stack.callback(os.close, model)
                 lowers.copy_attributes(model, root)
-            return _pack(ingest, root)
+            return _pack(ingest, root, stop)
     except OSError as error:
         if error.errno == errno.EINVAL and os.path.basename(str(error.filename)).startswith(_WHITEOUT):
             raise InvalidParameter(
@@ -67,7 +70,7 @@ def seal(ingest: Ingest, below: Sequence[Path], drop: Sequence[str]) -> Sealed:
         raise ServerError(f"making a layer of the changes in {ingest.path}: {reason_with_file(error)}") from error
 
 
-def _pack(ingest: Ingest, root: int) -> Sealed:
+def _pack(ingest: Ingest, root: int, stop: threading.Event) -> Sealed:
     digest = hashlib.sha256()
     writer = tarsplit.Writer(ingest.path.parent / tarsplit.FILE, root)
     try:
@@ -76,7 +79,11 @@ def _pack(ingest: Ingest, root: int) -> Sealed:
             buffer = memoryview(bytearray(_CHUNK))
             while got := packer.readinto(buffer):
                 digest.update(buffer[:got])
+                if stop.is_set():
+                    raise ServerError(f"making a layer of the changes in {ingest.path} was cancelled")
             writer.finish(packer.size)
+            for path in packer.sockets:
+                _remove_socket(root, os.fsdecode(path))
             return Sealed(f"sha256:{digest.hexdigest()}", packer.content)
         finally:
             packer.close()
@@ -95,6 +102,16 @@ def _remove_stubs(root: int, stubs: Sequence[str], under: Lowers) -> None:
             elif stat.S_ISREG(found.st_mode) and found.st_size == 0:
                 os.unlink(name, dir_fd=parent)
     _remove_unchanged(root, stubs, under)
+
+
+def _remove_socket(root: int, path: str) -> None:
+    """Remove an entry that the stream does not have. The directory keeps the times that its entry
+    in the stream has.
+    """
+    with _parent(root, path) as (parent, name):
+        status = os.fstat(parent)
+        os.unlink(name, dir_fd=parent)
+        os.utime(f"/proc/self/fd/{parent}", ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _drop(root: int, path: str, under: Lowers) -> None:

@@ -6,12 +6,15 @@ Needs root, for whiteouts, owners and trusted attributes.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import os
+import socket
 import stat
 import tarfile
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,8 +26,10 @@ from engine._fast import layer, pack
 from engine.errors import InvalidParameter, ServerError
 from engine.images import sealing, tarsplit
 from engine.images.importing import EMPTY_LAYER
+from engine.images.layers import Layers
 from engine.images.sealing import Sealed
 from engine.storage.snapshots import Ingest
+from tests.fakes.snapshots import Disk, FakeSnapshots
 from tests.trees import snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -56,7 +61,7 @@ class Overlay:
             os.setxattr(self.upper / path, "trusted.overlay.origin", b"a handle")
 
     def seal(self, *, stubs: Sequence[str] = (), drop: Sequence[str] = ()) -> Sealed:
-        sealed = sealing.seal(Ingest(1, self.upper, tuple(stubs)), [self.lower], drop)
+        sealed = sealing.seal(Ingest(1, self.upper, tuple(stubs)), [self.lower], drop, threading.Event())
         assert f"sha256:{hashlib.sha256(regenerated(self.upper)).hexdigest()}" == sealed.diff_id
         return sealed
 
@@ -223,6 +228,57 @@ def test_long_paths(overlay: Overlay) -> None:
 def regenerated_after(overlay: Overlay) -> bytes:
     overlay.seal()
     return regenerated(overlay.upper)
+
+
+def test_sockets_are_removed(overlay: Overlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's stream has none. The directory's time stays that of its entry."""
+    (overlay.upper / "d").mkdir()
+    monkeypatch.chdir(overlay.upper / "d")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("agent")
+    (overlay.upper / "d" / "file").touch()
+    os.utime(overlay.upper / "d", ns=(10**18, 10**18))
+    overlay.seal()
+    assert overlay.left() == {"d", "d/file"} and (overlay.upper / "d").stat().st_mtime_ns == 10**18
+
+
+def test_a_seal_is_cancelled(overlay: Overlay) -> None:
+    (overlay.upper / "file").write_bytes(bytes(1_000_000))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(ServerError, match="was cancelled"):
+        sealing.seal(Ingest(1, overlay.upper), [overlay.lower], (), stop)
+
+
+def test_a_cancelled_or_failed_seal_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancellation stops the thread, and waits for it."""
+    entered = threading.Event()
+
+    def wait(ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threading.Event) -> Sealed:
+        entered.set()
+        assert stop.wait(10) and ingest.path.exists()
+        raise ServerError("cancelled")
+
+    async def story() -> None:
+        snapshots = FakeSnapshots(Disk(tmp_path))
+        layers = Layers(snapshots)
+        with pytest.raises(ServerError, match="layer none is missing"):
+            await layers.seal(await snapshots.ingest(), "none")
+        assert os.listdir(tmp_path / "layers") == []
+        ingest = await snapshots.ingest()
+        (ingest.path / "file").touch()
+        assert (await layers.seal(ingest, "")).size == 0
+        await snapshots.abandon(ingest)
+        monkeypatch.setattr(sealing, "seal", wait)
+        task = asyncio.create_task(layers.seal(await snapshots.ingest(), ""))
+        await asyncio.to_thread(entered.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert os.listdir(tmp_path / "layers") == []
+        layers.release()
+
+    asyncio.run(story())
 
 
 def test_names_that_mean_deletions_are_refused(overlay: Overlay) -> None:
