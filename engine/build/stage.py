@@ -15,10 +15,8 @@ import asyncio
 import contextlib
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -40,7 +38,7 @@ from engine.images.instructions.mounts import RunMount
 from engine.images.instructions.records import Arg, Instruction, Label
 from engine.images.record import ImageRecord
 from engine.system import files
-from engine.system.threads import uninterrupted
+from engine.system.threads import opened, uninterrupted
 from engine.wire.build import BuildMessage, BuiltImage
 from engine.wire.containers import Config
 from engine.wire.images import Platform
@@ -129,9 +127,10 @@ class Site:
 
     async def scratch_directory(self, borrowed: contextlib.AsyncExitStack) -> int:
         """A descriptor of a new directory, which is removed with `borrowed`."""
-        path = Path(await uninterrupted(asyncio.to_thread(tempfile.mkdtemp, dir=self.parts.images.temporary)))
+        path = self.parts.images.temporary / f"build-{secrets.token_hex(8)}"
         borrowed.push_async_callback(asyncio.to_thread, files.remove_tree, path)
-        descriptor = await uninterrupted(asyncio.to_thread(files.open_directory, path))
+        await uninterrupted(asyncio.to_thread(path.mkdir, 0o700))
+        descriptor = await opened(asyncio.to_thread(files.open_directory, path))
         borrowed.callback(os.close, descriptor)
         return descriptor
 

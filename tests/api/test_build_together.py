@@ -124,3 +124,25 @@ def test_options_of_mounts_in_the_key_of_a_run(builder: TempEngine, mount: str, 
     dockerfile = "FROM busybox\nRUN --mount=type=cache,id=k,target=/c{} true\n"
     assert cached(build(builder, dockerfile.format(""))) == 0
     assert cached(build(builder, dockerfile.format(f",{mount}"))) == hits
+
+
+def test_what_rm_0_makes_is_what_rm_makes(builder: TempEngine) -> None:
+    """Changes of declared volumes and mount points of the engine are in neither."""
+    dockerfile = (
+        "FROM busybox\nRUN mkdir -p /v/w /gone && echo 1 > /v/old\nVOLUME /v\n"
+        "RUN --mount=type=tmpfs,target=/mnt/x "
+        "rm -r /v/old /gone; echo 1 > /v/new; mkdir /made; ln /etc/passwd /made/p\n"
+        "RUN find /v /gone /mnt /made 2>/dev/null | sort\n"
+    )
+    listed = []
+    for remove in (1, 0):
+        built = build(builder, dockerfile, nocache=1, rm=remove)
+        assert built.id
+        listed.append([line for line in built.lines if line.startswith("/")])
+    assert listed[0] == listed[1] == ["/made", "/made/p", "/v", "/v/old", "/v/w"]
+
+
+def test_a_writable_bind_of_a_file(builder: TempEngine) -> None:
+    dockerfile = "FROM busybox\nRUN --mount=type=bind,source=a,target=/b,rw cat /b; echo 2 >> /b; cat /b; ls -l /b\n"
+    built = build(builder, dockerfile, {"a": b"1\n"})
+    assert built.id and built.text.count("1\n") >= 2 and "2\n" in built.text

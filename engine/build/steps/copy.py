@@ -30,6 +30,7 @@ from engine.build.trees import DirectoryTree, MemoryTree, Tree
 from engine.errors import InvalidParameter, NotFound
 from engine.images.instructions.records import Add, Copy
 from engine.runtime import users
+from engine.system.threads import uninterrupted
 
 
 class _From(NamedTuple):
@@ -161,7 +162,7 @@ async def _select(
         await choose(inline, [heredoc.name], unpack=False)
     if len(chosen) == 1 and not several:
         return chosen[0]
-    return copying.join(chosen, instruction=name, destination_is_directory=is_directory)
+    return await work(lambda: copying.join(chosen, instruction=name, destination_is_directory=is_directory))
 
 
 async def _lay_out(
@@ -179,25 +180,33 @@ async def _lay_out(
         root = await parts.images.snapshots.open_content(before.top)
     try:
         owner = await _owner(stage, before, instruction, root)
-        entries = [entry for piece in selection.pieces for _, entry in piece.entries]
-        # Not the time of day: the same files make the same layer again.
-        newest = max((entry.mtime for entry in entries), default=0) or time.time_ns()
+        newest, size = await parts.images.layers.work(_newest_and_size, selection)
 
         def opened() -> copying.Stream:
             return copying.Stream(
                 *(selection, copying.destination(root, path, directory=selection.needs_directory), root),
                 owner=owner,
                 chmod=instruction.chmod,
-                now=newest,
+                now=newest or time.time_ns(),
                 epoch=stage.site.epoch,
             )
 
-        return await layer.lay_out(
-            parts, before.document.rootfs.diff_ids, opened, claim, size=sum(entry.size for entry in entries)
-        )
+        return await layer.lay_out(parts, before.document.rootfs.diff_ids, opened, claim, size=size)
     finally:
         if root >= 0:
-            await asyncio.to_thread(os.close, root)
+            await uninterrupted(asyncio.to_thread(os.close, root))
+
+
+def _newest_and_size(selection: Selection) -> tuple[int, int]:
+    """The latest time of the files: unlike the time of day, it makes the same layer of the same
+    files again. And their bytes. There may be a million files.
+    """
+    newest = size = 0
+    for piece in selection.pieces:
+        for _, entry in piece.entries:
+            newest = max(newest, entry.mtime)
+            size += entry.size
+    return newest, size
 
 
 async def _owner(stage: StageBuild, before: State, instruction: Copy | Add, root: int) -> tuple[int, int] | None:
@@ -218,7 +227,7 @@ async def _owner(stage: StageBuild, before: State, instruction: Copy | Add, root
             found = await asyncio.to_thread(users.lookup, f"/proc/self/fd/{root}", wanted)
     finally:
         if opened >= 0:
-            await asyncio.to_thread(os.close, opened)
+            await uninterrupted(asyncio.to_thread(os.close, opened))
     return found.uid, found.gid
 
 

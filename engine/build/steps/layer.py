@@ -12,19 +12,19 @@ import hashlib
 import os
 from collections.abc import Callable
 
+from engine._fast.layer import apply
 from engine.build import copying
 from engine.build.copying import Stream
 from engine.build.parts import Parts
 from engine.containers import commit as commits
 from engine.containers.container import Container
-from engine.errors import Conflict
+from engine.errors import Conflict, ServerError, reason_with_file
 from engine.images.importing import EMPTY_LAYER
 from engine.images.layers import Extraction, chain_ids
-from engine.images.spans import Span
 from engine.storage.snapshots import Ingest, Layer
 from engine.system import files
 from engine.system.tasks import spawn
-from engine.system.threads import uninterrupted
+from engine.system.threads import opened, uninterrupted
 
 _CHUNK = 1 << 20
 
@@ -95,21 +95,32 @@ async def commit(
     return diff_id
 
 
-async def copy_changes(parts: Parts, container: Container, below: tuple[str, ...], claim: Callable[[str], None]) -> str:
-    """The diff_id of a layer with a copy of a container's changes. The container keeps its own."""
-    images = parts.images
-    spool = await asyncio.to_thread(files.temporary_file, images.temporary)
+async def copy_changes(parts: Parts, container: Container) -> Ingest:
+    """A copy of a container's changes, for `Layers.seal`. The container keeps its own."""
+    layers = parts.images.layers
+    spool = await opened(asyncio.to_thread(files.temporary_file, parts.images.temporary))
     try:
-        packed = await images.layers.work(commits.pack_changes, images.snapshots.upper(container.id), spool)
-        if packed.diff_id == EMPTY_LAYER:
-            return packed.diff_id
-        chain_id = above(below, packed.diff_id)
-        claim(chain_id)
-        parent = chain_ids(below)[-1] if below else ""
-        await images.layers.ensure(chain_id, packed.diff_id, parent, Span(spool, 0, packed.size))
-        return packed.diff_id
+        await layers.work(commits.pack_changes, parts.images.snapshots.upper(container.id), spool)
+        ingest = await layers.ingest()
+        try:
+            await layers.work(_extract, spool, ingest)
+        except BaseException:
+            await uninterrupted(parts.images.snapshots.abandon(ingest))
+            raise
+        return ingest._replace(stubs=container.stubs)
     finally:
         await uninterrupted(asyncio.to_thread(os.close, spool))
+
+
+def _extract(spool: int, ingest: Ingest) -> None:
+    try:
+        directory = files.open_directory(ingest.path)
+        try:
+            apply(spool, directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise ServerError(f"copying a container's changes: {reason_with_file(error)}") from error
 
 
 __all__ = ["above", "commit", "copy_changes", "lay_out"]

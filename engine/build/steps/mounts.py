@@ -18,6 +18,8 @@ import asyncio
 import contextlib
 import os
 import posixpath
+import shutil
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,10 +29,10 @@ from engine.build import copying
 from engine.build.output import Log
 from engine.build.stage import StageBuild
 from engine.containers.extra_mounts import Bind, ExtraMount, File, Tmpfs, Variable
-from engine.errors import InvalidParameter, NotFound, reason
+from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
 from engine.images.instructions.mounts import RunMount
 from engine.system import files
-from engine.system.threads import uninterrupted
+from engine.system.threads import opened
 
 SSH_SOCKET = "/run/buildkit/ssh_agent.{}"
 SECRET_FILE = "/run/secrets/{}"
@@ -129,7 +131,7 @@ async def _source(
         except OSError as error:
             raise NotFound(f"RUN --mount=type={mount.type}: {mount.source}: {reason(error)}") from error
 
-    found = await uninterrupted(asyncio.to_thread(look_up))
+    found = await opened(asyncio.to_thread(look_up))
     borrowed.callback(os.close, found)
     return found
 
@@ -140,9 +142,13 @@ async def _bind(
     source = await _source(stage, mount, log, borrowed)
     if mount.read_only:
         return Bind(destination=target, source=source)
-    copy = await stage.site.scratch_directory(borrowed)
-    await stage.site.parts.images.layers.work(_copy, source, copy)
-    return Bind(destination=target, source=copy, writable=True)
+    directory = await stage.site.scratch_directory(borrowed)
+    try:
+        copied = await opened(stage.site.parts.images.layers.work(_copied, source, directory))
+    except OSError as error:
+        raise ServerError(f"RUN --mount=type=bind: {mount.source}: {reason_with_file(error)}") from error
+    borrowed.callback(os.close, copied)
+    return Bind(destination=target, source=copied, writable=True)
 
 
 async def _cache(
@@ -163,9 +169,33 @@ async def _cache(
     path = await borrowed.enter_async_context(
         caches.use(_cache_id(stage, mount), mount.sharing or "shared", fill, mode)
     )
-    directory = await asyncio.to_thread(files.open_directory, path)
+    directory = await opened(asyncio.to_thread(files.open_directory, path))
     borrowed.callback(os.close, directory)
     return Bind(destination=target, source=directory, writable=not mount.read_only)
+
+
+def _copied(source: int, directory: int) -> int:
+    """A descriptor of a copy, in an empty directory, of a directory or a file. Blocking."""
+    found = os.fstat(source)
+    if stat.S_ISDIR(found.st_mode):
+        _copy(source, directory)
+        return os.dup(directory)
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidParameter("RUN --mount=type=bind: only a file or a directory can be writable")
+    whole = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        target = os.open("file", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        try:
+            os.fchown(target, found.st_uid, found.st_gid)
+            os.fchmod(target, stat.S_IMODE(found.st_mode))
+            with open(whole, "rb", closefd=False) as reader, open(target, "wb", closefd=False) as writer:
+                shutil.copyfileobj(reader, writer, 1 << 20)
+        except BaseException:
+            os.close(target)
+            raise
+        return target
+    finally:
+        os.close(whole)
 
 
 def _copy(source: int, target: int) -> None:

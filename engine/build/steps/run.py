@@ -182,13 +182,15 @@ class _Container:
         below = self._before.document.rootfs.diff_ids
         volumes = [*(self._before.config.volumes or ())]
         images = self._parts.images
-        if not self._options.remove:
+        if self._options.remove:
+            ingest = await self._parts.containers.take(container)
+        else:
             await uninterrupted(self._parts.containers.keep(container))
-            return await layer.copy_changes(self._parts, container, below, claim)
-        ingest = await self._parts.containers.take(container)
+            ingest = await layer.copy_changes(self._parts, container)
         extraction = await images.layers.seal(ingest, self._before.top, drop=volumes)
         diff_id = await layer.commit(self._parts, below, ingest, extraction, claim)
-        self._log.say(f"Removing intermediate container {container.id[:12]}\n")
+        if self._options.remove:
+            self._log.say(f"Removing intermediate container {container.id[:12]}\n")
         return diff_id
 
     async def _discard(self, container: Container) -> None:
