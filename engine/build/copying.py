@@ -559,6 +559,8 @@ class Stream:
         name = self._place.path if path is None else self._prefix + path
         if _WHITEOUT in name:
             _check_name(name)
+        if entry.kind == CHARACTER and not entry.major and not entry.minor:
+            raise InvalidParameter(f"{entry.path}: the device 0/0 is reserved for layers")
         raw = os.fsencode(name)
         uid, gid = (entry.uid, entry.gid) if owners and self._owner is None else self._owner or (0, 0)
         mode = entry.mode
