@@ -482,6 +482,8 @@ class _Receiving:
         self._behind = _Behind(spool)
         self._failure: BaseException | None = None
         """Of the index."""
+        self._indexed = False
+        """True if the end of the archive was found."""
         self.index = Index(links_out=links_out)
 
     def run(self) -> int:
@@ -506,6 +508,8 @@ class _Receiving:
                 while got := source.readinto(buffer):
                     if self._failure is not None:
                         raise self._failure
+                    if self._indexed:
+                        continue  # bytes after the end of the archive
                     if at + got > limit:
                         raise ServerError("build context: there is not enough space on the disk for it")
                     self._write(buffer[:got], at)
@@ -557,6 +561,7 @@ class _Receiving:
             while batch := members.take(_BATCH, LARGE):
                 for member in batch:
                     self.index.add(member)
+            self._indexed = True
         except ArchiveError as error:
             self._failure = InvalidParameter(f"build context: {error}")
         except BaseException as error:

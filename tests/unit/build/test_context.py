@@ -396,6 +396,16 @@ def test_a_bomb_of_zeros_takes_no_space(tmp_path: Path) -> None:
     with_context(packed, tmp_path, work)
 
 
+def test_bytes_after_the_end_are_ignored(tmp_path: Path) -> None:
+    def work(found: Context) -> None:
+        assert paths(found) == ["a", "b"] and found.read("b", 1 << 21) == bytes(1 << 20)
+
+    archive = tar([Node("a", b"1"), Node("b", bytes(1 << 20))])
+    with_context(archive + os.urandom(20 << 20), tmp_path, work)
+    with_context(archive[: 3 * 512 + (1 << 20) + 1024] + b"rest" * 1000, tmp_path, work)
+    with_context(gzip.compress(archive) + gzip.compress(bytes(50 << 20)), tmp_path, work)
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context._Receiving, "_room", lambda self: 1_000_000)
     with pytest.raises(ServerError, match="not enough space on the disk"):
