@@ -202,6 +202,8 @@ def test_bytes_that_are_not_http2_end_the_connection(data: bytes, preface: bool)
     """Whatever the client sends, calls end with an error, and nothing else fails."""
 
     async def work() -> None:
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
         store = Sessions()
         ours, theirs = socket.socketpair()
         await store.load()
@@ -214,7 +216,7 @@ def test_bytes_that_are_not_http2_end_the_connection(data: bytes, preface: bool)
             await call
         await session.closed()
         theirs.close()
-        assert store.count == 0
+        assert store.count == 0 and not failures
 
     asyncio.run(work())
 

@@ -1,0 +1,288 @@
+"""The server's side of gRPC, and clients that do not keep to the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.build.buildkit import grpc
+from engine.build.buildkit.grpc import Connection, Stream
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
+
+Act = Callable[["Client"], Awaitable[None]]
+
+
+class Client:
+    """An HTTP/2 client that may send anything."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        stream.setblocking(False)
+        self._stream = stream
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.h2.initiate_connection()
+        self.events: list[h2.events.Event] = []
+        self.ended = False
+
+    async def send(self, data: bytes = b"") -> None:
+        await asyncio.get_running_loop().sock_sendall(self._stream, self.h2.data_to_send() + data)
+
+    async def until(self, *kinds: type[h2.events.Event]) -> h2.events.Event:
+        """Read until an event of one of these kinds."""
+        while True:
+            for event in self.events:
+                if isinstance(event, kinds):
+                    self.events.remove(event)
+                    return event
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._stream, 65536), 30)
+            assert data, f"the server has closed; events: {self.events}"
+            self.events += self.h2.receive_data(data)
+            await self.send()
+
+    async def to_end(self) -> None:
+        while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._stream, 65536), 30):
+            pass
+
+    def begin(self, path: str = "/echo", content_type: str = "application/grpc") -> int:
+        number: int = self.h2.get_next_available_stream_id()
+        headers = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", path), ("te", "trailers")]
+        self.h2.send_headers(number, [*headers, ("content-type", content_type)])
+        return number
+
+    async def status(self) -> dict[str, str]:
+        """The trailers of the next call that ends."""
+        event = await self.until(h2.events.TrailersReceived)
+        assert isinstance(event, h2.events.TrailersReceived)
+        return dict(event.headers)
+
+
+async def echo(stream: Stream) -> None:
+    while (message := await stream.receive()) is not None:
+        await stream.send(message)
+
+
+def served(act: Act, handlers: dict[str, grpc.Handler] | None = None) -> None:
+    """Serve one client."""
+
+    async def work() -> None:
+        ours, theirs = socket.socketpair()
+        lost = []
+        connection = await grpc.join(
+            ours.detach(), b"head", b"", {"/echo": echo, **(handlers or {})}, lambda: lost.append(1)
+        )
+        with theirs:
+            theirs.setblocking(False)
+            assert await asyncio.get_running_loop().sock_recv(theirs, 4) == b"head"
+            await act(Client(theirs))
+        await asyncio.wait_for(_closed(connection), 30)
+        assert lost == [1]
+
+    asyncio.run(work())
+
+
+async def _closed(connection: Connection) -> None:
+    await connection.closed()
+    assert not connection.open and not connection._streams and not connection._serving
+
+
+def framed(message: bytes) -> bytes:
+    return struct.pack(">BI", 0, len(message)) + message
+
+
+@pytest.mark.parametrize("piece", [1, 3, 10_000])
+def test_messages_in_any_pieces(piece: int) -> None:
+    data = b"".join(framed(message) for message in (b"one", b"", b"x" * 500))
+
+    async def act(client: Client) -> None:
+        number = client.begin()
+        for begin in range(0, len(data), piece):
+            client.h2.send_data(number, data[begin : begin + piece])
+            await client.send()
+        client.h2.end_stream(number)
+        await client.send()
+        received = b""
+        while True:
+            event = await client.until(h2.events.DataReceived, h2.events.TrailersReceived)
+            if isinstance(event, h2.events.TrailersReceived):
+                break
+            assert isinstance(event, h2.events.DataReceived)
+            received += event.data
+        assert received == data
+
+    served(act)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (NotFound("no é\n100%"), "5", "no %C3%A9%0A100%25"),
+        (InvalidParameter("x"), "3", "x"),
+        (Conflict("x"), "6", "x"),
+        (Forbidden("x"), "7", "x"),
+        (Unavailable("x"), "14", "x"),
+        (ServerError("x"), "2", "x"),
+        (ValueError("a bug"), "13", "ValueError: a bug"),
+    ],
+)
+def test_an_error_is_a_status(error: Exception, status: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def fails(_: Stream) -> None:
+        raise error
+
+    async def act(client: Client) -> None:
+        client.begin("/fails")
+        await client.send()
+        trailers = await client.status()
+        assert (trailers["grpc-status"], trailers["grpc-message"]) == (status, message)
+        client.begin("/nothing")
+        await client.send()
+        assert (await client.status())["grpc-status"] == "12"
+
+    served(act, {"/fails": fails})
+    assert ("a bug" in caplog.text) is isinstance(error, ValueError)
+
+
+def test_requests_that_are_not_grpc() -> None:
+    async def act(client: Client) -> None:
+        client.begin("/echo", "text/plain")
+        await client.send()
+        event = await client.until(h2.events.ResponseReceived)
+        assert isinstance(event, h2.events.ResponseReceived)
+        assert dict(event.headers)[":status"] == "415"
+
+    served(act)
+
+
+@pytest.mark.parametrize(
+    "sent", [struct.pack(">BI", 1, 0), struct.pack(">BI", 0, grpc.MESSAGE_LIMIT + 1), b"\0\0\0\0\5ab"]
+)
+def test_messages_that_are_refused(sent: bytes) -> None:
+    seen: list[EngineError] = []
+
+    async def reads(stream: Stream) -> None:
+        try:
+            await stream.receive()
+        except EngineError as error:
+            seen.append(error)
+            raise
+
+    async def act(client: Client) -> None:
+        number = client.begin("/reads")
+        client.h2.send_data(number, sent, end_stream=True)
+        await client.send()
+        await client.until(h2.events.StreamReset, h2.events.TrailersReceived)
+
+    served(act, {"/reads": reads})
+    assert all(isinstance(error, InvalidParameter) for error in seen)
+
+
+def test_a_client_that_resets_its_calls_at_once() -> None:
+    """Nothing of the calls stays, and the next one is answered."""
+    running = []
+
+    async def waits(stream: Stream) -> None:
+        running.append(1)
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            running.pop()
+
+    async def act(client: Client) -> None:
+        for _ in range(300):
+            number = client.begin("/waits")
+            client.h2.reset_stream(number, 8)
+        await client.send()
+        number = client.begin()
+        client.h2.send_data(number, framed(b"x"), end_stream=True)
+        await client.send()
+        assert (await client.status())["grpc-status"] == "0"
+        assert not running
+
+    served(act, {"/waits": waits})
+
+
+def test_a_client_that_leaves_cancels_its_calls() -> None:
+    cancelled = asyncio.Event()
+
+    async def waits(stream: Stream) -> None:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async def act(client: Client) -> None:
+        client.begin("/waits")
+        await client.send()
+        await client.until(h2.events.ResponseReceived)
+
+    served(act, {"/waits": waits})
+    assert cancelled.is_set()
+
+
+def test_a_reader_that_is_slow_stops_the_sender() -> None:
+    sent = []
+
+    async def floods(stream: Stream) -> None:
+        for _ in range(100):
+            await stream.send(bytes(10_000))
+            sent.append(1)
+
+    async def act(client: Client) -> None:
+        client.begin("/floods")
+        await client.send()
+        await client.until(h2.events.DataReceived)
+        await asyncio.sleep(0.05)
+        assert len(sent) < 8  # 65,535 bytes
+
+    served(act, {"/floods": floods})
+
+
+@given(st.binary(max_size=400), st.booleans(), st.integers(0, 20))
+def test_bytes_that_are_not_http2(data: bytes, preface: bool, kind: int) -> None:
+    """The connection ends; nothing else happens."""
+
+    async def work() -> None:
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        ours, theirs = socket.socketpair()
+        connection = await grpc.join(ours.detach(), b"", b"", {"/echo": echo}, lambda: None)
+        theirs.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5) if preface else b"")
+        theirs.sendall(struct.pack(">I", len(data))[1:] + bytes((kind, 4, 0, 0, 0, 1)) + data)
+        theirs.shutdown(socket.SHUT_WR)
+        await asyncio.wait_for(_closed(connection), 30)
+        theirs.close()
+        assert not failures
+
+    asyncio.run(work())
+
+
+def test_bytes_that_came_with_the_request() -> None:
+    async def work() -> None:
+        ours, theirs = socket.socketpair()
+        early = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        early.initiate_connection()
+        early.send_headers(
+            1,
+            [
+                *((":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", "/x")),
+                ("content-type", "application/grpc"),
+            ],
+            True,
+        )
+        connection = await grpc.join(ours.detach(), b"", early.data_to_send(), {}, lambda: None)
+        client = Client(theirs)
+        client.h2 = early
+        assert (await client.status())["grpc-status"] == "12"
+        theirs.close()
+        await _closed(connection)
+
+    asyncio.run(work())
