@@ -30,6 +30,7 @@ from engine.images.layers import Extraction, Hashing, extract, extract_and_hash
 from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.storage.snapshots import Ingest
 from engine.system import files
+from engine.system.threads import checkpoint
 
 _BATCH = 256
 """Entries whose headers are made at a time."""
@@ -127,6 +128,7 @@ def _digest(piece: Piece) -> str:
     """The digest of a piece, without times."""
     parts = [b"archive" if piece.unpack else b"file" if piece.single else b"dir"]
     for path, entry in piece.entries:
+        checkpoint()
         parts.append(
             f"{path}\0{entry.kind}{entry.mode:o}\0{entry.target}\0{entry.major}:{entry.minor}\0".encode(
                 "utf-8", "surrogateescape"
@@ -319,6 +321,7 @@ class _Archive:
 
     def read(self, size: int = 1 << 18) -> bytes:
         """Of the compressed file."""
+        checkpoint()
         if self._head:
             head, self._head = self._head, b""
             return head
@@ -328,6 +331,7 @@ class _Archive:
         return bytes(buffer[:got])
 
     def readinto(self, buffer: memoryview) -> int:
+        checkpoint()  # a header may say that terabytes are to be left out
         if self._inflated is not None:
             return self._inflated.readinto(buffer)
         if self._head:
@@ -472,7 +476,10 @@ class Stream:
         self._steps = self._all(selection, now)
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read up to the whole buffer; 0 at the end. Raises InvalidParameter, ServerError."""
+        """Read up to the whole buffer; 0 at the end. Raises InvalidParameter, ServerError, and
+        Abandoned at a checkpoint.
+        """
+        checkpoint()
         filled = 0
         buffer = memoryview(buffer)
         try:

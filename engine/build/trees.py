@@ -26,7 +26,7 @@ import msgspec
 from engine.build.ignore import Patterns
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
 from engine.system import files
-from engine.system.threads import become_batch
+from engine.system.threads import become_batch, checkpoint
 
 FILE, DIRECTORY, LINK, CHARACTER, BLOCK, FIFO = "0", "5", "2", "3", "4", "6"
 """Kinds of entries: the type flags of tar."""
@@ -198,7 +198,14 @@ def digest_of(descriptor: int, offset: int, size: int) -> bytes:
         return _hashed(descriptor, offset, size)
     chunks = [(at, min(_HASHED, offset + size - at)) for at in range(offset, offset + size, _HASHED)]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "digest", become_batch) as pool:
-        digests = list(pool.map(lambda chunk: _hashed(descriptor, *chunk), chunks))
+        try:
+            digests = []
+            for digest in pool.map(lambda chunk: _hashed(descriptor, *chunk), chunks):
+                checkpoint()
+                digests.append(digest)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return hashlib.sha256(b"chunks %d " % size + b"".join(digests)).digest()
 
 
@@ -317,6 +324,7 @@ class DirectoryTree:
         held: list[Entry] = []
         """Excluded directories above the next entry, which are copied if it is included."""
         while waiting:
+            checkpoint()
             entry = waiting.pop()
             while held and not entry.path.startswith(held[-1].path + "/"):
                 held.pop()
@@ -351,6 +359,7 @@ class DirectoryTree:
         return _Opened(descriptor)
 
     def digest(self, entry: Entry) -> bytes:
+        checkpoint()
         file = self.reader(entry)
         try:
             return digest_of(file.descriptor, 0, entry.size)

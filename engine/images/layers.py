@@ -26,7 +26,7 @@ from engine.images.spans import Incoming, Span, SpanReader, compression, new_pro
 from engine.storage.compression import Inflated
 from engine.storage.snapshots import Ingest, Layer, Snapshots
 from engine.system import files
-from engine.system.threads import LongWork, become_batch, in_own_thread, uninterrupted
+from engine.system.threads import LongWork, abandonable, become_batch, in_own_thread, uninterrupted
 
 T = TypeVar("T")
 
@@ -214,10 +214,10 @@ class Layers:
         self.processors = threading.Semaphore(threads)
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run long blocking work on images in a thread of the shared pool. Not interrupted by
-        cancellation: see `uninterrupted`.
+        """Run long blocking work on images in a thread of the shared pool. Cancellation ends it at
+        a checkpoint: see `abandonable`.
         """
-        return await uninterrupted(self._hashing.run(function, *arguments))
+        return await abandonable(self._hashing.run, function, *arguments)
 
     def release(self) -> None:
         """End idle threads, to release their memory."""

@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -134,6 +135,46 @@ async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         return task.result()
     finally:
         del cancelled, task  # a traceback holds this frame: without these it is no reference cycle
+
+
+class Abandoned(Exception):
+    """The result of the work is no longer wanted."""
+
+
+_abandoned = threading.local()
+"""`check`: in a thread with `abandonable` work, the event that ends it."""
+
+
+def checkpoint() -> None:
+    """Called again and again in long work. Raises Abandoned when its result is no longer wanted."""
+    event: threading.Event | None = getattr(_abandoned, "check", None)
+    if event is not None and event.is_set():
+        raise Abandoned
+
+
+async def abandonable(run: Callable[..., asyncio.Future[T]], function: Callable[..., T], *arguments: Any) -> T:
+    """The result of `function(*arguments)`, which `run` calls in a thread (`LongWork.run`). As
+    `uninterrupted`, but when the caller is cancelled, the work ends at its next `checkpoint`.
+    """
+    event = threading.Event()
+
+    def work() -> T:
+        _abandoned.check = event
+        try:
+            checkpoint()
+            return function(*arguments)
+        finally:
+            del _abandoned.check
+
+    working = run(work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        event.set()
+        await uninterrupted(asyncio.wait([working]))
+        if not working.cancelled():
+            working.exception()  # mark it as retrieved
+        raise
 
 
 async def opened(work: Coroutine[Any, Any, int] | asyncio.Future[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import bz2
 import fnmatch
 import gzip
@@ -11,6 +12,7 @@ import os
 import shutil
 import stat
 import tarfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,11 @@ from hypothesis import strategies as st
 from engine._fast.members import Members
 from engine.build import copying
 from engine.build.context import Context
-from engine.build.copying import Destination, Selection, Stream, destination, join, select
-from engine.build.trees import DirectoryTree, MemoryTree, Tree
+from engine.build.copying import Destination, Selection, Stream, destination, join, lay_out, select
+from engine.build.trees import DirectoryTree, Entry, MemoryTree, Tree
 from engine.errors import EngineError, InvalidParameter, NotFound
+from engine.images.layers import Layers
+from engine.storage.snapshots import Ingest
 from tests.archives import EPOCH, Node, directory, hard_link, symlink, tar
 from tests.trees import snapshot
 from tests.unit.build.contexts import NOW, laid_out, stream_of, with_context
@@ -623,6 +627,52 @@ def test_any_split_of_the_stream(step: int, tmp_path: Path) -> None:
         assert len(whole) % 512 == 0 and whole.endswith(bytes(1024))
 
     with_context(tar(nodes), tmp_path, work)
+
+
+class Endless(MemoryTree):
+    """A file whose content is more than any disk has, and comes slowly."""
+
+    def __init__(self) -> None:
+        super().__init__({"file": b""})
+        self.begun = threading.Event()
+
+    def find(self, path: str) -> Entry | None:
+        return Entry("file", size=1 << 50) if path else super().find(path)
+
+    def reader(self, entry: Entry) -> Any:
+        return self
+
+    def digest(self, entry: Entry) -> bytes:
+        return b""
+
+    def readinto(self, buffer: memoryview) -> int:
+        self.begun.set()
+        return min(len(buffer), 4096)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_cancelled_copy_ends(tmp_path: Path) -> None:
+    """Not when its file has ended: a client that leaves ends the build at once."""
+    tree = Endless()
+    selection = select(tree, ["file"], destination_is_directory=True)
+    tmp_path.joinpath("diff").mkdir()
+
+    def work() -> None:
+        lay_out(Ingest(1, tmp_path / "diff"), Stream(selection, destination(-1, "/"), -1, now=NOW))
+
+    async def run() -> None:
+        snapshots: Any = None
+        copying = asyncio.ensure_future(Layers(snapshots).work(work))
+        await asyncio.to_thread(tree.begun.wait)
+        copying.cancel()
+        await asyncio.wait([copying])
+        assert copying.cancelled()
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    asyncio.run(run())
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_closing_early(tmp_path: Path) -> None:
