@@ -15,7 +15,8 @@ Not here: one stage (`stage.py`), contexts (`builder.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -33,7 +34,6 @@ from engine.build.steps import base, copy, meta, run
 from engine.build.trees import Tree
 from engine.errors import InvalidParameter
 from engine.images.instructions.records import Add, Copy, Instruction, Run
-from engine.images.reference import Reference
 from engine.system.threads import cancelled, uninterrupted
 from engine.wire.build import BuildMessage
 
@@ -49,6 +49,8 @@ class Build:
         self._needed = dockerfiles.needed(dockerfile, options.target)
         self._site = Site(parts, options, dockerfile, context, self)
         self._claims = parts.images.claims()
+        self._used: Counter[str] = Counter()
+        """Ids of images: this build's part of `Cache.used`."""
         self._results: dict[int, asyncio.Task[State]] = {}
         self._uses: dict[int, set[int]] = {}
         """By stage: the stages whose results it has asked for."""
@@ -107,6 +109,7 @@ class Build:
             try:
                 await self._site.close()
             finally:
+                self._parts.cache.used -= self._used
                 await uninterrupted(self._claims.release())
 
     async def _run(self) -> State:
@@ -120,9 +123,10 @@ class Build:
                 failed.result()
             return tasks[-1].result()
         finally:
-            for task in self._results.values():
+            tasks = [*self._results.values()]
+            for task in tasks:
                 task.cancel()
-            for task in self._results.values():
+            for task in tasks:
                 await cancelled(task)
 
     def _start(self, stage: StageBuild) -> None:
@@ -150,8 +154,7 @@ class Build:
                 await self._parts.cache.write()
                 raise InvalidParameter(f"One or more build-args {names} were not consumed, failing build.")
             self._end.say(f"[Warning] One or more build-args {names} were not consumed\n")
-        names_of: dict[str, Sequence[Reference]] = {result.image_id: self._options.tags}
-        await self._parts.cache.write(names_of)
+        await self._parts.cache.write_result(result, self._options.tags)
         self._end.say(f"Successfully built {result.short}\n")
         for name in self._options.tags:
             self._end.say(f"Successfully tagged {name.familiar}\n")
@@ -190,6 +193,8 @@ class Build:
         """Keep the layers of a state as long as this build runs."""
         if state.top:
             self._claims.claim(state.top)
+        self._used[state.image_id] += 1
+        self._parts.cache.used[state.image_id] += 1
         return state
 
 

@@ -124,7 +124,7 @@ class Builder:
                 await working
             finally:
                 await cancelled(working)
-        self._budget.soon()
+                self._budget.soon()
 
     # --- the context ------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Builder:
         target = own if wanted is None else "/".join(filter(None, (wanted.os, wanted.architecture, wanted.variant)))
 
         def read() -> stages.Dockerfile:
-            return stages.read(lines.parse(raw), options.arguments, Platforms(build=own, target=target))
+            return stages.read(lines.parse(raw), options.arguments, Platforms(build=own, target=target), options.target)
 
         dockerfile = await asyncio.to_thread(read)
         build = Build(self._parts, options, dockerfile, tree)

@@ -15,14 +15,17 @@ Not here: keys (`keys.py`), what is looked up when (`solver.py`), what is remove
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
 from engine.build.state import State
 from engine.errors import EngineError
+from engine.images.importing import encoded
 from engine.images.load import Claims
 from engine.images.reference import Reference
 from engine.images.store import Built, ImageStore
@@ -69,6 +72,8 @@ class Cache:
         """
         self._claims: Claims | None = None
         """Of the layers of `_new`."""
+        self.used: Counter[str] = Counter()
+        """Ids of images that builds use now."""
         self._writing = asyncio.Lock()
         self._soon: asyncio.Task[None] | None = None
         images.changed.subscribe(self._images_changed)
@@ -114,11 +119,15 @@ class Cache:
         self._put(state.key, state.image_id, parent_key, text)
         known = self._images.index.find(state.image_id)
         if state.raw if known is None else state.parent and not known.parent:
-            if self._claims is None:
-                self._claims = self._images.claims()
-            if state.top:
-                self._claims.claim(state.top)
-            self._new[state.image_id] = state
+            self._record(state)
+
+    def _record(self, state: State) -> None:
+        """Have the next write record the image."""
+        if self._claims is None:
+            self._claims = self._images.claims()
+        if state.top:
+            self._claims.claim(state.top)
+        self._new[state.image_id] = state
 
     def know(self, key: str, state: State, parent_key: str, text: str) -> None:
         """A second key of a step whose state `add` got or `find` returned."""
@@ -134,6 +143,9 @@ class Cache:
         )
         self._by_image.setdefault(image_id, set()).add(key)
         self._unwritten.add(key)
+
+    def get(self, key: str) -> StepRecord | None:
+        return self._steps.get(key)
 
     def __iter__(self) -> Iterator[tuple[str, StepRecord]]:
         return iter([*self._steps.items()])
@@ -165,13 +177,24 @@ class Cache:
 
     # --- on disk ----------------------------------------------------------------------------------
 
-    async def write(self, names: Mapping[str, Sequence[Reference]] | None = None) -> None:
-        """Write images, steps and `names` of images (by id) in one transaction.
+    async def write(self) -> None:
+        """Write images and steps in one transaction.
 
         Raises ServerError; the images stay unwritten then, and the next write has them again.
         """
         async with self._writing:
-            await uninterrupted(self._write(names or {}, last=names is not None))
+            await uninterrupted(self._write({}, last=False))
+
+    async def write_result(self, state: State, names: Sequence[Reference]) -> None:
+        """As `write`, with the result of a build, whose layers the caller claims, and its names. An
+        image of the cache may have been removed meanwhile; it is recorded again.
+        """
+        if state.image_id not in self._new:
+            raw = state.raw or encoded(state.document)
+            if state.image_id == f"sha256:{hashlib.sha256(raw).hexdigest()}":
+                self._record(msgspec.structs.replace(state, raw=raw))
+        async with self._writing:
+            await uninterrupted(self._write({state.image_id: names}, last=True))
 
     def write_soon(self) -> None:
         """Write in the background, while builds go on."""

@@ -27,8 +27,11 @@ def find(
     config: Config,
     author: str | None,
     layer: bool,
+    epoch: int | None = None,
 ) -> State | None:
-    """The state after a step, made of the first image that has it. `layer`: it may make a layer."""
+    """The state after a step, made of the first image that has it. `layer`: it may make a layer.
+    `epoch`: as in `state.after`.
+    """
     text = " ".join(command)
     for image in images:
         history, diff_ids = image.config.history, image.config.rootfs.diff_ids
@@ -44,7 +47,7 @@ def find(
             chain = image.chain_ids
             return State(key=key, image_id=image.id, document=image.config, chain_ids=chain, parent=before.image_id)
         diff_id = "" if step.empty_layer else diff_ids[len(below)]
-        return after(before, key=key, config=config, command=command, diff_id=diff_id, author=author)
+        return after(before, key=key, config=config, command=command, diff_id=diff_id, author=author, epoch=epoch)
     return None
 
 

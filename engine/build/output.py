@@ -65,7 +65,7 @@ class Log:
         """Write one object."""
         if self._size < MEMORY:
             self._messages.append(message)
-            self._size += len(message.stream) + 64
+            self._size += len(message.stream) + len(message.status) + len(message.progress) + 128
         else:
             self._spool(_encode(message))
         self._wake()

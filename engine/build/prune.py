@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from engine.build.cache import StepRecord
@@ -25,6 +27,9 @@ from engine.wire.build import PruneReport
 PART_OF_DISK = 10
 LEAST_BUDGET = 2 << 30
 """The cache may have a tenth of the disk, and this many bytes in any case."""
+
+WALK_EVERY = 300
+"""Seconds between two sums of the files in cache mounts."""
 
 STEP, CACHE_MOUNT = "regular", "exec.cachemount"
 """BuildKit's names of the two types of records."""
@@ -45,7 +50,7 @@ class Entry(NamedTuple):
     used: int
     uses: int
     in_use: bool
-    """A step uses it now."""
+    """A build uses it now."""
     shared: bool
     """Its image has a name, or a container or another image needs it."""
 
@@ -54,11 +59,11 @@ async def entries(parts: Parts) -> list[Entry]:
     """Everything in the cache, the least recently used first."""
     images = parts.images
     found = []
-    for key, step in parts.cache:
+    async for key, step in _steps(parts):
         found.append(
             Entry(
                 *(key, step.parent, STEP, step.text, _size(parts, step), step.created, step.last_used, step.uses),
-                in_use=False,
+                in_use=step.image_id in parts.cache.used,
                 shared=not _removable(parts, step.image_id),
             )
         )
@@ -68,6 +73,14 @@ async def entries(parts: Parts) -> list[Entry]:
             Entry(*(cache.name, "", CACHE_MOUNT, what, cache.size, cache.used, cache.used, 0, cache.in_use, False))
         )
     return sorted(found, key=lambda each: each.used)
+
+
+async def _steps(parts: Parts) -> AsyncIterator[tuple[str, StepRecord]]:
+    """Every step. There may be many thousands: other tasks run in between."""
+    for number, each in enumerate(parts.cache, 1):
+        if not number % 100:
+            await asyncio.sleep(0)
+        yield each
 
 
 def _size(parts: Parts, step: StepRecord) -> int:
@@ -90,7 +103,7 @@ def _removable(parts: Parts, image_id: str) -> bool:
 async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
     """Remove what the options say. Raises ServerError."""
     await parts.cache.write()
-    deleted: list[str] = []
+    deleted: dict[str, None] = {}
     reclaimed = 0
     keep = await _bytes_to_keep(parts, options)
     total = sum(entry.size for entry in await entries(parts)) if keep is not None else 0
@@ -107,19 +120,19 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
             size = await _remove(parts, entry, forget=options.all)
             if size is None:
                 continue
-            deleted.append(entry.id)
+            deleted[entry.id] = None
             reclaimed += size
             total -= entry.size
             progress = True
     parts.events.publish("builder", "prune", "", {"reclaimed": str(reclaimed)})
-    return PruneReport(caches_deleted=deleted or None, space_reclaimed=reclaimed)
+    return PruneReport(caches_deleted=[*deleted] or None, space_reclaimed=reclaimed)
 
 
 async def _remove(parts: Parts, entry: Entry, *, forget: bool) -> int | None:
     """Remove one record. Returns the bytes reclaimed; None if it has to stay."""
     if entry.type == CACHE_MOUNT:
         return entry.size if await parts.caches.remove(entry.id) else None
-    step = dict(parts.cache).get(entry.id)
+    step = parts.cache.get(entry.id)
     if step is None:
         return None
     size = 0
@@ -185,6 +198,9 @@ class Budget:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._running: asyncio.Task[None] | None = None
+        self._mounts = 0
+        """Bytes of cache mounts, as of the last walk."""
+        self._next_walk = 0.0
 
     def soon(self) -> None:
         """A build has ended: look, and remove what is too much."""
@@ -195,7 +211,14 @@ class Budget:
         parts = self._parts
         disk = await asyncio.to_thread(os.statvfs, parts.config.root)
         budget = max(LEAST_BUDGET, disk.f_blocks * disk.f_frsize // PART_OF_DISK)
-        if sum(_size(parts, step) for _, step in parts.cache) <= budget:
+        now = time.monotonic()
+        if now >= self._next_walk:
+            self._next_walk = now + WALK_EVERY
+            self._mounts = sum(cache.size for cache in await parts.images.layers.work(parts.caches.all))
+        total = self._mounts
+        async for _, step in _steps(parts):
+            total += _size(parts, step)
+        if total <= budget:
             return
         try:
             report = await prune(parts, PruneOptions(max_used_space=budget))

@@ -334,7 +334,13 @@ class StageBuild:
         if not site.options.cache_from:
             return site.parts.cache.find(key)
         found = cachefrom.find(
-            self.state, site.cache_from, key=key, command=command, config=config, author=author, layer=makes_layer
+            *(self.state, site.cache_from),
+            key=key,
+            command=command,
+            config=config,
+            author=author,
+            layer=makes_layer,
+            epoch=site.epoch,
         )
         if found is not None:
             site.parts.cache.add(found, self.state.key, " ".join(command))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.building import Built, build
+from tests.building import Built, build, image
 from tests.harness import TempEngine
 
 pytestmark = pytest.mark.own
@@ -146,3 +146,16 @@ def test_a_writable_bind_of_a_file(builder: TempEngine) -> None:
     dockerfile = "FROM busybox\nRUN --mount=type=bind,source=a,target=/b,rw cat /b; echo 2 >> /b; cat /b; ls -l /b\n"
     built = build(builder, dockerfile, {"a": b"1\n"})
     assert built.id and built.text.count("1\n") >= 2 and "2\n" in built.text
+
+
+def test_the_target_s_name_and_the_epoch_with_cachefrom(builder: TempEngine) -> None:
+    dockerfile = "FROM busybox AS there\nARG TARGETSTAGE\nRUN echo $TARGETSTAGE > /x; cat /x\nENV a=b\n"
+    built = build(builder, dockerfile, target="there", t="there:1")
+    assert "there\n" in built.text
+    again = build(
+        builder, dockerfile + "ENV a=c\n", cachefrom=["there:1"], target="there", buildargs={"SOURCE_DATE_EPOCH": "1"}
+    )
+    assert cached(again) == 3
+    assert image(builder, again.id)["Created"] == "1970-01-01T00:00:01Z"
+    history = builder.request("GET", f"/v1.24/images/{again.id}/history").json()
+    assert [entry["Created"] for entry in history[:4]] == [1] * 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def test_a_step_is_known_before_it_is_written_and_after_a_restart(run: Run) -> N
         made.append(site.meta(await site.directory(await site.base(), "d"), "x"))
         assert site.meta(made[0], "y").parent == made[0].image_id
         assert made[0].image_id not in site.images.index
-        await site.cache.write({made[0].image_id: [reference.with_tag("built", "")]})
+        await site.cache.write_result(made[0], [reference.with_tag("built", "")])
         assert site.images.get("built").id == made[0].image_id
 
     async def second(site: Site) -> None:
@@ -163,12 +164,40 @@ def test_a_failed_write_keeps_images_for_the_next_one(run: Run, monkeypatch: pyt
     run(work)
 
 
+def test_the_result_of_a_build_is_recorded_although_it_was_removed_meanwhile(run: Run) -> None:
+    async def work(site: Site) -> None:
+        made = await site.directory(site.meta(await site.base(), "x"), "d")
+        await site.cache.write()
+        found = site.cache.find(made.key)
+        assert found is not None
+        async with site.images.claimed() as claim:
+            claim(found.top)
+            await site.images.delete(found.image_id)
+            assert found.image_id not in site.images.index
+            await site.cache.write_result(found, [reference.with_tag("built", "")])
+        assert site.images.configuration(site.images.get("built"))
+        assert site.snapshots.layer(found.top) is not None
+
+    run(work)
+
+
+def test_prune_leaves_what_a_build_uses(run: Run) -> None:
+    async def work(site: Site) -> None:
+        made = site.meta(await site.base(), "x")
+        site.cache.used[made.image_id] += 1
+        assert (await prune.prune(site.parts, PruneOptions(all=True))).caches_deleted is None
+        site.cache.used -= Counter([made.image_id])
+        assert (await prune.prune(site.parts, PruneOptions())).caches_deleted == [made.key]
+
+    run(work)
+
+
 def test_an_image_that_is_removed_takes_its_steps_with_it(run: Run) -> None:
     async def work(site: Site) -> None:
         base = await site.base()
         middle = site.meta(base, "middle")
         last = site.meta(middle, "last")
-        await site.cache.write({last.image_id: [reference.with_tag("built", "")]})
+        await site.cache.write_result(last, [reference.with_tag("built", "")])
         await site.images.delete("built")
         assert site.kept() == set(), "untagged parents go with the image"
         assert site.cache.find(last.key) is site.cache.find(middle.key) is None
@@ -184,7 +213,7 @@ def test_prune_removes_what_no_name_needs_from_the_end_of_each_chain(run: Run) -
         base = await site.base()
         dead = await site.directory(site.meta(base, "dead"), "deader")
         live = site.meta(await site.directory(base, "kept"), "named")
-        await site.cache.write({live.image_id: [reference.with_tag("built", "")]})
+        await site.cache.write_result(live, [reference.with_tag("built", "")])
         report = await prune.prune(site.parts, PruneOptions())
         assert len(report.caches_deleted or ()) == 2
         assert site.kept() == {"kept", "named"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.build import quiet
+from engine.build import output, quiet
 from engine.build.running import RunningBuilds
 from engine.errors import ServerError
 from engine.wire.build import BuildMessage, BuiltImage
@@ -118,7 +118,7 @@ def test_a_quiet_build_says_only_the_image(tmp_path: Path) -> None:
 def test_a_quiet_build_that_fails_says_what_it_kept(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quiet._Swallowed, "IN_MEMORY", 1000)
+    monkeypatch.setattr(output, "MEMORY", 1000)
     texts = [f"line {number}\r\n\N{SNOWMAN}" for number in range(count)]
     descriptors = len(os.listdir("/proc/self/fd"))
 
