@@ -251,12 +251,13 @@ def _replaced(instruction: Instruction, word: Expand, content: Expand, *, strict
     match instruction:
         case Env() | Label():
             changes = {"pairs": tuple((word(key), word(value)) for key, value in instruction.pairs)}
-            _no_blank(instruction, changes["pairs"])
+            if isinstance(instruction, Env):  # Docker has labels without a name
+                _no_blank(changes["pairs"])
         case Arg():
             changes = {
                 "pairs": tuple((word(key), None if value is None else word(value)) for key, value in instruction.pairs)
             }
-            _no_blank(instruction, changes["pairs"])
+            _no_blank(changes["pairs"])
         case Copy() | Add():
             changes = {
                 "sources": tuple(map(word, instruction.sources)),
@@ -306,9 +307,11 @@ def _replaced(instruction: Instruction, word: Expand, content: Expand, *, strict
 _URL = re.compile("https?://.", re.IGNORECASE)
 
 
-def _no_blank(instruction: Env | Label | Arg, pairs: Sequence[tuple[str, str | None]]) -> None:
-    if any(not key for key, _ in pairs):
-        raise InvalidParameter(f"{type(instruction).__name__.upper()} names can not be blank")
+def _no_blank(pairs: Sequence[tuple[str, str | None]]) -> None:
+    """Of names with variables: others are checked as they are written."""
+    for key, value in pairs:
+        if not key:
+            raise InvalidParameter(f"invalid environment variable: ={value or ''}: names can not be blank"[:300])
 
 
 def script(run: Run) -> tuple[tuple[str, ...] | str, bytes | None]:
@@ -512,10 +515,9 @@ _CHMOD = re.compile(rf"0*[0-7]{{1,4}}|{_CLAUSE}(?:,{_CLAUSE})*")
 
 def _pairs(line: Line, escape: str) -> tuple[tuple[str, str], ...]:
     """`key=value …`, or the old form `key value`."""
-    _at_least_one(line)
     found = words.words(line.rest, escape)
     given: list[tuple[str, str]] = []
-    if not found or "=" not in found[0]:
+    if line.rest and (not found or "=" not in found[0]):
         first = re.split(r"[\t\v\f\r ]+", line.rest, maxsplit=1)
         if len(first) < 2:
             raise InvalidParameter(f"{line.keyword} must have two arguments")
@@ -529,6 +531,9 @@ def _pairs(line: Line, escape: str) -> tuple[tuple[str, str], ...]:
                 )
             given.append((key, value))
     _flags(line)
+    _at_least_one(line)
+    if any(not key for key, _ in given):
+        raise InvalidParameter(f"{line.keyword} names can not be blank")
     return tuple(given)
 
 
@@ -546,6 +551,8 @@ def _arg(line: Line, escape: str) -> Arg:
         raise InvalidParameter("ARG requires at least one argument (ARG requires exactly one argument definition)")
     _flags(line)
     pairs = tuple((key, value if equals else None) for key, equals, value in (word.partition("=") for word in found))
+    if any(not key for key, _ in pairs):
+        raise InvalidParameter("ARG names can not be blank")
     return Arg(line=line.number, text=line.original, pairs=pairs)
 
 
@@ -648,7 +655,7 @@ def _retries(value: str) -> int:
         return 0
     if not re.fullmatch(r"[-+]?[0-9]{1,10}", value) or not -(1 << 31) <= int(value) < 1 << 31:
         raise InvalidParameter(f"--retries must be a number, not {value!r}")
-    if int(value) < 0:
+    if int(value) < 1:
         raise InvalidParameter(f"--retries must be at least 1 (not {int(value)})")
     return int(value)
 
