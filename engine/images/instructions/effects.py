@@ -125,7 +125,7 @@ def recorded(instruction: Instruction, config: Config) -> str:
             texts = (key if value is None else f"{key}={value}" for key, value in instruction.pairs)
             return " ".join(("ARG", *texts))
         case Expose():
-            return " ".join(("EXPOSE", *instruction.ports))
+            return f"EXPOSE {' '.join(instruction.ports)}"
         case Volume():
             return f"VOLUME [{' '.join(instruction.paths)}]"
         case User():

@@ -41,6 +41,7 @@ ROWS: list[tuple[Config, str, Config, str]] = [
         "VOLUME [/b /c d]",
     ),
     (Config(), 'VOLUME ["/$A"]', Config(volumes={"/one": {}}), "VOLUME [/one]"),
+    (Config(), "EXPOSE $NONE", Config(exposed_ports={}), "EXPOSE "),
     (Config(user="x"), "USER $A:g", Config(user="one:g"), "USER one:g"),
     (Config(), "WORKDIR a", Config(working_dir="/a"), "WORKDIR /a"),
     (Config(working_dir="/a"), "WORKDIR b/../c", Config(working_dir="/a/c"), "WORKDIR /a/c"),
