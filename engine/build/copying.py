@@ -83,15 +83,17 @@ def select(
     parents: bool = False,
     unpack: bool = False,
     owners: bool = False,
+    patterns: bool = True,
     destination_is_directory: bool,
 ) -> Selection:
     """Choose files by COPY's rules: wildcards, contents of directories, links followed.
 
     `unpack`: archives among the files are unpacked (ADD). `owners`: the files keep their owners
     (COPY --from), which belong to the digest then. `destination_is_directory`: it ends with
-    `/`, which several sources need. Raises NotFound for a name that does not exist.
+    `/`, which several sources need. `patterns`: sources may have wildcards.
+    Raises NotFound for a name that does not exist.
     """
-    choice = _Choice(tree, Patterns(exclude), unpack=unpack, owners=owners)
+    choice = _Choice(tree, Patterns(exclude), unpack=unpack, owners=owners, patterns=patterns)
     for source in sources:
         if parents:
             choice.with_parents(source)
@@ -146,18 +148,19 @@ def _digest(piece: Piece) -> str:
 class _Choice:
     """The pieces of one instruction that are found so far."""
 
-    def __init__(self, tree: Tree, exclude: Patterns, *, unpack: bool, owners: bool) -> None:
+    def __init__(self, tree: Tree, exclude: Patterns, *, unpack: bool, owners: bool, patterns: bool) -> None:
         self._tree = tree
         self._exclude = exclude
         self._unpack = unpack
         self._owners = owners
+        self._patterns = patterns
         self.pieces: list[Piece] = []
         self.excluded = False
         """True if a source exists but was excluded."""
 
     def add(self, source: str) -> None:
         path = self._inside(source)
-        if has_wildcards(path):
+        if self._patterns and has_wildcards(path):
             for match in self._matches(path):
                 self._add(match, self._existing(match, match))
         else:

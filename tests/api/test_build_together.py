@@ -160,3 +160,21 @@ def test_the_target_s_name_and_the_epoch_with_cachefrom(builder: TempEngine) -> 
     assert [entry["Created"] for entry in history[:3]] == [1] * 3
     # The fixture removes images in the order of their times.
     assert builder.request("DELETE", f"/v1.24/images/{again.id}").status == 200
+
+
+def test_a_bind_s_source_is_a_name_and_its_target_is_not_the_root(builder: TempEngine) -> None:
+    files = {"a[1]": b"one\n", "a*/b": b"two\n", "a1": b""}
+    mounts = "--mount=type=bind,source=a[1],target=/m0 --mount=type=bind,source=a*,target=/m1"
+    built = build(builder, f"FROM busybox\nRUN {mounts} cat /m0 /m1/b\n", files)
+    assert built.id and "one\ntwo\n" in built.text
+    for mount in ("type=bind,target=/", "type=tmpfs,target=..", "type=cache,target=/a/.."):
+        built = build(builder, f"FROM busybox\nRUN --mount={mount} true\n")
+        assert built.error is not None and 'invalid mount target "/"' in built.error["error"]
+
+
+def test_a_copy_from_a_stage_of_a_name_that_is_not_text(builder: TempEngine) -> None:
+    dockerfile = (
+        b"FROM busybox AS a\nRUN echo x > /$(printf 'a\\377')\nFROM busybox\nCOPY --from=a /a\xff /b\nRUN cat /b\n"
+    )
+    assert "x\n" in build(builder, dockerfile).text
+    assert cached(build(builder, dockerfile)) == 3

@@ -58,7 +58,8 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         source = await borrowed.enter_async_context(_opened(stage, instruction, log))
         quick: tuple[str, ...] = ()
         if source.key:
-            quick = (keys.key_of(parent, "copy", how, source.key, instruction.sources, config=config),)
+            names = [os.fsencode(name) for name in instruction.sources]
+            quick = (keys.key_of(parent, "copy", how, source.key, names, config=config),)
             found = None if stage.site.options.no_cache else stage.site.parts.cache.find(quick[0])
             if found is not None and not stage.site.options.cache_from:
                 stage.go_on(found, log)

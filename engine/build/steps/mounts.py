@@ -64,6 +64,8 @@ async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wante
     """Check the mounts, and find what the step's key has to contain of them."""
     key: list[object] = []
     for mount in mounts:
+        if mount.target and _target(stage, mount) == "/":
+            raise InvalidParameter('RUN --mount: invalid mount target "/"')
         what: list[object] = [mount.type, mount.id, mount.source, mount.target, mount.from_, mount.read_only, mount.env]
         what += [mount.mode, mount.uid, mount.gid, mount.size]
         if mount.type == "bind" or (mount.type == "cache" and mount.from_):
@@ -87,8 +89,9 @@ async def _content_key(stage: StageBuild, mount: RunMount, log: Log) -> str:
         async with stage.other_root(mount.from_, log) as root:
             return root.key
     work = stage.site.parts.images.layers.work
+    source = mount.source or "."
     selection = await work(
-        lambda: copying.select(stage.site.context, [mount.source or "."], destination_is_directory=True)
+        lambda: copying.select(stage.site.context, [source], patterns=False, destination_is_directory=True)
     )
     return selection.digest
 
