@@ -93,6 +93,7 @@ def test_a_fatal_failure_calls_the_hook(fatal: bool) -> None:
 ENGINE = Path(__file__).resolve().parents[3] / "engine"
 KEPT = {
     ("build/build.py", "self._results[stage.index]"): "awaited by `_run`",
+    ("build/buildkit/control.py", "result.building"): "awaited by `_image_of`, ended by `_end`",
     ("http/protocol.py", "self._task"): "reports its own failures",
     ("images/pull.py", "download.task"): "awaited by each user of the download",
     ("images/registry/download.py", "self._writing"): "awaited by `_settle`",
