@@ -41,7 +41,7 @@ def unique() -> str:
 # --- the image ------------------------------------------------------------------------------------
 
 
-def test_a_build(clean: TempEngine) -> None:
+def test_a_build(builder: TempEngine) -> None:
     word = unique()
     text = f'FROM busybox\nARG X=no\nCOPY a sub/ /data/\nRUN echo {word} $X; echo problem >&2\nCMD ["cat", "/data/a"]\n'
     files = {"a": b"content", "sub": Node(mode=sessions.DIRECTORY | 0o755), "sub/b": b"b", "ignored": b"x" * 1000}
@@ -50,7 +50,7 @@ def test_a_build(clean: TempEngine) -> None:
         "context": {".dockerignore": b"# no\n/ignored\n", "Dockerfile": b"FROM other\n", **files},
     }
     options = {"filename": "Dockerfile", "build-arg:X": "yes", "label:a": "b"}
-    built = Build(clean.socket, directories, names="one:1,two", options=options).result()
+    built = Build(builder.socket, directories, names="one:1,two", options=options).result()
     tags = "docker.io/library/one:1,docker.io/library/two:latest"
     digest = built.image_id
     assert built.response == {
@@ -58,9 +58,9 @@ def test_a_build(clean: TempEngine) -> None:
         "containerimage.config.digest": digest,
         "image.name": tags,
     }
-    image = clean.request("GET", "/v1.24/images/one:1/json").json()
+    image = builder.request("GET", "/v1.24/images/one:1/json").json()
     assert image["Id"] == digest and image["Config"]["Labels"] == {"a": "b"}
-    assert clean.request("GET", "/v1.24/images/two/json").json()["Id"] == digest
+    assert builder.request("GET", "/v1.24/images/two/json").json()["Id"] == digest
     names = [vertex.name for vertex in built.vertices]
     assert names[:4] == [
         "[internal] load build definition from Dockerfile",
@@ -73,20 +73,20 @@ def test_a_build(clean: TempEngine) -> None:
     assert (run.log, run.errors, run.cached) == (f"{word} yes\n".encode(), b"problem\n", False)
     exported = built.vertex("exporting to image").statuses
     assert exported == {f"writing image {digest}": True} | {f"naming to {tag}": True for tag in tags.split(",")}
-    assert clean.docker("run", "--rm", "one:1").out == "content"
-    assert clean.docker("run", "--rm", "one:1", "ls", "/data").out.split() == ["a", "b"]
+    assert builder.docker("run", "--rm", "one:1").out == "content"
+    assert builder.docker("run", "--rm", "one:1", "ls", "/data").out.split() == ["a", "b"]
 
-    again = Build(clean.socket, directories, options=options).result()
+    again = Build(builder.socket, directories, options=options).result()
     assert again.image_id == digest and again.vertex(run.name).cached
     assert "image.name" not in again.response
 
 
-def test_older_clients_name_the_frontend_in_solve(clean: TempEngine) -> None:
-    built = build(clean, f"FROM busybox\nRUN echo {unique()}\n", direct=True, names="old")
-    assert clean.request("GET", "/v1.24/images/old/json").json()["Id"] == built.image_id
+def test_older_clients_name_the_frontend_in_solve(builder: TempEngine) -> None:
+    built = build(builder, f"FROM busybox\nRUN echo {unique()}\n", direct=True, names="old")
+    assert builder.request("GET", "/v1.24/images/old/json").json()["Id"] == built.image_id
 
 
-def test_a_dockerfile_beside_the_context_with_its_own_ignore_file(clean: TempEngine) -> None:
+def test_a_dockerfile_beside_the_context_with_its_own_ignore_file(builder: TempEngine) -> None:
     text = b"FROM busybox\nCOPY . /x\nRUN ls -A /x\n"
     directories = {
         "dockerfile": {
@@ -98,11 +98,11 @@ def test_a_dockerfile_beside_the_context_with_its_own_ignore_file(clean: TempEng
     }
     # the client follows links of the paths that it is asked for
     followed = {**directories["dockerfile"], "d/My.file": text}
-    built = Build(clean.socket, directories | {"dockerfile": followed}, options={"filename": "d/My.file"}).result()
+    built = Build(builder.socket, directories | {"dockerfile": followed}, options={"filename": "d/My.file"}).result()
     assert built.vertex("[3/3] RUN ls -A /x").log == b".dockerignore\na\n"
 
 
-def test_an_uploaded_archive(clean: TempEngine) -> None:
+def test_an_uploaded_archive(builder: TempEngine) -> None:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for name, data in {"Dockerfile": b"FROM busybox\nCOPY a /\nRUN cat a\n", "a": unique().encode()}.items():
@@ -116,7 +116,7 @@ def test_an_uploaded_archive(clean: TempEngine) -> None:
             call.send(field(1, content.getvalue()[begin : begin + 100]))
 
     built = build(
-        clean,
+        builder,
         "",
         options={"context": "http://buildkit-session/the-id", "filename": "Dockerfile"},
         services={"/moby.upload.v1.Upload/Pull": pull},
@@ -124,7 +124,7 @@ def test_an_uploaded_archive(clean: TempEngine) -> None:
     assert built.failure is None and built.vertex("[3/3] RUN cat a").log != b""
 
 
-def test_named_contexts(clean: TempEngine) -> None:
+def test_named_contexts(builder: TempEngine) -> None:
     """They stand for images in FROM and in the `from` of COPY and RUN."""
     word = unique()
     text = "FROM base\nCOPY --from=Extra a /\nRUN --mount=from=extra,target=/m cat /a; ls -A /m\n"
@@ -135,38 +135,38 @@ def test_named_contexts(clean: TempEngine) -> None:
     }
     options = {"context:base": "docker-image://docker.io/library/busybox", "context:extra": "local:extra"}
     for cached in (False, True):
-        built = Build(clean.socket, directories, options=options).result()
+        built = Build(builder.socket, directories, options=options).result()
         assert built.image_id and built.vertices[-2].cached is cached, built
         assert cached or built.vertices[-2].log == f"{word}.dockerignore\na\nc\n".encode()
     named = dockerfile("FROM busybox AS extra\nFROM extra\n")
-    refused = Build(clean.socket, named | {"extra": {}}, options=options).result()
+    refused = Build(builder.socket, named | {"extra": {}}, options=options).result()
     assert refused.failure is not None
     assert refused.failure.message == "named context 'extra' in place of a stage is not supported"
-    missing = Build(clean.socket, dockerfile("FROM busybox\n"), options={"context:x": "local:x"}).result()
+    missing = Build(builder.socket, dockerfile("FROM busybox\n"), options={"context:x": "local:x"}).result()
     assert missing.failure is not None and "no access allowed to dir x" in missing.failure.message
 
 
-def test_a_build_that_begins_with_the_result_of_another(clean: TempEngine) -> None:
+def test_a_build_that_begins_with_the_result_of_another(builder: TempEngine) -> None:
     """As `target:` in bake files: the client gives a definition of the result back as an input."""
     word = unique()
-    base = Build(clean.socket, dockerfile(f"FROM busybox\nRUN echo {word} >/word\n"), names="base-of", finish=False)
+    base = Build(builder.socket, dockerfile(f"FROM busybox\nRUN echo {word} >/word\n"), names="base-of", finish=False)
     text = "FROM mine\nCOPY --from=mine /word /again\nRUN cat /again\n"
     given: dict[str, Any] = {"options": {"context:mine": "input:one"}, "inputs": {"one": base.definition}}
-    built = build(clean, text, **given)  # builds the other one, as a part of that build
+    built = build(builder, text, **given)  # builds the other one, as a part of that build
     assert built.vertex("[3/3] RUN cat /again").log == f"{word}\n".encode()
     base.evaluate()
     base.finish()
     ended = base.result()
     assert [vertex.name for vertex in ended.vertices].count(f"[2/2] RUN echo {word} >/word") == 1
-    assert clean.request("GET", "/v1.24/images/base-of/json").json()["Id"] == ended.image_id
-    later = build(clean, text, **given)  # although that build has ended
+    assert builder.request("GET", "/v1.24/images/base-of/json").json()["Id"] == ended.image_id
+    later = build(builder, text, **given)  # although that build has ended
     assert later.image_id == built.image_id
 
 
-def test_a_build_whose_input_fails_or_ends(engine: TempEngine) -> None:
-    base = Build(engine.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; exit 7\n"), finish=False)
+def test_a_build_whose_input_fails_or_ends(builder: TempEngine) -> None:
+    base = Build(builder.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; exit 7\n"), finish=False)
     given: dict[str, Any] = {"options": {"context:mine": "input:one"}, "inputs": {"one": base.definition}}
-    built = build(engine, "FROM mine\n", **given)
+    built = build(builder, "FROM mine\n", **given)
     assert built.failure is not None and built.failure.message.endswith("exit code: 7")
     with pytest.raises(Failure, match="exit code: 7"):
         base.evaluate()
@@ -174,28 +174,28 @@ def test_a_build_whose_input_fails_or_ends(engine: TempEngine) -> None:
     ended = base.result().failure
     assert ended is not None and ended.message == built.failure.message
 
-    base = Build(engine.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; sleep 1000\n"), finish=False)
+    base = Build(builder.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; sleep 1000\n"), finish=False)
     given["inputs"] = {"one": base.definition}
-    waits = Build(engine.socket, dockerfile("FROM mine\n"), **given)
-    until("it runs", lambda: engine.request("GET", "/v1.24/containers/json").json())
+    waits = Build(builder.socket, dockerfile("FROM mine\n"), **given)
+    until("it runs", lambda: builder.request("GET", "/v1.24/containers/json").json())
     base.solving.cancel()
     failure = waits.result().failure
     assert failure is not None and failure.message == "the build that makes an input was cancelled"
-    again = build(engine, "FROM mine\n", **given).failure
+    again = build(builder, "FROM mine\n", **given).failure
     assert again is not None and ("cancelled" in again.message or "has ended without an image" in again.message)
     base.result()
-    assert engine.request("GET", "/v1.24/containers/json?all=1").json() == []
+    assert builder.request("GET", "/v1.24/containers/json?all=1").json() == []
 
 
-def test_many_files(clean: TempEngine) -> None:
+def test_many_files(builder: TempEngine) -> None:
     files = {f"d{number % 20}/{number}": os.urandom(number % 5000) for number in range(1000)}
     directories = {
         "dockerfile": {"Dockerfile": b"FROM busybox\nCOPY . /x\nRUN cat /x/*/* | md5sum\n"},
         "context": files,
     }
-    first = Build(clean.socket, directories).result()
+    first = Build(builder.socket, directories).result()
     assert first.image_id
-    second = Build(clean.socket, directories).result()
+    second = Build(builder.socket, directories).result()
     assert second.image_id == first.image_id
 
 
@@ -208,10 +208,10 @@ FILES = (
 )
 
 
-def test_files_of_an_image_in_a_directory(clean: TempEngine) -> None:
+def test_files_of_an_image_in_a_directory(builder: TempEngine) -> None:
     received = sessions.Received()
     services = sessions.of_results(received, archive=False)
-    built = Build(clean.socket, dockerfile(FILES, a=b"last"), exporter="local", services=services).result()
+    built = Build(builder.socket, dockerfile(FILES, a=b"last"), exporter="local", services=services).result()
     assert built.failure is None and built.response == {}
     assert built.vertex("exporting to client directory").done
     assert received.files == {
@@ -226,10 +226,10 @@ def test_files_of_an_image_in_a_directory(clean: TempEngine) -> None:
     assert list(received.files) == ["a", "d", "d/f", "d-x", "hard", "large", "link"]
 
 
-def test_files_of_an_image_as_an_archive(clean: TempEngine) -> None:
+def test_files_of_an_image_as_an_archive(builder: TempEngine) -> None:
     received = sessions.Received()
     services = sessions.of_results(received, archive=True)
-    built = Build(clean.socket, dockerfile(FILES, a=b"last"), exporter="tar", services=services).result()
+    built = Build(builder.socket, dockerfile(FILES, a=b"last"), exporter="tar", services=services).result()
     assert built.failure is None and built.vertex("exporting to client tarball").done
     with tarfile.open(fileobj=io.BytesIO(received.archive)) as archive:
         members = {member.name: member for member in archive}
@@ -239,25 +239,25 @@ def test_files_of_an_image_as_an_archive(clean: TempEngine) -> None:
         assert content is not None and content.read() == b"x\n"
 
 
-def test_an_image_without_files(clean: TempEngine) -> None:
+def test_an_image_without_files(builder: TempEngine) -> None:
     received = sessions.Received()
     services = sessions.of_results(received, archive=True)
     text = "FROM scratch\nLABEL a=b\n"
-    assert build(clean, text, exporter="tar", services=services).failure is None
+    assert build(builder, text, exporter="tar", services=services).failure is None
     assert received.archive == bytes(1024)
-    without = build(clean, text, exporter="tar")
+    without = build(builder, text, exporter="tar")
     assert without.failure is not None and "offers no place for files" in without.failure.message
 
 
 # --- failures -------------------------------------------------------------------------------------
 
 
-def test_a_command_that_fails(engine: TempEngine) -> None:
-    built = build(engine, f"FROM busybox\nRUN echo {unique()}; exit 3\nRUN true\n")
+def test_a_command_that_fails(builder: TempEngine) -> None:
+    built = build(builder, f"FROM busybox\nRUN echo {unique()}; exit 3\nRUN true\n")
     assert built.failure is not None
     assert built.failure.message.startswith('process "/bin/sh -c echo ')
     assert built.failure.message.endswith("did not complete successfully: exit code: 3")
-    assert engine.request("GET", "/v1.24/containers/json?all=1").json() == []
+    assert builder.request("GET", "/v1.24/containers/json?all=1").json() == []
     assert built.vertices[-1].error == built.failure.message and built.vertices[-1].name.startswith("[2/3] RUN")
     assert built.response == {}
 
@@ -272,13 +272,13 @@ def test_a_command_that_fails(engine: TempEngine) -> None:
         ("FROM busybox\nRUN --mount=type=secret,id=t,required=true true\n", "secret t: not found"),
     ],
 )
-def test_dockerfiles_that_fail(engine: TempEngine, text: str, words: str) -> None:
-    built = build(engine, text)
+def test_dockerfiles_that_fail(builder: TempEngine, text: str, words: str) -> None:
+    built = build(builder, text)
     assert built.failure is not None and words in built.failure.message
 
 
-def test_a_dockerfile_that_is_missing(engine: TempEngine) -> None:
-    built = build(engine, "FROM busybox", options={"filename": "other"})
+def test_a_dockerfile_that_is_missing(builder: TempEngine) -> None:
+    built = build(builder, "FROM busybox", options={"filename": "other"})
     assert built.failure is not None
     assert built.failure.message == "failed to read dockerfile: open other: no such file or directory"
     assert built.vertices[0].error == built.failure.message
@@ -296,13 +296,13 @@ def test_a_dockerfile_that_is_missing(engine: TempEngine) -> None:
         ({"names": "UPPER"}, "invalid reference"),
     ],
 )
-def test_what_is_refused(engine: TempEngine, given: dict[str, object], words: str) -> None:
-    built = build(engine, "FROM busybox\n", **given)
+def test_what_is_refused(builder: TempEngine, given: dict[str, object], words: str) -> None:
+    built = build(builder, "FROM busybox\n", **given)
     assert built.failure is not None and words in built.failure.message
 
 
-def test_graphs_are_refused(engine: TempEngine) -> None:
-    with Caller(engine.socket) as caller:
+def test_graphs_are_refused(builder: TempEngine) -> None:
+    with Caller(builder.socket) as caller:
         for path, number in ((f"{CONTROL}Solve", 2), (f"{BRIDGE}Solve", 1)):
             about = {"buildkit-controlapi-buildid": "none"}
             with pytest.raises(Failure) as raised:
@@ -315,9 +315,9 @@ def test_graphs_are_refused(engine: TempEngine) -> None:
             caller.ask(f"{CONTROL}Solve", b"\xff")
 
 
-def test_a_build_without_files_and_without_a_result(engine: TempEngine) -> None:
+def test_a_build_without_files_and_without_a_result(builder: TempEngine) -> None:
     """Clients begin with an empty build to learn what the engine is able to do."""
-    with sessions.session(engine.socket, {}) as (session_id, _), Caller(engine.socket) as caller:
+    with sessions.session(builder.socket, {}) as (session_id, _), Caller(builder.socket) as caller:
         solving = caller.call(f"{CONTROL}Solve")
         solving.send(field(1, "empty") + field(5, session_id), last=True)
         about = {"buildkit-controlapi-buildid": "empty"}
@@ -325,21 +325,21 @@ def test_a_build_without_files_and_without_a_result(engine: TempEngine) -> None:
         assert solving.all() == [b""]
 
 
-def test_a_client_that_cancels(engine: TempEngine) -> None:
+def test_a_client_that_cancels(builder: TempEngine) -> None:
     for leaves in (False, True):
-        under_way = Build(engine.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; sleep 1000\n"))
+        under_way = Build(builder.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; sleep 1000\n"))
         log = b""
         while b"\n" not in log:
             report = under_way.status.receive()
             assert report is not None
             log += b"".join(vertex_log for vertex_log in _logs(report))
-        assert len(engine.request("GET", "/v1.24/containers/json").json()) == 1
+        assert len(builder.request("GET", "/v1.24/containers/json").json()) == 1
         if leaves:
             under_way.caller.close()
             under_way.peer.close()
         else:
             under_way.solving.cancel()
-        until("the container is gone", lambda: engine.request("GET", "/v1.24/containers/json?all=1").json() == [])
+        until("the container is gone", lambda: builder.request("GET", "/v1.24/containers/json?all=1").json() == [])
         if not leaves:
             vertices = shown(under_way.status.all())
             assert vertices[-1].error == "context canceled"
@@ -352,7 +352,7 @@ def _logs(report: bytes) -> Iterator[bytes]:
             yield fields(data)[4]
 
 
-def test_the_client_leaves_while_it_sends_its_files(engine: TempEngine) -> None:
+def test_the_client_leaves_while_it_sends_its_files(builder: TempEngine) -> None:
     begun = threading.Event()
 
     def stalls(call: sessions.Call) -> None:
@@ -363,7 +363,7 @@ def test_the_client_leaves_while_it_sends_its_files(engine: TempEngine) -> None:
         while call.receive() is not None:
             pass
 
-    under_way = Build(engine.socket, {}, services={sessions.DIFF_COPY: stalls})
+    under_way = Build(builder.socket, {}, services={sessions.DIFF_COPY: stalls})
     assert begun.wait(30 * client.PATIENCE)
     under_way.peer.close()
     built = under_way.result()
@@ -384,18 +384,18 @@ def test_the_end_of_the_daemon_ends_builds() -> None:
 # --- sessions in builds ---------------------------------------------------------------------------
 
 
-def test_secrets(engine: TempEngine) -> None:
+def test_secrets(builder: TempEngine) -> None:
     secret = unique().encode()
     text = (
         f"FROM busybox\nRUN --mount=type=secret,id=t echo {unique()}; md5sum </run/secrets/t; "
         "stat -c %a /run/secrets/t\n"
         "RUN --mount=type=secret,id=other test ! -e /run/secrets/other\nRUN test ! -e /run/secrets/t\n"
     )
-    built = build(engine, text, services=sessions.of_secrets({"t": secret}))
+    built = build(builder, text, services=sessions.of_secrets({"t": secret}))
     assert built.failure is None
     (log,) = [vertex.log for vertex in built.vertices if "md5sum" in vertex.name]
     assert log.splitlines()[2] == b"400"
-    image = files_of(engine)
+    image = files_of(builder)
     assert secret not in image
 
 
@@ -411,16 +411,16 @@ def files_of(engine: TempEngine) -> bytes:
     return b"\n".join(content)
 
 
-def test_secrets_by_the_classic_builder(engine: TempEngine) -> None:
+def test_secrets_by_the_classic_builder(builder: TempEngine) -> None:
     """POST /build with the id of a session."""
     text = f"FROM busybox\nRUN --mount=type=secret,id=t,required=true echo {unique()}; cat /run/secrets/t | md5sum\n"
     body = _archive({"Dockerfile": text.encode()})
-    with sessions.session(engine.socket, sessions.of_secrets({"t": b"the secret"})) as (session_id, _):
-        answer = engine.request("POST", f"/v1.24/build?session={session_id}&networkmode=none", body)
+    with sessions.session(builder.socket, sessions.of_secrets({"t": b"the secret"})) as (session_id, _):
+        answer = builder.request("POST", f"/v1.24/build?session={session_id}&networkmode=none", body)
     lines = [json.loads(line) for line in answer.body.splitlines()]
     assert "errorDetail" not in lines[-1], lines
     assert any(hashlib.md5(b"the secret").hexdigest() in line.get("stream", "") for line in lines), lines
-    without = engine.request("POST", "/v1.24/build?nocache=1", body)
+    without = builder.request("POST", "/v1.24/build?nocache=1", body)
     assert b"secret t: not found" in without.body
 
 
@@ -434,7 +434,7 @@ def _archive(files: dict[str, bytes]) -> bytes:
     return content.getvalue()
 
 
-def test_an_ssh_agent(engine: TempEngine, tmp_path: Path) -> None:
+def test_an_ssh_agent(builder: TempEngine, tmp_path: Path) -> None:
     """The step reaches the client's agent; here it answers with what it was sent."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "agent"))
@@ -451,9 +451,9 @@ def test_an_ssh_agent(engine: TempEngine, tmp_path: Path) -> None:
     threading.Thread(target=serve, daemon=True).start()
     step = f"echo {unique()}; stat -c '%a %u' $SSH_AUTH_SOCK; until [ -e /tmp/over ]; do sleep 0.05; done"
     text = f"FROM busybox\nRUN --mount=type=ssh {step}\n"
-    under_way = Build(engine.socket, dockerfile(text), services=sessions.of_agent(str(tmp_path / "agent")))
-    (running,) = until("it runs", lambda: engine.request("GET", "/v1.24/containers/json").json())
-    root = f"/proc/{engine.inspect(running['Id'])['State']['Pid']}/root"
+    under_way = Build(builder.socket, dockerfile(text), services=sessions.of_agent(str(tmp_path / "agent")))
+    (running,) = until("it runs", lambda: builder.request("GET", "/v1.24/containers/json").json())
+    root = f"/proc/{builder.inspect(running['Id'])['State']['Pid']}/root"
     until("the socket is there", lambda: os.path.exists(f"{root}/run/buildkit/ssh_agent.0"))
     with client.connect(f"{root}/run/buildkit/ssh_agent.0") as stream:
         stream.sendall(b"hello")
@@ -464,17 +464,17 @@ def test_an_ssh_agent(engine: TempEngine, tmp_path: Path) -> None:
     assert built.failure is None
     (log,) = [vertex.log for vertex in built.vertices if "RUN" in vertex.name]
     assert log.splitlines()[1] == b"600 0", log
-    required = build(engine, "FROM busybox\nRUN --mount=type=ssh,required=true true\n")
+    required = build(builder, "FROM busybox\nRUN --mount=type=ssh,required=true true\n")
     assert required.failure is not None and "SSH agent" in required.failure.message
 
 
-def test_a_session_within_a_call(engine: TempEngine) -> None:
+def test_a_session_within_a_call(builder: TempEngine) -> None:
     """Files that several builds share come from a session that is opened by Control/Session."""
     shared = unique()
     near, far = socket.socketpair()
     peer = sessions.Peer(far, sessions.of_files(dockerfile("FROM busybox\nCOPY a /\nRUN cat /a\n", a=b"shared")))
     try:
-        with Caller(engine.socket) as caller:
+        with Caller(builder.socket) as caller:
             about = {
                 "x-docker-expose-session-uuid": shared,
                 "x-docker-expose-session-grpc-method": sessions.DIFF_COPY,
@@ -494,7 +494,7 @@ def test_a_session_within_a_call(engine: TempEngine) -> None:
             for work in (outward, inward):
                 threading.Thread(target=work, daemon=True).start()
             options = {f"local-sessionid:{name}": shared for name in ("context", "dockerfile")}
-            built = Build(engine.socket, {}, options=options).result()
+            built = Build(builder.socket, {}, options=options).result()
             assert built.vertex("[3/3] RUN cat /a").log == b"shared"
             with pytest.raises(Failure, match=f"session {shared} is in use already"):
                 caller.call(f"{CONTROL}Session", about).all()
@@ -527,8 +527,8 @@ def _auth_header() -> str:
 # --- about the engine -----------------------------------------------------------------------------
 
 
-def test_workers(engine: TempEngine) -> None:
-    with Caller(engine.socket) as caller:
+def test_workers(builder: TempEngine) -> None:
+    with Caller(builder.socket) as caller:
         record = fields(fields(caller.ask(f"{CONTROL}ListWorkers", b""))[1])
         assert fields(record[3])[2] == b"linux"
         label = fields(record[2])
@@ -555,6 +555,6 @@ def test_the_cache(own_engine: TempEngine) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Connection": "Upgrade", "Upgrade": "tcp"}])
-def test_it_needs_the_upgrade(engine: TempEngine, headers: dict[str, str]) -> None:
-    answer = engine.request("POST", "/grpc", headers=headers)
+def test_it_needs_the_upgrade(builder: TempEngine, headers: dict[str, str]) -> None:
+    answer = builder.request("POST", "/grpc", headers=headers)
     assert answer.status == 400 and "needs the header Upgrade: h2c" in answer.message
