@@ -118,8 +118,8 @@ def _drop(root: int, path: str, under: Lowers) -> None:
     """Remove the changes at and below `path`. A new directory stays, as the mount point of a volume
     would, empty and with Docker's mode.
     """
-    path = os.path.normpath(path).lstrip("/")
-    if not path:
+    path = os.path.normpath(f"/{path}").lstrip("/")
+    if not path or "\0" in path:
         return
     with _if_there(), _parent(root, path) as (parent, name):
         new = stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
@@ -164,13 +164,13 @@ def _above(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _if_there() -> Iterator[None]:
-    """Ignore that a path does not exist, or leads through a link or something else that is no
-    directory.
+    """Ignore that a path does not or cannot exist, or leads through a link or something else that
+    is no directory.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
             raise
 
 

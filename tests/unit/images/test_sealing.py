@@ -206,6 +206,14 @@ def test_a_volume_that_became_a_link_is_dropped_itself(overlay: Overlay, tmp_pat
     assert (tmp_path / "outside/file").exists()
 
 
+def test_volumes_that_cannot_be_there(overlay: Overlay) -> None:
+    """An image may declare any text as a volume."""
+    (overlay.upper / "x").mkdir()
+    (overlay.upper / "x/file").touch()
+    overlay.seal(drop=["", "/", "/" + "n" * 300, "/a/" * 3000, "/nul\0", "/x/file/y", "../../x"])
+    assert overlay.left() == {"x"}
+
+
 def test_long_paths(overlay: Overlay) -> None:
     """A file whose path the kernel does not take at once is in the tar-split data itself."""
     directory = os.open(overlay.upper, os.O_RDONLY)
