@@ -43,7 +43,7 @@ from engine.containers.parts import Parts, Peers
 from engine.containers.signals import signal_number
 from engine.containers.store import ContainerRecord, Status
 from engine.containers.waiting import Ends, Starts
-from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, NotModified, ServerError
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, NotModified, ServerError
 from engine.monitor.handles import Exit, LaunchFailed, LogReading, Process
 from engine.networks.endpoints import configured
 from engine.runtime import oci
@@ -325,6 +325,8 @@ class Container:
         async with self.lock:
             self.check_present()
             state = lifecycle.following(self.record.status.state, Verb.START, self.id)
+            if self.record.status.started_at and self.parts.store.transient(self.id):
+                raise Conflict(f"Container {self.id} was made for one run of an image build, which has ended")
             if not by_user and (self.record.status.state != State.RESTARTING or self.peers.leaving):
                 raise NotModified(f"Container {self.id} was stopped before its restart")
             self.planned.cancel()

@@ -187,7 +187,7 @@ class Containers:
         container is removed.
 
         The caller retains the layer below, and abandons or commits the ingest. Raises Conflict
-        while it runs, NotFound if it was removed meanwhile.
+        while it runs and after a client has stopped it, NotFound if it was removed meanwhile.
         """
         return await transient.take(container)
 

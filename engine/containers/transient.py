@@ -23,6 +23,9 @@ async def take(container: Container) -> Ingest:
     """See `Containers.take`."""
     async with container.lock:
         _check(container)
+        if container.record.stopped_by_user:
+            # Its program may have ended as if it were complete.
+            raise Conflict(f"Container {container.id} was stopped by a client")
         ingest = await container.parts.snapshots.take(container.id)
     try:
         await removal.remove(container, force=True)

@@ -394,6 +394,11 @@ FROM busybox
 RUN --mount=type=cache,target=/c --mount=type=tmpfs,target=/t echo up > /x; echo ready; sleep 1000
 """
 
+STOPPABLE = """
+FROM busybox
+RUN trap 'exit 0' TERM; echo ready; while true; do sleep 0.05; done
+"""
+
 
 def context(dockerfile: str = DOCKERFILE) -> bytes:
     out = io.BytesIO()
@@ -483,10 +488,21 @@ def test_the_api_ends_a_run(own_engine: TempEngine, end: str) -> None:
     until("nothing is left", lambda: not engine.footprint().beyond(before))
 
 
+def test_a_stopped_run_makes_no_image_even_if_it_ends_well(own_engine: TempEngine) -> None:
+    engine = own_engine
+    before = engine.footprint()
+    with building(engine, "t=never&forcerm=1", STOPPABLE) as (container, answers):
+        engine.post(f"/containers/{container}/stop?t=10")
+    assert b"was stopped by a client" in answers[0] and b"Successfully" not in answers[0]
+    assert engine.request("GET", "/v1.24/images/never/json").status == 404
+    assert engine.containers() == []
+    until("nothing is left", lambda: not engine.footprint().beyond(before))
+
+
 def test_a_client_that_leaves_ends_its_run(own_engine: TempEngine) -> None:
     engine = own_engine
     before = engine.footprint()
-    body = context()
+    body = context(DOCKERFILE)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(engine.socket)
         head = f"POST /v1.24/build HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -19,7 +19,7 @@ from engine.containers import removal, settings
 from engine.containers.container import Container
 from engine.containers.extra_mounts import File
 from engine.containers.store import ContainerRecord, ContainerStore
-from engine.errors import EngineError, NotFound, ServerError
+from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.storage.records import Records
 from engine.storage.snapshots import Ingest
 from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig
@@ -214,6 +214,34 @@ def test_the_next_daemon_does_not_know_it(world: World, state: str) -> None:
 
     for name in ("start", "take", "keep", "exit", "remove by force"):
         _at_every_await(lambda at, verb=VERBS[name]: case(at, verb), f"{state}: killed in {name}")  # type: ignore[misc]
+
+
+def test_it_runs_once(world: World) -> None:
+    """A second run would begin with the changes of the first."""
+
+    async def story() -> None:
+        engine, container = await _in_state(world, "created")
+        await container.start()
+        await _exit(engine, container)
+        await _as_far_as_it_can()
+        with pytest.raises(Conflict, match="was made for one run"):
+            await container.start()
+        assert isinstance(await engine.containers.take(container), Ingest)
+
+    run(story())
+
+
+@pytest.mark.parametrize("verb", ["stop", "kill"])
+def test_a_run_that_a_client_has_stopped_makes_no_layer(world: World, verb: str) -> None:
+    async def story() -> None:
+        engine, container = await _in_state(world, "running")
+        await VERBS[verb](engine, container)
+        with pytest.raises(Conflict, match="was stopped by a client"):
+            await engine.containers.take(container)
+        await removal.remove(container, force=True)
+        await _agree(engine)
+
+    run(story())
 
 
 def test_volumes_of_the_image_are_not_mounted(world: World) -> None:
