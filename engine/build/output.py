@@ -38,13 +38,20 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(BuildMessage).decode
 
 
+class _Spooled:
+    """Messages in the file, up to this place in it."""
+
+    __slots__ = ("end",)
+    end: int
+
+
 class Log:
     """See the module. `read` may be called by any number of readers."""
 
     def __init__(self, directory: Path) -> None:
         """`directory`: for the file, if one is needed."""
         self._directory = directory
-        self._messages: list[BuildMessage | Log] = []
+        self._messages: list[BuildMessage | Log | _Spooled] = []
         self._size = 0
         self._file = -1
         self._file_size = 0
@@ -81,6 +88,11 @@ class Log:
                 self._file_size += written
         except OSError as error:
             raise ServerError(f"keeping the output of a build step in {self._directory}: {reason(error)}") from error
+        last = self._messages[-1] if self._messages else None
+        if not isinstance(last, _Spooled):
+            last = _Spooled()
+            self._messages.append(last)
+        last.end = self._file_size
 
     def follow(self, other: Log) -> None:
         """Let the content of `other`, which another step writes, stand at this place."""
@@ -112,22 +124,24 @@ class Log:
             changed = self._changed
             while at < len(self._messages):
                 message = self._messages[at]
-                at += 1
-                if isinstance(message, Log):
+                if isinstance(message, _Spooled):
+                    while offset < message.end:
+                        (length,) = _LENGTH.unpack(os.pread(self._file, _LENGTH.size, offset))
+                        data = os.pread(self._file, length, offset + _LENGTH.size)
+                        offset += _LENGTH.size + length
+                        yield _decode(data)
+                    if message is self._messages[-1]:  # it may grow
+                        break
+                elif isinstance(message, Log):
                     async for each in message.read():
                         yield each
                 else:
                     yield message
-            while offset < self._file_size:
-                (length,) = _LENGTH.unpack(os.pread(self._file, _LENGTH.size, offset))
-                data = os.pread(self._file, length, offset + _LENGTH.size)
-                offset += _LENGTH.size + length
-                yield _decode(data)
-            if at == len(self._messages) and offset == self._file_size:
+                at += 1
+            if changed is self._changed:
                 if self._closed:
                     return
-                if changed is self._changed:
-                    await changed.wait()
+                await changed.wait()
 
 
 class Terminal:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +80,28 @@ def test_text_is_the_same_however_the_bytes_arrive(pieces: list[tuple[int, bytes
         assert red == b"".join(data for stream, data in pieces if stream == 2).decode(errors="replace")
 
     asyncio.run(run())
+
+
+def test_another_log_after_a_lot_of_output_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MEMORY", 100)
+
+    async def run() -> None:
+        log, other = output.Log(tmp_path), output.Log(tmp_path)
+        live = asyncio.create_task(_texts(log))
+        for number in range(10):
+            log.say(str(number))
+            await asyncio.sleep(0)
+        other.say("other")
+        other.close()
+        log.follow(other)
+        log.say("a")
+        await asyncio.sleep(0)
+        log.say("b")
+        log.close()
+        assert await _texts(log) == await live == [*map(str, range(10)), "other", "a", "b"]
+
+    asyncio.run(run())
+
+
+async def _texts(log: output.Log) -> list[str]:
+    return [message.stream async for message in log.read()]
