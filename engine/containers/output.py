@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from engine._fast.frames import Demultiplexer
 from engine.containers.container import Container
 from engine.errors import ServerError
-from engine.monitor.handles import Client
+from engine.monitor.handles import Client, Interrupted
 
 STDOUT, STDERR = 1, 2
 _CHUNK = 256 * 1024
@@ -34,6 +34,14 @@ class Output:
 
     async def open(self) -> bool:
         """Attach to the next run, or to the one in progress. Returns True if there is one."""
+        while True:
+            try:
+                return await self._open()
+            except Interrupted:  # that monitor died: ask the next one
+                if self._container.parts.monitor.closing:
+                    raise
+
+    async def _open(self) -> bool:
         container = self._container
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
