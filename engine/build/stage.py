@@ -23,7 +23,7 @@ import msgspec
 
 from engine._fast import layer
 from engine.build import cachefrom, copying, keys, options
-from engine.build.dockerfile import stages
+from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Scope
 from engine.build.dockerfile.stages import Dockerfile, Stage
 from engine.build.options import Options
@@ -264,7 +264,10 @@ class StageBuild:
         """Carry out one instruction."""
         if not expanded:
             variables = self.scope.variables(self.state.config.env)
-            instruction = records.expand(instruction, variables, self.site.dockerfile.escape)
+            try:
+                instruction = records.expand(instruction, variables, self.site.dockerfile.escape)
+            except InvalidParameter as error:
+                raise lines.at_line(error, instruction.line, instruction.text) from error
         await self._apply(self, instruction, log)
 
     async def _run_triggers(self, log: Log) -> None:

@@ -316,6 +316,12 @@ def test_a_missing_source(line: str, words: str, builder: TempEngine) -> None:
 # --- q --------------------------------------------------------------------------------------------
 
 
+def test_a_value_that_is_known_at_its_step_names_its_line(builder: TempEngine) -> None:
+    built = build(builder, "FROM busybox\nARG port=99999\n\nEXPOSE $port\n")
+    assert built.error is not None
+    assert built.error["error"] == "dockerfile parse error line 4: EXPOSE: invalid containerPort: 99999"
+
+
 def test_quiet(builder: TempEngine) -> None:
     dockerfile = "FROM busybox\nRUN echo out\n"
     built = build(builder, dockerfile, q=1, t="silent")
