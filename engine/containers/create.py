@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.containers import body, limits, mount_points
+from engine.containers import body, limits, mount_points, spec
 from engine.containers.body import Link
 from engine.containers.parts import Parts
 from engine.containers.sharing import Find, network_owner
@@ -216,7 +216,7 @@ async def _make_working_directory(record: ContainerRecord, parts: Parts) -> None
     `docker cp` finds it before the first start. Missing parts of the path are owned by root, mode
     0755.
     """
-    path = record.config.working_dir
+    path = spec.directory(record.config.working_dir)
     if (record.parent, path) in _IN_IMAGES:
         return
 

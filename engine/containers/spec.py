@@ -14,6 +14,7 @@ this host lacks.
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -148,7 +149,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             user=oci.User(uid=place.identity.uid, gid=place.identity.gid, additional_gids=place.identity.groups),
             args=arguments,
             env=variables,
-            cwd=config.working_dir or "/",
+            cwd=directory(config.working_dir),
             capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
             rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in bounding) for each in host.ulimits or ()],
             no_new_privileges=wanted.no_new_privileges,
@@ -215,7 +216,7 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
         user=oci.User(uid=identity.uid, gid=identity.gid, additional_gids=identity.groups),
         args=arguments,
         env=variables,
-        cwd=config.working_dir or record.config.working_dir or "/",
+        cwd=directory(config.working_dir or record.config.working_dir),
         capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
         rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in capabilities.bounding()) for each in host.ulimits or ()],
         no_new_privileges=wanted.no_new_privileges and not config.privileged,
@@ -227,6 +228,13 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
 def _stack(host: HostConfig) -> int:
     """The soft limit of the stack that the container was given; 0 if it has none."""
     return next((each.soft for each in host.ulimits or () if each.name == "stack"), 0)
+
+
+def directory(path: str) -> str:
+    """A working directory for the runtime, without `.`, `..` and doubled slashes. As in Docker, the
+    record keeps what was given.
+    """
+    return posixpath.normpath(f"/{path}").replace("//", "/") if path else "/"
 
 
 def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) -> list[str]:

@@ -317,6 +317,15 @@ def test_the_working_directory_is_made_at_the_create(engine: TempEngine) -> None
     assert answer.status == 400 and "Cannot mkdir: /bin/busybox" in answer.message, answer
 
 
+def test_a_working_directory_with_dots_is_cleaned(engine: TempEngine) -> None:
+    """As in Docker, inspect shows it as it was given."""
+    identifier = engine.create("pwd", WorkingDir="/no/./such//../place")
+    assert engine.inspect(identifier)["Config"]["WorkingDir"] == "/no/./such//../place"
+    engine.post(f"/containers/{identifier}/start")
+    assert engine.wait(identifier) == 0
+    assert engine.logs(identifier) == b"/no/place\n"
+
+
 def test_resize_with_and_without_a_terminal_and_a_run(engine: TempEngine) -> None:
     plain = engine.started("sleep", "600")
     post(engine, f"/containers/{plain}/resize?h=40&w=40", status=200)

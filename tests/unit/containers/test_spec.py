@@ -383,3 +383,11 @@ def test_capabilities() -> None:
     assert document["process"]["capabilities"].get("effective", []) == expected
     with pytest.raises(InvalidParameter, match=r'CapAdd: unknown capability "NOPE"'):
         built(cap_add=["NOPE"])
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [("", "/"), ("/a", "/a"), ("/x/./z//../y", "/x/y"), ("/..", "/"), ("//a", "/a"), ("/a/", "/a")],
+)
+def test_a_working_directory_is_cleaned_for_the_runtime(given: str, path: str) -> None:
+    assert spec.directory(given) == path
