@@ -107,23 +107,25 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
     reclaimed = 0
     keep = await _bytes_to_keep(parts, options)
     total = sum(entry.size for entry in await entries(parts)) if keep is not None else 0
-    progress = True
-    while progress:
-        progress = False
-        for entry in await entries(parts):
-            if keep is not None and total <= keep:
-                break
-            if entry.in_use or entry.id in deleted or not _matches(entry, options):
-                continue
-            if entry.shared and not options.all:
-                continue
-            size = await _remove(parts, entry, forget=options.all)
-            if size is None:
-                continue
-            deleted[entry.id] = None
-            reclaimed += size
-            total -= entry.size
-            progress = True
+    # Records of images that stay are forgotten last: an image can go once those made from it have.
+    for forget in (False, True) if options.all else (False,):
+        progress = True
+        while progress:
+            progress = False
+            for entry in await entries(parts):
+                if keep is not None and total <= keep:
+                    break
+                if entry.in_use or entry.id in deleted or not _matches(entry, options):
+                    continue
+                if entry.shared and not forget:
+                    continue
+                size = await _remove(parts, entry, forget=forget)
+                if size is None:
+                    continue
+                deleted[entry.id] = None
+                reclaimed += size
+                total -= entry.size
+                progress = True
     parts.events.publish("builder", "prune", "", {"reclaimed": str(reclaimed)})
     return PruneReport(caches_deleted=[*deleted] or None, space_reclaimed=reclaimed)
 
