@@ -391,7 +391,7 @@ class Runner:
                 yield f"before: {made.error}"
                 return
         name = f"case-{case.name.lower()}"
-        query = {"t": name} | case.query
+        query = {"t": name, "forcerm": "1"} | case.query
         built = build(self._ask, case.listed(), query)
         yield from self._said(case, built)
         if case.error or built.error:
