@@ -1,8 +1,8 @@
 """Removal from the build cache: POST /build/prune, and the budget after each build.
 
 A record can go when its image has no name, no container and no image made from it; then the image
-goes with it, so records are removed from the newest step of a chain to its base. Records of images
-that stay are only forgotten. The least recently used go first.
+goes with it, so records are removed from the newest step of a chain to its base. With `all`, the
+records of images that stay for a name are forgotten. The least recently used go first.
 
 Rules: Docker Engine API, BuildPrune.
 Owns:  nothing. Threads: the event loop's; file systems are asked in threads.
@@ -107,48 +107,60 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
     reclaimed = 0
     keep = await _bytes_to_keep(parts, options)
     total = sum(entry.size for entry in await entries(parts)) if keep is not None else 0
-    # Records of images that stay are forgotten last: an image can go once those made from it have.
-    for forget in (False, True) if options.all else (False,):
-        progress = True
-        while progress:
-            progress = False
-            for entry in await entries(parts):
-                if keep is not None and total <= keep:
-                    break
-                if entry.in_use or entry.id in deleted or not _matches(entry, options):
-                    continue
-                if entry.shared and not forget:
-                    continue
-                size = await _remove(parts, entry, forget=forget)
-                if size is None:
-                    continue
+    progress = True
+    while progress:
+        progress = False
+        for entry in await entries(parts):
+            if keep is not None and total <= keep:
+                break
+            if entry.in_use or entry.shared or entry.id in deleted or not _matches(entry, options):
+                continue
+            size = await _remove(parts, entry)
+            if size is None:
+                continue
+            deleted[entry.id] = None
+            reclaimed += size
+            total -= entry.size
+            progress = True
+    if options.all:
+        named = _named(parts)
+        for entry in await entries(parts):
+            if keep is not None and total <= keep:
+                break
+            step = parts.cache.get(entry.id)
+            if step is not None and step.image_id in named and not entry.in_use and _matches(entry, options):
+                parts.cache.drop([entry.id])
                 deleted[entry.id] = None
-                reclaimed += size
                 total -= entry.size
-                progress = True
     parts.events.publish("builder", "prune", "", {"reclaimed": str(reclaimed)})
     return PruneReport(caches_deleted=[*deleted] or None, space_reclaimed=reclaimed)
 
 
-async def _remove(parts: Parts, entry: Entry, *, forget: bool) -> int | None:
-    """Remove one record. Returns the bytes reclaimed; None if it has to stay."""
+async def _remove(parts: Parts, entry: Entry) -> int | None:
+    """Remove one record with its image. Returns the bytes reclaimed; None if it has to stay."""
     if entry.type == CACHE_MOUNT:
         return entry.size if await parts.caches.remove(entry.id) else None
     step = parts.cache.get(entry.id)
-    if step is None:
+    if step is None or not _removable(parts, step.image_id):
         return None
-    size = 0
-    if _removable(parts, step.image_id):
-        try:
-            await parts.images.delete(step.image_id, prune=False)
-            size = entry.size
-        except (NotFound, Conflict):  # a container uses it
-            if not forget:
-                return None
-    elif not forget:
+    try:
+        await parts.images.delete(step.image_id, prune=False)
+    except (NotFound, Conflict):  # a container uses it
         return None
     parts.cache.drop([entry.id])
-    return size
+    return entry.size
+
+
+def _named(parts: Parts) -> set[str]:
+    """Images that stay because they, or images made from them, have names."""
+    found: set[str] = set()
+    for record in parts.images.index:
+        image_id = "" if record.nameless else record.id
+        while image_id and image_id not in found:
+            found.add(image_id)
+            above = parts.images.index.find(image_id)
+            image_id = above.parent if above is not None else ""
+    return found
 
 
 def _matches(entry: Entry, options: PruneOptions) -> bool:
