@@ -14,7 +14,7 @@ import random
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,11 @@ class Contexts:
     def steps(self, changed: int = 0) -> Path:
         return self.path(f"steps{changed}", STEPS, tree(self._size.of(FILES, 200), FILE_SIZE, changed))
 
-    @property
-    def small_files(self) -> Path:
-        files = tree(self._size.of(SMALL_FILES, 1000), SMALL_SIZE)
-        return self.path("small", f"FROM {steps.IMAGE}\nCOPY . /app/\n", files)
+    def small_files(self, changed: int) -> Path:
+        files = tree(self._size.of(SMALL_FILES, 1000), SMALL_SIZE, changed)
+        return self.path(f"small{changed}", f"FROM {steps.IMAGE}\nCOPY . /app/\n", files)
 
-    @property
-    def big_file(self) -> Path:
+    def big_file(self, _: int) -> Path:
         data = random.Random(1).randbytes(1 << 20) * (self._size.of(BIG_SIZE, BIG_SIZE // 10) >> 20)
         return self.path("big", f"FROM {steps.IMAGE}\nENV a=b\n", [("big", data)])
 
@@ -122,9 +120,22 @@ def milliseconds(engine: Engine, context: Path, query: str = "") -> tuple[float,
     return (time.perf_counter() - begin) * 1000, image
 
 
+def numbers(context: Callable[[int], Path], count: int, first: int) -> Any:
+    """Prepare: `count` contexts before the first sample. Each differs in one file, so that no
+    engine has its layer.
+    """
+
+    def prepare(_: Engine) -> Iterator[int]:
+        for number in range(first, first + count):
+            context(number)
+        return itertools.count(first)
+
+    return prepare
+
+
 def from_nothing(contexts: Contexts, count: int) -> Any:
-    def sample(engine: Engine, _: Any) -> float:
-        elapsed, image = milliseconds(engine, contexts.steps(), "&nocache=1")
+    def sample(engine: Engine, numbers: Iterator[int]) -> float:
+        elapsed, image = milliseconds(engine, contexts.steps(next(numbers)), "&nocache=1")
         with engine.connection() as connection:
             right = f"test $(cat /var/cache/app/sorted) = {count + 1}"  # and the Dockerfile
             container = steps.run(connection, "sh", "-c", right, Image=image)
@@ -170,9 +181,9 @@ def metadata(contexts: Contexts) -> Any:
     return sample
 
 
-def received(contexts: Contexts, name: str) -> Any:
-    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
-        context = getattr(contexts, name)
+def received(place: Callable[[int], Path]) -> Any:
+    def sample(engine: Engine, numbers: Iterator[int]) -> tuple[float, ...]:
+        context = place(next(numbers))
         with Meanwhile(engine) as meanwhile:
             elapsed, _image = milliseconds(engine, context, "&nocache=1")
         return elapsed, meanwhile.ping, meanwhile.memory
@@ -182,11 +193,11 @@ def received(contexts: Contexts, name: str) -> Any:
 
 def written(contexts: Contexts) -> Any:
     """A big context, and how many times as long that takes as copying it to a file."""
-    received_ = received(contexts, "big_file")
+    received_ = received(contexts.big_file)
 
     def sample(engine: Engine, state: Any) -> tuple[float, ...]:
         found = received_(engine, state)
-        return *found, found[0] / _copied(contexts.big_file, engine.base)
+        return *found, found[0] / _copied(contexts.big_file(0), engine.base)
 
     return sample
 
@@ -233,10 +244,8 @@ def jobs(size: Size, material: Material) -> list[Job]:
     def warm(engine: Engine) -> str:
         return built(engine, contexts.steps())
 
-    def numbers(engine: Engine) -> tuple[Iterator[int], set[str]]:
-        for at in range(1, rounds + 2):
-            contexts.steps(at)
-        return itertools.count(1), {warm(engine)}
+    def changed(engine: Engine) -> tuple[Iterator[int], set[str]]:
+        return numbers(contexts.steps, rounds + 1, 1)(engine), {warm(engine)}
 
     def figure(name: str, text: str, target: Target, unit: str = "ms") -> Figure:
         return Figure(name, text, unit, target=target)
@@ -253,6 +262,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
             [figure("build", f"a build of {what}, nothing cached", Target({"dockerd": 8}, 400))],
             from_nothing(contexts, files),
             rounds,
+            prepare=numbers(contexts.steps, rounds + 1, 100),
             flush=True,
         ),
         Job(
@@ -268,7 +278,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
             [figure("build-changed", f"the same with one of {files:,} files changed", Target({"dockerd": 5}, 250))],
             one_changed(contexts),
             rounds,
-            prepare=numbers,
+            prepare=changed,
             flush=True,
         ),
         Job(
@@ -280,11 +290,16 @@ def jobs(size: Size, material: Material) -> list[Job]:
         Job(
             "build-files",
             [
-                figure("build-files", f"COPY of a context of {small:,} files of 4 KB", Target({"dockerd": 5}, 1000)),
+                figure(
+                    "build-files",
+                    f"COPY of a context of {small:,} files of 4 KB, one of them new",
+                    Target({"dockerd": 5}, 1000),
+                ),
                 *meanwhile("build-files"),
             ],
-            received(contexts, "small_files"),
+            received(contexts.small_files),
             rounds,
+            prepare=numbers(contexts.small_files, rounds, 1),
             warm=False,
             flush=True,
             memory=200 << 20,
@@ -297,7 +312,8 @@ def jobs(size: Size, material: Material) -> list[Job]:
                 figure("build-big-file-written", "the same / the time to copy the file", Target(at_most=1.3), "x"),
             ],
             written(contexts),
-            size.rounds(2),
+            size.rounds(3),
+            prepare=numbers(contexts.big_file, 1, 0),
             warm=False,
             flush=True,
             memory=3 * big,
