@@ -37,6 +37,9 @@ from engine.images.instructions.records import Add, Copy, Instruction, Run
 from engine.system.threads import cancelled, uninterrupted
 from engine.wire.build import BuildMessage
 
+MAX_STEPS = 1000
+"""Steps of one build. Each is an image, whose document has the history of those before it."""
+
 
 class Build:
     """See the module."""
@@ -63,6 +66,8 @@ class Build:
             *(Step(each.text, Log(parts.images.temporary)) for each in dockerfile.global_arguments),
             *(step for stage in self._stages for step in stage.steps),
         ]
+        if len(self.steps) > MAX_STEPS:
+            raise InvalidParameter(f"the Dockerfile has {len(self.steps)} steps of at most {MAX_STEPS}")
         for step in self.steps[: len(dockerfile.global_arguments)]:
             step.done = True
             step.log.close()

@@ -33,6 +33,7 @@ from engine.build.state import State, after
 from engine.build.steps import base
 from engine.build.trees import Tree
 from engine.errors import EngineError, InvalidParameter, NotFound, Unimplemented
+from engine.images.archive import MAX_DOCUMENT
 from engine.images.instructions import records
 from engine.images.instructions.mounts import RunMount
 from engine.images.instructions.records import Arg, Instruction, Label
@@ -42,6 +43,9 @@ from engine.system.threads import opened, uninterrupted
 from engine.wire.build import BuildMessage, BuiltImage
 from engine.wire.containers import Config
 from engine.wire.images import Platform
+
+MAX_DOCUMENTS = 256 << 20
+"""Bytes of the documents of all images that one build makes."""
 
 
 class Step:
@@ -99,10 +103,23 @@ class Site:
         self._scratch = asyncio.Lock()
         self._context_directory = -1
         self._owned = contextlib.AsyncExitStack()
+        self._documents = 0
+        """Bytes of the documents that this build has made."""
 
     async def close(self) -> None:
         """Remove the directories that `context_directory` made."""
         await uninterrupted(self._owned.aclose())
+
+    def charge(self, state: State) -> None:
+        """Account for the document of a new image. Raises InvalidParameter when one, or all
+        together, are too large.
+        """
+        self._documents += len(state.raw)
+        if len(state.raw) > MAX_DOCUMENT or self._documents > MAX_DOCUMENTS:
+            raise InvalidParameter(
+                f"configuration and history of an image have more than {MAX_DOCUMENT >> 20} MiB, "
+                f"or those of all steps more than {MAX_DOCUMENTS >> 20} MiB"
+            )
 
     async def image(self, name: str, platform: Platform | None, log: Log) -> ImageRecord:
         """The image that FROM or `from` names. It is looked up or pulled once, so all steps of the
@@ -323,6 +340,7 @@ class StageBuild:
 
             shared = keys.key_of(key, "run", self.site.id if self.site.options.no_cache else "", with_others)
             state = await self.site.parts.shared.once(shared, log, store)
+        self.site.charge(state)
         for other in known_as:
             cache.know(other, state, before.key, " ".join(command))
         self.state = self.site.stages.use(state)

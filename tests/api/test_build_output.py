@@ -316,6 +316,18 @@ def test_a_missing_source(line: str, words: str, builder: TempEngine) -> None:
 # --- q --------------------------------------------------------------------------------------------
 
 
+def test_more_layers_than_can_be_mounted(builder: TempEngine) -> None:
+    lines = "".join(f"COPY file /f{number}\n" for number in range(128))
+    built = build(builder, f"FROM busybox\n{lines}", {"file": b"x"})
+    assert built.error is not None
+    assert built.error["error"] == "max depth exceeded: an image has at most 128 layers"
+
+
+def test_steps_have_a_limit(builder: TempEngine) -> None:
+    many = context("FROM busybox\n" + "ENV a=1\n" * 1000)
+    assert refused(post(builder, many)) == "the Dockerfile has 1001 steps of at most 1000"
+
+
 def test_a_value_that_is_known_at_its_step_names_its_line(builder: TempEngine) -> None:
     built = build(builder, "FROM busybox\nARG port=99999\n\nEXPOSE $port\n")
     assert built.error is not None

@@ -18,7 +18,8 @@ from engine.build.copying import Stream
 from engine.build.parts import Parts
 from engine.containers import commit as commits
 from engine.containers.container import Container
-from engine.errors import Conflict, ServerError, reason_with_file
+from engine.errors import Conflict, InvalidParameter, ServerError, reason_with_file
+from engine.images.archive import MAX_LAYERS
 from engine.images.importing import EMPTY_LAYER
 from engine.images.layers import Extraction, chain_ids
 from engine.storage.snapshots import Ingest, Layer
@@ -79,11 +80,17 @@ def _digest(opened: Callable[[], Stream]) -> str:
 async def commit(
     parts: Parts, below: tuple[str, ...], ingest: Ingest, extraction: Extraction, claim: Callable[[str], None]
 ) -> str:
-    """Commit an ingest whose files and digest are known, and consume it. Returns the diff_id."""
+    """Commit an ingest whose files and digest are known, and consume it. Returns the diff_id.
+
+    Raises InvalidParameter when no layer can be mounted on those below.
+    """
     snapshots, diff_id = parts.images.snapshots, extraction.diff_id
     if diff_id == EMPTY_LAYER:
         await uninterrupted(snapshots.abandon(ingest))
         return diff_id
+    if len(below) >= MAX_LAYERS:
+        await uninterrupted(snapshots.abandon(ingest))
+        raise InvalidParameter(f"max depth exceeded: an image has at most {MAX_LAYERS} layers")
     chain_id = above(below, diff_id)
     claim(chain_id)
     layer = Layer(ingest.number, diff_id, chain_ids(below)[-1] if below else "", extraction.size)
