@@ -81,13 +81,14 @@ class Log:
         try:
             if self._file < 0:
                 self._file = files.temporary_file(self._directory)
-            view = memoryview(_LENGTH.pack(len(data)) + data)
+            view, end = memoryview(_LENGTH.pack(len(data)) + data), self._file_size
             while view:
-                written = os.pwrite(self._file, view[:_PIECE], self._file_size)
+                written = os.pwrite(self._file, view[:_PIECE], end)
                 view = view[written:]
-                self._file_size += written
+                end += written
         except OSError as error:
             raise ServerError(f"keeping the output of a build step in {self._directory}: {reason(error)}") from error
+        self._file_size = end  # only now: what is read never ends within an object
         last = self._messages[-1] if self._messages else None
         if not isinstance(last, _Spooled):
             last = _Spooled()
