@@ -68,6 +68,29 @@ def test_output_beyond_the_memory_is_kept_in_a_file_without_a_name(tmp_path: Pat
     asyncio.run(run())
 
 
+def test_an_object_that_the_disk_had_no_space_for_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        log = Log(tmp_path)
+        log.say("x" * output.MEMORY)
+        log.say("kept ")
+        write, full = os.pwrite, iter((False, True))
+
+        def half(file: int, data: memoryview, offset: int) -> int:
+            if next(full):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(file, data[: len(data) // 2], offset)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", half)
+            with pytest.raises(ServerError, match="no space left on device"):
+                log.say("lost" * 100)
+        log.say("after")
+        log.close()
+        assert (await read(log))[output.MEMORY :] == "kept after"
+
+    asyncio.run(run())
+
+
 @given(st.lists(st.tuples(st.sampled_from((1, 2)), st.binary(max_size=9)), max_size=20))
 def test_text_is_the_same_however_the_bytes_arrive(pieces: list[tuple[int, bytes]]) -> None:
     async def run() -> None:
