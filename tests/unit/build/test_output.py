@@ -130,28 +130,3 @@ def test_another_log_after_a_lot_of_output_has_its_place(tmp_path: Path, monkeyp
 
 async def _texts(log: output.Log) -> list[str]:
     return [message.stream async for message in log.read()]
-
-
-def test_a_full_disk_leaves_whole_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        log = Log(tmp_path)
-        for _ in range(200):
-            log.say("x" * 8000)
-        room = [100]
-
-        def write(descriptor: int, data: memoryview, offset: int) -> int:
-            if not room[0]:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            size, room[0] = min(room[0], len(data)), 0
-            return pwrite(descriptor, data[:size], offset)
-
-        pwrite = os.pwrite
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "pwrite", write)
-            with pytest.raises(ServerError, match="space left on device"):
-                log.say("lost" * 2000)
-        log.say("last")
-        log.close()
-        assert await read(log) == "x" * 8000 * 200 + "last"
-
-    asyncio.run(run())
