@@ -388,7 +388,7 @@ def of_files(directories: Directories, *, together: int = 1, piece: int = 32768)
 
 
 class Received:
-    """What a client receives of a build. Each call of FileSend fills it anew."""
+    """What a client receives of a build. Each call of FileSend replaces it."""
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[int, bytes, str]] = {}

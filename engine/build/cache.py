@@ -203,7 +203,8 @@ class Cache:
 
     async def _write_quietly(self) -> None:
         try:
-            await self.write()
+            while self._new or self._unwritten:  # more may have come while it wrote
+                await self.write()
         except EngineError as error:  # the build that ends next gets it
             _log.warning("writing the build cache: %s", error.message)
 

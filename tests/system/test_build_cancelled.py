@@ -85,7 +85,7 @@ def test_in_run_that_ignores_signals(engine: TempEngine) -> None:
 
 
 def test_in_run_that_writes(engine: TempEngine) -> None:
-    """Output that nobody reads any more does not hold the build."""
+    """Output whose reader has left does not hold up the build."""
     building = Building(engine.socket, dockerfile("FROM busybox\nRUN yes 77125\n"))
     building.said("77125")
     building.close()

@@ -28,7 +28,7 @@ from engine.build.steps import layer
 from engine.config import Config as EngineConfig
 from engine.errors import ServerError
 from engine.images import reference
-from engine.storage.records import Records
+from engine.storage.records import Change, Records
 from engine.wire.containers import Config
 from tests.unit.images.test_store import ONE, Stage, docker_archive
 
@@ -160,6 +160,33 @@ def test_a_failed_write_keeps_images_for_the_next_one(run: Run, monkeypatch: pyt
         assert site.snapshots.layer(made.top) is not None
         await site.cache.write()
         assert made.image_id in site.images.index
+
+    run(work)
+
+
+def test_steps_that_come_while_it_writes_are_written_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise those of a failed build would keep their claims, and the engine would not rest."""
+
+    async def work(site: Site) -> None:
+        base, commit = await site.base(), Records.commit
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly(self: Records, *changes: Change) -> None:
+            begun.set()
+            await go_on.wait()
+            await commit(self, *changes)
+
+        monkeypatch.setattr(Records, "commit", slowly)
+        first = site.meta(base, "first")
+        site.cache.write_soon()
+        await begun.wait()
+        second = site.meta(first, "second")
+        site.cache.write_soon()
+        go_on.set()
+        assert site.cache._soon is not None
+        await site.cache._soon
+        assert second.image_id in site.images.index
+        assert site.cache._claims is None
 
     run(work)
 
