@@ -110,12 +110,14 @@ class Build:
             await self._finish(result)
         finally:
             self._end.close()
-            self._parts.cache.write_soon()  # steps of a build that failed are results, too
             try:
-                await self._site.close()
+                await self._parts.cache.settle()  # steps of a build that failed are results, too
             finally:
-                self._parts.cache.used -= self._used
-                await uninterrupted(self._claims.release())
+                try:
+                    await self._site.close()
+                finally:
+                    self._parts.cache.used -= self._used
+                    await uninterrupted(self._claims.release())
 
     async def _run(self) -> State:
         for stage in self._stages:

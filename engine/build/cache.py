@@ -202,11 +202,23 @@ class Cache:
             self._soon = spawn(self._write_quietly(), "writing the build cache")
 
     async def _write_quietly(self) -> None:
+        while self._new or self._unwritten:  # more may have come while it wrote
+            if not await self.settle():
+                break
+
+    async def settle(self) -> bool:
+        """Write what is unwritten now, so that the images of a build that failed are in the store
+        when its client gets the end.
+
+        Returns False if that failed. The build that ends next gets the error.
+        """
         try:
-            while self._new or self._unwritten:  # more may have come while it wrote
+            if self._new or self._unwritten:
                 await self.write()
-        except EngineError as error:  # the build that ends next gets it
+        except EngineError as error:
             _log.warning("writing the build cache: %s", error.message)
+            return False
+        return True
 
     async def _write(self, names: Mapping[str, Sequence[Reference]], last: bool) -> None:
         new, keys, claims = dict(self._new), self._unwritten, self._claims
