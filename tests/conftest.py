@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell ignores ctrl-C in background jobs, and clients that tests interrupt inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if runtime := config.getoption("--runtime"):
         TempEngine.common = ("--runtime", runtime)
     config.addinivalue_line("markers", "own: what is ours alone, and not asked of another engine (--against)")
