@@ -51,7 +51,6 @@ class Build:
         self._dockerfile = dockerfile
         self._needed = dockerfiles.needed(dockerfile, options.target)
         self._site = Site(parts, options, dockerfile, context, self)
-        self._claims = parts.images.claims()
         self._used: Counter[str] = Counter()
         """Ids of images: this build's part of `Cache.used`."""
         self._results: dict[int, asyncio.Task[State]] = {}
@@ -73,6 +72,8 @@ class Build:
             step.log.close()
         for number, step in enumerate(self.steps, 1):
             step.number, step.total = number, len(self.steps)
+        # Last: `work` releases them, and a refused build does no work.
+        self._claims = parts.images.claims()
 
     # --- output -----------------------------------------------------------------------------------
 
