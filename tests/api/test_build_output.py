@@ -532,6 +532,13 @@ def test_a_step_has_logs(builder: TempEngine) -> None:
     assert following.communicate(timeout=30 * client.PATIENCE)[0] == b""
 
 
+def test_steps_of_a_failed_build_are_images_when_it_ends(builder: TempEngine) -> None:
+    for number in range(20):
+        assert read(post(builder, context(f"FROM busybox\nLABEL number={number}\nCOPY missing /\n"))).error
+        listed = builder.request("GET", "/v1.24/images/json?all=1").json()
+        assert [each for each in listed if each["Labels"] == {"number": str(number)}]
+
+
 def test_events_of_tags(builder: TempEngine) -> None:
     events = client.json_stream(builder.socket, "/v1.24/events?filters=" + quote('{"type":["image"]}'))
     built = build(builder, "FROM busybox\nLABEL a=b\n", t=["first:1", "second"])
