@@ -506,7 +506,7 @@ def test_a_session_within_a_call(builder: TempEngine) -> None:
 def test_credentials_of_the_session(own_engine: TempEngine) -> None:
     """A private base is pulled with the credentials that the client's session gives."""
     engine = own_engine
-    with Registry(password=True).start() as registry:
+    with Registry(password=True) as registry:
         name = f"{registry.host}/private/base"
         engine.post(f"/images/busybox/tag?repo={quote(name, safe='')}&tag=1", 201)
         headers = {"X-Registry-Auth": _auth_header()}
