@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.harness import until
+from tests.harness import free_ports, until
 
 _ENVIRONMENT = {
     "PATH": os.environ["PATH"],
@@ -77,9 +77,7 @@ class Repository:
 @contextlib.contextmanager
 def daemon(top: Path) -> Iterator[str]:
     """git daemon; yields the URL of `top`."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    (port,) = free_ports(1)
     command = ["git", "-c", "safe.directory=*", "daemon", "--reuseaddr", "--listen=127.0.0.1", f"--port={port}"]
     command += ["--export-all", f"--base-path={top}", str(top)]
     # The child of this process is git; the daemon is its child, and so is every service.
