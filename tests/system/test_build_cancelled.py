@@ -71,7 +71,7 @@ def running(engine: TempEngine, word: bytes) -> bool:
 def test_in_run(engine: TempEngine) -> None:
     building = Building(engine.socket, dockerfile("FROM busybox\nRUN echo begun; sleep 77123\n"), {"t": "never"})
     building.said("begun")
-    assert running(engine, b"sleep\x0077123")
+    until("the shell executes it", lambda: running(engine, b"sleep\x0077123"))
     building.close()
     until("the process has ended", lambda: not running(engine, b"sleep\x0077123"))
 
