@@ -450,13 +450,14 @@ def test_a_client_that_leaves_in_a_download(where: str, builder: TempEngine) -> 
 @pytest.mark.own
 def test_a_client_that_leaves_does_not_end_the_step_of_another(builder: TempEngine) -> None:
     """Equal steps of builds at once run once, and go on for the client that stays."""
-    dockerfile = "FROM busybox\nRUN cat /proc/sys/kernel/random/uuid; sleep 1; echo over\n"
+    dockerfile = "FROM busybox\nRUN echo begun; until [ -e /go ]; do sleep 0.05; done; echo over\n"
     body = context(dockerfile)
     with _begin(builder, body, "/v1.24/build") as first:
         (identifier,) = until("the step runs", lambda: _running(builder))
         with _begin(builder, body, "/v1.24/build") as second:
             seen = _read_until(second, b"Running in")
             first.close()
+            builder.docker("exec", identifier, "touch", "/go")
             seen += _read_until(second, b"Successfully built")
     assert identifier[:12].encode() in seen and b"over" in seen
     assert builder.containers() == []

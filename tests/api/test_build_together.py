@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.building import Built, build
-from tests.harness import TempEngine
+from tests.harness import TempEngine, until
 
 pytestmark = pytest.mark.own
 
@@ -47,9 +47,16 @@ def test_steps_after_a_copy_of_a_stage_are_found_the_second_time(builder: TempEn
 
 def test_a_run_is_shared_only_by_builds_with_the_same_limits(builder: TempEngine) -> None:
     """A step that fails for one build's limits does not fail for the other."""
-    dockerfile = "FROM busybox\nRUN sleep 1; test $(ulimit -n) -gt 100\n"
+    dockerfile = "FROM busybox\nRUN until [ -e /go ]; do sleep 0.05; done; test $(ulimit -n) -gt 100\n"
     limit = [{"Name": "nofile", "Soft": 64, "Hard": 64}]
     builds = [Building(builder, dockerfile, ulimits=limit), Building(builder, dockerfile)]
+
+    def running() -> list[str]:
+        return [each["Id"] for each in builder.request("GET", "/v1.24/containers/json").json()]
+
+    until("a step of each runs", lambda: len(running()) == 2)
+    for identifier in running():
+        builder.docker("exec", identifier, "touch", "/go")
     assert builds[0].built.code == 1
     assert builds[1].built.id
 
