@@ -464,8 +464,9 @@ class TempEngine:
         return {"container": containers, "snapshot": containers, "volume": named}
 
     def assert_recorded(self) -> None:
-        """Wait until state.db has the same objects as the API lists. A further row would be a
-        ghost, which only the next start would show.
+        """Wait until state.db has the same objects as the API lists, and the disk the directories
+        of its layers and snapshots. A further row would be a ghost, which only the next start would
+        show; a further directory is one whose removal goes on, and which the next test would count.
         """
         listed = recorded = {}
 
@@ -474,14 +475,21 @@ class TempEngine:
             listed = self.listed()
             with contextlib.suppress(sqlite3.Error):  # copied while the log was being written
                 recorded = self.recorded()
-            return all(recorded.get(kind, set()) == keys for kind, keys in listed.items() if kind != "volume") and (
-                recorded.get("volume", set()) >= listed["volume"]
+            return (
+                all(recorded.get(kind, set()) == keys for kind, keys in listed.items() if kind != "volume")
+                and recorded.get("volume", set()) >= listed["volume"]
+                and len(recorded.get("layer", ())) + len(recorded.get("snapshot", ())) == self._layer_directories()
             )
 
         try:
             until("state.db has what the API lists", same)
         except AssertionError:
-            raise AssertionError(f"state.db has {recorded}, the API lists {listed}") from None
+            raise AssertionError(
+                f"state.db has {recorded}, the API lists {listed}, {self._layer_directories()} directories"
+            ) from None
+
+    def _layer_directories(self) -> int:
+        return sum(name.isdecimal() for name in os.listdir(self.root / "layers"))
 
     # --- objects on the host ----------------------------------------------------------------------
 
