@@ -97,7 +97,7 @@ def engine(shared: TempEngine) -> Iterator[TempEngine]:
     assert shared.request("POST", "/v1.24/build/prune?all=1").status == 200
 
 
-CANARY = Path("/tmp/canary-of-the-build-tests")
+CANARY = Path(f"/tmp/canary-of-build-tests-{os.getpid()}")
 
 
 @pytest.fixture
@@ -163,7 +163,9 @@ def test_a_hostile_member(engine: TempEngine, canary: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["l", "l/secret", "d/../l", "l/../l", "*", "l*", "/l"])
-@pytest.mark.parametrize("target", [str(CANARY), OUT, f"/../../{OUT}", f"d/{OUT}"])
+@pytest.mark.parametrize(
+    "target", [str(CANARY), OUT, f"/../../{OUT}", f"d/{OUT}"], ids=["absolute", "up", "above the root", "below"]
+)
 def test_a_source_through_a_link(engine: TempEngine, canary: Path, source: str, target: str) -> None:
     """Links of a context end inside it, however they are reached."""
     nodes = dockerfile(
