@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import select
@@ -106,6 +107,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "root" / "tmp"
     directory.mkdir(parents=True)
     directory.parent.chmod(0o700)
+    gc.collect()  # frees leftovers of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     yield directory
     assert os.listdir(directory) == []
