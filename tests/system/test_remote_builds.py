@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests import client
 from tests.api.test_build_parameters import served
 from tests.building import Built, build, context, post, query, read
 from tests.harness import TempEngine, until
@@ -205,24 +206,29 @@ def children(pid: int) -> list[int]:
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError):
             pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return [pid for pid in pids if b"fetch" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    found: list[int] = []
+    for child in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"fetch" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                found.append(child)
+    return found
 
 
 @contextlib.contextmanager
 def waiting(builder: TempEngine, remote: str) -> Iterator[socket.socket]:
     """A client of a build that waits for a server."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(builder.socket)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(builder.socket)
         head = f"POST /v1.24/build?{query({'remote': remote})} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
-        client.sendall(head.encode())
-        yield client
+        connection.sendall(head.encode())
+        yield connection
 
 
 def test_a_client_that_leaves_during_a_fetch(builder: TempEngine) -> None:
     temporary = Path(builder.root, "tmp")
     with silent() as (address, begun):
         with waiting(builder, f"git://{address}/r.git"):
-            begun.wait()
+            assert begun.wait(30 * client.PATIENCE)
             (pid,) = children(builder.pid)
             pidfd = os.pidfd_open(pid)
         assert select.select([pidfd], [], [], 60)[0]
@@ -235,7 +241,7 @@ def test_the_daemon_is_killed_during_a_fetch(builder: TempEngine, tmp_path: Path
     repository.commit({"Dockerfile": FILE, "a": b"a"})
     temporary = Path(builder.root, "tmp")
     with silent() as (address, begun), waiting(builder, f"git://{address}/r.git"):
-        begun.wait()
+        assert begun.wait(30 * client.PATIENCE)
         (pid,) = children(builder.pid)
         pidfd = os.pidfd_open(pid)
         builder.kill9()
