@@ -115,6 +115,9 @@ class _Smart(_Quiet, http.server.BaseHTTPRequestHandler):
     """Speak only version 0 of the protocol, in which a client gets only what refs name."""
 
     def _respond(self) -> None:
+        # Whole, before any answer: the end of a connection with unread bytes is a reset, and the
+        # client may lose the answer by it.
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.user:
             wanted = f"Basic {base64.b64encode(self.user.encode()).decode()}"
             if self.headers.get("Authorization") != wanted:
@@ -125,7 +128,6 @@ class _Smart(_Quiet, http.server.BaseHTTPRequestHandler):
                 return
         # A proxy gets the whole URL.
         path, _, query = re.sub("^http://[^/]*", "", self.path).partition("?")
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         environment = {
             **_ENVIRONMENT,
             "GIT_PROJECT_ROOT": str(self.top),
