@@ -457,7 +457,7 @@ def test_a_client_that_leaves_does_not_end_the_step_of_another(builder: TempEngi
         with _begin(builder, body, "/v1.24/build") as second:
             seen = _read_until(second, b"Running in")
             first.close()
-            builder.docker("exec", identifier, "touch", "/go")
+            builder.touch(identifier, "/go")
             seen += _read_until(second, b"Successfully built")
     assert identifier[:12].encode() in seen and b"over" in seen
     assert builder.containers() == []
@@ -495,7 +495,7 @@ def test_a_step_is_a_container(builder: TempEngine) -> None:
     """It is listed and inspected, takes an exec, has events, and is gone afterwards."""
     events = client.json_stream(builder.socket, "/v1.24/events?filters=" + quote('{"type":["container"]}'))
     answers: list[Any] = []
-    dockerfile = "FROM busybox\nENV a=b\nRUN echo said; while [ ! -e /go ]; do sleep 0.05; done; cat /go\n"
+    dockerfile = "FROM busybox\nENV a=b\nRUN echo said; while [ ! -e /go ]; do sleep 0.05; done; cat /gone\n"
     building = threading.Thread(target=lambda: answers.append(post(builder, context(dockerfile), nocache=1)))
     building.start()
     (identifier,) = until("the step runs", lambda: _running(builder))
@@ -503,7 +503,8 @@ def test_a_step_is_a_container(builder: TempEngine) -> None:
         shown = builder.inspect(identifier)
         assert shown["State"]["Running"] is True
         assert "a=b" in shown["Config"]["Env"]
-        builder.docker("exec", identifier, "sh", "-c", "echo gone > /go.tmp; mv /go.tmp /go")
+        builder.docker("exec", identifier, "sh", "-c", "echo gone > /gone")
+        builder.touch(identifier, "/go")
     finally:
         building.join(60 * client.PATIENCE)
     built = read(answers[0])

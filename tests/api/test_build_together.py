@@ -56,7 +56,7 @@ def test_a_run_is_shared_only_by_builds_with_the_same_limits(builder: TempEngine
 
     until("a step of each runs", lambda: len(running()) == 2)
     for identifier in running():
-        builder.docker("exec", identifier, "touch", "/go")
+        builder.touch(identifier, "/go")
     assert builds[0].built.code == 1
     assert builds[1].built.id
 

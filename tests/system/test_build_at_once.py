@@ -87,7 +87,7 @@ def test_one_of_two_equal_builds_leaves(engine: TempEngine) -> None:
     staying.said("begun")
     leaving.close()
     (container,) = engine.containers()
-    engine.docker("exec", container, "touch", "/go")
+    engine.touch(container, "/go")
     assert "Successfully built" in staying.rest()
     assert engine.request("GET", "/v1.24/images/staying/json").status == 200
 
@@ -119,7 +119,7 @@ def test_containers_show_while_they_run(engine: TempEngine) -> None:
     assert engine.docker("exec", container, "cat", "/proc/1/cmdline").out.startswith("/bin/sh")
     assert engine.docker("logs", container).out == "shown\n"
     assert engine.docker("top", container).out.count("\n") >= 2
-    engine.docker("exec", container, "touch", "/go")
+    engine.touch(container, "/go")
     assert "Successfully built" in building.rest()
     assert engine.containers() == []
     events = engine.request("GET", f"/v1.24/events?since=0&until={time.time()}").body.splitlines()
