@@ -27,6 +27,7 @@ from engine.runtime import cgroups
 from engine.storage.snapshots import Ingest
 from engine.system import detached_mounts
 from engine.system.files import remove_tree
+from engine.system.threads import uninterrupted
 from engine.wire.containers import CreateBody, Created, UpdateBody
 
 _log = logging.getLogger(__name__)
@@ -216,6 +217,9 @@ class Containers:
         except BaseException:
             if record.id not in self._all:
                 self._names.discard(record.id, record.name)
+            elif image is not None:  # its caller was cancelled, and nobody else ends it
+                with contextlib.suppress(NotFound):
+                    await uninterrupted(removal.remove(made[0], force=True))
             raise
         finally:
             del self._creating[record.id]

@@ -180,12 +180,38 @@ def test_a_create_is_cancelled(world: World) -> None:
         await _as_far_as_it_can()
         if not hold.reached:
             return False
-        await task
+        outcome = await task
+        await _quiet(engine)
+        # Nobody but the caller would remove it.
+        assert [each for each in engine.containers if each is not outcome] == []
         await _agree(engine)
         await create(engine, "web")
         return True
 
     _at_every_await(case, "cancel")
+
+
+def test_a_create_is_cancelled_when_the_container_is_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No caller has it, so nobody else would remove it."""
+
+    async def story() -> None:
+        engine = await world.boot()
+        add = ContainerStore.add
+
+        async def and_cancel(self: ContainerStore, *record: Any, **transient: Any) -> None:
+            await add(self, *record, **transient)
+            task.cancel()
+            await asyncio.sleep(0)
+
+        monkeypatch.setattr(ContainerStore, "add", and_cancel)
+        task = asyncio.ensure_future(create(engine, "web"))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await _quiet(engine)
+        assert list(engine.containers) == []
+        await _agree(engine)
+
+    run(story())
 
 
 @pytest.mark.parametrize("state", STATES)
