@@ -86,7 +86,7 @@ def test_in_run_that_ignores_signals(engine: TempEngine) -> None:
 
 def test_in_run_that_writes(engine: TempEngine) -> None:
     """Output whose reader has left does not hold up the build."""
-    building = Building(engine.socket, dockerfile("FROM busybox\nRUN yes 77125\n"))
+    building = Building(engine.socket, dockerfile("FROM busybox\nRUN yes 77125; true\n"))
     building.said("77125")
     building.close()
     until("the process has ended", lambda: not running(engine, b"yes\x0077125"))
