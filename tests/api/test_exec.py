@@ -399,8 +399,12 @@ def test_detach_keys(engine: TempEngine, box: str) -> None:
         read_to_end(stream, early)
     assert inspected(engine, exec_id)["Running"]
     until("it has what was typed", lambda: run(engine, box, "cat", "/typed")[1] == b"one\x01ctwo")
-    said = [event for event in events(engine, box, begin) if event["status"] == "exec_detach"]
-    assert [event["Actor"]["Attributes"]["execID"] for event in said] == [exec_id]
+
+    def told() -> list[str]:
+        detached = [event for event in events(engine, box, begin) if event["status"] == "exec_detach"]
+        return [event["Actor"]["Attributes"]["execID"] for event in detached]
+
+    until("the event of the detach", lambda: told() == [exec_id])
 
 
 def test_the_default_detach_keys(engine: TempEngine, box: str) -> None:

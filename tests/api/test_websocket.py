@@ -156,9 +156,13 @@ def test_detach_keys(engine: TempEngine) -> None:
         _, code = to_end(connection)
         assert code == 1000
     assert engine.inspect(identifier)["State"]["Running"]
-    events = engine.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body.splitlines()
-    of_it = [event for event in map(json.loads, events) if event.get("id") == identifier]
-    assert [event["status"] for event in of_it][-2:] == ["attach", "detach"]
+
+    def told() -> list[str]:
+        events = engine.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body.splitlines()
+        return [event["status"] for event in map(json.loads, events) if event.get("id") == identifier]
+
+    # The monitor closes the stream; the daemon hears of it afterwards.
+    until("the events of attach and detach", lambda: told()[-2:] == ["attach", "detach"])
 
 
 def test_older_versions_know_no_detach_keys(engine: TempEngine) -> None:
