@@ -189,11 +189,11 @@ class Cache:
         """As `write`, with the result of a build, whose layers the caller claims, and its names. An
         image of the cache may have been removed meanwhile; it is recorded again.
         """
-        if state.image_id not in self._new:
-            raw = state.raw or encoded(state.document)
-            if state.image_id == f"sha256:{hashlib.sha256(raw).hexdigest()}":
-                self._record(msgspec.structs.replace(state, raw=raw))
-        async with self._writing:
+        async with self._writing:  # the write before may have had the image, and a prune removed it
+            if state.image_id not in self._new:
+                raw = state.raw or encoded(state.document)
+                if state.image_id == f"sha256:{hashlib.sha256(raw).hexdigest()}":
+                    self._record(msgspec.structs.replace(state, raw=raw))
             await uninterrupted(self._write({state.image_id: names}, last=True))
 
     def write_soon(self) -> None:

@@ -208,6 +208,24 @@ def test_the_result_of_a_build_is_recorded_although_it_was_removed_meanwhile(run
     run(work)
 
 
+def test_a_result_is_recorded_although_it_was_removed_while_it_waited_for_a_write(run: Run) -> None:
+    async def work(site: Site) -> None:
+        base = await site.base()
+        async with site.images.claimed() as claim:
+            made = await site.directory(base, "d")
+            claim(made.top)
+            async with site.cache._writing:
+                result = asyncio.create_task(site.cache.write_result(made, [reference.with_tag("built", "")]))
+                await asyncio.sleep(0)
+                await site.cache._write({}, last=False)
+                await site.images.delete(made.image_id)
+            await result
+        assert site.images.get("built").id == made.image_id
+        assert site.snapshots.layer(made.top) is not None
+
+    run(work)
+
+
 def test_prune_leaves_what_a_build_uses(run: Run) -> None:
     async def work(site: Site) -> None:
         made = site.meta(await site.base(), "x")
