@@ -422,10 +422,10 @@ class TempEngine:
         return b"".join(part for _, part in client.frames(answer.body))
 
     def touch(self, container: str, path: str) -> None:
-        """Make a file in a running container for which its program waits.
+        """Make the file that the program of a running container waits for.
 
-        Not by an exec: the container may end and be removed by that before the client of the exec
-        has asked for its exit code.
+        An exec is not used: the file may end the container, and an engine that removes it then no
+        longer knows the exec when its client asks for the exit code.
         """
         Path(f"/proc/{self.inspect(container)['State']['Pid']}/root", path.lstrip("/")).touch()
 
@@ -472,9 +472,11 @@ class TempEngine:
         return {"container": containers, "snapshot": containers, "volume": named}
 
     def assert_recorded(self) -> None:
-        """Wait until state.db has the same objects as the API lists, and the disk the directories
-        of its layers and snapshots. A further row would be a ghost, which only the next start would
-        show; a further directory is one whose removal goes on, and which the next test would count.
+        """Wait until state.db has the same objects as the API lists, and `layers` one directory for
+        each layer and snapshot in it.
+
+        Another row would be an object that only the next start shows. Another directory is one that
+        is still being removed, and the next test would count it.
         """
         listed = recorded = {}
 

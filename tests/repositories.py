@@ -115,8 +115,8 @@ class _Smart(_Quiet, http.server.BaseHTTPRequestHandler):
     """Speak only version 0 of the protocol, in which a client gets only what refs name."""
 
     def _respond(self) -> None:
-        # Whole, before any answer: the end of a connection with unread bytes is a reset, and the
-        # client may lose the answer by it.
+        # The whole body is read before any answer: closing a connection with unread bytes resets
+        # it, and the client may lose the answer.
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.user:
             wanted = f"Basic {base64.b64encode(self.user.encode()).decode()}"

@@ -519,8 +519,8 @@ class Caller:
         return answer
 
     def send(self, number: int, data: bytes, last: bool) -> None:
-        # The daemon may have ended the call already. Its answer is in the inbox then, and the rest
-        # of the request is dropped, as every client of gRPC does.
+        # The daemon may have ended the call already. Then its answer is in the inbox, and the rest
+        # of the request is dropped, as gRPC clients do.
         with self._lock, suppress(h2.exceptions.StreamClosedError):
             while True:
                 room = min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)

@@ -189,7 +189,9 @@ class Cache:
         """As `write`, with the result of a build, whose layers the caller claims, and its names. An
         image of the cache may have been removed meanwhile; it is recorded again.
         """
-        async with self._writing:  # the write before may have had the image, and a prune removed it
+        async with self._writing:
+            # Checked under the lock: an earlier write may have recorded the image, and a prune may
+            # have removed it since.
             if state.image_id not in self._new:
                 raw = state.raw or encoded(state.document)
                 if state.image_id == f"sha256:{hashlib.sha256(raw).hexdigest()}":

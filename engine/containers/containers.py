@@ -217,7 +217,7 @@ class Containers:
         except BaseException:
             if record.id not in self._all:
                 self._names.discard(record.id, record.name)
-            elif image is not None:  # its caller was cancelled, and nobody else ends it
+            elif image is not None:  # its caller was cancelled, and cannot end it later
                 with contextlib.suppress(NotFound):
                     await uninterrupted(removal.remove(made[0], force=True))
             raise

@@ -161,7 +161,7 @@ def test_detach_keys(engine: TempEngine) -> None:
         events = engine.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body.splitlines()
         return [event["status"] for event in map(json.loads, events) if event.get("id") == identifier]
 
-    # The monitor closes the stream; the daemon hears of it afterwards.
+    # The monitor closes the stream first and reports the detach to the daemon afterwards.
     until("the events of attach and detach", lambda: told()[-2:] == ["attach", "detach"])
 
 

@@ -1223,7 +1223,7 @@ def test_a_process_is_taken_over_once(bench: Bench, sleeping: subprocess.Popen[b
             return True
 
     assert set(answers()) == {1, 2, 3, 4, 5}
-    for pipe in (raw.pipes[1], raw.pipes[3]):  # the monitor closes them after its answer
+    for pipe in (raw.pipes[1], raw.pipes[3]):  # the monitor closes the duplicates after its answer
         wait_until(functools.partial(has_no_reader, pipe), "the second descriptors of each are closed")
     os.write(raw.pipes[0], b"line\n")
     del raw.pipes[2]

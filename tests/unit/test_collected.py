@@ -1,5 +1,5 @@
-"""Every file of tests is collected: pytest enters no directory that `norecursedirs` matches, and
-says nothing of it.
+"""Every file of tests is collected. pytest skips directories that `norecursedirs` matches, without
+a message.
 """
 
 from __future__ import annotations

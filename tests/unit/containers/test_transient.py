@@ -182,7 +182,7 @@ def test_a_create_is_cancelled(world: World) -> None:
             return False
         outcome = await task
         await _quiet(engine)
-        # Nobody but the caller would remove it.
+        # Only the caller would remove a container that was left.
         assert [each for each in engine.containers if each is not outcome] == []
         await _agree(engine)
         await create(engine, "web")
@@ -192,7 +192,7 @@ def test_a_create_is_cancelled(world: World) -> None:
 
 
 def test_a_create_is_cancelled_when_the_container_is_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No caller has it, so nobody else would remove it."""
+    """The cancelled caller never gets the container, so the create removes it."""
 
     async def story() -> None:
         engine = await world.boot()
