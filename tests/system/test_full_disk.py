@@ -146,10 +146,11 @@ def test_a_full_disk_is_freed_by_the_api(full_engine: TempEngine) -> None:
     """A container fills the disk. Exits are recorded, everything can be removed, before and after a
     restart, and then all operations work as before."""
     engine = full_engine
-    hog = engine.started("sh", "-c", "cat /dev/zero > /x; sleep 1000")
+    hog = engine.started("sh", "-c", "until [ -e /go ]; do sleep 0.1; done; cat /dev/zero > /x; sleep 1000")
     killed = engine.started("sleep", "1000")
     ended = engine.started("sh", "-c", "read x; exit 5", OpenStdin=True)
     idle = engine.create("true", host={"Binds": ["named:/v"]})
+    engine.touch(hog, "/go")
     until("the disk is full", lambda: os.statvfs(engine.root).f_bavail == 0)
     fill(engine.root)
     engine.post(f"/containers/{killed}/kill")
