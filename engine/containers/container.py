@@ -340,6 +340,7 @@ class Container:
                 raise await self._start_failed(before, error, by_user) from error
             self.follow(process)
             self.publish("start", self.record.status.started_at)
+            self.parts.lifecycle.started(self)
         await self.peers.relink(self.id)
 
     async def _launch(self, state: State) -> Process:

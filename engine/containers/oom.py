@@ -6,6 +6,7 @@ themselves (`system/memory_events.py`).
 
 from __future__ import annotations
 
+import functools
 import logging
 
 from engine.containers.container import Container
@@ -22,16 +23,19 @@ class OomNotices:
     def __init__(self, cgroups: Cgroups, lifecycle: Lifecycle) -> None:
         self._cgroups = cgroups
         self._events = MemoryEvents()
-        lifecycle.runs.subscribe(self.begin)
+        lifecycle.started.subscribe(functools.partial(self.begin, new=True))
         lifecycle.updated.subscribe(self.begin)
         lifecycle.rests.subscribe(self._end)
 
-    def begin(self, container: Container) -> None:
-        """It started, or its limits have changed."""
+    def begin(self, container: Container, *, new: bool = False) -> None:
+        """It runs, or its limits have changed.
+
+        `new`: its run has just begun; a process may have been killed since.
+        """
         directory = self._cgroups.directory("memory", container.cgroup)
         if container.running and container.record.host.memory and directory is not None:
             try:
-                self._events.watch(directory, container.out_of_memory)
+                self._events.watch(directory, container.out_of_memory, missed=new)
             except OSError as error:
                 # The exit still reports the OOM kill; the process may have ended already.
                 _log.warning("container %s: cannot watch its memory: %s", container.id, error)

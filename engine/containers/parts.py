@@ -34,6 +34,8 @@ class Lifecycle:
 
     runs: Observers[[Container]] = field(default_factory=lambda: Observers("container runs"))
     """Its processes begin to run: start, unpause."""
+    started: Observers[[Container]] = field(default_factory=lambda: Observers("container started"))
+    """It has started, and the event `start` has been published; called after `runs`."""
     rests: Observers[[Container]] = field(default_factory=lambda: Observers("container rests"))
     """Its processes stop running: exit, pause."""
     updated: Observers[[Container]] = field(default_factory=lambda: Observers("container updated"))

@@ -38,17 +38,18 @@ class MemoryEvents:
         self._watches: dict[int, tuple[Path, Callable[[], None]]] = {}
         self._kills: dict[Path, int] = {}
 
-    def watch(self, directory: Path, observer: Callable[[], None]) -> None:
+    def watch(self, directory: Path, observer: Callable[[], None], *, missed: bool = False) -> None:
         """Call `observer` whenever the group runs out of memory, until `unwatch`.
 
-        A second call changes nothing. Raises OSError.
+        `missed`: call it at once if the kernel has killed a process of the group before. A second
+        call changes nothing. Raises OSError.
         """
         if directory in self._eventfds or directory in self._kills:
             return
         if (directory / "memory.oom_control").exists():
-            self._watch_v1(directory, observer)
+            self._watch_v1(directory, observer, missed)
         else:
-            self._watch_v2(directory, observer)
+            self._watch_v2(directory, observer, missed)
 
     def unwatch(self, directory: Path) -> None:
         """Stop the notifications for it. Idempotent."""
@@ -74,7 +75,7 @@ class MemoryEvents:
 
     # --- v1 ---
 
-    def _watch_v1(self, directory: Path, observer: Callable[[], None]) -> None:
+    def _watch_v1(self, directory: Path, observer: Callable[[], None], missed: bool) -> None:
         eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             control = os.open(directory / "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
@@ -87,6 +88,9 @@ class MemoryEvents:
             raise
         self._eventfds[directory] = eventfd
         asyncio.get_running_loop().add_reader(eventfd, self._signalled, directory, eventfd, observer)
+        # The kernel signals before it kills, so that a kill is reported here or there.
+        if missed and oom_kills(directory / "memory.oom_control"):
+            self._signalled(directory, eventfd, observer)
 
     def _signalled(self, directory: Path, eventfd: int, observer: Callable[[], None]) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -98,19 +102,20 @@ class MemoryEvents:
 
     # --- v2 ---
 
-    def _watch_v2(self, directory: Path, observer: Callable[[], None]) -> None:
+    def _watch_v2(self, directory: Path, observer: Callable[[], None], missed: bool) -> None:
         if self._inotify < 0:
             inotify = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
             if inotify < 0:
                 raise _error("inotify_init1")
             self._inotify = inotify
             asyncio.get_running_loop().add_reader(inotify, self._modified)
-        kills = oom_kills(directory)
+        kills = 0 if missed else oom_kills(directory / "memory.events")
         number = _libc.inotify_add_watch(self._inotify, os.fsencode(directory / "memory.events"), _IN_MODIFY)
         if number < 0:
             raise _error(str(directory))
         self._watches[number] = directory, observer
         self._kills[directory] = kills
+        self._count(number)
 
     def _modified(self) -> None:
         try:
@@ -128,20 +133,23 @@ class MemoryEvents:
             else:
                 touched.add(number)
         for number in touched & self._watches.keys():
-            directory, observer = self._watches[number]
-            with contextlib.suppress(OSError):  # it has just been removed
-                kills = oom_kills(directory)
-                if kills > self._kills[directory]:
-                    self._kills[directory] = kills
-                    observer()
+            self._count(number)
+
+    def _count(self, number: int) -> None:
+        directory, observer = self._watches[number]
+        with contextlib.suppress(OSError):  # it has just been removed
+            kills = oom_kills(directory / "memory.events")
+            if kills > self._kills[directory]:
+                self._kills[directory] = kills
+                observer()
 
 
-def oom_kills(directory: Path) -> int:
-    """The number of processes of the v2 group that the kernel has killed for memory.
+def oom_kills(file: Path) -> int:
+    """The number of processes that the kernel has killed for memory.
 
-    Raises OSError.
+    `file`: `memory.events` of a v2 group, `memory.oom_control` of a v1 group. Raises OSError.
     """
-    for line in (directory / "memory.events").read_text().splitlines():
+    for line in file.read_text().splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill":
             return int(number)

@@ -22,8 +22,10 @@ class Events:
     def __init__(self) -> None:
         self.watched: set[Path] = set()
 
-    def watch(self, directory: Path, observer: Callable[[], None]) -> None:
+    def watch(self, directory: Path, observer: Callable[[], None], *, missed: bool = False) -> None:
         self.watched.add(directory)
+        if missed:
+            observer()  # a process was killed before it was watched
 
     def unwatch(self, directory: Path) -> None:
         self.watched.discard(directory)
@@ -49,6 +51,7 @@ def test_from_the_start_to_the_end_of_a_run(world: World, monkeypatch: pytest.Mo
         world.disk_full, world.decide = False, None
         await container.start()
         assert events.watched == {Path(container.cgroup)}
+        assert [event.action for event in engine.parts.events.history(0)][-2:] == ["start", "oom"]
         await container.pause()
         assert events.watched, "a pause is no end"
         await container.kill(9)
