@@ -35,10 +35,13 @@ class Group:
         """The cgroup's path in the hierarchy of the controller."""
         return self._paths["" if V2 else controller]
 
+    def directory(self, controller: str) -> Path:
+        """Where the kernel shows it."""
+        return (ROOT if V2 else ROOT / controller) / self.path(controller).lstrip("/")
+
     def file(self, controller: str, v1: str, v2: str = "") -> str:
         """The text of a file. `v2`: its name under v2, if it differs."""
-        directory = ROOT if V2 else ROOT / controller
-        return (directory / self.path(controller).lstrip("/") / (v2 or v1 if V2 else v1)).read_text().strip()
+        return (self.directory(controller) / (v2 or v1 if V2 else v1)).read_text().strip()
 
     @property
     def memory(self) -> int:

@@ -88,9 +88,10 @@ class MemoryEvents:
             raise
         self._eventfds[directory] = eventfd
         asyncio.get_running_loop().add_reader(eventfd, self._signalled, directory, eventfd, observer)
-        # The kernel signals before it kills, so that a kill is reported here or there.
-        if missed and oom_kills(directory / "memory.oom_control"):
-            self._signalled(directory, eventfd, observer)
+        # The kernel signals before it kills: a kill is either counted already, or signalled.
+        with contextlib.suppress(OSError):  # the group has just been removed
+            if missed and oom_kills(directory / "memory.oom_control"):
+                self._signalled(directory, eventfd, observer)
 
     def _signalled(self, directory: Path, eventfd: int, observer: Callable[[], None]) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -136,6 +137,7 @@ class MemoryEvents:
             self._count(number)
 
     def _count(self, number: int) -> None:
+        """Call the observer if processes have been killed since the last look."""
         directory, observer = self._watches[number]
         with contextlib.suppress(OSError):  # it has just been removed
             kills = oom_kills(directory / "memory.events")

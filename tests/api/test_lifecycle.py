@@ -4,6 +4,7 @@ restart policies, memory, names, many verbs at once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.system.memory_events import MemoryEvents
 from tests import cgroups
 from tests.harness import TempEngine, alive, until
 
@@ -145,8 +148,7 @@ def test_a_frozen_container_that_counts_as_running_can_be_ended(engine: TempEngi
     identifier = engine.started("sleep", "1000")
     group = cgroups.Group(engine.inspect(identifier)["State"]["Pid"])
     name, frozen = ("cgroup.freeze", "1") if cgroups.V2 else ("freezer.state", "FROZEN")
-    directory = cgroups.ROOT if cgroups.V2 else cgroups.ROOT / "freezer"
-    (directory / group.path("freezer").lstrip("/") / name).write_text(frozen)
+    (group.directory("freezer") / name).write_text(frozen)
     answer = engine.request(method, f"/v1.24/containers/{identifier}{path}")
     assert answer.status == 204, answer
     assert method == "DELETE" or engine.wait(identifier) == 137
@@ -393,6 +395,25 @@ def test_a_kill_for_memory_is_an_event_at_once(engine: TempEngine) -> None:
     assert state(engine, identifier)["Running"]
     engine.post(f"/containers/{identifier}/kill")
     assert actions(engine, identifier, begin).count("oom") == 1
+
+
+def test_a_kill_for_memory_is_known_to_a_later_watch(engine: TempEngine) -> None:
+    """A daemon may begin to watch a group after the kernel has killed in it: see `missed`."""
+    grow = "(x=a; while :; do x=$x$x; done); echo survived; exec sleep 600"
+    identifier = engine.started("sh", "-c", grow, host={"Memory": 16 << 20, "MemorySwap": 16 << 20})
+    until("it survived", lambda: b"survived" in engine.logs(identifier))
+    quiet = engine.started("sleep", "600", host={"Memory": 16 << 20})
+    seen: list[str] = []
+
+    async def story() -> None:
+        watching = MemoryEvents()
+        for container in (identifier, quiet):
+            group = cgroups.Group(state(engine, container)["Pid"])
+            watching.watch(group.directory("memory"), partial(seen.append, container), missed=True)
+        watching.close()
+
+    asyncio.run(story())
+    assert seen == [identifier]
 
 
 def test_killed_for_its_memory(engine: TempEngine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 from engine.system.memory_events import MemoryEvents
@@ -79,7 +80,7 @@ def test_v1_tells_of_an_earlier_kill_if_asked(tmp_path: Path) -> None:
     async def story() -> None:
         events = MemoryEvents()
         for name in ("new", "quiet", "known"):
-            events.watch(tmp_path / name, lambda name=name: seen.append(name), missed=name != "known")  # type: ignore[misc]
+            events.watch(tmp_path / name, partial(seen.append, name), missed=name != "known")
         assert seen == ["new"]
         eventfd, _ = (tmp_path / "quiet" / "cgroup.event_control").read_text().split()
         os.eventfd_write(int(eventfd), 1)
