@@ -31,8 +31,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 T = TypeVar("T")
 
-_LINK = os.getpid() % 250
-"""Part of the addresses, so that other runs of these tests on this host use other ones."""
+_LINK = 1 + os.getpid() % 250
+"""Part of the addresses, so that other runs of these tests on this host use other ones. Not 0, which
+is spelled in two ways within an IPv6 address."""
 HOST, LAN = f"198.18.{_LINK}.1", f"198.18.{_LINK}.2"
 HOST6, LAN6 = f"fd98:{_LINK}::1", f"fd98:{_LINK}::2"
 
