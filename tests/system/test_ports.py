@@ -32,8 +32,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 T = TypeVar("T")
 
 _LINK = 1 + os.getpid() % 250
-"""Part of the addresses, so that other runs of these tests on this host use other ones. Not 0, which
-is spelled in two ways within an IPv6 address."""
+"""Part of the addresses, so that other runs of these tests on this host use other ones. It is not
+0, which can be written in two ways in an IPv6 address.
+"""
 HOST, LAN = f"198.18.{_LINK}.1", f"198.18.{_LINK}.2"
 HOST6, LAN6 = f"fd98:{_LINK}::1", f"fd98:{_LINK}::2"
 
