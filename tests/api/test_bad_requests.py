@@ -88,7 +88,10 @@ def test_unknown_path_or_method(engine: TempEngine, method: str, target: str) ->
 def test_unsupported_version(engine: TempEngine) -> None:
     newer = engine.request("GET", "/v1.99/containers/json")
     assert newer.status == 400
-    assert newer.message == "client is newer than server (client API version: 1.99, server API version: 1.24)"
+    assert newer.message == (
+        "client is newer than server (client API version: 1.99, server API version: 1.55): "
+        "this engine serves 1.18 to 1.55"
+    )
     older = engine.request("GET", "/v1.17/containers/json")
     assert older.status == 400
     assert older.message.startswith("client version 1.17 is too old. Minimum supported API version is 1.18")
@@ -216,7 +219,7 @@ def test_head_has_no_body_and_the_connection_stays(engine: TempEngine) -> None:
     )
     first, _, rest = raw.partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 200 ")
-    for line in (b"Api-Version: 1.24", b"Ostype: linux", b"Server: engined/", b"Docker-Experimental: false"):
+    for line in (b"Api-Version: 1.55", b"Ostype: linux", b"Server: engined/", b"Docker-Experimental: false"):
         assert line.lower() in first.lower(), first
     assert parsed(rest)[2] == b"OK"
 

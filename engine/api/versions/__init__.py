@@ -14,15 +14,71 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from engine.api.versions import v1_19, v1_20, v1_21, v1_22, v1_23, v1_24, v1_25, v1_30
+from engine.api.versions import (
+    v1_19,
+    v1_20,
+    v1_21,
+    v1_22,
+    v1_23,
+    v1_24,
+    v1_25,
+    v1_28,
+    v1_30,
+    v1_32,
+    v1_34,
+    v1_40,
+    v1_41,
+    v1_42,
+    v1_43,
+    v1_44,
+    v1_45,
+    v1_46,
+    v1_47,
+    v1_48,
+    v1_49,
+    v1_50,
+    v1_51,
+    v1_52,
+    v1_53,
+    v1_54,
+    v1_55,
+)
 from engine.api.versions.change import Change, Flag, Source, Upgrade, ignoring, release, without
-from engine.api.versions.shapes import Shape
+from engine.api.versions.shapes import Shape, structs_in
 from engine.errors import InvalidParameter
 
 MINIMUM = "1.18"
-NEWEST = "1.24"
+NEWEST = "1.55"
 
-_NEWEST_FIRST = (v1_30, v1_25, v1_24, v1_23, v1_22, v1_21, v1_20, v1_19)
+_NEWEST_FIRST = (
+    v1_55,
+    v1_54,
+    v1_53,
+    v1_52,
+    v1_51,
+    v1_50,
+    v1_49,
+    v1_48,
+    v1_47,
+    v1_46,
+    v1_45,
+    v1_44,
+    v1_43,
+    v1_42,
+    v1_41,
+    v1_40,
+    v1_34,
+    v1_32,
+    v1_30,
+    v1_28,
+    v1_25,
+    v1_24,
+    v1_23,
+    v1_22,
+    v1_21,
+    v1_20,
+    v1_19,
+)
 
 CHANGES: tuple[Change, ...] = tuple(change for module in _NEWEST_FIRST for change in module.CHANGES)
 """Newest first."""
@@ -38,39 +94,45 @@ class Table:
     def __init__(self, changes: Iterable[Change]) -> None:
         self._downgrades: dict[type, list[Change]] = {}
         self._upgrades: dict[type, list[Change]] = {}
-        self._flags: dict[Flag, tuple[int, int]] = {}
-        self._shapes: dict[tuple[type, int], Shape] = {}
+        self._flags: dict[Flag, Change] = {}
+        self._shapes: dict[tuple[type, tuple[Change, ...]], Shape] = {}
         for change in sorted(changes, key=lambda change: change.since, reverse=True):
             if change.flag is not None:
-                self._flags[change.flag] = change.since
+                self._flags[change.flag] = change
             if change.of is not None and change.downgrade is not None:
                 self._downgrades.setdefault(change.of, []).append(change)
             if change.of is not None and change.upgrade is not None:
                 self._upgrades.setdefault(change.of, []).append(change)
 
     def lacking(self, at: tuple[int, int]) -> frozenset[Flag]:
-        """Flags of changes newer than `at`."""
-        return frozenset(flag for flag, since in self._flags.items() if since > at)
+        """Flags of changes that version `at` does not have."""
+        return frozenset(flag for flag, change in self._flags.items() if change.differs(at))
 
     def shape(self, of: type, at: tuple[int, int]) -> Shape:
         """The shape of a struct at version `at`. If several newer rows describe one field, the
         oldest of them applies, because it is nearest to `at`.
         """
-        newer = [change for change in self._downgrades.get(of, ()) if change.since > at]
-        key = (of, len(newer))
+        rows = {
+            kind: [change for change in self._downgrades.get(kind, ()) if change.differs(at)]
+            for kind in (of, *structs_in(of))
+        }
+        key = (of, tuple(change for changes in rows.values() for change in changes))
         shape = self._shapes.get(key)
         if shape is None:
-            fields: dict[str, Source] = {}
-            for change in newer:
-                fields |= change.downgrade or {}
-            shape = self._shapes[key] = Shape(of, fields)
+            fields: dict[type, dict[str, Source]] = {}
+            for kind, changes in rows.items():
+                fields[kind] = {}
+                for change in changes:
+                    fields[kind] |= change.downgrade or {}
+            own = fields.pop(of)
+            shape = self._shapes[key] = Shape(of, own, fields)
         return shape
 
     def upgrade(self, of: type, at: tuple[int, int]) -> Upgrade | None:
         """All upgrades that a request of `at` needs as one function, oldest first. None when it
         needs none.
         """
-        steps = [change.upgrade for change in self._upgrades.get(of, ()) if change.since > at and change.upgrade]
+        steps = [change.upgrade for change in self._upgrades.get(of, ()) if change.differs(at) and change.upgrade]
         if not steps:
             return None
         steps.reverse()
@@ -127,6 +189,9 @@ VERSIONS = {f"{_major}.{n}": Version(f"{_major}.{n}", _TABLE) for n in range(rel
 LATEST = VERSIONS[NEWEST]
 
 
+_SERVED = f"this engine serves {MINIMUM} to {NEWEST}"
+
+
 def spoken(text: str) -> Version:
     """The version that a path prefix names. Raises InvalidParameter, in Docker's words, when it is
     not served.
@@ -141,11 +206,11 @@ def spoken(text: str) -> Version:
     if asked < release(MINIMUM):
         raise InvalidParameter(
             f"client version {text} is too old. Minimum supported API version is {MINIMUM}, "
-            "please upgrade your client to a newer version"
+            f"please upgrade your client to a newer version ({_SERVED})"
         )
     if asked > release(NEWEST):
         raise InvalidParameter(
-            f"client is newer than server (client API version: {text}, server API version: {NEWEST})"
+            f"client is newer than server (client API version: {text}, server API version: {NEWEST}): {_SERVED}"
         )
     return VERSIONS[f"{asked[0]}.{asked[1]}"]
 

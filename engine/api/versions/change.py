@@ -41,6 +41,40 @@ class Flag(enum.Enum):
     NUMBERED_STEPS = "build numbers its steps as N/M"
     UNUSED_ARGUMENTS_WARN = "build warns of unused build arguments"
     BUILD_AUX = "build streams the image's id in aux"
+    NETWORKS_LISTED_SHORT = "the list of networks has no Containers"
+    WEBSOCKET_BINARY = "attach/ws sends binary frames"
+    WAIT_CONDITION = "wait takes condition and sends its head at once"
+    PULL_PLATFORM = "pull, import and build take platform"
+    WAIT_ERROR = "wait tells of a removal that failed"
+    IPC_PRIVATE = "the default IpcMode is private"
+    BUILD_OUTPUTS = "build takes outputs"
+    CGROUP_PRIVATE = "the default CgroupnsMode is private on cgroup v1 too"
+    CREATE_PLATFORM = "create takes platform"
+    STATS_ONE_SHOT = "stats take one-shot"
+    IMAGES_WITHOUT_FILTER = "the image list takes no filter, but filters"
+    MOUNT_OPTIONS_MATCH = "options of another type of mount are refused"
+    STOP_SIGNAL = "stop and restart take signal"
+    STREAM_TYPES = "streams of frames have a media type of their own"
+    WEBSOCKET_STREAMS = "attach/ws takes stdin, stdout and stderr"
+    SHARED_SIZE = "the image list takes shared-size"
+    DF_TYPES = "system/df takes type"
+    PRUNE_ANONYMOUS = "a prune of volumes removes anonymous ones"
+    RECURSIVE_READ_ONLY = "read-only binds are read-only with the mounts below them"
+    MANY_ENDPOINTS = "create takes several endpoints"
+    PUSH_PLATFORM = "push takes platform"
+    IMAGE_CREATE_EVENTS = "events tell of images that are made"
+    VOLUME_DRIVER_WARNING = "create warns of a VolumeDriver beside volumes in Mounts"
+    INTERFACE_SYSCTLS = "sysctls of an interface are driver options of its endpoint alone"
+    IMAGE_PLATFORM = "save, load and history take platform"
+    INSPECT_MANIFESTS = "inspect of an image takes manifests"
+    PRUNE_SPACE = "build/prune takes reserved-space, max-used-space and min-free-space"
+    INSPECT_PLATFORM = "inspect of an image takes platform"
+    DELETE_PLATFORMS = "delete of an image takes platforms"
+    PORT_BINDINGS_WARNING = "create warns of empty lists of port bindings"
+    MANY_PLATFORMS = "save and load take several platforms"
+    NETWORK_STATUS = "inspect of a network shows Status"
+    DF_USAGE = "system/df shows usage by kind and takes verbose"
+    EVENTS_LINES = "events are application/jsonl"
 
 
 class Change:
@@ -48,9 +82,13 @@ class Change:
 
     `downgrade` describes the older shape of the reply `of`. `upgrade` turns an older request `of`
     into the newer one. A change with only a `flag` is a change of behaviour.
+
+    With `down_to` the older behaviour is that of the versions from `down_to` on; still older ones
+    behave as the newest. Requests of 1.18 to 1.24 have it for what later versions added: what such
+    a client sends is obeyed (`docs/COMPATIBILITY.md`).
     """
 
-    __slots__ = ("downgrade", "flag", "of", "since", "upgrade", "words")
+    __slots__ = ("down_to", "downgrade", "flag", "of", "since", "upgrade", "words")
 
     def __init__(
         self,
@@ -61,6 +99,7 @@ class Change:
         of: type | None = None,
         downgrade: Downgrade | None = None,
         upgrade: Upgrade | None = None,
+        down_to: str = "0.0",
     ) -> None:
         if (of is None) != (downgrade is None and upgrade is None):
             raise ValueError(f"change {words!r}: `of` goes with `downgrade` or `upgrade`")
@@ -70,6 +109,11 @@ class Change:
         self.of = of
         self.downgrade = downgrade
         self.upgrade = upgrade
+        self.down_to = release(down_to)
+
+    def differs(self, at: tuple[int, int]) -> bool:
+        """True if version `at` has the older behaviour."""
+        return self.down_to <= at < self.since
 
     def __repr__(self) -> str:
         return f"Change({self.since[0]}.{self.since[1]}, {self.words!r})"

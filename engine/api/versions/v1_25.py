@@ -1,4 +1,4 @@
-"""What API 1.25 changed. The version itself is not served yet; builds behave as before it."""
+"""What API 1.25 changed."""
 
 from __future__ import annotations
 

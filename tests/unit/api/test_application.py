@@ -52,17 +52,17 @@ APP = application(ROWS)
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("GET", "/things", 200, "1.24 200 {} False"),
+        ("GET", "/things", 200, "1.55 200 {} False"),
         ("GET", "/v1.24/things", 200, "1.24 200 {} False"),
         ("GET", "/v1.18/things", 200, "1.18 200 {} False"),
         ("POST", "/v1.21/things", 201, "1.21 201 {} False"),
         ("HEAD", "/v1.20/things/x", 200, "1.20 200 {'id': 'x'} False"),
         ("PUT", "/v1.21/things/x", 200, "1.21 200 {'id': 'x'} False"),
         ("PUT", "/v1.22/things/x", 202, "1.22 202 {'id': 'x'} False"),
-        ("PUT", "/things/v1.24", 202, "1.24 202 {'id': 'v1.24'} False"),
+        ("PUT", "/things/v1.24", 202, "1.55 202 {'id': 'v1.24'} False"),
         ("DELETE", "/v1.23/things/a/b", 204, "1.23 204 {'name': 'a/b'} False"),
         ("GET", "/v1.24/things/x/wait", 200, "1.24 200 {'id': 'x'} True"),
-        ("POST", "/things/x/attach", 200, "1.24 200 {'id': 'x'} False"),
+        ("POST", "/things/x/attach", 200, "1.55 200 {'id': 'x'} False"),
     ],
 )
 def test_found(method: str, path: str, status: int, words: str) -> None:
@@ -178,14 +178,26 @@ def test_windows_of_one_route_do_not_overlap() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/v1.25/things", "client is newer than server (client API version: 1.25, server API version: 1.24)"),
-        ("/v1.47/nothing", "client is newer than server (client API version: 1.47, server API version: 1.24)"),
+        (
+            "/v1.56/things",
+            "client is newer than server (client API version: 1.56, server API version: 1.55): "
+            "this engine serves 1.18 to 1.55",
+        ),
+        (
+            "/v1.74/nothing",
+            "client is newer than server (client API version: 1.74, server API version: 1.55): "
+            "this engine serves 1.18 to 1.55",
+        ),
         (
             "/v1.17/things",
             "client version 1.17 is too old. Minimum supported API version is 1.18, "
-            "please upgrade your client to a newer version",
+            "please upgrade your client to a newer version (this engine serves 1.18 to 1.55)",
         ),
-        ("/v1.25", "client is newer than server (client API version: 1.25, server API version: 1.24)"),
+        (
+            "/v1.56",
+            "client is newer than server (client API version: 1.56, server API version: 1.55): "
+            "this engine serves 1.18 to 1.55",
+        ),
     ],
 )
 def test_versions_not_spoken(path: str, message: str) -> None:
@@ -276,7 +288,7 @@ def test_a_bug_is_logged_and_told_without_its_traceback(caplog: pytest.LogCaptur
 def test_every_answer_tells_the_engine() -> None:
     assert dict(Application.headers) == {
         "Server": f"engined/{__version__} (linux)",
-        "Api-Version": "1.24",
+        "Api-Version": "1.55",
         "Docker-Experimental": "false",
         "Ostype": "linux",
     }

@@ -200,7 +200,7 @@ def test_defaults() -> None:
         "&isolation=&networkmode=&extrahosts=&target=&platform=&outputs=&version=&session=&buildid=&squash=0",
         "networkmode=default&version=1&rm=1&ulimits=[]&buildargs={}&labels={}&cachefrom=[]",
     ):
-        assert decoded(query) == Options(numbered_steps=False, unused_arguments_fail=True)
+        assert decoded(query) == Options(numbered_steps=True, unused_arguments_fail=False)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_version() -> None:
     found = shown(ask(APP, "/version"))
     assert found == {
         "Version": __version__,
-        "ApiVersion": "1.24",
+        "ApiVersion": "1.55",
         "MinAPIVersion": "1.18",
         "GitCommit": "",
         "GoVersion": "none (Python 3.11.7)",

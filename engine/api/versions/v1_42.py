@@ -1,0 +1,15 @@
+"""What API 1.42 changed."""
+
+from __future__ import annotations
+
+from engine.api.versions.change import Change, Flag
+
+CHANGES = (
+    Change("1.42", "options of another type of mount are refused", flag=Flag.MOUNT_OPTIONS_MATCH, down_to="1.25"),
+    Change("1.42", "stop and restart take signal", flag=Flag.STOP_SIGNAL, down_to="1.25"),
+    Change("1.42", "streams of frames have a media type of their own", flag=Flag.STREAM_TYPES),
+    Change("1.42", "attach/ws takes stdin, stdout and stderr", flag=Flag.WEBSOCKET_STREAMS, down_to="1.25"),
+    Change("1.42", "the image list takes shared-size", flag=Flag.SHARED_SIZE, down_to="1.25"),
+    Change("1.42", "system/df takes type", flag=Flag.DF_TYPES, down_to="1.25"),
+    Change("1.42", "a prune of volumes removes anonymous ones", flag=Flag.PRUNE_ANONYMOUS),
+)

@@ -1,0 +1,10 @@
+"""What API 1.46 changed."""
+
+from __future__ import annotations
+
+from engine.api.versions.change import Change, Flag
+
+CHANGES = (
+    Change("1.46", "push takes platform", flag=Flag.PUSH_PLATFORM, down_to="1.25"),
+    Change("1.46", "events tell of images that are made", flag=Flag.IMAGE_CREATE_EVENTS),
+)

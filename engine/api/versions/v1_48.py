@@ -1,0 +1,18 @@
+"""What API 1.48 changed."""
+
+from __future__ import annotations
+
+from engine.api.versions.change import Change, Flag
+
+CHANGES = (
+    Change("1.48", "create warns of a VolumeDriver beside volumes in Mounts", flag=Flag.VOLUME_DRIVER_WARNING),
+    Change("1.48", "sysctls of an interface are driver options of its endpoint alone", flag=Flag.INTERFACE_SYSCTLS),
+    Change("1.48", "save, load and history take platform", flag=Flag.IMAGE_PLATFORM, down_to="1.25"),
+    Change("1.48", "inspect of an image takes manifests", flag=Flag.INSPECT_MANIFESTS, down_to="1.25"),
+    Change(
+        "1.48",
+        "build/prune takes reserved-space, max-used-space and min-free-space",
+        flag=Flag.PRUNE_SPACE,
+        down_to="1.25",
+    ),
+)

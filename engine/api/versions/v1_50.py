@@ -1,0 +1,7 @@
+"""What API 1.50 changed."""
+
+from __future__ import annotations
+
+from engine.api.versions.change import Change, Flag
+
+CHANGES = (Change("1.50", "delete of an image takes platforms", flag=Flag.DELETE_PLATFORMS, down_to="1.25"),)

@@ -1,0 +1,7 @@
+"""What API 1.51 changed."""
+
+from __future__ import annotations
+
+from engine.api.versions.change import Change
+
+CHANGES: tuple[Change, ...] = ()
