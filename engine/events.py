@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from engine import labels
 from engine.wire.events import Actor, Message
 
 HISTORY = 1024
@@ -203,7 +204,7 @@ def matches(message: Message, filters: Filters) -> bool:
             # filters name "exec_create: sh" and "health_status: healthy" by their first word
             found = any(message.action == value or message.action.startswith(value + ":") for value in values)
         elif name == "label":
-            found = all(_has_label(message.actor.attributes, value) for value in values)
+            found = labels.have_all(message.actor.attributes, values)
         elif name == "image":
             found = _image_matches(message, values)
         else:
@@ -211,11 +212,6 @@ def matches(message: Message, filters: Filters) -> bool:
         if not found:
             return False
     return True
-
-
-def _has_label(attributes: Mapping[str, str], wanted: str) -> bool:
-    key, equals, value = wanted.partition("=")
-    return key in attributes and (not equals or attributes[key] == value)
 
 
 def _object_matches(message: Message, values: Sequence[str]) -> bool:

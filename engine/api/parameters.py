@@ -18,6 +18,7 @@ from msgspec import inspect
 from engine import times
 from engine.errors import InvalidParameter, decoding_reason
 from engine.http.messages import Query, Request
+from engine.pruning import Selection
 
 T = TypeVar("T")
 
@@ -116,6 +117,32 @@ def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Fi
     if sum(map(len, found.values())) > FILTERS_LIMIT:
         raise InvalidParameter(f"invalid {name}: more than {FILTERS_LIMIT} values")
     return found
+
+
+def prune_selection(query: Query, *allowed: str) -> Selection:
+    """The filters of a prune. `allowed` are those that it may have besides `label` and `label!`.
+
+    Raises InvalidParameter for another, and for a time that cannot be read.
+    """
+    found = filters(query, {"label", "label!", *allowed})
+    wanted, unwanted = found.pop("label", ()), found.pop("label!", ())
+    until_ns = filter_time(found, "until")
+    found.pop("until", None)
+    return Selection(until_ns=until_ns, labels=tuple(wanted), not_labels=tuple(unwanted), others=found)
+
+
+def filter_time(found: Filters, name: str) -> int:
+    """A filter such as `until`, in nanoseconds since the epoch; 0 when absent."""
+    values = found.get(name, ())
+    if len(values) > 1:
+        raise InvalidParameter(f"Invalid filter '{name}': more than one value")
+    for text in values:
+        try:
+            return times.parse_timestamp(text, time.time_ns())
+        except (ValueError, OverflowError):
+            reason = "neither a duration nor a timestamp"
+            raise InvalidParameter(f"Invalid filter '{name}={text[:100]}': {reason}") from None
+    return 0
 
 
 def filter_boolean(found: Filters, name: str) -> bool | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from engine import times
+from engine import labels, times
 from engine.images import reference
 from engine.images.index import Index
 from engine.images.record import ImageRecord, nanoseconds
@@ -50,7 +50,7 @@ def summaries(
             continue
         if dangling and bool(record.tags) == (dangling[0] in ("1", "true", "True")):
             continue
-        if not _labelled(record.labels, filters.get("label", ())):
+        if not labels.have_all(record.labels, filters.get("label", ())):
             continue
         names = list(record.tags)
         patterns = [*((name,) if name else ()), *filters.get("reference", ())]
@@ -133,14 +133,6 @@ def history(index: Index, snapshots: Snapshots, name: str) -> list[HistoryItem]:
         items[at] = msgspec.structs.replace(item, id=maker.id, tags=maker.familiar_tags or None)
         maker = index.find(maker.parent)
     return items
-
-
-def _labelled(labels: Mapping[str, str], wanted: Iterable[str]) -> bool:
-    for text in wanted:
-        key, equals, value = text.partition("=")
-        if key not in labels or (equals and labels[key] != value):
-            return False
-    return True
 
 
 def _matches(name: Reference, pattern: str) -> bool:

@@ -15,6 +15,7 @@ from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueE
 
 import msgspec
 
+from engine import labels
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.networks.ipam import Address, Subnet, hosts, parsed_address
 from engine.storage.records import Records
@@ -360,7 +361,7 @@ def matches(record: NetworkRecord, filters: Mapping[str, Sequence[str]], in_use:
         elif name == "scope":
             found = record.scope in values
         elif name == "label":
-            found = all(_labelled(value, record.labels) for value in values)
+            found = labels.have_all(record.labels, values)
         elif name == "type":
             for value in values:
                 if value not in ("custom", "builtin"):
@@ -388,11 +389,6 @@ def _part_of_name(wanted: str, name: str) -> bool:
         and (not wanted.endswith("$") or name.endswith(literal))
         and (not (wanted.startswith("^") and wanted.endswith("$")) or name == literal)
     )
-
-
-def _labelled(wanted: str, labels: Mapping[str, str]) -> bool:
-    key, equals, value = wanted.partition("=")
-    return key in labels and (not equals or labels[key] == value)
 
 
 class NetworkStore:

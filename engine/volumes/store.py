@@ -31,6 +31,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from engine import labels
 from engine.config import Config
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
@@ -188,7 +189,7 @@ class VolumeStore:
             (not names or any(wanted in volume.name for wanted in names))
             and (not drivers or any(wanted in volume.driver for wanted in drivers))
             and (dangling is None or dangling == (volume.name not in self._users))
-            and all(_has_label(volume.labels, wanted) for wanted in filters.get("label", ()))
+            and labels.have_all(volume.labels, filters.get("label", ()))
         )
 
     async def _from_plugins(self) -> tuple[dict[str, Volume], list[str]]:
@@ -640,11 +641,6 @@ def _shown(volume: PluginVolume, driver: PluginDriver) -> Volume:
         status=volume.status or msgspec.UNSET,
         scope=driver.scope,
     )
-
-
-def _has_label(labels: Mapping[str, str], wanted: str) -> bool:
-    key, equals, value = wanted.partition("=")
-    return key in labels and (not equals or labels[key] == value)
 
 
 def _close_all(opened: Iterable[tuple[MountPoint, int]]) -> None:
