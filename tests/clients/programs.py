@@ -1,0 +1,79 @@
+"""The docker CLIs of the tests, with their compose and buildx.
+
+`.ci/clients` unpacks those of Debian's suites; one is the host's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import client
+from tests.harness import Result, TempEngine
+
+UNPACKED = Path(__file__).resolve().parent.parent.parent / ".venv" / "clients"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One docker CLI."""
+
+    name: str
+    path: str
+    api: str
+    """The newest version of the API that it knows."""
+    plugins: str = ""
+    """Folder of its compose and buildx; empty if it has none."""
+
+    def environment(self, engine: TempEngine) -> dict[str, str]:
+        """Only this engine, this program's plugins, and no version: it negotiates."""
+        config = engine.base / f"docker-{self.name}"
+        config.mkdir(exist_ok=True)
+        plugins = config / "cli-plugins"
+        if self.plugins and not plugins.exists():
+            plugins.symlink_to(self.plugins)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
+        return kept | {"DOCKER_HOST": f"unix://{engine.socket}", "DOCKER_CONFIG": str(config)}
+
+    def run(
+        self,
+        engine: TempEngine,
+        *arguments: str,
+        input: str | None = None,
+        status: int | None = 0,
+        cwd: Path | None = None,
+        timeout: float = 60,
+        **environment: str,
+    ) -> Result:
+        """Run it. Raises AssertionError unless it exits with `status` (None: any)."""
+        done = subprocess.run(
+            [self.path, *arguments],
+            env=self.environment(engine) | environment,
+            input=input,
+            stdin=subprocess.DEVNULL if input is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            timeout=timeout * client.PATIENCE,
+            check=False,
+        )
+        result = Result(done.returncode, done.stdout, done.stderr)
+        assert status is None or result.status == status, (self.name, arguments, result)
+        return result
+
+
+def _unpacked(suite: str, api: str) -> Program:
+    home = UNPACKED / suite
+    plugins = home / "cli-plugins"
+    return Program(suite, str(home / "bin" / "docker"), api, str(plugins) if suite != "bookworm" else "")
+
+
+BOOKWORM = _unpacked("bookworm", "1.41")
+TRIXIE = _unpacked("trixie", "1.45")
+FORKY = _unpacked("forky", "1.51")
+HOST = Program("host", shutil.which("docker") or "docker", "1.50")
+CLIS = (BOOKWORM, TRIXIE, HOST, FORKY)
