@@ -13,7 +13,19 @@ import enum
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.api import archive, build, containers, exec, images, networks, session, swarm, system, volumes
+from engine.api import (
+    archive,
+    build,
+    containers,
+    exec,
+    images,
+    networks,
+    plugins,
+    session,
+    swarm,
+    system,
+    volumes,
+)
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
 from engine.http.messages import AnyReply, Request
@@ -142,10 +154,26 @@ ROUTES: tuple[Route, ...] = (
     POST("/networks/{id}/connect", networks.connect),
     POST("/networks/{id}/disconnect", networks.disconnect),
     DELETE("/networks/{id}", networks.remove, 204),
+    # Plugins: this engine has no managed ones
+    GET("/plugins", plugins.list_all, since="1.25"),
+    GET("/plugins/privileges", plugins.unimplemented, since="1.25"),
+    POST("/plugins/pull", plugins.unimplemented, since="1.25"),
+    POST("/plugins/create", plugins.unimplemented, since="1.25"),
+    GET("/plugins/{name:path}/json", plugins.not_found, since="1.25"),
+    DELETE("/plugins/{name:path}", plugins.not_found, since="1.25"),
+    POST("/plugins/{name:path}/enable", plugins.not_found, since="1.25"),
+    POST("/plugins/{name:path}/disable", plugins.not_found, since="1.25"),
+    POST("/plugins/{name:path}/push", plugins.not_found, since="1.25"),
+    POST("/plugins/{name:path}/set", plugins.not_found, since="1.25"),
+    POST("/plugins/{name:path}/upgrade", plugins.not_found, since="1.26"),
     # Swarm: this engine is never part of one
     GET("/swarm", swarm.not_a_manager, since="1.24"),
+    POST("/swarm/init", swarm.unimplemented, since="1.24"),
+    POST("/swarm/join", swarm.unimplemented, since="1.24"),
     POST("/swarm/update", swarm.not_a_manager, since="1.24"),
     POST("/swarm/leave", swarm.not_in_a_swarm, since="1.24"),
+    GET("/swarm/unlockkey", swarm.not_a_manager, since="1.24"),
+    POST("/swarm/unlock", swarm.not_in_a_swarm, since="1.24"),
     GET("/nodes", swarm.not_a_manager, since="1.24"),
     GET("/nodes/{id}", swarm.not_a_manager, since="1.24"),
     DELETE("/nodes/{id}", swarm.not_a_manager, since="1.24"),
@@ -155,8 +183,20 @@ ROUTES: tuple[Route, ...] = (
     GET("/services/{id}", swarm.not_a_manager, since="1.24"),
     DELETE("/services/{id}", swarm.not_a_manager, since="1.24"),
     POST("/services/{id}/update", swarm.not_a_manager, since="1.24"),
+    GET("/services/{id}/logs", swarm.not_a_manager, since="1.25"),
     GET("/tasks", swarm.not_a_manager, since="1.24"),
     GET("/tasks/{id}", swarm.not_a_manager, since="1.24"),
+    GET("/tasks/{id}/logs", swarm.not_a_manager, since="1.29"),
+    GET("/secrets", swarm.not_a_manager, since="1.25"),
+    POST("/secrets/create", swarm.not_a_manager, since="1.25"),
+    GET("/secrets/{id}", swarm.not_a_manager, since="1.25"),
+    DELETE("/secrets/{id}", swarm.not_a_manager, since="1.25"),
+    POST("/secrets/{id}/update", swarm.not_a_manager, since="1.25"),
+    GET("/configs", swarm.not_a_manager, since="1.30"),
+    POST("/configs/create", swarm.not_a_manager, since="1.30"),
+    GET("/configs/{id}", swarm.not_a_manager, since="1.30"),
+    DELETE("/configs/{id}", swarm.not_a_manager, since="1.30"),
+    POST("/configs/{id}/update", swarm.not_a_manager, since="1.30"),
     # System
     POST("/commit", images.commit, 201),
     POST("/auth", images.log_in, mode=STREAM),

@@ -150,12 +150,58 @@ OUTSIDE_A_SWARM = [
 ]
 
 
+LATER = [
+    ("1.25", "GET", "/services/x/logs"),
+    ("1.25", "GET", "/secrets"),
+    ("1.25", "POST", "/secrets/create"),
+    ("1.25", "DELETE", "/secrets/x"),
+    ("1.29", "GET", "/tasks/x/logs"),
+    ("1.30", "GET", "/configs"),
+    ("1.30", "POST", "/configs/x/update"),
+]
+
+
 @pytest.mark.parametrize(("method", "path"), OUTSIDE_A_SWARM)
 def test_outside_a_swarm(method: str, path: str) -> None:
-    reply = ask(application(), "/v1.24" + path, method)
     words = "This node is not part of a swarm" if path == "/swarm/leave" else "This node is not a swarm manager."
-    assert reply.status == 406 and shown(reply)["message"].startswith(words)
+    for version, status in (("1.24", 406), ("1.25", 503), ("1.55", 503)):
+        reply = ask(application(), f"/v{version}{path}", method)
+        assert reply.status == status and shown(reply)["message"].startswith(words)
     assert ask(application(), "/v1.23" + path, method).status == 404, "1.24 brought them"
+
+
+@pytest.mark.parametrize(("version", "method", "path"), LATER)
+def test_what_later_versions_have_outside_a_swarm(version: str, method: str, path: str) -> None:
+    assert ask(application(), f"/v{version}{path}", method).status == 503
+    assert ask(application(), f"/v1.{int(version[2:]) - 1}{path}", method).status == 404
+
+
+@pytest.mark.parametrize("path", ["/swarm/init", "/swarm/join"])
+def test_no_swarm_is_made(path: str) -> None:
+    for version in ("1.24", "1.55"):
+        reply = ask(application(), f"/v{version}{path}", "POST")
+        assert (reply.status, shown(reply)["message"]) == (501, "swarm mode is not supported by this engine")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "", 200, ""),
+        ("GET", '?filters={"enabled":["true"]}', 200, ""),
+        ("GET", '?filters={"name":["x"]}', 400, "name"),
+        ("GET", "/a/b:c/json", 404, 'plugin "a/b:c" not found'),
+        ("DELETE", "/a", 404, 'plugin "a" not found'),
+        ("POST", "/a/enable?timeout=0", 404, 'plugin "a" not found'),
+        ("POST", "/pull?remote=a", 501, "not supported"),
+        ("GET", "/privileges?remote=a", 501, "not supported"),
+    ],
+)
+def test_managed_plugins(method: str, path: str, status: int, words: str) -> None:
+    path, _, query = path.partition("?")
+    reply = ask(application(), "/v1.25/plugins" + path, method, query=query)
+    assert reply.status == status
+    assert words in shown(reply)["message"] if words else shown(reply) == []
+    assert ask(application(), "/v1.24/plugins" + path, method).status == 404
 
 
 def test_delete_without_a_name() -> None:
