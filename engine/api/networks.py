@@ -12,7 +12,7 @@ from engine.http.messages import Reply, Request
 from engine.networks.endpoints import Network
 from engine.networks.network import FILTERS
 from engine.wire.networks import Network as Shown
-from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect
+from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect, NetworksPruned
 
 
 def list_all(engine: Engine, request: Request) -> Reply:
@@ -65,3 +65,10 @@ async def remove(engine: Engine, request: Request) -> Reply:
     await engine.networks.remove(request.parameters["id"])
     engine.kept.forget(network.record.id)
     return empty_reply(request)
+
+
+async def prune(engine: Engine, request: Request) -> Reply:
+    gone = await engine.networks.prune(parameters.prune_selection(request.query, "until"))
+    for network in gone:
+        engine.kept.forget(network.record.id)
+    return json_reply(request, NetworksPruned([network.record.name for network in gone] or None))

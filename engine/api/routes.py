@@ -151,6 +151,7 @@ ROUTES: tuple[Route, ...] = (
     GET("/networks", networks.list_all),
     GET("/networks/{id}", networks.inspect),
     POST("/networks/create", networks.create, 201),
+    POST("/networks/prune", networks.prune, since="1.25"),
     POST("/networks/{id}/connect", networks.connect),
     POST("/networks/{id}/disconnect", networks.disconnect),
     DELETE("/networks/{id}", networks.remove, 204),

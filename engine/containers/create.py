@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.containers import body, limits, mount_points, spec
+from engine.containers import body, endpoints, limits, mount_points, spec
 from engine.containers.body import Link
 from engine.containers.parts import Parts
 from engine.containers.sharing import Find, network_owner
@@ -30,13 +30,11 @@ from engine.errors import InvalidParameter, NotFound
 from engine.images.archive import ARCHITECTURE
 from engine.images.record import ImageRecord
 from engine.logs import drivers
-from engine.networks import network
-from engine.networks.network import HOST, NONE, PREDEFINED_NAMES
-from engine.networks.networks import Networks
+from engine.networks.network import PREDEFINED_NAMES
 from engine.runtime.cgroups import Support
 from engine.system import files
 from engine.system.threads import uninterrupted
-from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig, MountPoint, NetworkingConfig
+from engine.wire.containers import Config, CreateBody, HostConfig, MountPoint, NetworkingConfig
 from engine.wire.images import ImageConfig
 
 
@@ -88,7 +86,7 @@ def draft(
         config = msgspec.structs.replace(config, hostname=os.uname().nodename if on_host else container_id[:12])
     if host.network_mode == "host" and host.port_bindings:
         warnings.append("Published ports are discarded when using host network mode")
-    networks = {} if shares_network else _networks_of(parts.networks, host.network_mode, wanted.networking_config)
+    networks = {} if shares_network else endpoints.wanted(parts.networks, host.network_mode, wanted.networking_config)
     record = ContainerRecord(
         id=container_id,
         name=name,
@@ -141,7 +139,7 @@ async def with_host(
     networks = record.networks
     if host.network_mode != record.host.network_mode:
         shares = bool(body.joined(host.network_mode))
-        networks = {} if shares else _networks_of(parts.networks, host.network_mode, NetworkingConfig())
+        networks = {} if shares else endpoints.wanted(parts.networks, host.network_mode, NetworkingConfig())
     mounts = mount_points.mount_points(record.config, host, [*record.mounts, *_volumes_from(find, host)])
     changed = msgspec.structs.replace(record, host=host, networks=networks, links=_links(parts, find, host))
     if host.mounts:
@@ -246,34 +244,6 @@ async def _make_working_directory(record: ContainerRecord, parts: Parts) -> None
         if len(_IN_IMAGES) >= _IN_IMAGES_LIMIT:
             _IN_IMAGES.clear()
         _IN_IMAGES.add((record.parent, path))
-
-
-def _networks_of(networks: Networks, mode: str, asked: NetworkingConfig) -> dict[str, EndpointSettings]:
-    """The requested endpoints by network name. Without NetworkingConfig the one that NetworkMode
-    names.
-
-    Raises InvalidParameter.
-    """
-    name_of = networks.name_of
-    endpoints = {name_of(key): settings or EndpointSettings() for key, settings in asked.endpoints_config.items()}
-    if len(asked.endpoints_config) > 1:
-        raise InvalidParameter(
-            f"Container cannot be connected to network endpoints: {', '.join(asked.endpoints_config)}"
-        )
-    primary = name_of(mode)
-    if primary in (HOST, NONE) and endpoints.keys() - {primary}:
-        raise InvalidParameter(
-            f"Container cannot be connected to network endpoints: {', '.join(endpoints)}: its NetworkMode is {primary}"
-        )
-    for name, settings in endpoints.items():
-        for link in settings.links or ():
-            body.parse_link(link)
-        network.static_addresses(name, settings)
-        network.link_local_addresses(name, settings)
-    return {
-        name: EndpointSettings(ipam_config=each.ipam_config, links=each.links, aliases=each.aliases)
-        for name, each in (endpoints or {primary: EndpointSettings()}).items()
-    }
 
 
 def _child(find: Find, link: Link) -> ContainerRecord:

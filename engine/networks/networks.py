@@ -26,13 +26,14 @@ from ipaddress import IPv4Address, ip_network
 import msgspec
 
 from engine.config import Config
-from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
 from engine.networks import bridge, network
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network
 from engine.networks.network import BRIDGE, NetworkStore
 from engine.networks.repair import Repair
+from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Records
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
@@ -62,6 +63,7 @@ class Networks:
         self._going: dict[str, tuple[Network, asyncio.Task[None]]] = {}
         """Removed networks, by id, whose bridge the kernel is still taking down."""
         self._taking_down = asyncio.Lock()
+        self._pruning = OnlyOne()
         self._repair: Repair | None = None
 
     async def open(self) -> None:
@@ -166,6 +168,12 @@ class Networks:
         assert isinstance(found, IPv4Address)
         return found
 
+    def host_gateways(self) -> list[str]:
+        """Addresses of this host as its containers see it: what `host-gateway` means in
+        ExtraHosts.
+        """
+        return [str(each.ip) for _, each in sorted(self.get(BRIDGE).gateways.items())]
+
     def driver_names(self) -> list[str]:
         """The drivers as Docker counts them: `null` is the network of containers without one."""
         return sorted((*self.drivers.names(), "host", "null"))
@@ -263,6 +271,30 @@ class Networks:
             else:
                 await self.workers.run(driver.unmake, found)
         self.publish(found, "destroy")
+
+    async def prune(self, selection: Selection) -> list[Network]:
+        """Remove the user-defined networks that no running container is on, as far as the selection
+        matches them. Returns those that are gone.
+
+        A network that cannot be removed is logged and stays. Raises Conflict while another prune
+        goes on.
+        """
+        gone: list[Network] = []
+        with self._pruning:
+            for found in [*self.by_id.values()]:
+                record = found.record
+                if record.predefined or found.sandboxes or not selection.matches(record.created, record.labels):
+                    continue
+                try:
+                    await self.remove(record.id)
+                except NotFound:
+                    continue  # a client has just removed it
+                except EngineError as error:
+                    _log.warning("prune: %s", error.message)
+                    continue
+                gone.append(found)
+        self._events.publish("network", "prune", "", {"reclaimed": "0"})
+        return gone
 
     def publish(self, found: Network, action: str, **attributes: str) -> None:
         """An event of this network, with Docker's attributes."""

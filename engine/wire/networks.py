@@ -89,3 +89,9 @@ class NetworkDisconnect(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tr
 
     container: str = ""
     force: bool = False
+
+
+class NetworksPruned(msgspec.Struct, rename="pascal", frozen=True):
+    """POST /networks/prune: names, and null when none was removed."""
+
+    networks_deleted: list[str] | None

@@ -658,3 +658,55 @@ def test_docker_py(client: docker.DockerClient, engine: TempEngine) -> None:
     network.remove()
     with pytest.raises(docker.errors.NotFound):
         client.networks.get("py")
+
+
+# --- newer versions -------------------------------------------------------------------------------
+
+
+def newer(engine: TempEngine, method: str, target: str, body: Any = None, status: int = 200) -> Any:
+    """A request of the newest API version; returns the response's JSON."""
+    answer = engine.request(method, target, body)
+    assert answer.status == status, answer
+    return answer.json() if answer.body else None
+
+
+def test_prune(engine: TempEngine) -> None:
+    create(engine, "spare", Labels={"tier": "test"})
+    create(engine, "stopped")
+    create(engine, "used")
+    engine.create("true", network="stopped")
+    sleeper(engine, "used")
+    target = "/networks/prune?filters="
+    assert newer(engine, "POST", target + quote('{"until":["24h"]}')) == {"NetworksDeleted": None}
+    assert newer(engine, "POST", target + quote('{"label!":{"tier":true}}')) == {"NetworksDeleted": ["stopped"]}
+    assert newer(engine, "POST", "/v1.25" + target) == {"NetworksDeleted": ["spare"]}
+    assert sorted(engine.networks()) == ["used"]
+    assert "'name'" in newer(engine, "POST", target + quote('{"name":["used"]}'), status=400)["message"]
+    assert engine.request("POST", "/v1.24/networks/prune").status == 404
+
+
+def several(engine: TempEngine, status: int = 201, mode: str = "one", **endpoints: Any) -> Any:
+    body = {
+        "Image": "busybox",
+        "Cmd": ["sleep", "600"],
+        "HostConfig": {"NetworkMode": mode},
+        "NetworkingConfig": {"EndpointsConfig": endpoints},
+    }
+    return newer(engine, "POST", "/v1.44/containers/create", body, status)
+
+
+def test_several_endpoints_at_create(engine: TempEngine) -> None:
+    create(engine, "one", IPAM=pools({"Subnet": "10.232.1.0/24"}))
+    two = create(engine, "two", IPAM=pools({"Subnet": "10.232.2.0/24"}))["Id"]
+    fixed = {"IPAMConfig": {"IPv4Address": "10.232.2.9"}, "Aliases": ["nine"]}
+    container = several(engine, two=fixed, one={})["Id"]
+    engine.post(f"/containers/{container}/start")
+    networks = engine.inspect(container)["NetworkSettings"]["Networks"]
+    assert sorted(networks) == ["one", "two"] and networks["two"]["IPAddress"] == "10.232.2.9"
+    assert "10.232.1." in run(engine, container, "ip", "-4", "addr", "show", "eth0")
+    assert "10.232.2.9/24" in run(engine, container, "ip", "-4", "addr", "show", "eth1")
+    assert "nine" in run(engine, sleeper(engine, "two"), "nslookup", "nine")
+    message = several(engine, 400, two={}, **{two: {}})["message"]
+    assert message == f"EndpointsConfig: network two is given twice, once as {two}"
+    for mode, others in (("host", {"one": {}}), ("one", {"one": {}, "none": {}})):
+        assert "no other network goes with" in several(engine, 400, mode, **others)["message"]

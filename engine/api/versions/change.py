@@ -61,7 +61,6 @@ class Flag(enum.Enum):
     DF_TYPES = "system/df takes type"
     PRUNE_ANONYMOUS = "a prune of volumes removes anonymous ones"
     RECURSIVE_READ_ONLY = "read-only binds are read-only with the mounts below them"
-    MANY_ENDPOINTS = "create takes several endpoints"
     PUSH_PLATFORM = "push takes platform"
     IMAGE_CREATE_EVENTS = "events tell of images that are made"
     VOLUME_DRIVER_WARNING = "create warns of a VolumeDriver beside volumes in Mounts"

@@ -20,9 +20,10 @@ from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.networks import bridge, endpoints, host, macvlan, sandboxes
 from engine.networks.bridge import BridgeDriver
-from engine.networks.network import Options
+from engine.networks.network import NetworkRecord, NetworkStore, Options
 from engine.networks.ports import Published
 from engine.networks.publishing import Request
+from engine.pruning import Selection
 from engine.storage.records import Records
 from engine.system.netlink.codec import NetlinkError
 from engine.wire.containers import EndpointIPAMConfig, EndpointSettings, PortBinding
@@ -408,6 +409,51 @@ def test_a_network_with_an_endpoint_on_its_way_stays(world: Host, tmp_path: Path
             await joining
             await networks.leave("c")
             await networks.remove("a")
+
+    asyncio.run(run())
+
+
+def test_prune(world: Host, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            for name, labels in (("old", {}), ("kept", {"keep": "1"}), ("busy", {}), ("stuck", {})):
+                await networks.create(body(name, Labels=labels))
+            await networks.join("c", "c", {"busy": ANY}, "busy")
+            assert await networks.prune(Selection(until_ns=1)) == []
+            assert [each.record.name for each in await networks.prune(Selection(labels=("keep=1",)))] == ["kept"]
+            await networks.create(body("kept", Labels={"keep": "1"}))
+            removed = NetworkStore.remove
+
+            async def refused(store: NetworkStore, record: NetworkRecord) -> None:
+                assert (await asyncio.gather(networks.prune(Selection()), return_exceptions=True))[
+                    0
+                ].__class__ is Conflict
+                if record.name == "stuck":
+                    raise ServerError("the disk is full")
+                await removed(store, record)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(NetworkStore, "remove", refused)
+                gone = await networks.prune(Selection(not_labels=("keep",)))
+            assert [each.record.name for each in gone] == ["old"]
+            assert sorted(each.record.name for each in networks if not each.record.predefined) == [
+                "busy",
+                "kept",
+                "stuck",
+            ]
+            await networks.leave("c")
+            assert len(await networks.prune(Selection())) == 3
+            event = networks.networks._events.history(0)[-1]
+            assert (event.type, event.action) == ("network", "prune")
+            assert (event.actor.id, event.actor.attributes) == ("", {"reclaimed": "0"})
+
+    asyncio.run(run())
+
+
+def test_what_host_gateway_means(world: Host, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(tmp_path, bridge_subnet="10.9.0.5/24") as networks:
+            assert networks.host_gateways() == ["10.9.0.5"]
 
     asyncio.run(run())
 
