@@ -15,16 +15,17 @@ import msgspec
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.kept import Entry
-from engine.api.replies import empty_reply, encoded_reply, json_reply
+from engine.api.replies import empty_reply, encoded_reply, json_reply, stream_reply
 from engine.api.replies import encode as encode_reply
 from engine.api.versions import Flag
-from engine.containers import listing, logs, removal, settings, views
+from engine.containers import listing, logs, pruned, removal, settings, views
 from engine.containers import stats as statistics
 from engine.containers import top as processes
 from engine.containers.container import Container
 from engine.containers.signals import signal_number
 from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
+from engine.containers.waiting import Condition, Ended
 from engine.errors import Conflict, InvalidParameter, NotFound
 from engine.http.hijack import HijackReply
 from engine.http.messages import Reply, Request, StreamReply
@@ -38,6 +39,7 @@ from engine.wire.containers import (
     UpdateBody,
     Updated,
     Waited,
+    WaitError,
 )
 from engine.wire.stats import Stats
 
@@ -384,9 +386,53 @@ async def unpause(engine: Engine, request: Request) -> Reply:
     return empty_reply(request)
 
 
-async def wait(engine: Engine, request: Request) -> Reply:
-    code = await engine.containers.get(request.parameters["id"]).wait()
-    return json_reply(request, Waited(code))
+async def wait(engine: Engine, request: Request) -> Reply | StreamReply:
+    container = engine.containers.get(request.parameters["id"])
+    waited = _Waited(container.wait(_condition(request)), request)
+    if request.version.has(Flag.WAIT_HEAD):
+        # Docker CLIs start the container once they have seen the head.
+        return stream_reply(request, waited)
+    async with contextlib.aclosing(waited):
+        return encoded_reply(request, await anext(waited))
+
+
+def _condition(request: Request) -> Condition:
+    text = request.query.get("condition", "") if request.version.has(Flag.WAIT_CONDITION) else ""
+    try:
+        return Condition(text) if text else Condition.NOT_RUNNING
+    except ValueError:
+        raise InvalidParameter(f'invalid condition: "{text}"') from None
+
+
+class _Waited:
+    """The body of a wait's reply: one chunk, at the end. An object, not a generator: see
+    `StreamReply`.
+    """
+
+    def __init__(self, end: asyncio.Future[Ended], request: Request) -> None:
+        self._end = end
+        self._request = request
+        self._sent = False
+
+    def __aiter__(self) -> _Waited:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._sent:
+            raise StopAsyncIteration
+        code, why = await self._end
+        self._sent = True
+        if why and not self._request.version.has(Flag.WAIT_ERROR):
+            return b""  # as in Docker: these clients take an empty body for an error
+        return encode_reply(Waited(code, WaitError(why) if why else msgspec.UNSET), self._request) + b"\n"
+
+    async def aclose(self) -> None:
+        self._end.cancel()
+
+
+async def prune(engine: Engine, request: Request) -> Reply:
+    selection = parameters.prune_selection(request.query, "until")
+    return json_reply(request, await pruned.prune(engine.containers, selection))
 
 
 async def remove(engine: Engine, request: Request) -> Reply:

@@ -113,6 +113,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/containers/{id}/attach", containers.attach, mode=HIJACK),
     GET("/containers/{id}/attach/ws", containers.attach_websocket, mode=HIJACK),
     POST("/containers/{id}/wait", containers.wait, mode=STREAM),
+    POST("/containers/prune", containers.prune, since="1.25"),
     DELETE("/containers/", containers.remove_unnamed, 204),
     DELETE("/containers/{id}", containers.remove, 204),
     DELETE("/containers/{id}/{alias}", containers.remove_link, 204),

@@ -42,7 +42,7 @@ from engine.containers.lifecycle import State, Verb
 from engine.containers.parts import Parts, Peers
 from engine.containers.signals import signal_number
 from engine.containers.store import ContainerRecord, Status
-from engine.containers.waiting import Ends, Starts
+from engine.containers.waiting import Condition, Ended, Ends, Starts
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, NotModified, ServerError
 from engine.monitor.handles import Exit, LaunchFailed, LogReading, Process
 from engine.networks.endpoints import configured
@@ -77,6 +77,7 @@ class Container:
     __slots__ = (
         "_ends",
         "_out_of_memory",
+        "_removals",
         "_starts",
         "_unsaved",
         "extra_mounts",
@@ -88,6 +89,7 @@ class Container:
         "process",
         "record",
         "removed",
+        "restarting",
         "stubs",
     )
 
@@ -100,6 +102,8 @@ class Container:
         """Grows with every visible change (`touch`): a reply may be cached while it stays the same.
         """
         self.removed = False
+        self.restarting = 0
+        """Restarts by clients that wait for its end: its AutoRemove does not apply to that."""
         self.extra_mounts: tuple[ExtraMount, ...] = ()
         """Mounts of the next start besides those of the record."""
         self.stubs: tuple[str, ...] = ()
@@ -109,6 +113,7 @@ class Container:
         self._out_of_memory = False
         """The event `oom` of this run has been published."""
         self._ends = Ends()
+        self._removals = Ends()
         self._starts = Starts()
         self.planned = restart.Planned(self._restart_due)
         """In state RESTARTING: the next start."""
@@ -196,22 +201,25 @@ class Container:
             self._out_of_memory = True
             self.publish("oom")
 
-    async def wait(self) -> int:
-        """The exit code: at once when it does not run, otherwise at its exit.
+    def wait(self, condition: Condition = Condition.NOT_RUNNING) -> asyncio.Future[Ended]:
+        """The end that the condition names. A caller that no longer waits cancels it.
 
-        A container that waits for its restart counts as running, as in Docker.
+        `not-running` is met at once when it does not run. A container that waits for its restart
+        counts as running, and each exit of its process as an end, as in Docker.
         """
-        if not self._may_end:
-            return self.record.status.exit_code
-        with self._ends.next() as waiter:
-            return await waiter
+        if condition is Condition.REMOVED:
+            return self._removals.next()
+        end = self._ends.next()
+        if condition is Condition.NOT_RUNNING and not self._may_end:
+            end.set_result(Ended(self.record.status.exit_code))
+        return end
 
     @property
     def _may_end(self) -> bool:
         return self.running or self.record.status.state == State.RESTARTING or len(self._starts) > 0
 
     def _answer_waiting(self) -> None:
-        self._ends.answer(self.record.status.exit_code)
+        self._ends.answer(Ended(self.record.status.exit_code))
 
     # --- the record -------------------------------------------------------------------------------
 
@@ -269,6 +277,10 @@ class Container:
         """It has been removed: nothing is started or waited for any more."""
         self.planned.cancel()
         self._answer_waiting()
+
+    def answer_removal(self, why: str = "") -> None:
+        """It has been removed with its files, or could not be: calls that wait for it return."""
+        self._removals.answer(Ended(self.record.status.exit_code, why))
 
     async def commit(self, record: ContainerRecord, *more: Change) -> None:
         """A change whose row is its commit point, with `more` in one transaction.
@@ -560,13 +572,16 @@ class Container:
         """
         if self.process is not process:
             return
-        with self._ends.next() as end:
+        end = self._ends.next()
+        try:
             done, _ = await asyncio.wait({end}, timeout=None if timeout < 0 else timeout)
             if not done:
                 async with self.lock:
                     if self.process is process:
                         await self._send(process, _SIGKILL)
                 await self._killed(end)
+        finally:
+            end.cancel()
 
     async def _killed(self, end: asyncio.Future[Any]) -> None:
         """Wait for `end`, which follows from SIGKILL. Raises ServerError.
@@ -644,8 +659,12 @@ class Container:
         self.check_present()
         with self.starting():
             if self.running:
-                with contextlib.suppress(NotModified):
-                    await self.stop(timeout)
+                self.restarting += 1
+                try:
+                    with contextlib.suppress(NotModified):
+                        await self.stop(timeout)
+                finally:
+                    self.restarting -= 1
             with contextlib.suppress(NotModified):  # another caller was faster
                 await self.start()
         self.publish("restart")

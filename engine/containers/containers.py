@@ -23,6 +23,7 @@ from engine.containers.parts import Parts
 from engine.containers.store import ContainerRecord
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
 from engine.images.record import ImageRecord, ImageUser
+from engine.pruning import OnlyOne
 from engine.runtime import cgroups
 from engine.storage.snapshots import Ingest
 from engine.system import detached_mounts
@@ -44,6 +45,7 @@ class Containers:
         self._linked: dict[str, set[str]] = {}
         """Container id → ids of the containers that link to it."""
         self.leaving = False
+        self.pruning = OnlyOne()
         self.generation = 0
         self.support = parts.cgroups.support()
 

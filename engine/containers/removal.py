@@ -47,14 +47,17 @@ async def remove(container: Container, *, force: bool, volumes: bool = False) ->
 
 
 def automatically(container: Container) -> None:
-    """Its run has ended, or the daemon starts: remove it in the background if it has AutoRemove."""
-    if container.record.host.auto_remove and container.record.status.state == State.EXITED:
+    """Its run has ended, or the daemon starts: remove it in the background if it has AutoRemove,
+    unless a client restarts it.
+    """
+    ended = container.record.status.state == State.EXITED and not container.restarting
+    if ended and container.record.host.auto_remove:
         spawn(_automatically(container), f"removing container {container.id}, which has AutoRemove")
 
 
 async def _automatically(container: Container) -> None:
-    with contextlib.suppress(NotFound, Conflict):  # a client was faster
-        await remove(container, force=True, volumes=True)
+    with contextlib.suppress(NotFound, Conflict):  # a client has removed or started it
+        await remove(container, force=False, volumes=True)
 
 
 async def after_failed_start(container: Container) -> None:
@@ -91,9 +94,10 @@ async def _erase(container: Container, verb: Verb, volumes: bool, deleted: list[
     container.move(state=lifecycle.following(before.status.state, verb, container.id))
     try:
         await _delete_row(container, volumes)
-    except BaseException:
+    except BaseException as failure:
         if not container.removed:
             container.put(before)
+            container.answer_removal(failure.message if isinstance(failure, EngineError) else repr(failure))
         raise
     deleted.append(container.id)
     container.gone()
@@ -105,9 +109,10 @@ async def _erase(container: Container, verb: Verb, volumes: bool, deleted: list[
     )
     for error in outcomes:
         if isinstance(error, BaseException):  # the next daemon sweeps the rest
-            raise ServerError(
-                f"container {container.id} is removed, but some of its files are left: {error}"
-            ) from error
+            left = ServerError(f"container {container.id} is removed, but some of its files are left: {error}")
+            container.answer_removal(left.message)
+            raise left from error
+    container.answer_removal()
 
 
 async def _delete_row(container: Container, volumes: bool) -> None:

@@ -1,6 +1,6 @@
-"""Waiting for a container: calls wait for its end, other containers for its start.
+"""Waiting for a container: calls wait for its end or its removal, other containers for its start.
 
-Both are waited for without any lock, and both may be cancelled. Runs on the event loop alone.
+All wait without any lock, and may be cancelled. Runs on the event loop alone.
 Not here: whether it will end or start (`container.py`).
 """
 
@@ -9,36 +9,52 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Condition(StrEnum):
+    """Until when a call waits (Docker Engine API, ContainerWait)."""
+
+    NOT_RUNNING = "not-running"
+    NEXT_EXIT = "next-exit"
+    REMOVED = "removed"
+
+
+class Ended(NamedTuple):
+    """The outcome of a wait. `error`: why the container could not be removed; empty otherwise."""
+
+    exit_code: int
+    error: str = ""
 
 
 class Ends:
-    """Calls that wait for one container's exit code."""
+    """Calls that wait for one container's end, or for its removal."""
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[int]] = []
+        self._waiting: dict[asyncio.Future[Ended], None] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(not end.done() for end in self._waiting)
 
-    @contextlib.contextmanager
-    def next(self) -> Iterator[asyncio.Future[int]]:
-        """The exit code, once the container has ended."""
-        end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(end)
-        try:
-            yield end
-        finally:
-            if end in self._waiting:
-                self._waiting.remove(end)
+    def next(self) -> asyncio.Future[Ended]:
+        """The next end. A caller that no longer waits cancels it."""
+        end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._waiting[end] = None
+        end.add_done_callback(self._left)
+        return end
 
-    def answer(self, exit_code: int) -> None:
+    def _left(self, end: asyncio.Future[Ended]) -> None:
+        self._waiting.pop(end, None)
+
+    def answer(self, ended: Ended) -> None:
         """Resolve all of them."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, {}
         for each in waiting:
             if not each.done():
-                each.set_result(exit_code)
+                each.set_result(ended)
 
 
 class Starts:

@@ -286,8 +286,24 @@ class Updated(msgspec.Struct, rename="pascal", frozen=True):
     warnings: list[str]
 
 
+class WaitError(msgspec.Struct, rename="pascal", frozen=True):
+    """Why a removal that a client waited for has failed."""
+
+    message: str
+
+
 class Waited(msgspec.Struct, rename="pascal", frozen=True):
+    """The reply of POST /containers/{id}/wait."""
+
     status_code: int
+    error: WaitError | msgspec.UnsetType = msgspec.UNSET
+
+
+class ContainersPruned(msgspec.Struct, rename="pascal", frozen=True):
+    """The reply of POST /containers/prune; null when nothing was removed."""
+
+    containers_deleted: list[str] | None
+    space_reclaimed: int
 
 
 class PathStat(msgspec.Struct, rename="camel", kw_only=True, frozen=True):

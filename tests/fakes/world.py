@@ -35,7 +35,7 @@ from engine.monitor.handles import Exit, Process
 from engine.networks.attachments import Joined
 from engine.runtime.cgroups import Support
 from engine.storage.records import Change, Table
-from engine.storage.snapshots import Ingest
+from engine.storage.snapshots import Ingest, Usage
 from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig, MountPoint, RestartPolicy
 from tests.fakes.monitor import FakeMonitor, Host
 
@@ -142,6 +142,15 @@ class Snapshots:
             raise NotFound(f"No such snapshot: {key}")
         self.world.layers.discard(key)
         self.world.mounted.discard(key)
+
+    async def usage(self, key: str) -> Usage:
+        await self.world.point("count files")
+        if key not in self.world.layers:
+            raise NotFound(f"No such snapshot: {key}")
+        return Usage(1000, 1)
+
+    def chain(self, parent: str | None) -> list[Any]:
+        return []
 
     async def mount(self, key: str) -> None:
         if key not in self.world.layers:
@@ -507,7 +516,7 @@ def check(engine: Engine) -> None:
         row = world.record(key)
         assert row is not None and view(row) == view(each.record), f"row {view(row)}, shown {view(each.record)}"
         assert (each.process is not None) == each.running, "a process and a state that runs"
-        assert not each._starts and not each._ends and each._starts._awaited is None
+        assert not each._starts and not each._ends and not each.restarting and each._starts._awaited is None
         assert bool(each.planned) == (each.record.status.state == State.RESTARTING), "planned restarts"
         assert engine.containers.get(each.record.name) is each, "names"
     assert world.host.processes.keys() == running, f"processes, {running=}"

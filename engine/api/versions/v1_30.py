@@ -6,5 +6,6 @@ from engine.api.versions.change import Change, Flag
 
 CHANGES = (
     Change("1.30", "build streams the image's id in aux", flag=Flag.BUILD_AUX),
-    Change("1.30", "wait takes condition and sends its head at once", flag=Flag.WAIT_CONDITION),
+    Change("1.30", "wait takes condition", flag=Flag.WAIT_CONDITION, down_to="1.25"),
+    Change("1.30", "wait sends its head at once", flag=Flag.WAIT_HEAD),
 )

@@ -160,7 +160,7 @@ class _Container:
             async for stream, data in attached:
                 terminal.write(stream, data)
             terminal.end()
-            return await container.wait(), None
+            return (await container.wait()).exit_code, None
         finally:
             attached.close()
 

@@ -14,6 +14,7 @@ from engine.containers.container import Container
 from engine.containers.extra_mounts import Bind, Variable
 from engine.containers.health import HealthChecks
 from engine.containers.lifecycle import State
+from engine.containers.waiting import Condition
 from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.monitor.handles import LaunchFailed
 from engine.system import tasks
@@ -48,13 +49,13 @@ def test_a_start_whose_row_cannot_be_saved_takes_its_process_back(world: World) 
             world.disk_full = world.disk_full or name == "monitor run answered"
 
         world.decide = fill
-        waiting = asyncio.ensure_future(container.wait())
+        waiting = container.wait(Condition.NEXT_EXIT)
         with pytest.raises(ServerError, match="disk is full"):
             await container.start()
         assert container.record.status.state == State.CREATED
         assert not world.host.processes
         world.disk_full, world.decide = False, None
-        assert await waiting == container.record.status.exit_code
+        assert (await waiting).exit_code == container.record.status.exit_code
         await asyncio.sleep(5)  # the reason of the failure is saved when there is space
         check(engine)
         await container.start()
@@ -68,7 +69,7 @@ def test_an_exit_is_saved_until_it_succeeds(world: World) -> None:
         engine, container = await _started(world)
         world.disk_full = True
         world.host.end(container.id, 5)
-        assert await container.wait() == 5
+        assert await container.wait() == (5, "")
         await asyncio.sleep(3)
         assert container.id in world.host.journal, "a daemon that comes now still learns of it"
         world.disk_full = False
@@ -362,14 +363,29 @@ def test_a_container_with_autoremove_whose_start_fails_is_removed(world: World) 
         engine = await world.boot()
         container = engine.containers.get(await engine.create(auto_remove=True))
         events = _events(engine)
-        waiting = asyncio.ensure_future(container.wait())
+        waiting = container.wait(Condition.NEXT_EXIT)
         world.host.refuse[container.id] = LaunchFailed("exec: no such file", 1)
         with pytest.raises(EngineError, match="no such file"):
             await container.start()
         assert len(engine.containers) == 0, "before the client has the error"
         assert events == ["die", "destroy"]
-        assert await waiting == container.record.status.exit_code != 0
+        assert (await waiting).exit_code == container.record.status.exit_code != 0
         assert not world.rows
+        check(engine)
+
+    run(story())
+
+
+def test_a_restart_by_a_client_does_not_remove_it(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world, auto_remove=True)
+        await container.restart(0)
+        await asyncio.sleep(1)
+        assert container.running
+        check(engine)
+        world.host.end(container.id, 0)
+        assert await container.wait(Condition.REMOVED) == (0, "")
+        assert len(engine.containers) == 0
         check(engine)
 
     run(story())
