@@ -146,6 +146,8 @@ ROUTES: tuple[Route, ...] = (
     # Volumes
     GET("/volumes", volumes.list_all),
     POST("/volumes/create", volumes.create, 201),
+    POST("/volumes/prune", volumes.prune, since="1.25"),
+    PUT("/volumes/{name:path}", volumes.update, since="1.42"),
     GET("/volumes/{name:path}", volumes.inspect),
     DELETE("/volumes/{name:path}", volumes.remove, 204),
     # Networks

@@ -5,9 +5,11 @@ from __future__ import annotations
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_reply
+from engine.api.versions import Flag
+from engine.errors import Unavailable
 from engine.http.messages import Reply, Request
-from engine.volumes.store import FILTERS
-from engine.wire.volumes import VolumeCreate, VolumeList
+from engine.volumes.views import FILTERS
+from engine.wire.volumes import VolumeCreate, VolumeList, VolumesPruned
 
 
 async def list_all(engine: Engine, request: Request) -> Reply:
@@ -25,6 +27,19 @@ async def inspect(engine: Engine, request: Request) -> Reply:
     return json_reply(request, await engine.volumes.get(request.parameters["name"]))
 
 
+def update(engine: Engine, request: Request) -> Reply:
+    raise Unavailable("volume update only valid for cluster volumes, but swarm is unavailable")
+
+
 async def remove(engine: Engine, request: Request) -> Reply:
-    await engine.volumes.remove(request.parameters["name"])
+    force = parameters.boolean(request.query, "force")
+    await engine.volumes.remove(request.parameters["name"], force=force)
     return empty_reply(request)
+
+
+async def prune(engine: Engine, request: Request) -> Reply:
+    selection = parameters.prune_selection(request.query, "all")
+    named = not request.version.has(Flag.PRUNE_ANONYMOUS)
+    if not named:
+        named = bool(parameters.filter_boolean({**selection.others}, "all"))
+    return json_reply(request, VolumesPruned(*await engine.volumes.prune(selection, named=named)))

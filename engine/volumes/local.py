@@ -486,6 +486,18 @@ class LocalDriver:
         with self._data(name) as place:
             return not os.listdir(f"/proc/self/fd/{place}")
 
+    async def size(self, name: str, *, hidden: bool = False) -> int:
+        """Bytes of its files; -1 when they cannot be counted. `hidden`: after `hide`."""
+        return await self._in_slow_thread(self._size, HIDDEN + name if hidden else name)
+
+    def _size(self, name: str) -> int:
+        try:
+            with self._data(name) as place:
+                return tree.usage(place)[0]
+        except (EngineError, OSError) as error:
+            _log.warning("volume %s: its size: %s", name, error)
+            return -1
+
     # --- the image's content ----------------------------------------------------------------------
 
     async def populate(self, name: str, source: int, *, staged: bool) -> None:

@@ -10,9 +10,10 @@ Threads: the event loop's. A create and a removal by a client run to their end e
          cancelled.
 Raises:  InvalidParameter, NotFound, Conflict, ServerError with Docker's messages.
 Not here: the drivers (`driver.py`, `local.py`, `plugin.py`), host paths of binds (`sources.py`),
-the mounts that a container requests (`containers/create.py`).
+records and their form in answers (`views.py`), the mounts that a container requests
+(`containers/create.py`).
 
-Events are Docker's: create, mount, unmount, destroy.
+Events are Docker's: create, mount, unmount, destroy, prune.
 """
 
 from __future__ import annotations
@@ -31,38 +32,23 @@ from types import MappingProxyType
 
 import msgspec
 
-from engine import labels
 from engine.config import Config
-from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
+from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unavailable
 from engine.events import EventLog
 from engine.plugins.protocol import Plugins
+from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Change, Records
 from engine.system.threads import whole
-from engine.volumes import local, sources
+from engine.volumes import local, sources, views
 from engine.volumes.driver import Driver
 from engine.volumes.local import LocalDriver
 from engine.volumes.plugin import PluginDriver, PluginDrivers
+from engine.volumes.views import ANONYMOUS, VolumeRecord
 from engine.wire.containers import MountPoint
-from engine.wire.volumes import PluginVolume, Volume, VolumeCreate
-
-FILTERS = frozenset(("name", "dangling", "driver", "label"))
+from engine.wire.volumes import PluginVolume, UsageData, Volume, VolumeCreate
 
 _log = logging.getLogger(__name__)
 _ANONYMOUS = re.compile(r"[0-9a-f]{64}")
-
-
-class VolumeRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The record of one volume; its key is the name."""
-
-    name: str
-    driver: str = local.NAME
-    options: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    created: int = 0
-    anonymous: bool = False
-    """An anonymous volume: its container's removal with v=1 deletes it."""
-    path: str = ""
-    """The path that a plugin last reported."""
 
 
 class Claim:
@@ -119,6 +105,7 @@ class VolumeStore:
         self._users: dict[str, dict[str, None]] = {}
         """Volume → ids of the containers that use it, running or not."""
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._pruning = OnlyOne()
 
     # --- start and end of the engine --------------------------------------------------------------
 
@@ -172,25 +159,13 @@ class VolumeStore:
         """
         found, warnings = await self._from_plugins()
         for name, record in self._volumes.items():
-            listed = found.get(name)
-            found[name] = Volume(
-                name=name,
-                driver=record.driver,
-                mountpoint=self._mountpoint(record) or (listed.mountpoint if listed is not None else ""),
-                labels=record.labels,
-                scope=listed.scope if listed is not None else "local",
-            )
-        chosen = [each for each in found.values() if self._matches(each, filters, dangling)]
+            found[name] = views.merged(record, self._mountpoint(record), found.get(name))
+        chosen = [
+            each
+            for each in found.values()
+            if views.matches(each, filters) and (dangling is None or dangling == (each.name not in self._users))
+        ]
         return sorted(chosen, key=lambda each: each.name), warnings
-
-    def _matches(self, volume: Volume, filters: Mapping[str, Sequence[str]], dangling: bool | None) -> bool:
-        names, drivers = filters.get("name"), filters.get("driver")
-        return (
-            (not names or any(wanted in volume.name for wanted in names))
-            and (not drivers or any(wanted in volume.driver for wanted in drivers))
-            and (dangling is None or dangling == (volume.name not in self._users))
-            and labels.have_all(volume.labels, filters.get("label", ()))
-        )
 
     async def _from_plugins(self) -> tuple[dict[str, Volume], list[str]]:
         """The volumes that plugins list, and an error for each plugin that does not answer."""
@@ -206,7 +181,7 @@ class VolumeStore:
             else:
                 driver, volumes = answer
                 for each in volumes:
-                    found.setdefault(each.name, _shown(each, driver))
+                    found.setdefault(each.name, views.of_plugin(each, driver.name, driver.scope))
         return found, warnings
 
     async def _listed(self, name: str) -> tuple[PluginDriver, Sequence[PluginVolume]]:
@@ -221,14 +196,12 @@ class VolumeStore:
             if found is None:
                 raise NotFound(f"get {name}: no such volume")
             driver, volume = found
-            return _shown(volume, driver)
+            return views.of_plugin(volume, driver.name, driver.scope)
         if record.driver == local.NAME:
             return self._view(record)
         plugin = await self._plugins.get(record.driver)
-        shown = _shown(await plugin.get(name), plugin)
-        return msgspec.structs.replace(
-            shown, name=name, labels=record.labels, mountpoint=shown.mountpoint or record.path
-        )
+        shown = views.of_plugin(await plugin.get(name), plugin.name, plugin.scope)
+        return views.merged(record, shown.mountpoint or record.path, shown)
 
     async def _of_plugin(self, name: str) -> tuple[PluginDriver, PluginVolume] | None:
         """Finds a volume that was created outside the engine: asks each plugin, the first that
@@ -246,11 +219,14 @@ class VolumeStore:
 
         Raises Conflict when that has another driver.
         """
+        if body.cluster_volume_spec:
+            raise Unavailable(f"create {body.name}: ClusterVolumeSpec: a cluster volume needs a swarm")
         name = body.name or secrets.token_hex(32)
+        own_labels = body.labels if body.name else body.labels | {ANONYMOUS: ""}
         async with self._lock(name):
             record = await self._existing(name, body.driver)
             if record is None:
-                record = await self._make(name, body.driver or local.NAME, body.driver_opts, body.labels)
+                record = await self._make(name, body.driver or local.NAME, body.driver_opts, own_labels)
                 try:
                     await self._records.commit(self._table.put(name, record))
                 except BaseException:
@@ -279,24 +255,90 @@ class VolumeStore:
         return record
 
     @whole
-    async def remove(self, name: str) -> None:
-        """Raises NotFound, Conflict while containers use it, ServerError when the driver fails."""
+    async def remove(self, name: str, *, force: bool = False) -> None:
+        """Raises NotFound, Conflict while containers use it, ServerError when the driver fails.
+
+        With `force` a missing volume is no error, and a volume that its plugin cannot remove loses
+        its record all the same.
+        """
         async with self._lock(name):
             record = self._volumes.get(name)
             if record is None and (found := await self._of_plugin(name)):
                 record = VolumeRecord(name=name, driver=found[0].name)
             if record is None:
+                if force:
+                    return
                 raise NotFound(f"get {name}: no such volume")
             self._check_unused(name)
-            driver = await self._driver(record.driver, f"remove {name}")
-            await driver.hide(name)
             try:
-                self._check_unused(name)
+                driver = await self._driver(record.driver, f"remove {name}")
+                await driver.hide(name)
+            except EngineError as error:
+                if not force or record.driver == local.NAME:
+                    raise
+                _log.warning("volume %s: its record is removed although its driver failed: %s", name, error.message)
                 await self._records.commit(self._table.delete(name))
-            except BaseException:
-                await self._restore(record, driver)
-                raise
-            await self._forget(record, driver)
+                self._gone(record)
+                return
+            await self._delete(record, driver)
+
+    async def _delete(self, record: VolumeRecord, driver: Driver) -> None:
+        """Remove a hidden volume; it is restored if its record stays. The caller has its lock."""
+        try:
+            self._check_unused(record.name)
+            await self._records.commit(self._table.delete(record.name))
+        except BaseException:
+            await self._restore(record, driver)
+            raise
+        await self._forget(record, driver)
+
+    # --- unused volumes, and what volumes take ----------------------------------------------------
+
+    async def prune(self, selection: Selection, *, named: bool) -> tuple[list[str], int]:
+        """Remove the local volumes without driver options that no container uses: the anonymous
+        ones, and with `named` the others too.
+
+        Returns their names and their bytes. Raises Conflict while another prune runs.
+        """
+        with self._pruning:
+            names: list[str] = []
+            space = 0
+            for record in [*self._volumes.values()]:
+                if views.is_plain(record) and (named or views.is_anonymous(record)):
+                    size = await self._pruned(record.name, selection)
+                    if size is not None:
+                        names.append(record.name)
+                        space += max(size, 0)
+            self._events.publish("volume", "prune", "", {"reclaimed": str(space)})
+            return names, space
+
+    @whole
+    async def _pruned(self, name: str, selection: Selection) -> int | None:
+        """Bytes of the volume, which was removed; None if it stays."""
+        async with self._lock(name):
+            record = self._volumes.get(name)
+            if record is None or name in self._users or not selection.matches(record.created, views.labels(record)):
+                return None
+            try:
+                await self._local.hide(name)
+                size = await self._local.size(name, hidden=True)
+                await self._delete(record, self._local)
+            except EngineError as error:
+                _log.warning("volume %s is not pruned: %s", name, error.message)
+                return None
+            return size
+
+    async def usage(self) -> list[Volume]:
+        """The local volumes without driver options, with their sizes and numbers of users."""
+        records = [record for record in self._volumes.values() if views.is_plain(record)]
+        sizes = await asyncio.gather(*(self._local.size(record.name) for record in records))
+        return [
+            msgspec.structs.replace(
+                self._view(record),
+                usage_data=UsageData(size=size, ref_count=len(self._users.get(record.name, ()))),
+            )
+            for record, size in zip(records, sizes, strict=True)
+        ]
 
     def _check_unused(self, name: str) -> None:
         if users := self._users.get(name):
@@ -609,11 +651,15 @@ class VolumeStore:
         await driver.discard(record.name)
         self._events.publish("volume", "destroy", record.name, {"driver": record.driver})
 
+    def _gone(self, record: VolumeRecord) -> None:
+        self._volumes.pop(record.name, None)
+        self._events.publish("volume", "destroy", record.name, {"driver": record.driver})
+
     def _mountpoint(self, record: VolumeRecord) -> str:
         return self._local.mountpoint(record.name) if record.driver == local.NAME else record.path
 
     def _view(self, record: VolumeRecord) -> Volume:
-        return Volume(name=record.name, driver=record.driver, mountpoint=self._mountpoint(record), labels=record.labels)
+        return views.merged(record, self._mountpoint(record), None)
 
 
 class Mounted(msgspec.Struct, frozen=True):
@@ -631,16 +677,6 @@ def _user(container_id: str, point: MountPoint) -> str:
     Derived, so that a later daemon passes the same ID to a plugin.
     """
     return hashlib.sha256(f"{container_id}:{point.destination}".encode(errors="surrogateescape")).hexdigest()
-
-
-def _shown(volume: PluginVolume, driver: PluginDriver) -> Volume:
-    return Volume(
-        name=volume.name,
-        driver=driver.name,
-        mountpoint=volume.mountpoint or "",
-        status=volume.status or msgspec.UNSET,
-        scope=driver.scope,
-    )
 
 
 def _close_all(opened: Iterable[tuple[MountPoint, int]]) -> None:

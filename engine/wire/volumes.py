@@ -10,15 +10,28 @@ import msgspec
 from engine.wire.plugins import PluginAnswer
 
 
+class UsageData(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """The use of a volume, which /system/df alone shows. -1: not available."""
+
+    ref_count: int = -1
+    """Containers that use it, running or not."""
+    size: int = -1
+
+
 class Volume(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """One volume. `status`: information from its driver, absent if the driver gives none."""
 
     name: str
     driver: str
     mountpoint: str
+    created_at: str | msgspec.UnsetType = msgspec.UNSET
+    """RFC 3339, absent if it is not known."""
     status: dict[str, object] | msgspec.UnsetType = msgspec.UNSET
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     scope: str = "local"
+    options: dict[str, str] | None = None
+    """Options of the driver, null if there are none."""
+    usage_data: UsageData | msgspec.UnsetType = msgspec.UNSET
 
 
 class VolumeList(msgspec.Struct, rename="pascal", frozen=True):
@@ -33,6 +46,15 @@ class VolumeCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     driver: str = ""
     driver_opts: dict[str, str] = msgspec.field(default_factory=dict)
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+    cluster_volume_spec: dict[str, object] | None = None
+    """Of a volume in a swarm: refused unless it is empty."""
+
+
+class VolumesPruned(msgspec.Struct, rename="pascal", frozen=True):
+    """POST /volumes/prune."""
+
+    volumes_deleted: list[str]
+    space_reclaimed: int
 
 
 # --- the protocol of volume plugins ---------------------------------------------------------------
@@ -41,6 +63,7 @@ class VolumeCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
 class PluginVolume(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     name: str = ""
     mountpoint: str | None = None
+    created_at: str | None = None
     status: dict[str, object] | None = None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change, Flag
+from engine.api.versions.change import Change, Flag, ignoring
+from engine.wire.volumes import VolumeCreate
 
 CHANGES = (
     Change("1.42", "options of another type of mount are refused", flag=Flag.MOUNT_OPTIONS_MATCH, down_to="1.25"),
@@ -12,4 +13,11 @@ CHANGES = (
     Change("1.42", "the image list takes shared-size", flag=Flag.SHARED_SIZE, down_to="1.25"),
     Change("1.42", "system/df takes type", flag=Flag.DF_TYPES, down_to="1.25"),
     Change("1.42", "a prune of volumes removes anonymous ones", flag=Flag.PRUNE_ANONYMOUS),
+    Change(
+        "1.42",
+        "create of a volume takes ClusterVolumeSpec",
+        of=VolumeCreate,
+        upgrade=ignoring("ClusterVolumeSpec"),
+        down_to="1.25",
+    ),
 )

@@ -20,7 +20,7 @@ from engine.storage import schema
 from engine.storage.overlay import Snapshot
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Layer
-from engine.volumes.store import VolumeRecord
+from engine.volumes.views import VolumeRecord
 
 DATA = Path(__file__).resolve().parent.parent.parent / "data"
 

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from engine.config import Config
+from engine.errors import Conflict, NotFound, Unavailable
 from engine.events import EventLog
+from engine.pruning import Selection
 from engine.storage.records import Change, Records
 from engine.volumes.store import VolumeStore
+from engine.wire.containers import MountPoint
 from engine.wire.volumes import VolumeCreate
 
 CALLS: dict[str, Callable[[VolumeStore], Awaitable[object]]] = {
@@ -54,3 +57,115 @@ def test_a_cancelled_call_leaves_rows_files_and_the_list_equal(
         records.close()
 
     asyncio.run(main())
+
+
+def with_volumes(directory: Path, work: Callable[[VolumeStore, EventLog], Awaitable[None]]) -> None:
+    """Run `work` with the volumes `used` (by container `c`), `free`, `typed` and an unnamed one."""
+    directory.joinpath("volumes").mkdir()
+
+    async def main() -> None:
+        records, events = Records(directory / "state.db"), EventLog()
+        volumes = VolumeStore(Config(root=directory, run=directory / "run"), records, events)
+        await volumes.open({"c": [MountPoint(name="used", destination="/v")]})
+        await volumes.create(VolumeCreate(name="free", labels={"keep": "1"}))
+        await volumes.create(VolumeCreate(name="typed", driver_opts={"type": "tmpfs", "device": "t"}))
+        await volumes.create(VolumeCreate())
+        await work(volumes, events)
+        await volumes.close()
+        records.close()
+
+    asyncio.run(main())
+
+
+async def names(volumes: VolumeStore) -> set[str]:
+    return {each.name if len(each.name) < 64 else "unnamed" for each in (await volumes.select({}, None))[0]}
+
+
+def fill(mountpoint: str, size: int) -> None:
+    Path(mountpoint, "file").write_bytes(b"x" * size)
+
+
+@pytest.mark.parametrize(
+    ("selection", "named", "left"),
+    [
+        (Selection(), False, {"used", "free", "typed"}),
+        (Selection(), True, {"used", "typed"}),
+        (Selection(labels=("keep",)), True, {"used", "typed", "unnamed"}),
+        (Selection(not_labels=("keep",)), True, {"used", "typed", "free"}),
+        (Selection(labels=("keep=2",)), True, {"used", "typed", "free", "unnamed"}),
+    ],
+)
+def test_prune(tmp_path: Path, selection: Selection, named: bool, left: set[str]) -> None:
+    async def work(volumes: VolumeStore, events: EventLog) -> None:
+        before = await names(volumes)
+        for each in (await volumes.select({}, None))[0]:
+            fill(each.mountpoint, 5)
+        removed, space = await volumes.prune(selection, named=named)
+        assert await names(volumes) == left
+        assert (len(removed), space) == (len(before - left), 5 * len(before - left))
+        published = [each for each in events.history(0) if each.type == "volume"]
+        assert published[-1].action == "prune"
+        assert (published[-1].actor.id, published[-1].actor.attributes) == ("", {"reclaimed": str(space)})
+        assert [each.actor.id for each in published if each.action == "destroy"] == removed
+        assert {*os.listdir(tmp_path / "volumes")} == {each.name for each in (await volumes.select({}, None))[0]}
+
+    with_volumes(tmp_path, work)
+
+
+def test_one_prune_at_a_time(tmp_path: Path) -> None:
+    async def work(volumes: VolumeStore, events: EventLog) -> None:
+        outcomes = await asyncio.gather(
+            *(volumes.prune(Selection(), named=True) for _ in range(2)), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [tuple, Conflict]
+
+    with_volumes(tmp_path, work)
+
+
+def test_a_volume_that_cannot_be_pruned_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(volumes: VolumeStore, events: EventLog) -> None:
+        real = os.rename
+
+        def rename(old: str, new: str, **more: int) -> None:
+            if old == "free":
+                raise PermissionError(1, "Operation not permitted")
+            real(old, new, **more)
+
+        monkeypatch.setattr(os, "rename", rename)
+        removed, _ = await volumes.prune(Selection(), named=True)
+        assert len(removed) == 1 and await names(volumes) == {"used", "typed", "free"}
+
+    with_volumes(tmp_path, work)
+
+
+def test_usage(tmp_path: Path) -> None:
+    async def work(volumes: VolumeStore, events: EventLog) -> None:
+        fill((await volumes.get("free")).mountpoint, 1000)
+        found = {each.name: each.usage_data for each in await volumes.usage() if len(each.name) < 64}
+        assert {name: (data.size, data.ref_count) for name, data in found.items() if data} == {
+            "used": (0, 1),
+            "free": (1000, 0),
+        }
+
+    with_volumes(tmp_path, work)
+
+
+def test_force(tmp_path: Path) -> None:
+    async def work(volumes: VolumeStore, events: EventLog) -> None:
+        await volumes.remove("none", force=True)
+        with pytest.raises(NotFound):
+            await volumes.remove("none")
+        with pytest.raises(Conflict, match="volume is in use - \\[c\\]"):
+            await volumes.remove("used", force=True)
+        assert "used" in await names(volumes)
+
+    with_volumes(tmp_path, work)
+
+
+def test_cluster_volumes_need_a_swarm(tmp_path: Path) -> None:
+    async def work(volumes: VolumeStore, events: EventLog) -> None:
+        await volumes.create(VolumeCreate(name="plain", cluster_volume_spec={}))
+        with pytest.raises(Unavailable, match="ClusterVolumeSpec"):
+            await volumes.create(VolumeCreate(name="cluster", cluster_volume_spec={"Group": "g"}))
+
+    with_volumes(tmp_path, work)

@@ -32,6 +32,7 @@ from engine.wire.images import HistoryItem, ImageSummary
 from engine.wire.networks import IPAM, Network, NetworkConnect, NetworkCreate, NetworkDisconnect
 from engine.wire.stats import NetworkStats, Stats
 from engine.wire.system import IndexInfo, Info, InfoPlugins, RegistryConfig, Runtime, SwarmInfo
+from engine.wire.volumes import Volume, VolumeCreate
 
 MOUNTS = [
     MountPoint(name="v", source="/volumes/v", destination="/data", driver="local", mode="z"),
@@ -201,7 +202,9 @@ IMAGE = ImageSummary(id="i", repo_tags=["a:1"], repo_digests=[], created=1, size
 
 HISTORY = HistoryItem(id="i", created=1, created_by="sh", tags=None, size=1, comment="")
 
-REPLIES: tuple[Any, ...] = (INSPECT, SUMMARY, INFO, STATS, NETWORK, MESSAGE, IMAGE, HISTORY)
+VOLUME = Volume(name="v", driver="local", mountpoint="/v", created_at="2026-01-02T03:04:05Z", options={"type": "tmpfs"})
+
+REPLIES: tuple[Any, ...] = (INSPECT, SUMMARY, INFO, STATS, NETWORK, MESSAGE, IMAGE, HISTORY, VOLUME)
 
 BODIES: dict[type, dict[str, Any]] = {
     CreateBody: {
@@ -243,6 +246,7 @@ BODIES: dict[type, dict[str, Any]] = {
     NetworkCreate: {"Name": "n", "EnableIPv6": True, "Labels": {"a": "b"}, "Internal": True},
     NetworkConnect: {"Container": "c", "EndpointConfig": {"Aliases": ["a"]}},
     NetworkDisconnect: {"Container": "c", "Force": True},
+    VolumeCreate: {"Name": "v", "ClusterVolumeSpec": {"Group": "g"}},
 }
 """Requests in which every field that has a row is given with a value other than the default."""
 
