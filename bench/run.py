@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import image, report, rows
+from bench import image, report, rows, wire
 from bench.engines import KINDS, Engine, earlier_engined
 from bench.job import Job, Size
 from bench.rows.images import Material
@@ -115,6 +115,9 @@ def main() -> int:
         help="beside engined alone, the engine of another checkout, on which `make build` was run",
     )
     parser.add_argument(
+        "--api", metavar="VERSION", help="engined alone, asked by requests of this API version (default: 1.24)"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="little of everything: whether it works, not how fast it is"
     )
     parser.add_argument("--list", action="store_true", help="name the rows and end")
@@ -144,7 +147,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         # exit handlers end the engines that were started
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    wanted = arguments.engine or (["engined"] if arguments.earlier else [])
+    wire.version = arguments.api or wire.version
+    wanted = arguments.engine or (["engined"] if arguments.earlier or arguments.api else [])
     kinds = [kind for kind in KINDS if not wanted or kind.name in wanted]
     if arguments.earlier:
         kinds.append(earlier_engined(arguments.earlier.resolve()))
@@ -156,7 +160,10 @@ def main() -> int:
             commit=commit(),
             quick=size.quick,
             machine=machine(),
-            versions={engine.name: engine.version() for engine in engines},
+            versions={
+                engine.name: f"{engine.version()}{f', API {arguments.api}' if arguments.api else ''}"
+                for engine in engines
+            },
             rows=[],
         )
         print(f"{document.heading()}; medians (times better)")

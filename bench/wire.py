@@ -19,6 +19,9 @@ from typing import Any
 TIMEOUT = 120
 """Seconds without an answer after which a request fails."""
 
+version = "1.24"
+"""API version of requests whose target begins with no version of its own (`bench.run --api`)."""
+
 _BUFFER = 1 << 20
 
 
@@ -165,8 +168,9 @@ def request(method: str, target: str, body: Any = None, headers: str = "") -> by
 def _head(method: str, target: str, kind: str, size: int, headers: str = "") -> bytes:
     if method == "POST" and target.startswith("/images/"):
         headers += "X-Registry-Auth: e30=\r\n"  # dockerd requires it for a push
+    prefix = "" if target.startswith("/v1.") else f"/v{version}"
     return (
-        f"{method} /v1.24{target} HTTP/1.1\r\nHost: x\r\n"
+        f"{method} {prefix}{target} HTTP/1.1\r\nHost: x\r\n"
         f"Content-Type: {kind}\r\nContent-Length: {size}\r\n{headers}\r\n"
     ).encode()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import shutil
 import statistics
 import subprocess
 import time
@@ -16,6 +19,8 @@ from bench.job import Figure, Job, Size
 from bench.report import Target
 
 PARTS = ("create", "start", "wait", "remove")
+CLI_API = "/v1.41"
+"""Version of the requests that stand for a docker CLI's: the newest that all engines know."""
 FIRST_PORT = 30000
 RANGE = 200
 AT_ONCE = 16
@@ -70,7 +75,7 @@ def answers_right(engine: Engine, network: str, published: int) -> None:
         more = ports(published) if published else {}
         container = steps.run(connection, "sh", "-c", listen, network=network, **more)
         shown = steps.inspect(connection, container)["NetworkSettings"]
-        address = shown["IPAddress"] or next(one["IPAddress"] for one in shown["Networks"].values())
+        address = shown.get("IPAddress") or next(one["IPAddress"] for one in shown["Networks"].values())
         try:
             for host, port in [(address, 1000), *(("127.0.0.1", FIRST_PORT + at) for at in range(published))]:
                 reaches(engine, host, port)
@@ -180,6 +185,55 @@ def lives_at_once(lives: int) -> Callable[[Engine, Any], float]:
     return sample
 
 
+def as_cli(engine: Engine) -> float:
+    """Milliseconds of the requests that `docker run --rm` sends, in its order, each connection made
+    when the CLI makes it: from the ping to the answer of the wait.
+    """
+    begin = time.perf_counter()
+    with engine.connection() as connection, engine.connection() as waiting:
+        connection.expect(200, "GET", "/_ping")
+        host = {"NetworkMode": "default", "AutoRemove": True}
+        body = {"Image": steps.IMAGE, "Cmd": ["echo", "said"], "AttachStdout": True, "AttachStderr": True}
+        made = connection.expect(201, "POST", f"{CLI_API}/containers/create", {**body, "HostConfig": host})
+        one = f"{CLI_API}/containers/{json.loads(wire.joined(made))['Id']}"
+        stream, received = wire.hijack(engine.socket, f"{one}/attach?stderr=1&stdout=1&stream=1")
+        waiting.send(wire.request("POST", f"{one}/wait?condition=removed"))
+        connection.expect(204, "POST", f"{one}/start")
+        with stream:
+            while data := stream.recv(4096):
+                received += data
+        status, ended = waiting.answer()
+    elapsed = (time.perf_counter() - begin) * 1000
+    code = json.loads(wire.joined(ended))["StatusCode"]
+    assert (status, code) == (200, 0) and received.endswith(b"said\n"), (status, ended, received)
+    return elapsed
+
+
+def by_cli(engine: Engine) -> float:
+    """Milliseconds of `docker run --rm`, the process of the CLI included."""
+    environment = {name: value for name, value in os.environ.items() if name != "DOCKER_API_VERSION"}
+    command = ["docker", "--host", f"unix://{engine.socket}", "run", "--rm", steps.IMAGE, "echo", "said"]
+    begin = time.perf_counter()
+    said = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
+    elapsed = (time.perf_counter() - begin) * 1000
+    assert said.returncode == 0 and said.stdout == b"said\n", said
+    return elapsed
+
+
+def docker_run(seconds: float) -> Callable[[Engine, Any], tuple[float, ...]]:
+    """The whole, and the engine's share: of each, the median in that time."""
+
+    def sample(engine: Engine, _: Any) -> tuple[float, ...]:
+        return (*in_a_row(lambda: (by_cli(engine),), seconds), *in_a_row(lambda: (as_cli(engine),), seconds))
+
+    return sample
+
+
+def has_cli(_: Engine) -> None:
+    if not shutil.which("docker"):
+        raise wire.Lacks("there is no docker CLI on PATH")
+
+
 def exec_echo(seconds: float) -> Callable[[Engine, Any], tuple[float, ...]]:
     """Milliseconds of one exec of `echo`: create, start, all output, exit code."""
 
@@ -245,6 +299,21 @@ def jobs(size: Size) -> list[Job]:
             exec_echo(0.3 * size.of(1, 0)),
             size.rounds(5),
             idle=1,
+        ),
+        Job(
+            "docker-run",
+            [
+                Figure("docker-run", "`docker run --rm` of `echo` on the bridge, by the docker CLI on PATH", "ms"),
+                Figure(
+                    "docker-run-engine",
+                    "the same requests without the CLI",
+                    "ms",
+                    target=Target({"dockerd": 8, "podman": 1}, 25),
+                ),
+            ],
+            docker_run(1.5 * size.of(1, 0)),
+            size.rounds(3),
+            prepare=has_cli,
         ),
         Job(
             "alone",

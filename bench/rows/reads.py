@@ -14,7 +14,10 @@ from collections.abc import Callable
 from bench import steps, wire
 from bench.engines import Engine
 from bench.job import Figure, Job, Size
+from bench.meanwhile import Meanwhile
 from bench.report import Target
+from bench.rows import lifecycle
+from tests import archives
 
 CONNECTIONS = 8
 
@@ -155,6 +158,57 @@ def stopping(engine: Engine, target: str, seconds: float) -> float:
     return max(found)
 
 
+def with_images(engine: Engine, count: int) -> None:
+    """Load images until there are `count`: each has busybox's layer and one of its own."""
+    with engine.connection() as connection:
+        have = len(connection.json("GET", "/images/json"))
+
+    def load(connection: wire.Connection, number: int) -> None:
+        own = archives.tar([archives.Node(f"file-{number}", b"x" * 10_000)])
+        image = archives.Image([archives.busybox_layer(), own], (f"few:{number}",), {"Cmd": ["sh"]})
+        connection.expect(200, "POST", "/images/load?quiet=1", archives.docker_archive(image))
+
+    if have < count:
+        steps.side_by_side(engine, list(range(have, count)), load)
+
+
+def disk_usage(size: Size, containers: int, images: int) -> Job:
+    """`docker system df` with so many containers and images."""
+    target = "/system/df"
+
+    def prepare(engine: Engine) -> None:
+        with_created(containers)(engine)
+        with_images(engine, images)
+        with engine.connection() as connection:
+            shown = connection.json("GET", f"{lifecycle.CLI_API}{target}")
+        assert len(shown["Containers"]) == containers and len(shown["Images"]) == images, (
+            len(shown["Containers"]),
+            len(shown["Images"]),
+        )
+
+    def sample(engine: Engine, _: None) -> tuple[float, ...]:
+        found = []
+        with Meanwhile(engine) as meanwhile, engine.connection() as connection:
+            for _ in range(size.of(10, 1)):
+                begin = time.perf_counter()
+                connection.expect(200, "GET", f"{lifecycle.CLI_API}{target}")
+                found.append((time.perf_counter() - begin) * 1000)
+        return statistics.median(found), meanwhile.ping
+
+    what = f"disk usage of {containers:,} containers and {images} images"
+    return Job(
+        "df-1000",
+        [
+            Figure("df-1000", what, "ms", target=Target({"dockerd": 4, "podman": 1}, 50)),
+            Figure("df-1000-ping", "the slowest answer to a ping meanwhile", "ms", target=Target(at_most=20)),
+        ],
+        sample,
+        size.rounds(3),
+        prepare=prepare,
+        idle=None,
+    )
+
+
 def few(size: Size) -> list[Job]:
     return read_jobs(size, 1, 1, 1)
 
@@ -192,4 +246,8 @@ def many(size: Size) -> list[Job]:
         idle=None,
         ours=True,
     )
-    return [*read_jobs(size, 1000, thousand, None, with_created(thousand)), last]
+    return [
+        *read_jobs(size, 1000, thousand, None, with_created(thousand)),
+        disk_usage(size, thousand, size.of(200, 20)),
+        last,
+    ]
