@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from engine import patterns
 from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
@@ -135,9 +136,9 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
             )
         ]
     if name == "name":
-        return [lambda container: any(_name_matches(value, container.record.name) for value in values)]
+        return [lambda container: any(patterns.match(values, shown) for shown in _names(container))]
     if name == "id":
-        return [lambda container: any(container.id.startswith(value) for value in values)]
+        return [lambda container: patterns.match(values, container.id)]
     raise InvalidParameter(f"Invalid filter '{name}'")
 
 
@@ -168,17 +169,9 @@ async def sizes(container: Container) -> tuple[int, int]:
     return own, own + sum(layer.size for layer in snapshots.chain(container.record.parent))
 
 
-def _name_matches(wanted: str, name: str) -> bool:
-    # Clients anchor with ^ and $, with or without the name's slash. The rest is taken literally,
-    # not as a regular expression.
-    literal = wanted.removeprefix("^").removesuffix("$").removeprefix("/")
-    if wanted.startswith("^") and wanted.endswith("$"):
-        return name == literal
-    if wanted.startswith("^"):
-        return name.startswith(literal)
-    if wanted.endswith("$"):
-        return name.endswith(literal)
-    return literal in name
+def _names(container: Container) -> tuple[str, str]:
+    """What the filter `name` is compared with: clients anchor with and without the slash."""
+    return f"/{container.record.name}", container.record.name
 
 
 def _label(wanted: str) -> Test:

@@ -15,7 +15,7 @@ from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueE
 
 import msgspec
 
-from engine import labels
+from engine import labels, patterns
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.networks.ipam import Address, Subnet, hosts, parsed_address
 from engine.storage.records import Records
@@ -353,9 +353,9 @@ def matches(record: NetworkRecord, filters: Mapping[str, Sequence[str]], in_use:
     """
     for name, values in filters.items():
         if name == "name":
-            found = any(_part_of_name(value, record.name) for value in values)
+            found = patterns.match(values, record.name)
         elif name == "id":
-            found = any(record.id.startswith(value) for value in values)
+            found = patterns.match(values, record.id)
         elif name == "driver":
             found = record.driver in values
         elif name == "scope":
@@ -376,19 +376,6 @@ def matches(record: NetworkRecord, filters: Mapping[str, Sequence[str]], in_use:
         if not found:
             return False
     return True
-
-
-def _part_of_name(wanted: str, name: str) -> bool:
-    # Clients anchor with ^ and $. The rest is taken literally, not as a regular expression.
-    literal = wanted.removeprefix("^").removesuffix("$")
-    at = name.find(literal)
-    if wanted.startswith("^") and at != 0:
-        return False
-    return (
-        at >= 0
-        and (not wanted.endswith("$") or name.endswith(literal))
-        and (not (wanted.startswith("^") and wanted.endswith("$")) or name == literal)
-    )
 
 
 class NetworkStore:

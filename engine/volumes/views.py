@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from engine import labels as texts
-from engine import times
+from engine import patterns, times
 from engine.volumes import local
 from engine.wire.volumes import PluginVolume, Volume
 
@@ -89,7 +89,7 @@ def matches(volume: Volume, filters: Mapping[str, Sequence[str]]) -> bool:
     """True if it matches one of the values of each filter, and all labels. Not here: `dangling`."""
     names, drivers = filters.get("name"), filters.get("driver")
     return (
-        (not names or any(wanted in volume.name for wanted in names))
+        (not names or patterns.match(names, volume.name))
         and (not drivers or any(wanted in volume.driver for wanted in drivers))
         and texts.have_all(volume.labels, filters.get("label", ()))
     )

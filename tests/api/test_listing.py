@@ -100,6 +100,8 @@ def fleet(engine: TempEngine) -> TempEngine:
         ({"name": ["t"]}, "three two"),
         ({"name": ["^/one$"]}, "one"),
         ({"name": ["^o", "e$"]}, "five three one"),
+        ({"name": ["^(one|t.o)$"]}, "two one"),
+        ({"name": ["("]}, ""),
         ({"isolation": ["default"], "name": ["four"]}, "four"),
         ({"isolation": ["hyperv"]}, ""),
     ],

@@ -1,0 +1,36 @@
+"""Values of list filters that are regular expressions, as those of `name` and `id` are.
+
+Rules: dockerd gives each value to Go's `regexp`, whose syntax is RE2's. RE2 needs time in
+proportion to the text whatever the expression is, so a client cannot stop the event loop with one.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import re2
+
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
+
+
+def match(values: Sequence[str], text: str) -> bool:
+    """True if the text equals a value, or if a value occurs in it as a regular expression.
+
+    A value that is no regular expression matches only what equals it, as in dockerd.
+    """
+    return text in values or _compiled(tuple(values)).Match(text) is not None
+
+
+@functools.lru_cache(maxsize=32)  # a list asks for each of its objects
+def _compiled(values: tuple[str, ...]) -> re2.Set:
+    found = re2.Set.SearchSet(_OPTIONS)
+    for value in values:
+        try:
+            found.Add(value)
+        except re2.error:
+            continue
+    found.Compile()
+    return found
