@@ -187,7 +187,14 @@ class Daemon:
         await self.attachments.open()
         stack.push_async_callback(self.attachments.close)
         content = Content(config.root)
-        self.images = ImageStore(self.records, content, self.snapshots, self.events, users=self._users_of)
+        self.images = ImageStore(
+            self.records,
+            content,
+            self.snapshots,
+            self.events,
+            users=self._users_of,
+            counts=self._containers_by_image,
+        )
         await self.images.open()
         stack.push_async_callback(self.images.close)
         self.remote = Remote(config, self.images, self.events)
@@ -361,6 +368,9 @@ class Daemon:
 
     def _users_of(self, image_id: str) -> list[ImageUser]:
         return self.containers.using_image(image_id)
+
+    def _containers_by_image(self) -> dict[str, int]:
+        return self.containers.by_image()
 
     def _exited(self, key: str, exit_record: Exit) -> None:
         """Pass the monitor's report to its container or exec."""

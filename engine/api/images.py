@@ -5,12 +5,14 @@ from __future__ import annotations
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply, upload_reply
+from engine.api.versions.change import Flag
 from engine.containers.commit import CommitOptions
 from engine.containers.commit import commit as commit_container
 from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
 from engine.images import reference, views
 from engine.images.credentials import Credentials, registry_auth
+from engine.images.prune import prune as prune_images
 from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_FILTERS, SEARCH_LIMIT, Search
 from engine.images.save import save
 from engine.wire.containers import Config
@@ -22,14 +24,26 @@ def list_all(engine: Engine, request: Request) -> Reply:
     filters = parameters.filters(query, views.FILTERS)
     parameters.filter_boolean(filters, "dangling")
     # Digests are listed whether requested or not: docker CLIs detect dangling images by them.
+    # Manifests are not: as with Docker's own image store of this kind, an image has one platform.
     parameters.boolean(query, "digests")
+    has = request.version.has
+    shared = parameters.boolean(query, "shared-size") and has(Flag.SHARED_SIZE)
     found = views.summaries(
         engine.images.index,
         intermediate=parameters.boolean(query, "all"),
-        name=query.get("filter", ""),
+        name="" if has(Flag.IMAGES_WITHOUT_FILTER) else query.get("filter", ""),
         filters=filters,
+        until_ns=parameters.filter_time(filters, "until"),
+        shared=engine.images.sizes.shared if shared else None,
+        containers=engine.images.containers() if has(Flag.IMAGE_CONTAINERS) else None,
     )
     return json_reply(request, found, ImageSummary)
+
+
+async def prune(engine: Engine, request: Request) -> Reply:
+    selection = parameters.prune_selection(request.query, "dangling", "until")
+    dangling = parameters.filter_boolean(dict(selection.others), "dangling")
+    return json_reply(request, await prune_images(engine.images, engine.events, selection, dangling is not False))
 
 
 async def create(engine: Engine, request: Request) -> StreamReply:

@@ -135,6 +135,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/session", session.open_session, mode=HIJACK),
     POST("/grpc", session.serve_buildkit, mode=HIJACK),
     POST("/images/create", images.create, mode=STREAM),
+    POST("/images/prune", images.prune, since="1.25"),
     GET("/images/{name:path}/json", images.inspect),
     GET("/images/{name:path}/history", images.history),
     POST("/images/{name:path}/push", images.push, mode=STREAM),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
@@ -297,6 +298,10 @@ class Containers:
             ImageUser(container_id, "", False) for container_id, used in self._creating.items() if used == image_id
         ]
         return users
+
+    def by_image(self) -> Counter[str]:
+        """The number of containers of every image that has any, by its id."""
+        return Counter(container.record.image_id for container in self._all.values())
 
     def counts(self) -> dict[State, int]:
         """The number of containers in each state."""

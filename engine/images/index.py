@@ -31,6 +31,8 @@ class Index:
         """Canonical tag or digest reference → id."""
         self._children: dict[str, set[str]] = {}
         """Image → the images made from it, if any."""
+        self.generation = 0
+        """Grows with every change."""
 
     def __len__(self) -> int:
         return len(self._images)
@@ -96,6 +98,7 @@ class Index:
 
     def drop(self, image_id: str) -> None:
         """Remove an image. One that is not there is fine."""
+        self.generation += 1
         old = self._images.pop(image_id, None)
         if old is None:
             return

@@ -28,7 +28,7 @@ import msgspec
 
 from engine.errors import Conflict, EngineError, InvalidParameter
 from engine.events import EventLog
-from engine.images import archive, reference
+from engine.images import archive, reference, views
 from engine.images.archive import ArchivedImage
 from engine.images.idle import Idle
 from engine.images.index import Index
@@ -37,6 +37,8 @@ from engine.images.load import Claims, Load
 from engine.images.receiving import received
 from engine.images.record import ImageRecord, ImageUser, nanoseconds
 from engine.images.reference import Reference
+from engine.images.usage import Sizes
+from engine.pruning import OnlyOne
 from engine.storage.content import Content
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Snapshots
@@ -47,11 +49,10 @@ from engine.wire.images import (
     Deletion,
     Descriptor,
     ImageConfig,
+    ImageSummary,
     Manifest,
     Progress,
 )
-
-FILTERS = ("before", "dangling", "label", "reference", "since")
 
 _log = logging.getLogger(__name__)
 
@@ -78,20 +79,27 @@ class ImageStore:
         events: EventLog,
         *,
         users: Callable[[str], Sequence[ImageUser]],
+        counts: Callable[[], Mapping[str, int]],
     ) -> None:
+        """`users`: the containers that were made from an image. `counts`: their number for every
+        image that has any, by id.
+        """
         self._records = records
         self._table = records.table("image", ImageRecord)
         self._content = content
         self._snapshots = snapshots
         self._events = events
         self._users = users
+        self._counts = counts
         self._layers = Layers(snapshots)
         self.idle = Idle()
         self.idle.when_idle(self._layers.release)
         self.index = Index()
         """All images; its readers need no lock."""
+        self.sizes = Sizes(self.index, self._layer_size)
         self.changed: Observers[[Collection[str]]] = Observers("images changed")
         """Called with the ids of images that are new, deleted or renamed."""
+        self.pruning = OnlyOne()
         self._changing = asyncio.Lock()
         """Held from a decision about records until they are committed and visible."""
         self._loading: dict[str, int] = {}
@@ -150,6 +158,19 @@ class ImageStore:
     def get(self, name: str) -> ImageRecord:
         """See `Index.get`."""
         return self.index.get(name)
+
+    def containers(self) -> Mapping[str, int]:
+        """The number of containers of every image that has any, by id."""
+        return self._counts()
+
+    def usage(self) -> tuple[int, list[ImageSummary]]:
+        """Bytes of all layers, and the images with the room that each takes."""
+        found = views.summaries(self.index, shared=self.sizes.shared, containers=self._counts())
+        return self.sizes.total, found
+
+    def _layer_size(self, chain_id: str) -> int:
+        layer = self._snapshots.layer(chain_id)
+        return layer.size if layer is not None else 0
 
     # --- tags -------------------------------------------------------------------------------------
 
@@ -223,20 +244,44 @@ class ImageStore:
                 if not by_id:
                     return done
                 raise
-            going = [record, *(self.index.orphans(record, self._users) if prune else ())]
-            await self._commit({each.id: None for each in going})
-            for each in going:
-                await asyncio.to_thread(self._content.delete, each.id)
-                await self._drop_manifest(each.manifest)
-        for gone in (*record.tags, *record.digests):
-            done.append(Deletion(untagged=reference.read(gone).familiar))
-            self._events.publish("image", "untag", record.id, {**record.labels, "name": record.id})
+            going = await self._drop(record, parents=prune)
+        return done + await self._dropped(going)
+
+    async def _drop(self, record: ImageRecord, *, parents: bool) -> list[ImageRecord]:
+        """Remove the record of an image, and with `parents` those of the nameless images that it
+        was made from. Returns them for `_dropped`, which follows without the lock.
+        """
+        going = [record, *(self.index.orphans(record, self._users) if parents else ())]
+        await self._commit({each.id: None for each in going})
+        for each in going:
+            await asyncio.to_thread(self._content.delete, each.id)
+            await self._drop_manifest(each.manifest)
+        return going
+
+    async def _dropped(self, going: Sequence[ImageRecord]) -> list[Deletion]:
+        """Publish the end of images and release their layers."""
+        done: list[Deletion] = []
+        for each in going:
+            for gone in (*each.tags, *each.digests):
+                done.append(Deletion(untagged=reference.read(gone).familiar))
+                self._events.publish("image", "untag", each.id, {**each.labels, "name": each.id})
         for each in going:
             self._events.publish("image", "delete", each.id, {**each.labels, "name": each.id})
             done.append(Deletion(deleted=each.id))
             if each.chain_ids:
                 done += [Deletion(deleted=chain_id) for chain_id in await self._snapshots.release(each.chain_ids[-1])]
         return done
+
+    async def delete_if(self, image_id: str, wanted: Callable[[ImageRecord], bool]) -> list[Deletion]:
+        """Delete an image with all its names, and the nameless images that it was made from, if it
+        is still there, no container and no other image was made from it, and `wanted` is true.
+        """
+        async with self._changing:
+            record = self.index.find(image_id)
+            if record is None or self.index.has_children(image_id) or self._users(image_id) or not wanted(record):
+                return []
+            going = await self._drop(record, parents=True)
+        return await self._dropped(going)
 
     async def _untag(self, record: ImageRecord, name: str, force: bool, done: list[Deletion]) -> ImageRecord:
         """Remove one name from an image, and the digests of a repository without remaining tags."""

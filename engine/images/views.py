@@ -21,7 +21,8 @@ from engine.storage.snapshots import Snapshots
 from engine.wire.containers import Config
 from engine.wire.images import GraphDriver, HistoryItem, ImageInspect, ImageSummary, InspectRootFS
 
-FILTERS = ("before", "dangling", "label", "reference", "since")
+FILTERS = ("before", "dangling", "label", "label!", "reference", "since", "until")
+NOT_COMPUTED = -1
 
 
 def summaries(
@@ -30,11 +31,16 @@ def summaries(
     intermediate: bool = False,
     name: str = "",
     filters: Mapping[str, Sequence[str]] | None = None,
+    until_ns: int = 0,
+    shared: Mapping[str, int] | None = None,
+    containers: Mapping[str, int] | None = None,
 ) -> list[ImageSummary]:
     """The list, newest first. `intermediate`: also nameless images that others were made from.
 
     `name`: only images with that repository, or repository and tag, with `*` and `?` within a
-    part. Raises NotFound for an unknown image in the filters `before` and `since`.
+    part. `until_ns`: only images made before that time. `shared` and `containers`: the sizes of
+    shared layers and the numbers of containers, by id, if they are to be shown. Raises NotFound
+    for an unknown image in the filters `before` and `since`.
     """
     filters = filters or {}
     bounds = [(index.get(other).created, True) for other in filters.get("before", ())]
@@ -44,6 +50,8 @@ def summaries(
     for record in sorted(index, key=lambda record: (-record.created, record.id)):
         if any(record.created >= at if before else record.created <= at for at, before in bounds):
             continue
+        if until_ns and not 0 < record.created < until_ns:
+            continue
         if index.has_children(record.id) and (
             (record.nameless and not intermediate) or (dangling and not bool(record.tags))
         ):
@@ -52,29 +60,29 @@ def summaries(
             continue
         if not labels.have_all(record.labels, filters.get("label", ())):
             continue
-        names = list(record.tags)
-        patterns = [*((name,) if name else ()), *filters.get("reference", ())]
-        if patterns:
-            names = [tag for tag in names if all(_matches(reference.read(tag), pattern) for pattern in patterns)]
+        if "label!" in filters and labels.have_all(record.labels, filters["label!"]):
+            continue
+        names = [reference.read(each) for each in (*record.tags, *record.digests)]
+        if name or "reference" in filters:
+            names = [
+                each for each in names if _matches_any(each, ((name,) if name else (), filters.get("reference", ())))
+            ]
             if not names:
                 continue
-        found.append(_summary(record, names))
+        found.append(
+            ImageSummary(
+                id=record.id,
+                parent_id=record.parent,
+                repo_tags=sorted(each.familiar for each in names if not each.digest),
+                repo_digests=sorted(each.familiar for each in names if each.digest),
+                created=times.unix_seconds(record.created),
+                size=record.size,
+                shared_size=NOT_COMPUTED if shared is None else shared.get(record.id, 0),
+                labels=record.labels,
+                containers=NOT_COMPUTED if containers is None else containers.get(record.id, 0),
+            )
+        )
     return found
-
-
-def _summary(record: ImageRecord, names: Iterable[str]) -> ImageSummary:
-    tags = sorted(reference.read(name).familiar for name in names)
-    nameless = not tags and not record.digests
-    return ImageSummary(
-        id=record.id,
-        parent_id=record.parent,
-        repo_tags=["<none>:<none>"] if nameless else tags,
-        repo_digests=["<none>@<none>"] if nameless else record.familiar_digests,
-        created=times.unix_seconds(record.created),
-        size=record.size,
-        virtual_size=record.size,
-        labels=record.labels,
-    )
 
 
 def inspect(index: Index, snapshots: Snapshots, name: str) -> ImageInspect:
@@ -133,6 +141,11 @@ def history(index: Index, snapshots: Snapshots, name: str) -> list[HistoryItem]:
         items[at] = msgspec.structs.replace(item, id=maker.id, tags=maker.familiar_tags or None)
         maker = index.find(maker.parent)
     return items
+
+
+def _matches_any(name: Reference, choices: Iterable[Sequence[str]]) -> bool:
+    """True when a name matches one pattern of every choice that has any."""
+    return all(any(_matches(name, pattern) for pattern in patterns) for patterns in choices if patterns)
 
 
 def _matches(name: Reference, pattern: str) -> bool:

@@ -108,7 +108,9 @@ class LegacyLayer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageSummary(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """GET /images/json. `created` in Unix seconds."""
+    """GET /images/json. `created` in Unix seconds. `shared_size` and `containers` are -1 where they
+    were not computed.
+    """
 
     id: str
     parent_id: str = ""
@@ -116,8 +118,9 @@ class ImageSummary(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     repo_digests: list[str]
     created: int
     size: int
-    virtual_size: int
+    shared_size: int = -1
     labels: dict[str, str]
+    containers: int = -1
 
 
 class GraphDriver(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -174,6 +177,13 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", omit_
 
     untagged: str = ""
     deleted: str = ""
+
+
+class ImagesPruned(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """POST /images/prune. `space_reclaimed` in bytes."""
+
+    images_deleted: list[Deletion] | None
+    space_reclaimed: int
 
 
 class ProgressDetail(msgspec.Struct, frozen=True, omit_defaults=True):

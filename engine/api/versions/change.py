@@ -58,6 +58,7 @@ class Flag(enum.Enum):
     STOP_SIGNAL = "stop and restart take signal"
     STREAM_TYPES = "streams of frames have a media type of their own"
     WEBSOCKET_STREAMS = "attach/ws takes stdin, stdout and stderr"
+    IMAGE_CONTAINERS = "the image list counts the containers of an image"
     SHARED_SIZE = "the image list takes shared-size"
     DF_TYPES = "system/df takes type"
     PRUNE_ANONYMOUS = "a prune of volumes removes anonymous ones"

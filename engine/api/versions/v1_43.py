@@ -3,5 +3,22 @@
 from __future__ import annotations
 
 from engine.api.versions.change import Change
+from engine.wire.images import ImageSummary
 
-CHANGES: tuple[Change, ...] = ()
+
+def _tags(image: ImageSummary) -> list[str]:
+    return image.repo_tags or ([] if image.repo_digests else ["<none>:<none>"])
+
+
+def _digests(image: ImageSummary) -> list[str]:
+    return image.repo_digests or ([] if image.repo_tags else ["<none>@<none>"])
+
+
+CHANGES = (
+    Change(
+        "1.43",
+        "an image without a name has empty lists of names",
+        of=ImageSummary,
+        downgrade={"RepoTags": _tags, "RepoDigests": _digests},
+    ),
+)

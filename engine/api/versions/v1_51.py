@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change
+from engine.api.versions.change import Change, Flag
 
-CHANGES: tuple[Change, ...] = ()
+CHANGES = (Change("1.51", "the image list counts the containers of an image", flag=Flag.IMAGE_CONTAINERS),)

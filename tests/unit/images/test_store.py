@@ -77,6 +77,7 @@ class Stage:
             self.snapshots,
             self.events,
             users=lambda image_id: self.users.get(image_id, []),
+            counts=lambda: {image_id: len(users) for image_id, users in self.users.items()},
         )
 
     async def __aenter__(self) -> Stage:
@@ -545,12 +546,12 @@ def test_list(run: Run) -> None:
 
         assert ids() == [BARE.id, TWO.id, ONE.id]
         bare, two, one = views.summaries(images.index)
-        assert bare.repo_tags == ["<none>:<none>"] and bare.repo_digests == ["<none>@<none>"]
+        assert bare.repo_tags == bare.repo_digests == []
         assert two.repo_tags == ["registry.example:5000/team/two:b", "two:a"] and two.repo_digests == []
         assert one.labels == {"kind": "first", "x": ""} and one.created == 1577934245
-        assert one.size == one.virtual_size == 3003 and one.parent_id == ""
+        assert one.size == 3003 and one.parent_id == ""
         assert msgspec.to_builtins(views.summaries(images.index)[0]).keys() == {
-            *("Id", "ParentId", "RepoTags", "RepoDigests", "Created", "Size", "VirtualSize", "Labels")
+            *("Id", "ParentId", "RepoTags", "RepoDigests", "Created", "Size", "SharedSize", "Labels", "Containers")
         }
         assert ids(filters={"dangling": ["true"]}) == [BARE.id]
         assert ids(filters={"dangling": ["false"]}) == [TWO.id, ONE.id]

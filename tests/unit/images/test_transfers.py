@@ -168,7 +168,9 @@ class Transfers:
         self.disk = Disk(root)
         self.snapshots = FakeSnapshots(self.disk)
         self.repository = FakeRepository()
-        self.images = ImageStore(self.records, Content(root), self.snapshots, EventLog(), users=lambda image_id: [])
+        self.images = ImageStore(
+            self.records, Content(root), self.snapshots, EventLog(), users=lambda image_id: [], counts=dict
+        )
         self.downloads = Downloads(self.images.temporary)
         self.pulled: list[tuple[Reference, bool]] = []
 

@@ -198,7 +198,7 @@ MESSAGE = Message(
     time_nano=1,
 )
 
-IMAGE = ImageSummary(id="i", repo_tags=["a:1"], repo_digests=[], created=1, size=1, virtual_size=1, labels={})
+IMAGE = ImageSummary(id="i", repo_tags=["a:1"], repo_digests=[], created=1, size=1, labels={})
 
 HISTORY = HistoryItem(id="i", created=1, created_by="sh", tags=None, size=1, comment="")
 
