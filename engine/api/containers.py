@@ -15,7 +15,15 @@ import msgspec
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.kept import Entry
-from engine.api.replies import empty_reply, encoded_reply, json_reply, stream_reply
+from engine.api.replies import (
+    RAW_STREAM,
+    empty_reply,
+    encoded_reply,
+    hijack_type,
+    json_reply,
+    stream_reply,
+    stream_type,
+)
 from engine.api.replies import encode as encode_reply
 from engine.api.versions import Flag
 from engine.containers import listing, logs, pruned, removal, settings, views
@@ -43,7 +51,6 @@ from engine.wire.containers import (
 )
 from engine.wire.stats import Stats
 
-RAW_STREAM = "application/vnd.engine.raw-stream"
 CREATE_LIMIT = 4 << 20
 """Bytes of a create body. Docker has no limit; real bodies are far smaller."""
 UPDATE_LIMIT = 1 << 20
@@ -253,7 +260,7 @@ async def _inspect_with_size(engine: Engine, container: Container, request: Requ
 async def attach(engine: Engine, request: Request) -> HijackReply:
     container = engine.containers.get(request.parameters["id"])
     wanted = _attach_query(request)
-    hijack = request.hijack(RAW_STREAM)
+    hijack = request.hijack(hijack_type(request, framed=not container.record.config.tty))
     descriptor = hijack.descriptor()
     try:
         await attach_client(container, descriptor, wanted, head=hijack.head, early=hijack.early)
@@ -287,6 +294,7 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
     tail = query.get("tail", "all")
     # As in Docker, anything but a number means all lines. So does a number of 16 digits or more.
     lines = int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 16 else None
+    framed = not container.record.config.tty
     chunks = await logs.read_container(
         container,
         stdout=stdout,
@@ -299,9 +307,9 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
         follow=parameters.boolean(query, "follow"),
     )
     if not request.upgrade:
-        return StreamReply(200, chunks, RAW_STREAM)
+        return StreamReply(200, chunks, stream_type(request, framed=framed))
     async with contextlib.aclosing(chunks):
-        hijack = request.hijack(RAW_STREAM)
+        hijack = request.hijack(stream_type(request, framed=framed))
         descriptor = hijack.descriptor()
         try:
             await send(descriptor, hijack.head, chunks)
@@ -344,17 +352,22 @@ async def start(engine: Engine, request: Request) -> Reply:
 
 
 async def stop(engine: Engine, request: Request) -> Reply:
-    await engine.containers.get(request.parameters["id"]).stop(_timeout(request))
+    await engine.containers.get(request.parameters["id"]).stop(_timeout(request), _stop_signal(request))
     return empty_reply(request)
 
 
 async def restart(engine: Engine, request: Request) -> Reply:
-    await engine.containers.get(request.parameters["id"]).restart(_timeout(request))
+    await engine.containers.get(request.parameters["id"]).restart(_timeout(request), _stop_signal(request))
     return empty_reply(request)
 
 
 def _timeout(request: Request) -> int | None:
     return parameters.integer(request.query, "t") if request.query.get("t", "") else None
+
+
+def _stop_signal(request: Request) -> int | None:
+    text = request.query.get("signal", "") if request.version.has(Flag.STOP_SIGNAL) else ""
+    return signal_number(text) if text else None
 
 
 async def kill(engine: Engine, request: Request) -> Reply:

@@ -6,12 +6,13 @@ import os
 
 from engine.api import parameters
 from engine.api.engine import Engine
-from engine.api.replies import empty_reply, json_reply
+from engine.api.replies import empty_reply, hijack_type, json_reply
+from engine.api.versions import Flag
+from engine.containers.exec import console_size
 from engine.http.hijack import HijackReply
 from engine.http.messages import Reply, Request
 from engine.wire.exec import ExecCreate, ExecCreated, ExecStart
 
-RAW_STREAM = "application/vnd.engine.raw-stream"
 LIMIT = 1 << 20
 """Bytes of an exec body."""
 
@@ -26,16 +27,18 @@ async def start(engine: Engine, request: Request) -> Reply | HijackReply:
     exec_id = request.parameters["id"]
     body = await parameters.json_body(request, ExecStart, LIMIT)
     config = engine.execs.get(exec_id).config
-    if body.detach or not (config.attach_stdin or config.attach_stdout or config.attach_stderr):
-        await engine.execs.start(exec_id, detach=True)
+    attached = config.attach_stdin or config.attach_stdout or config.attach_stderr
+    size = console_size(body.console_size) if body.tty else None
+    if body.detach or not (attached or request.version.has(Flag.EXEC_ALWAYS_HIJACKS)):
+        await engine.execs.start(exec_id, detach=True, size=size)
         return empty_reply(request)
-    hijack = request.hijack(RAW_STREAM)
+    hijack = request.hijack(hijack_type(request, framed=not body.tty))
     descriptor = hijack.descriptor()
     try:
         # The output is framed by the Tty of this body, not of the create's: clients decode the
         # stream by the value that they send here.
         await engine.execs.start(
-            exec_id, detach=False, descriptor=descriptor, head=hijack.head, early=hijack.early, raw=body.tty
+            exec_id, detach=False, descriptor=descriptor, head=hijack.head, early=hijack.early, raw=body.tty, size=size
         )
     finally:
         os.close(descriptor)

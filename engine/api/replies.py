@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.versions import Version
+from engine.api.versions import Flag, Version
 from engine.errors import (
     Conflict,
     EngineError,
@@ -67,6 +67,22 @@ def encode(value: Any, request: Request, of: type | None = None) -> bytes:
         return _encode(value)
     encoded: bytes = version.shape(of or type(value)).encode(value)
     return encoded
+
+
+RAW_STREAM = "application/vnd.docker.raw-stream"
+FRAMED_STREAM = "application/vnd.docker.multiplexed-stream"
+
+
+def stream_type(request: Request, *, framed: bool) -> str:
+    """The media type of a container's output, which has frame headers if `framed`."""
+    return FRAMED_STREAM if framed and request.version.has(Flag.STREAM_TYPES) else RAW_STREAM
+
+
+def hijack_type(request: Request, *, framed: bool) -> str:
+    """The same for a hijacked connection. Without an upgrade it is always the raw type, as in
+    Docker.
+    """
+    return stream_type(request, framed=framed and request.upgrade)
 
 
 def json_reply(

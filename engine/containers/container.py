@@ -500,21 +500,22 @@ class Container:
 
     # --- stop, kill, restart ----------------------------------------------------------------------
 
-    async def stop(self, timeout: float | None = None) -> None:
-        """Send its stop signal, and SIGKILL after `timeout` seconds (negative: never).
+    async def stop(self, timeout: float | None = None, number: int | None = None) -> None:
+        """Send its stop signal, or that of `number`, and SIGKILL after `timeout` seconds (negative:
+        never).
 
         Raises NotModified when it does not run.
 
         The lock is not held while it ends: another stop, a kill or a removal may have a shorter
         timeout.
         """
-        process = await self._begin_stop()
+        process = await self._begin_stop(number)
         if process is not None:
             await self._ended(process, self._stop_timeout if timeout is None else timeout)
         self.publish("stop")
 
     @whole
-    async def _begin_stop(self) -> Process | None:
+    async def _begin_stop(self, number: int | None) -> Process | None:
         async with self.lock:
             self.check_present()
             state = lifecycle.following(self.record.status.state, Verb.STOP, self.id)
@@ -522,7 +523,7 @@ class Container:
             if self.process is None:
                 await self._stay_down(state)
             else:
-                await self._send(self.process, self._stop_signal)
+                await self._send(self.process, number or self._stop_signal, fatal=True)
             return self.process
 
     async def stop_with_engine(self, timeout: float) -> None:
@@ -531,7 +532,7 @@ class Container:
             self.planned.cancel()
             process = self.process
             if process is not None:
-                await self._send(process, self._stop_signal)
+                await self._send(process, self._stop_signal, fatal=True)
         if process is not None:
             await self._ended(process, timeout)
             self.publish("stop")
@@ -609,8 +610,8 @@ class Container:
         await self._killed(process.exit)
         await self._end_run(process.exit.result(), await launch.oom_killed(self.record, self.parts))
 
-    async def _send(self, process: Process, number: int) -> None:
-        """Send the signal.
+    async def _send(self, process: Process, number: int, *, fatal: bool = False) -> None:
+        """Send the signal. `fatal`: it is to end the process, so a paused one is thawed.
 
         For a process that has just ended nothing is sent, and there is no event.
         """
@@ -619,7 +620,7 @@ class Container:
         except NotFound:
             return
         self.publish("kill", signal=str(number))
-        if self.record.status.state == State.PAUSED and number in (_SIGKILL, self._stop_signal):
+        if self.record.status.state == State.PAUSED and (fatal or number in (_SIGKILL, self._stop_signal)):
             # A frozen process does not handle signals.
             with contextlib.suppress(NotFound):
                 await self.parts.runtime.resume(self.id)
@@ -654,15 +655,15 @@ class Container:
             await self._send(self.process, number)
             return self.process
 
-    async def restart(self, timeout: float | None = None) -> None:
-        """Stop it if it runs, then start it."""
+    async def restart(self, timeout: float | None = None, number: int | None = None) -> None:
+        """Stop it if it runs, as `stop` does, then start it."""
         self.check_present()
         with self.starting():
             if self.running:
                 self.restarting += 1
                 try:
                     with contextlib.suppress(NotModified):
-                        await self.stop(timeout)
+                        await self.stop(timeout, number)
                 finally:
                     self.restarting -= 1
             with contextlib.suppress(NotModified):  # another caller was faster

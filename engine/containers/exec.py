@@ -14,6 +14,7 @@ Threads: the event loop's, except where a method says that it blocks.
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
 import secrets
@@ -179,6 +180,7 @@ class Execs:
         if any("\0" in word for word in (*command, *(config.env or ()), config.user, config.working_dir)):
             raise InvalidParameter("Cmd, Env, User and WorkingDir must not hold a NUL character")
         parse_detach_keys(config.detach_keys or None)
+        console_size(config.console_size)
         return self._add(container, config, command).id
 
     def _add(self, container: Container, config: ExecCreate, command: list[str], *, probe: bool = False) -> ExecRecord:
@@ -187,7 +189,8 @@ class Execs:
         record = ExecRecord(
             id=secrets.token_hex(32),
             container_id=container.id,
-            config=msgspec.structs.replace(config, cmd=command),
+            config=msgspec.structs.replace(config, cmd=command, console_size=None),
+            size=(console_size(config.console_size) if config.tty else None) or (0, 0),
             probe=probe,
         )
         self._keep(record)
@@ -276,9 +279,10 @@ class Execs:
         head: bytes = b"",
         early: bytes = b"",
         raw: bool = False,
+        size: tuple[int, int] | None = None,
     ) -> None:
         """Run it. With `descriptor` (the caller's) its output goes to that client, after `head`;
-        `raw`: without frames.
+        `raw`: without frames. `size` replaces the initial rows and columns of its terminal.
 
         A failure after the client has been attached is written to its stream, as Docker does.
         Before that, and for a probe, it is raised.
@@ -288,7 +292,7 @@ class Execs:
         if record.exit_code is not None or record.started:
             raise Conflict(f"Error: Exec command {exec_id} has already run")
         _check_state(container)
-        self._all[exec_id] = record = msgspec.structs.replace(record, started=True)
+        self._all[exec_id] = record = msgspec.structs.replace(record, started=True, size=size or record.size)
         self._grace_period.expect()
         config = record.config
         container.publish(f"exec_start: {_event_words(strings(config.cmd) or [''])}", execID=exec_id)
@@ -442,7 +446,7 @@ class Execs:
             open_stdout=config.attach_stdout,
             can_remove=record.exit_code is not None,
             container_id=record.container_id,
-            detach_keys=config.detach_keys or "",
+            detach_keys=_shown_keys(config.detach_keys),
             pid=record.pid,
         )
 
@@ -574,6 +578,20 @@ class _Capture:
         self._loop.remove_reader(self._source.fileno())
         self._source.close()
         self.end.cancel()
+
+
+def console_size(given: Sequence[int] | None) -> tuple[int, int] | None:
+    """The rows and columns; None when they are not given, or 0. Raises InvalidParameter."""
+    if not given:
+        return None
+    if len(given) != 2 or not all(0 <= each <= 65535 for each in given):
+        raise InvalidParameter(f"invalid ConsoleSize {[*given]}: it must be the rows and columns, 0 to 65535 each")
+    rows, columns = given
+    return (rows, columns) if rows and columns else None
+
+
+def _shown_keys(text: str | None) -> str:
+    return base64.b64encode(parse_detach_keys(text)).decode() if text else ""
 
 
 def _event_words(command: Sequence[str]) -> str:

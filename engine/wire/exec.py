@@ -22,6 +22,8 @@ class ExecCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     detach_keys: str | None = None
     env: list[str] | None = None
     working_dir: str = ""
+    console_size: list[int] | None = None
+    """Rows and columns of its terminal at the start."""
     cmd: Strings = None
 
 
@@ -35,6 +37,7 @@ class ExecStart(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
 
     detach: bool = False
     tty: bool = False
+    console_size: list[int] | None = None
 
 
 class ProcessConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -60,4 +63,5 @@ class ExecInspect(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     can_remove: bool
     container_id: str = msgspec.field(name="ContainerID")
     detach_keys: str
+    """The keys' bytes in base64; empty for the default keys."""
     pid: int

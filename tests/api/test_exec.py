@@ -27,14 +27,18 @@ long run."""
 ALL = {"AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
 
 
-def created(engine: TempEngine, container: str, *command: str, status: int = 201, **config: Any) -> str:
+def created(
+    engine: TempEngine, container: str, *command: str, status: int = 201, version: str = "/v1.24", **config: Any
+) -> str:
     body = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command)} | config
-    answer = engine.request("POST", f"/v1.24/containers/{container}/exec", body)
+    answer = engine.request("POST", f"{version}/containers/{container}/exec", body)
     assert answer.status == status, answer
     return str(answer.json().get("Id", answer.json().get("message")))
 
 
-def opened(engine: TempEngine, exec_id: str, early: bytes = b"", **body: Any) -> tuple[socket.socket, bytes]:
+def opened(
+    engine: TempEngine, exec_id: str, early: bytes = b"", *, version: str = "/v1.24", **body: Any
+) -> tuple[socket.socket, bytes]:
     """Start the exec attached.
 
     Returns the stream, and the bytes that came with the response head.
@@ -42,7 +46,7 @@ def opened(engine: TempEngine, exec_id: str, early: bytes = b"", **body: Any) ->
     content = json.dumps({"Detach": False, "Tty": False} | body).encode()
     connection = client.connect(engine.socket)
     connection.sendall(
-        f"POST /v1.24/exec/{exec_id}/start HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {version}/exec/{exec_id}/start HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(content)}\r\n\r\n".encode()
         + content
         + early
@@ -64,8 +68,8 @@ def run(engine: TempEngine, container: str, *command: str, **config: Any) -> tup
     return inspected(engine, exec_id)["ExitCode"], output
 
 
-def inspected(engine: TempEngine, exec_id: str) -> Any:
-    answer = engine.request("GET", f"/v1.24/exec/{exec_id}/json")
+def inspected(engine: TempEngine, exec_id: str, version: str = "/v1.24") -> Any:
+    answer = engine.request("GET", f"{version}/exec/{exec_id}/json")
     assert answer.status == 200, answer
     return answer.json()
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from engine.api.versions.change import Change, Flag, ignoring
+from engine.wire.exec import ExecCreate, ExecStart
 from engine.wire.volumes import VolumeCreate
 
 CHANGES = (
     Change("1.42", "options of another type of mount are refused", flag=Flag.MOUNT_OPTIONS_MATCH, down_to="1.25"),
     Change("1.42", "stop and restart take signal", flag=Flag.STOP_SIGNAL, down_to="1.25"),
+    Change("1.42", "exec takes ConsoleSize", of=ExecCreate, upgrade=ignoring("ConsoleSize"), down_to="1.25"),
+    Change("1.42", "start of an exec takes ConsoleSize", of=ExecStart, upgrade=ignoring("ConsoleSize"), down_to="1.25"),
     Change("1.42", "streams of frames have a media type of their own", flag=Flag.STREAM_TYPES),
     Change("1.42", "attach/ws takes stdin, stdout and stderr", flag=Flag.WEBSOCKET_STREAMS, down_to="1.25"),
     Change("1.42", "the image list takes shared-size", flag=Flag.SHARED_SIZE, down_to="1.25"),

@@ -26,7 +26,7 @@ from engine.http.protocol import Connection
 from engine.http.server import Limits, Server
 from tests.unit.http.harness import SHORT, App, answers, serve, until
 
-RAW = "application/vnd.engine.raw-stream"
+RAW = "application/vnd.docker.raw-stream"
 GET = b"GET /sync HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -558,7 +558,7 @@ def test_hijack(path: str, form: str, split: str, early: bytes, before: bytes, p
         expected = b"HTTP/1.1 101 UPGRADED\r\n" if form.startswith("upgrade") else b"HTTP/1.1 200 OK\r\n"
         assert received.startswith(expected)
         assert b"\r\nServer: test\r\n" in received
-        assert b"\r\nContent-Type: application/vnd.engine.raw-stream\r\n" in received
+        assert b"\r\nContent-Type: application/vnd.docker.raw-stream\r\n" in received
         assert (b"\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n" in received) == form.startswith("upgrade")
         assert b"Content-Length" not in received and b"Transfer-Encoding" not in received
         await until(lambda: not server.connections)

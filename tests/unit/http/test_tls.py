@@ -26,7 +26,7 @@ from engine.http.server import Server
 from engine.http.tls import mutual_context
 from tests.unit.http.harness import SHORT, App, answers, serve, until
 
-RAW = "application/vnd.engine.raw-stream"
+RAW = "application/vnd.docker.raw-stream"
 
 
 class Certificates(NamedTuple):

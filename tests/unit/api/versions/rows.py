@@ -28,6 +28,7 @@ from engine.wire.containers import (
     UpdateBody,
 )
 from engine.wire.events import Actor, Message
+from engine.wire.exec import ExecCreate, ExecInspect, ExecStart, ProcessConfig
 from engine.wire.images import HistoryItem, ImageSummary
 from engine.wire.networks import IPAM, Network, NetworkConnect, NetworkCreate, NetworkDisconnect
 from engine.wire.stats import NetworkStats, Stats
@@ -204,7 +205,21 @@ HISTORY = HistoryItem(id="i", created=1, created_by="sh", tags=None, size=1, com
 
 VOLUME = Volume(name="v", driver="local", mountpoint="/v", created_at="2026-01-02T03:04:05Z", options={"type": "tmpfs"})
 
-REPLIES: tuple[Any, ...] = (INSPECT, SUMMARY, INFO, STATS, NETWORK, MESSAGE, IMAGE, HISTORY, VOLUME)
+EXEC = ExecInspect(
+    id="e" * 64,
+    running=True,
+    exit_code=None,
+    process_config=ProcessConfig(tty=True, entrypoint="sh", arguments=[], privileged=False, user=""),
+    open_stdin=True,
+    open_stderr=True,
+    open_stdout=True,
+    can_remove=False,
+    container_id="c" * 64,
+    detach_keys="EBE=",
+    pid=1,
+)
+
+REPLIES: tuple[Any, ...] = (INSPECT, SUMMARY, INFO, STATS, NETWORK, MESSAGE, IMAGE, HISTORY, VOLUME, EXEC)
 
 BODIES: dict[type, dict[str, Any]] = {
     CreateBody: {
@@ -242,6 +257,8 @@ BODIES: dict[type, dict[str, Any]] = {
             "Memory": 13,
         },
     },
+    ExecCreate: {"Cmd": ["sh"], "Tty": True, "ConsoleSize": [24, 80]},
+    ExecStart: {"Tty": True, "ConsoleSize": [24, 80]},
     UpdateBody: {"Memory": 1, "RestartPolicy": {"Name": "always"}},
     NetworkCreate: {"Name": "n", "EnableIPv6": True, "Labels": {"a": "b"}, "Internal": True},
     NetworkConnect: {"Container": "c", "EndpointConfig": {"Aliases": ["a"]}},
