@@ -65,6 +65,7 @@ from engine.system.files import remove_tree, write_atomically
 from engine.system.grace_period import GracePeriod
 from engine.system.limits import open_descriptors
 from engine.system.threads import raise_priority
+from engine.usage import Usages
 from engine.volumes.store import VolumeStore
 
 MARK = ".dockerenv"
@@ -293,6 +294,7 @@ class Daemon:
             remote=self.remote,
             sessions=self.sessions,
             statistics=self.statistics,
+            usage=Usages(self.containers, self.images, self.volumes, self.builder),
             volumes=self.volumes,
         )
         self.lifecycle.gone.subscribe(lambda container: engine.kept.forget(container.id))
@@ -321,6 +323,7 @@ class Daemon:
             images=len(self.images),
             driver_status=(("Backing directory", str(self.config.root)),),
             runtime=self.runtime.name,
+            runtime_version=self.runtime.version,
             runtimes={self.runtime.name: self.runtime.path},
             bridge=self.config.bridge,
             volume_drivers=tuple(self.volumes.drivers()),
@@ -460,7 +463,13 @@ def _read_host(root: Path, hierarchies: Cgroups) -> Host:
     return msgspec.structs.replace(
         found,
         # If AppArmor is on, this loads the default profile, so that no container start has to.
-        security_options=(*(("apparmor",) if apparmor.default() else ()), *found.security_options),
+        security_options=(
+            *(("name=apparmor",) if apparmor.default() else ()),
+            *found.security_options,
+            # the default of CgroupnsMode there
+            *(("name=cgroupns",) if hierarchies.mode == "v2" else ()),
+        ),
+        cgroup_version="2" if hierarchies.mode == "v2" else "1",
         memory_limit=offered.memory,
         swap_limit=offered.swap,
         kernel_memory=offered.kernel_memory,

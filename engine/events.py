@@ -62,35 +62,16 @@ class EventLog:
         id: str,
         attributes: Mapping[str, str] | None = None,
         at_ns: int | None = None,
-        *,
-        image_from: str = "",
     ) -> Message:
         """Remember an event and offer it to the subscribers. Its time is later than the last
         event's, unless the clock was set back.
-
-        `image_from`: the field `from` of a container's event; by default its attribute `image`.
         """
         at = time.time_ns() if at_ns is None else at_ns
         if self._latest - CLOCK_SET_BACK < at <= self._latest:
             at = self._latest + 1
         self._latest = at
         actor = Actor(id, dict(attributes or {}))
-        seconds = at // 1_000_000_000
-        if type == "container":
-            message = Message(
-                status=action,
-                id=id,
-                image=image_from or actor.attributes.get("image", ""),
-                type=type,
-                action=action,
-                actor=actor,
-                time=seconds,
-                time_nano=at,
-            )
-        elif type == "image":
-            message = Message(status=action, id=id, type=type, action=action, actor=actor, time=seconds, time_nano=at)
-        else:
-            message = Message(type=type, action=action, actor=actor, time=seconds, time_nano=at)
+        message = Message(type=type, action=action, actor=actor, time=at // 1_000_000_000, time_nano=at)
         self._history.append(message)
         for subscription in list(self._subscriptions):
             subscription.offer(message)
@@ -199,7 +180,7 @@ def matches(message: Message, filters: Filters) -> bool:
         if name == "type":
             found = message.type in values
         elif name == "scope":
-            found = "local" in values  # the events of a single engine have the scope `local`
+            found = message.scope in values
         elif name == "event":
             # filters name "exec_create: sh" and "health_status: healthy" by their first word
             found = any(message.action == value or message.action.startswith(value + ":") for value in values)

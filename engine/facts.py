@@ -23,6 +23,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The architecture as Go names it."""
     kernel: str = ""
     operating_system: str = ""
+    os_version: str = ""
+    """The version of the operating system, such as `12`."""
+    cgroup_version: str = "2"
     memory: int = 0
     """Bytes."""
     cpus: int = 0
@@ -54,10 +57,13 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     images: int = 0
     driver: str = "overlay2"
     driver_status: tuple[tuple[str, str], ...] = ()
+    runtime_version: str = ""
     runtime: str = "runc"
     """Name of the OCI runtime in use."""
     runtimes: dict[str, str] = msgspec.field(default_factory=dict)
     """Paths by name."""
+    cdi_directories: tuple[str, ...] = ()
+    """The directories in which CDI specifications are looked for."""
     volume_drivers: tuple[str, ...] = ("local",)
     network_drivers: tuple[str, ...] = ()
     log_drivers: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from engine.http.websocket import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.networks.networks import Networks
+from engine.usage import Usages
 from engine.volumes.store import VolumeStore
 
 
@@ -41,6 +42,7 @@ class Engine:
     networks: Networks
     remote: Remote
     statistics: Statistics
+    usage: Usages
     volumes: VolumeStore
     builds: RunningBuilds = dataclasses.field(default_factory=RunningBuilds)
     sessions: Sessions = dataclasses.field(default_factory=Sessions)

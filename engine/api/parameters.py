@@ -8,8 +8,9 @@ parameter that is given twice the first value counts.
 from __future__ import annotations
 
 import functools
+import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import inspect
 
 from engine import times
 from engine.errors import InvalidParameter, decoding_reason
-from engine.http.messages import Query, Request
+from engine.http.messages import Headers, Query, Request
 from engine.pruning import Selection
 
 T = TypeVar("T")
@@ -165,6 +166,34 @@ def filter_integer(found: Filters, name: str) -> int:
             raise InvalidParameter(f"Invalid filter '{name}={text}'")
         largest = max(largest, value)
     return largest
+
+
+def accepted(headers: Headers, offers: Sequence[str]) -> str:
+    """The media type among `offers` that the Accept header prefers; empty when it names none of
+    them. Of equal ones the first offer counts. Wildcards do not name a type.
+    """
+    best, weight = "", 0.0
+    given: dict[str, float] = {}
+    for part in ",".join(headers.get_all("accept")).split(","):
+        name, *options = part.split(";")
+        given[name.strip().lower()] = _quality(options)
+    for offer in offers:
+        if given.get(offer, 0.0) > weight:
+            best, weight = offer, given[offer]
+    return best
+
+
+def _quality(options: Sequence[str]) -> float:
+    """The weight of an entry of Accept (RFC 9110, 12.4.2). One that cannot be read is 0."""
+    for option in options:
+        name, _, value = option.partition("=")
+        if name.strip().lower() == "q":
+            text = value.strip()
+            return float(text) if _QUALITY.fullmatch(text) else 0.0
+    return 1.0
+
+
+_QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?", re.ASCII)
 
 
 async def json_body(

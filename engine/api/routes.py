@@ -17,6 +17,7 @@ from engine.api import (
     archive,
     build,
     containers,
+    events,
     exec,
     images,
     networks,
@@ -210,5 +211,6 @@ ROUTES: tuple[Route, ...] = (
     HEAD("/_ping", system.ping),
     GET("/info", system.info),
     GET("/version", system.version),
-    GET("/events", system.events, mode=STREAM),
+    GET("/system/df", system.disk_usage, since="1.25", mode=STREAM),
+    GET("/events", events.list_all, mode=STREAM),
 )

@@ -1,5 +1,5 @@
 """Handlers about the engine itself (Docker Engine API, "System"): /_ping, /version, /info,
-/events.
+/system/df.
 """
 
 from __future__ import annotations
@@ -7,59 +7,93 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
 
 from engine import __version__, times
 from engine.api.engine import Engine
-from engine.api.parameters import filters, timestamp
+from engine.api.parameters import boolean
 from engine.api.replies import encode, json_reply
-from engine.api.versions import MINIMUM, NEWEST
+from engine.api.versions import MINIMUM, NEWEST, Flag
 from engine.config import Config
 from engine.errors import InvalidParameter
-from engine.events import EVENT_FILTERS, Subscription
-from engine.http.messages import Reply, Request, StreamReply
-from engine.wire.events import Message
+from engine.facts import Host
+from engine.http.messages import Reply, Request
+from engine.usage import Kind, Turn, Usage, Usages
+from engine.wire.containers import ContainerSummary
+from engine.wire.images import ImageSummary
 from engine.wire.system import (
+    CacheRecord,
+    Commit,
+    Component,
+    DiskUsage,
+    FirewallBackend,
     IndexInfo,
     Info,
     InfoPlugins,
+    KindUsage,
+    Platform,
     RegistryConfig,
     Runtime,
     SwarmInfo,
     VersionInfo,
 )
+from engine.wire.volumes import Volume
 
 INDEX = "https://index.docker.io/v1/"
 """The key of Docker Hub in clients' credential files."""
 
 _ALWAYS_INSECURE = ("127.0.0.0/8", "::1/128")
 
-_PONG = Reply(
-    200,
-    b"OK",
-    "text/plain; charset=utf-8",
-    (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Builder-Version", "1")),
+PRODUCT = "engined"
+
+_PING = (
+    ("Cache-Control", "no-cache, no-store, must-revalidate"),
+    ("Pragma", "no-cache"),
+    # Docker CLIs that obey it (20.10) would send BuildKit's builds by POST /build for 2, which this
+    # engine does not have. Later ones use buildx, whatever it says.
+    ("Builder-Version", "1"),
+    ("Swarm", "inactive"),
 )
+_PONG = Reply(200, b"OK", "text/plain; charset=utf-8", _PING)
+_PONG_HEAD = Reply(200, b"", "text/plain; charset=utf-8", _PING)
 
 
 def ping(engine: Engine, request: Request) -> Reply:
     """GET and HEAD /_ping. Clients negotiate the version with it; every reply has the version
     headers.
     """
-    return _PONG
+    return _PONG_HEAD if request.method == "HEAD" else _PONG
 
 
 def version(engine: Engine, request: Request) -> Reply:
     """GET /version."""
-    host = engine.host
+    host, counts = engine.host, engine.counts()
+    go_version = f"none (Python {host.python})"
+    details = {
+        "ApiVersion": NEWEST,
+        "Arch": host.arch,
+        "BuildTime": host.build_time,
+        "Experimental": "false",
+        "GitCommit": host.git_commit,
+        "GoVersion": go_version,
+        "KernelVersion": host.kernel,
+        "MinAPIVersion": MINIMUM,
+        "Os": host.os,
+    }
+    runtime = Component(name=counts.runtime, version=counts.runtime_version, details={})
     return json_reply(
         request,
         VersionInfo(
+            platform=Platform(f"{PRODUCT} {__version__}"),
+            components=[Component(name="Engine", version=__version__, details=details), runtime],
             version=__version__,
             api_version=NEWEST,
             min_api_version=MINIMUM,
             git_commit=host.git_commit,
-            go_version=f"none (Python {host.python})",
+            go_version=go_version,
             os=host.os,
             arch=host.arch,
             kernel_version=host.kernel,
@@ -70,7 +104,7 @@ def version(engine: Engine, request: Request) -> Reply:
 
 def info(engine: Engine, request: Request) -> Reply:
     """GET /info: facts about the host as of the engine's start, and current counts."""
-    host, counts = engine.host, engine.counts()
+    host, counts, has = engine.host, engine.counts(), request.version.has
     return json_reply(
         request,
         Info(
@@ -89,15 +123,15 @@ def info(engine: Engine, request: Request) -> Reply:
             ),
             memory_limit=host.memory_limit,
             swap_limit=host.swap_limit,
-            kernel_memory=host.kernel_memory,
+            kernel_memory=msgspec.UNSET if has(Flag.NO_KERNEL_MEMORY) else host.kernel_memory,
             cpu_cfs_period=host.cpu_cfs_period,
             cpu_cfs_quota=host.cpu_cfs_quota,
             cpu_shares=host.cpu_shares,
             cpu_set=host.cpu_set,
             pids_limit=host.pids_limit,
             ipv4_forwarding=host.ipv4_forwarding,
-            bridge_nf_iptables=host.bridge_nf_iptables,
-            bridge_nf_ip6tables=host.bridge_nf_ip6tables,
+            bridge_nf_iptables=msgspec.UNSET if has(Flag.NO_BRIDGE_NF) else host.bridge_nf_iptables,
+            bridge_nf_ip6tables=msgspec.UNSET if has(Flag.NO_BRIDGE_NF) else host.bridge_nf_ip6tables,
             debug=engine.config.log_level == "debug",
             nfd=counts.descriptors,
             oom_kill_disable=host.oom_kill_disable,
@@ -105,9 +139,11 @@ def info(engine: Engine, request: Request) -> Reply:
             system_time=times.rfc3339(time.time_ns()),
             logging_driver="json-file",
             cgroup_driver="cgroupfs",
+            cgroup_version=host.cgroup_version,
             n_events_listener=engine.events.listeners,
             kernel_version=host.kernel,
             operating_system=host.operating_system,
+            os_version=host.os_version,
             os_type=host.os,
             architecture=host.machine,
             index_server_address=INDEX,
@@ -116,22 +152,58 @@ def info(engine: Engine, request: Request) -> Reply:
             mem_total=host.memory,
             docker_root_dir=str(engine.config.root),
             engine_root_dir=str(engine.config.root),
-            http_proxy=os.environ.get("HTTP_PROXY", os.environ.get("http_proxy", "")),
-            https_proxy=os.environ.get("HTTPS_PROXY", os.environ.get("https_proxy", "")),
+            http_proxy=_without_password(os.environ.get("HTTP_PROXY", os.environ.get("http_proxy", ""))),
+            https_proxy=_without_password(os.environ.get("HTTPS_PROXY", os.environ.get("https_proxy", ""))),
             no_proxy=os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")),
             name=host.name,
             labels=list(counts.labels),
             experimental_build=False,
             server_version=__version__,
-            cluster_store="",
-            cluster_advertise="",
             security_options=list(host.security_options),
             runtimes={name: Runtime(path) for name, path in counts.runtimes.items()},
             default_runtime=counts.runtime,
             swarm=SwarmInfo(),
             live_restore_enabled=True,
+            containerd_commit=_NONE,
+            runc_commit=Commit(counts.runtime_version),
+            init_commit=_NONE,
+            firewall_backend=FirewallBackend("nftables"),
+            cdi_spec_dirs=list(counts.cdi_directories),
+            warnings=_warnings(host, engine.config),
         ),
     )
+
+
+_NONE = Commit("N/A")
+"""The version of a program that the engine does not have."""
+
+
+def _warnings(host: Host, config: Config) -> list[str]:
+    """What the operator should know, in Docker's words, which scripts look for."""
+    found = [f"WARNING: {text}" for offered, text in _limits(host) if not offered]
+    if not config.tls_cert:
+        found += [f"WARNING: API is accessible on http://{address} without encryption" for address in config.tcp]
+    return found
+
+
+def _limits(host: Host) -> Iterator[tuple[bool, str]]:
+    yield host.memory_limit, "No memory limit support"
+    yield host.swap_limit, "No swap limit support"
+    yield host.oom_kill_disable or host.cgroup_version == "2", "No oom kill disable support"
+    yield host.cpu_cfs_quota, "No cpu cfs quota support"
+    yield host.cpu_cfs_period, "No cpu cfs period support"
+    yield host.cpu_shares, "No cpu shares support"
+    yield host.cpu_set, "No cpuset support"
+    yield host.pids_limit, "No pids limit support"
+    yield host.ipv4_forwarding, "IPv4 forwarding is disabled"
+
+
+def _without_password(url: str) -> str:
+    """A proxy's URL with another user and password, as Docker shows it."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    authority, slash, path = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    return f"{scheme}{separator}xxxxx:xxxxx@{host}{slash}{path}" if at and user else url
 
 
 def _registries(config: Config) -> RegistryConfig:
@@ -148,59 +220,71 @@ def _registries(config: Config) -> RegistryConfig:
     )
 
 
-def events(engine: Engine, request: Request) -> StreamReply:
-    """GET /events. With `since` or `until`, remembered past events come first. Then live events
-    follow, up to `until`.
+async def disk_usage(engine: Engine, request: Request) -> Reply:
+    """GET /system/df. The lists go into the totals with `verbose`, and into the older fields
+    otherwise: clients that send no version read those.
     """
-    wanted = filters(request.query, EVENT_FILTERS)
-    since = timestamp(request.query, "since") if request.query.get("since") else None
-    until = timestamp(request.query, "until") if request.query.get("until") else None
-    if since is not None and until is not None and until < since:
-        raise InvalidParameter(f"`since` time ({since}) cannot be after `until` time ({until})")
-    # Nothing is awaited between subscribing and reading the past, so no event is missed or sent
-    # twice. The response head is flushed after both.
-    subscription = engine.events.subscribe(wanted)
-    asked = since is not None or until is not None
-    past = engine.events.history(since or 0, until, wanted) if asked else []
-    return StreamReply(request.status, EventFeed(request, subscription, past, until))
+    wanted = _kinds(request)
+    verbose = request.version.has(Flag.DF_VERBOSE) and boolean(request.query, "verbose")
+    running = {kind: asyncio.ensure_future(_USAGES[kind].ask(engine.usage)) for kind in wanted}
+    try:
+        usages = dict(zip(running, await asyncio.gather(*running.values()), strict=True))
+    finally:
+        for each in running.values():
+            each.cancel()
+    fields: dict[str, Any] = {}
+    for kind, usage in usages.items():
+        shown = _USAGES[kind]
+        items = await _encoded(usage.items, request, shown.struct)
+        fields[shown.totals] = KindUsage(
+            active_count=usage.active,
+            total_count=len(usage.items),
+            reclaimable=usage.reclaimable,
+            total_size=usage.size,
+            items=items if verbose else msgspec.UNSET,
+        )
+        if not verbose:
+            fields[shown.items] = items
+    if Kind.IMAGE in usages and not verbose:
+        fields["layers_size"] = usages[Kind.IMAGE].size
+    return json_reply(request, DiskUsage(**fields))
 
 
-class EventFeed:
-    """Events as lines of JSON; all waiting events are sent in one chunk. An object, not a
-    generator: see `StreamReply`.
-    """
+class _Kind(NamedTuple):
+    """How /system/df asks for a kind of objects, and shows it."""
 
-    def __init__(self, request: Request, subscription: Subscription, past: list[Message], until: int | None) -> None:
-        self._request = request
-        self._subscription = subscription
-        self._past = deque(past)
-        self._until = until
+    ask: Callable[[Usages], Awaitable[Usage[Any]]]
+    struct: type
+    items: str
+    totals: str
 
-    def __aiter__(self) -> EventFeed:
-        return self
 
-    async def __anext__(self) -> bytes:
-        if self._past:
-            messages = list(self._past)
-            self._past.clear()
-        else:
-            messages = await self._live()
-        if not messages:
-            raise StopAsyncIteration
-        return b"".join([encode(message, self._request) + b"\n" for message in messages])
+_USAGES = {
+    Kind.IMAGE: _Kind(Usages.images, ImageSummary, "images", "image_usage"),
+    Kind.CONTAINER: _Kind(Usages.containers, ContainerSummary, "containers", "container_usage"),
+    Kind.VOLUME: _Kind(Usages.volumes, Volume, "volumes", "volume_usage"),
+    Kind.BUILD_CACHE: _Kind(Usages.build_cache, CacheRecord, "build_cache", "build_cache_usage"),
+}
 
-    async def _live(self) -> list[Message]:
-        if self._until is None:
-            return await self._subscription.take()
-        remaining = (self._until - time.time_ns()) / 1e9
-        if remaining <= 0:
-            return []
-        try:
-            async with asyncio.timeout(remaining):
-                messages = await self._subscription.take()
-        except TimeoutError:
-            return []
-        return [message for message in messages if message.time_nano <= self._until]
 
-    async def aclose(self) -> None:
-        self._subscription.close()
+def _kinds(request: Request) -> list[Kind]:
+    """The kinds that the request names; all without `type`, and where it has no meaning."""
+    given = request.query.get_all("type") if request.version.has(Flag.DF_TYPES) else []
+    for each in given:
+        if each not in Kind.__members__.values():
+            raise InvalidParameter(f"unknown object type: {each[:100]}")
+    return [kind for kind in Kind if not given or kind in given]
+
+
+async def _encoded(values: Sequence[Any], request: Request, of: type) -> msgspec.Raw:
+    """A list as JSON, made in parts, between which other requests are served."""
+    parts = []
+    turn = Turn()
+    for begin in range(0, len(values), _AT_ONCE):
+        await turn.over()
+        parts.append(encode(list(values[begin : begin + _AT_ONCE]), request, of)[1:-1])
+    return msgspec.Raw(b"[%b]" % b",".join(parts))
+
+
+_AT_ONCE = 50
+"""Objects that are encoded at a time: about a millisecond's work."""

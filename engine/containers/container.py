@@ -190,9 +190,8 @@ class Container:
             "container",
             action,
             record.id,
-            {"image": record.config.image, "name": record.name, **record.config.labels, **attributes},
+            {**record.config.labels, **attributes, "image": record.config.image, "name": record.name},
             at,
-            image_from=record.config.image,
         )
 
     def out_of_memory(self) -> None:

@@ -42,10 +42,11 @@ def read(root: Path) -> Host:
         machine=system.machine,
         arch=_GO_ARCHITECTURES.get(system.machine, system.machine),
         kernel=system.release,
-        operating_system=_operating_system(),
+        operating_system=_os_release().get("PRETTY_NAME", "Linux"),
+        os_version=_os_release().get("VERSION_ID", ""),
         memory=_memory(),
         cpus=len(os.sched_getaffinity(0)),
-        security_options=("seccomp",) if os.path.exists("/proc/sys/kernel/seccomp") else (),
+        security_options=("name=seccomp,profile=builtin",) if os.path.exists("/proc/sys/kernel/seccomp") else (),
         ipv4_forwarding=_switch("/proc/sys/net/ipv4/ip_forward"),
         bridge_nf_iptables=_switch("/proc/sys/net/bridge/bridge-nf-call-iptables"),
         bridge_nf_ip6tables=_switch("/proc/sys/net/bridge/bridge-nf-call-ip6tables"),
@@ -69,13 +70,13 @@ def _engine_id(root: Path) -> str:
     return made
 
 
-def _operating_system() -> str:
+def _os_release() -> dict[str, str]:
+    """os-release(5). Values are read without the shell's quoting rules."""
     for place in ("/etc/os-release", "/usr/lib/os-release"):
-        for line in _text(place).splitlines():
-            key, _, value = line.partition("=")
-            if key == "PRETTY_NAME":
-                return value.strip().strip("\"'")
-    return "Linux"
+        if text := _text(place):
+            pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#"))
+            return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
+    return {}
 
 
 def _memory() -> int:

@@ -1,4 +1,4 @@
-"""An event on the wire: Type, Action and Actor, and the older fields status, id and from."""
+"""An event on the wire."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ class Actor(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of GET /events. `status`, `id` and `from` are sent for containers and images only,
-    as in Docker.
-    """
+    """One line of GET /events."""
 
-    status: str | msgspec.UnsetType = msgspec.UNSET
-    id: str | msgspec.UnsetType = msgspec.UNSET
-    image: str | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="from")
     type: str = msgspec.field(name="Type")
     action: str = msgspec.field(name="Action")
     actor: Actor = msgspec.field(name="Actor")
+    scope: str = "local"
     time: int
     """Unix seconds."""
     time_nano: int = msgspec.field(name="timeNano")

@@ -7,9 +7,27 @@ from __future__ import annotations
 import msgspec
 
 
+class Platform(msgspec.Struct, rename="pascal", frozen=True):
+    """The name of the product."""
+
+    name: str
+
+
+class Component(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """The engine, or a program that it runs. Clients read the API's version from the details of
+    the first one.
+    """
+
+    name: str
+    version: str
+    details: dict[str, str]
+
+
 class VersionInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """GET /version."""
 
+    platform: Platform
+    components: list[Component]
     version: str
     api_version: str
     min_api_version: str = msgspec.field(name="MinAPIVersion")
@@ -48,6 +66,16 @@ class Runtime(msgspec.Struct, frozen=True):
     path: str
 
 
+class Commit(msgspec.Struct, rename="pascal", frozen=True):
+    """The version of a program."""
+
+    id: str = msgspec.field(name="ID")
+
+
+class FirewallBackend(msgspec.Struct, rename="pascal", frozen=True):
+    driver: str
+
+
 class SwarmInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """This engine's own view of its swarm."""
 
@@ -72,19 +100,18 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     images: int
     driver: str
     driver_status: list[list[str]]
-    system_status: list[list[str]] | None = None
     plugins: InfoPlugins
     memory_limit: bool
     swap_limit: bool
-    kernel_memory: bool
+    kernel_memory: bool | msgspec.UnsetType
     cpu_cfs_period: bool
     cpu_cfs_quota: bool
     cpu_shares: bool = msgspec.field(name="CPUShares")
     cpu_set: bool = msgspec.field(name="CPUSet")
     pids_limit: bool
     ipv4_forwarding: bool = msgspec.field(name="IPv4Forwarding")
-    bridge_nf_iptables: bool
-    bridge_nf_ip6tables: bool = msgspec.field(name="BridgeNfIp6tables")
+    bridge_nf_iptables: bool | msgspec.UnsetType
+    bridge_nf_ip6tables: bool | msgspec.UnsetType = msgspec.field(name="BridgeNfIp6tables")
     debug: bool
     nfd: int = msgspec.field(name="NFd")
     oom_kill_disable: bool
@@ -92,9 +119,11 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     system_time: str
     logging_driver: str
     cgroup_driver: str
+    cgroup_version: str
     n_events_listener: int = msgspec.field(name="NEventsListener")
     kernel_version: str
     operating_system: str
+    os_version: str = msgspec.field(name="OSVersion")
     os_type: str = msgspec.field(name="OSType")
     architecture: str
     index_server_address: str
@@ -110,11 +139,64 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     labels: list[str]
     experimental_build: bool
     server_version: str
-    cluster_store: str
-    cluster_advertise: str
     security_options: list[str]
     runtimes: dict[str, Runtime]
     default_runtime: str
     swarm: SwarmInfo
     live_restore_enabled: bool
+    init_binary: str = "docker-init"
+    containerd_commit: Commit
+    runc_commit: Commit
+    init_commit: Commit
+    generic_resources: list[dict[str, object]] | None = None
+    firewall_backend: FirewallBackend
+    cdi_spec_dirs: list[str] = msgspec.field(name="CDISpecDirs")
+    warnings: list[str]
     isolation: str = ""
+
+
+# --- /system/df -----------------------------------------------------------------------------------
+
+
+class CacheRecord(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
+    """One record of the build cache. Docker's clients read its parents under a name that begins
+    with a blank; the documented name is sent too.
+    """
+
+    id: str = msgspec.field(name="ID")
+    parents: list[str] | msgspec.UnsetType = msgspec.UNSET
+    blank_parents: list[str] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name=" Parents")
+    type: str
+    description: str
+    in_use: bool
+    shared: bool
+    size: int
+    created_at: str
+    last_used_at: str | None = None
+    usage_count: int
+
+
+class KindUsage(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, omit_defaults=True):
+    """The totals of one kind of object. Sizes in bytes; `items` are encoded."""
+
+    active_count: int = 0
+    total_count: int = 0
+    reclaimable: int = 0
+    total_size: int = 0
+    items: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class DiskUsage(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """GET /system/df: the totals, and the older form with encoded lists. Kinds that were not
+    requested are absent.
+    """
+
+    layers_size: int | msgspec.UnsetType = msgspec.UNSET
+    images: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    containers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    volumes: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    build_cache: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    image_usage: KindUsage | msgspec.UnsetType = msgspec.UNSET
+    container_usage: KindUsage | msgspec.UnsetType = msgspec.UNSET
+    volume_usage: KindUsage | msgspec.UnsetType = msgspec.UNSET
+    build_cache_usage: KindUsage | msgspec.UnsetType = msgspec.UNSET

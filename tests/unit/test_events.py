@@ -18,24 +18,13 @@ def test_wire_shape_of_a_container_event() -> None:
         "container", "die", A, {"name": "n", "image": "busybox", "exitCode": "0"}, 5_000_000_007
     )
     assert msgspec.json.decode(msgspec.json.encode(message)) == {
-        "status": "die",
-        "id": A,
-        "from": "busybox",
         "Type": "container",
         "Action": "die",
         "Actor": {"ID": A, "Attributes": {"name": "n", "image": "busybox", "exitCode": "0"}},
+        "scope": "local",
         "time": 5,
         "timeNano": 5_000_000_007,
     }
-
-
-def test_old_fields_are_for_containers_and_images_alone() -> None:
-    log = EventLog()
-    image = msgspec.to_builtins(log.publish("image", "tag", "sha256:1", {"name": "busybox"}))
-    assert image["status"] == "tag" and image["id"] == "sha256:1" and "from" not in image
-    network = msgspec.to_builtins(log.publish("network", "connect", "n1"))
-    assert set(network) == {"Type", "Action", "Actor", "time", "timeNano"}
-    assert msgspec.to_builtins(log.publish("container", "x", A, image_from="other"))["from"] == "other"
 
 
 def test_times_never_run_backwards() -> None:

@@ -48,7 +48,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "containers": {"images", "networks", "volumes", "logs"} | BELOW | SHARED,
     "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
     "cluster": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
-    "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor"} | SHARED,
+    "usage": {"build", "containers", "images", "volumes"} | SHARED,
+    "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor", "usage"}
+    | SHARED,
     "check": {"networks", "system", "runtime", *SHARED},
 }
 """By package or top module: what it may import besides itself. `daemon` and `__main__` may import

@@ -61,6 +61,7 @@ class Flag(enum.Enum):
     WEBSOCKET_STREAMS = "attach/ws takes stdin, stdout and stderr"
     IMAGE_CONTAINERS = "the image list counts the containers of an image"
     SHARED_SIZE = "the image list takes shared-size"
+    NO_KERNEL_MEMORY = "info has no KernelMemory"
     DF_TYPES = "system/df takes type"
     PRUNE_ANONYMOUS = "a prune of volumes removes anonymous ones"
     RECURSIVE_READ_ONLY = "read-only binds are read-only with the mounts below them"
@@ -73,10 +74,11 @@ class Flag(enum.Enum):
     PRUNE_SPACE = "build/prune takes reserved-space, max-used-space and min-free-space"
     INSPECT_PLATFORM = "inspect of an image takes platform"
     DELETE_PLATFORMS = "delete of an image takes platforms"
+    NO_BRIDGE_NF = "info has no BridgeNfIptables and BridgeNfIp6tables"
     PORT_BINDINGS_WARNING = "create warns of empty lists of port bindings"
     MANY_PLATFORMS = "save and load take several platforms"
     NETWORK_STATUS = "inspect of a network shows Status"
-    DF_USAGE = "system/df shows usage by kind and takes verbose"
+    DF_VERBOSE = "system/df takes verbose"
     EVENTS_LINES = "events are application/jsonl"
 
 

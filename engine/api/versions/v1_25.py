@@ -6,9 +6,17 @@ import base64
 
 from engine.api.versions.change import Change, Flag, without
 from engine.containers.streams import spell_detach_keys
+from engine.wire.events import Message
 from engine.wire.exec import ExecInspect
 from engine.wire.images import ImageSummary
+from engine.wire.system import Info, RegistryConfig, VersionInfo
 from engine.wire.volumes import Volume
+
+
+def _names(info: Info) -> list[str]:
+    """`name=seccomp,profile=builtin` as `seccomp`."""
+    return [option.removeprefix("name=").partition(",")[0] for option in info.security_options]
+
 
 CHANGES = (
     Change(
@@ -32,4 +40,42 @@ CHANGES = (
     ),
     Change("1.25", "what needs a swarm answers 503 outside of one, not 406", flag=Flag.NO_SWARM_IS_503),
     Change("1.25", "volumes show CreatedAt and Options", of=Volume, downgrade=without("CreatedAt", "Options")),
+    Change("1.25", "events show scope", of=Message, downgrade=without("scope")),
+    Change(
+        "1.25", "version shows Platform and Components", of=VersionInfo, downgrade=without("Platform", "Components")
+    ),
+    Change("1.25", "SecurityOptions are key=value lists", of=Info, downgrade={"SecurityOptions": _names}),
+    Change(
+        "1.25",
+        "info shows the versions of its programs, and what the host has",
+        of=Info,
+        downgrade=without(
+            "CDISpecDirs",
+            "CgroupVersion",
+            "ContainerdCommit",
+            "FirewallBackend",
+            "GenericResources",
+            "InitBinary",
+            "InitCommit",
+            "OSVersion",
+            "RuncCommit",
+            "Warnings",
+        ),
+    ),
+    Change(
+        "1.25",
+        "info has no ClusterStore, ClusterAdvertise and SystemStatus",
+        of=Info,
+        downgrade={
+            "ClusterStore": lambda info: "",
+            "ClusterAdvertise": lambda info: "",
+            "SystemStatus": lambda info: None,
+        },
+    ),
+    Change(
+        "1.25",
+        "registries have lists of hosts that get nondistributable layers",
+        of=RegistryConfig,
+        downgrade=without("AllowNondistributableArtifactsCIDRs", "AllowNondistributableArtifactsHostnames"),
+    ),
 )

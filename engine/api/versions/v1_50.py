@@ -4,4 +4,7 @@ from __future__ import annotations
 
 from engine.api.versions.change import Change, Flag
 
-CHANGES = (Change("1.50", "delete of an image takes platforms", flag=Flag.DELETE_PLATFORMS, down_to="1.25"),)
+CHANGES = (
+    Change("1.50", "delete of an image takes platforms", flag=Flag.DELETE_PLATFORMS, down_to="1.25"),
+    Change("1.50", "info has no BridgeNfIptables and BridgeNfIp6tables", flag=Flag.NO_BRIDGE_NF),
+)

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change, Flag
+from msgspec import UNSET
+
+from engine.api.versions.change import Change, Flag, without
+from engine.wire.events import Message
+from engine.wire.system import DiskUsage
+
+_NAMED = ("container", "image")
+"""The types of events that have `status` and `id`."""
 
 CHANGES = (
     Change("1.52", "create warns of empty lists of port bindings", flag=Flag.PORT_BINDINGS_WARNING),
     Change("1.52", "save and load take several platforms", flag=Flag.MANY_PLATFORMS),
     Change("1.52", "inspect of a network shows Status", flag=Flag.NETWORK_STATUS),
-    Change("1.52", "system/df shows usage by kind and takes verbose", flag=Flag.DF_USAGE),
+    Change("1.52", "system/df takes verbose", flag=Flag.DF_VERBOSE, down_to="1.25"),
+    Change(
+        "1.52",
+        "system/df shows totals by kind",
+        of=DiskUsage,
+        downgrade=without("ImageUsage", "ContainerUsage", "VolumeUsage", "BuildCacheUsage"),
+    ),
     Change("1.52", "events are application/jsonl", flag=Flag.EVENTS_LINES),
+    Change(
+        "1.52",
+        "events of containers and images have no status, id and from",
+        of=Message,
+        downgrade={
+            "status": lambda event: event.action if event.type in _NAMED else UNSET,
+            "id": lambda event: event.actor.id if event.type in _NAMED else UNSET,
+            "from": lambda event: event.actor.attributes.get("image", "") if event.type == "container" else UNSET,
+        },
+    ),
 )

@@ -24,7 +24,8 @@ HOST = Host(
     operating_system="Debian GNU/Linux 12 (bookworm)",
     memory=8 << 30,
     cpus=4,
-    security_options=("seccomp",),
+    os_version="12",
+    security_options=("name=apparmor", "name=seccomp,profile=builtin"),
     memory_limit=True,
     ipv4_forwarding=True,
     build_time="2026-01-02T03:04:05Z",
@@ -39,6 +40,7 @@ def engine() -> Engine:
         stopped=3,
         images=7,
         runtime="crun",
+        runtime_version="1.8.1",
         runtimes={"crun": "/usr/bin/crun"},
         network_drivers=("bridge", "host", "macvlan", "null"),
         log_drivers=("json-file", "none"),
@@ -58,6 +60,7 @@ def engine() -> Engine:
         networks=absent,
         remote=absent,
         statistics=absent,
+        usage=absent,
         volumes=absent,
     )
 

@@ -1,27 +1,20 @@
-"""/_ping, /version, /info, /events."""
+"""/_ping, /version, /info."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from engine import __version__
-from engine.api import system
 from engine.api.application import Application
-from engine.api.engine import Engine
 from engine.api.routes import ROUTES
-from engine.api.system import EventFeed
 from engine.config import Config
-from engine.errors import InvalidParameter
-from engine.http.messages import StreamReply
+from engine.facts import Host
 from engine.system import host
-from tests.unit.api.parts import application, ask, engine, request, shown
+from tests.unit.api.parts import HOST, application, ask, engine, shown
 
 APP = application()
 
@@ -30,8 +23,14 @@ APP = application()
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_ping(path: str, method: str) -> None:
     reply = ask(APP, path, method)
-    assert (reply.status, reply.body, reply.content_type) == (200, b"OK", "text/plain; charset=utf-8")
-    assert ("Builder-Version", "1") in reply.headers
+    body = b"OK" if method == "GET" else b""
+    assert (reply.status, reply.body, reply.content_type) == (200, body, "text/plain; charset=utf-8")
+    assert dict(reply.headers) == {
+        "Cache-Control": "no-cache, no-store, must-revalidate",
+        "Pragma": "no-cache",
+        "Builder-Version": "1",
+        "Swarm": "inactive",
+    }
 
 
 def test_version() -> None:
@@ -47,6 +46,25 @@ def test_version() -> None:
         "KernelVersion": "6.1.0",
         "BuildTime": "2026-01-02T03:04:05Z",
         "Experimental": False,
+        "Platform": {"Name": f"engined {__version__}"},
+        "Components": [
+            {
+                "Name": "Engine",
+                "Version": __version__,
+                "Details": {
+                    "ApiVersion": "1.55",
+                    "Arch": "amd64",
+                    "BuildTime": "2026-01-02T03:04:05Z",
+                    "Experimental": "false",
+                    "GitCommit": "",
+                    "GoVersion": "none (Python 3.11.7)",
+                    "KernelVersion": "6.1.0",
+                    "MinAPIVersion": "1.18",
+                    "Os": "linux",
+                },
+            },
+            {"Name": "crun", "Version": "1.8.1", "Details": {}},
+        ],
     }
 
 
@@ -73,8 +91,74 @@ def test_info() -> None:
     assert found["Plugins"]["Network"] == ["bridge", "host", "macvlan", "null"]
     assert found["Plugins"]["Log"] == ["json-file", "none"] and found["Plugins"]["Volume"] == ["local"]
     assert found["MemoryLimit"] is True and found["Debug"] is False and found["NFd"] == 17
-    assert found["SecurityOptions"] == ["seccomp"] and found["Labels"] == []
+    assert found["SecurityOptions"] == ["apparmor", "seccomp"] and found["Labels"] == []
     assert found["DockerRootDir"] == found["EngineRootDir"] == "/var/lib/engined"
+
+
+NEW_FIELDS = """
+SecurityOptions InitBinary ContainerdCommit RuncCommit InitCommit Warnings CgroupVersion OSVersion GenericResources
+CDISpecDirs PidsLimit
+"""
+
+
+def test_info_of_newer_versions() -> None:
+    found = shown(ask(APP, "/info"))
+    assert not [name for name in NEW_FIELDS.split() if name not in found]
+    assert not {"ClusterStore", "ClusterAdvertise", "SystemStatus", "KernelMemory", "KernelMemoryTCP"} & found.keys()
+    assert not {"Containerd", "NRI", "ProductLicense", "ExecutionDriver", "BridgeNfIptables"} & found.keys()
+    assert found["SecurityOptions"] == ["name=apparmor", "name=seccomp,profile=builtin"]
+    assert found["RuncCommit"] == {"ID": "1.8.1"} and found["InitBinary"] == "docker-init"
+    assert found["FirewallBackend"] == {"Driver": "nftables"}
+    assert (found["CgroupVersion"], found["OSVersion"]) == ("2", "12")
+    assert found["Swarm"]["RemoteManagers"] is None and found["GenericResources"] is None
+
+
+@pytest.mark.parametrize(
+    ("field", "without", "with_it"), [("KernelMemory", "1.42", "1.41"), ("BridgeNfIptables", "1.50", "1.49")]
+)
+def test_fields_of_info_that_went(field: str, without: str, with_it: str) -> None:
+    assert field not in shown(ask(APP, f"/v{without}/info"))
+    assert shown(ask(APP, f"/v{with_it}/info"))[field] is False
+
+
+def test_warnings() -> None:
+    """In Docker's words, and none about what the host has."""
+    limits = ("memory_limit", "swap_limit", "cpu_cfs_quota", "cpu_cfs_period", "cpu_shares", "cpu_set", "pids_limit")
+    whole = msgspec.structs.replace(HOST, ipv4_forwarding=True, **dict.fromkeys(limits, True))
+
+    def warnings(found: Host, config: Config) -> list[str]:
+        parts = dataclasses.replace(engine(), host=found, config=config)
+        return list(shown(ask(Application(parts), "/info"))["Warnings"])
+
+    assert warnings(whole, Config()) == []
+    v1 = msgspec.structs.replace(whole, cgroup_version="1", swap_limit=False, ipv4_forwarding=False)
+    assert warnings(v1, Config()) == [
+        "WARNING: No swap limit support",
+        "WARNING: No oom kill disable support",
+        "WARNING: IPv4 forwarding is disabled",
+    ]
+    open_tcp = Config(tcp=("127.0.0.1:2375",), insecure=True)
+    assert warnings(whole, open_tcp) == ["WARNING: API is accessible on http://127.0.0.1:2375 without encryption"]
+    sealed = Config(tcp=("0.0.0.0:2376",), tls_ca="a", tls_cert="b", tls_key="c")
+    assert warnings(whole, sealed) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://proxy.example:3128", "http://proxy.example:3128"),
+        ("http://me:secret@proxy.example:3128/x@y", "http://xxxxx:xxxxx@proxy.example:3128/x@y"),
+        ("http://me@proxy.example", "http://xxxxx:xxxxx@proxy.example"),
+        ("http://me:se@cret@proxy.example", "http://xxxxx:xxxxx@proxy.example"),
+        ("me:secret@proxy.example:3128", "xxxxx:xxxxx@proxy.example:3128"),
+        ("", ""),
+    ],
+)
+def test_the_password_of_a_proxy_is_not_shown(monkeypatch: pytest.MonkeyPatch, url: str, expected: str) -> None:
+    monkeypatch.setenv("HTTP_PROXY", url)
+    monkeypatch.setenv("HTTPS_PROXY", url)
+    found = shown(ask(APP, "/info"))
+    assert found["HttpProxy"] == found["HttpsProxy"] == expected
 
 
 def test_info_shows_the_configuration_of_registries() -> None:
@@ -108,123 +192,6 @@ def test_host(tmp_path: Path) -> None:
     assert len(found.id) == 59 and found.id.count(":") == 11
     assert host.read(tmp_path).id == found.id
     assert list(tmp_path.iterdir()) == [tmp_path / "engine-id"]
-
-
-# --- events ---------------------------------------------------------------------------------------
-
-
-def feed(parts: Engine, query: str = "", version: str | None = None) -> EventFeed:
-    reply = system.events(parts, request("/events", query=query, version=version))
-    assert isinstance(reply, StreamReply) and reply.status == 200 and reply.content_type == "application/json"
-    assert isinstance(reply.chunks, EventFeed)
-    return reply.chunks
-
-
-def lines(data: bytes) -> list[dict[str, Any]]:
-    assert data.endswith(b"\n")
-    return [msgspec.json.decode(line) for line in data.splitlines()]
-
-
-def test_events_live() -> None:
-    async def scenario() -> None:
-        parts = engine()
-        parts.events.publish("container", "create", "c1")
-        chunks = feed(parts)  # subscribes at once, before the head of the reply is sent
-        assert parts.events.listeners == 1
-        parts.events.publish("container", "start", "c1")
-        parts.events.publish("container", "die", "c1", {"exitCode": "3"})
-        assert [event["Action"] for event in lines(await anext(chunks))] == ["start", "die"]
-        parts.events.publish("container", "destroy", "c1")
-        assert [event["Action"] for event in lines(await anext(chunks))] == ["destroy"]
-        await chunks.aclose()
-        assert parts.events.listeners == 0
-        with pytest.raises(StopAsyncIteration):
-            await anext(chunks)
-
-    asyncio.run(scenario())
-
-
-def test_events_since() -> None:
-    async def scenario() -> None:
-        parts = engine()
-        for second in (10, 20, 30):
-            parts.events.publish("container", f"at{second}", "c1", at_ns=second * 10**9)
-        for query, expected in (("since=20", ["at20", "at30"]), ("since=0", ["at10", "at20", "at30", "pull"])):
-            chunks = feed(parts, query)
-            assert [event["Action"] for event in lines(await anext(chunks))] == expected
-            parts.events.publish("image", "pull", "i", at_ns=30 * 10**9)
-            assert [event["Action"] for event in lines(await anext(chunks))] == ["pull"]  # live
-            await chunks.aclose()
-        chunks = feed(parts, "since=15&until=25.5")
-        assert [event["Action"] for event in lines(await anext(chunks))] == ["at20"]
-        with pytest.raises(StopAsyncIteration):
-            await anext(chunks)
-        await chunks.aclose()
-        chunks = feed(parts, "until=25")  # without `since` all remembered events, as in Docker
-        assert [event["Action"] for event in lines(await anext(chunks))] == ["at10", "at20"]
-        with pytest.raises(StopAsyncIteration):
-            await anext(chunks)
-        await chunks.aclose()
-
-    asyncio.run(scenario())
-
-
-def test_events_until_a_time_to_come() -> None:
-    async def scenario() -> None:
-        parts = engine()
-        chunks = feed(parts, f"until={time.time() + 1:.6f}")
-        parts.events.publish("container", "start", "c1")
-        assert len(lines(await anext(chunks))) == 1
-        with pytest.raises(StopAsyncIteration):
-            await anext(chunks)
-        await chunks.aclose()
-        assert parts.events.listeners == 0
-
-    asyncio.run(scenario())
-
-
-def test_events_filtered_as_docker_run_does() -> None:
-    async def scenario() -> None:
-        parts = engine()
-        chunks = feed(parts, 'filters={"container":{"c1":true},"type":{"container":true}}')
-        parts.events.publish("container", "start", "c2")
-        parts.events.publish("network", "connect", "n", {"container": "c1"})
-        parts.events.publish("container", "die", "c1", {"exitCode": "7"})
-        (event,) = lines(await anext(chunks))
-        assert event["Actor"]["Attributes"]["exitCode"] == "7" and event["status"] == "die" and event["id"] == "c1"
-        await chunks.aclose()
-
-    asyncio.run(scenario())
-
-
-def test_events_at_older_versions() -> None:
-    async def scenario() -> None:
-        for version, there in (("1.24", True), ("1.22", True), ("1.21", False), ("1.18", False)):
-            parts = engine()
-            chunks = feed(parts, version=version)
-            parts.events.publish("container", "start", "c1", {"image": "busybox"})
-            (event,) = lines(await anext(chunks))
-            assert ("Action" in event) is there and event["status"] == "start" and event["from"] == "busybox"
-            await chunks.aclose()
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("since=x", "invalid value for since"),
-        ("until=x", "invalid value for until"),
-        ("since=20&until=10", "cannot be after"),
-        ('filters={"nope":["x"]}', "Invalid filter 'nope'"),
-        ("filters=x", "not JSON"),
-    ],
-)
-def test_bad_events(query: str, message: str) -> None:
-    parts = engine()
-    with pytest.raises(InvalidParameter, match=message):
-        feed(parts, query)
-    assert parts.events.listeners == 0
 
 
 def test_routes_of_the_system() -> None:

@@ -32,7 +32,22 @@ from engine.wire.exec import ExecCreate, ExecInspect, ExecStart, ProcessConfig
 from engine.wire.images import HistoryItem, ImageSummary
 from engine.wire.networks import IPAM, Network, NetworkConnect, NetworkCreate, NetworkDisconnect
 from engine.wire.stats import NetworkStats, Stats
-from engine.wire.system import IndexInfo, Info, InfoPlugins, RegistryConfig, Runtime, SwarmInfo
+from engine.wire.system import (
+    CacheRecord,
+    Commit,
+    Component,
+    DiskUsage,
+    FirewallBackend,
+    IndexInfo,
+    Info,
+    InfoPlugins,
+    KindUsage,
+    Platform,
+    RegistryConfig,
+    Runtime,
+    SwarmInfo,
+    VersionInfo,
+)
 from engine.wire.volumes import Volume, VolumeCreate
 
 MOUNTS = [
@@ -111,6 +126,8 @@ SUMMARY = ContainerSummary(
     mounts=MOUNTS,
 )
 
+COMMIT = Commit("1.8.1")
+
 INFO = Info(
     id="ABCD",
     containers=0,
@@ -139,9 +156,11 @@ INFO = Info(
     system_time="",
     logging_driver="json-file",
     cgroup_driver="cgroupfs",
+    cgroup_version="2",
     n_events_listener=0,
     kernel_version="6.1",
     operating_system="Debian",
+    os_version="12",
     os_type="linux",
     architecture="x86_64",
     index_server_address="",
@@ -161,13 +180,31 @@ INFO = Info(
     labels=[],
     experimental_build=False,
     server_version="1",
-    cluster_store="",
-    cluster_advertise="",
-    security_options=["seccomp"],
+    security_options=["name=apparmor", "name=seccomp,profile=builtin"],
     runtimes={"crun": Runtime("/usr/bin/crun")},
     default_runtime="crun",
     swarm=SwarmInfo(),
     live_restore_enabled=True,
+    containerd_commit=Commit("N/A"),
+    runc_commit=COMMIT,
+    init_commit=Commit("N/A"),
+    firewall_backend=FirewallBackend("nftables"),
+    cdi_spec_dirs=["/etc/cdi"],
+    warnings=["WARNING: No swap limit support"],
+)
+
+VERSION = VersionInfo(
+    platform=Platform("engined"),
+    components=[Component(name="Engine", version="1", details={})],
+    version="1",
+    api_version="1.55",
+    min_api_version="1.18",
+    git_commit="",
+    go_version="",
+    os="linux",
+    arch="amd64",
+    kernel_version="6.1",
+    build_time="",
 )
 
 STATS = Stats(
@@ -188,13 +225,37 @@ NETWORK = Network(
     labels={},
 )
 
+CACHE_RECORD = CacheRecord(
+    id="2",
+    parents=["1"],
+    blank_parents=["1"],
+    type="regular",
+    description="RUN true",
+    in_use=False,
+    shared=False,
+    size=7,
+    created_at="2026-01-02T03:04:05Z",
+    usage_count=1,
+)
+
+KIND_USAGE = KindUsage(active_count=1, total_count=2, reclaimable=3, total_size=4)
+
+DISK_USAGE = DiskUsage(
+    layers_size=1,
+    images=msgspec.Raw(b"[]"),
+    containers=msgspec.Raw(b"[]"),
+    volumes=msgspec.Raw(b"[]"),
+    build_cache=msgspec.Raw(b"[]"),
+    image_usage=KIND_USAGE,
+    container_usage=KIND_USAGE,
+    volume_usage=KIND_USAGE,
+    build_cache_usage=KIND_USAGE,
+)
+
 MESSAGE = Message(
-    status="start",
-    id="c1",
-    image="busybox",
     type="container",
     action="start",
-    actor=Actor("c1", {}),
+    actor=Actor("c1", {"image": "busybox"}),
     time=1,
     time_nano=1,
 )
@@ -220,6 +281,22 @@ EXEC = ExecInspect(
 )
 
 REPLIES: tuple[Any, ...] = (INSPECT, SUMMARY, INFO, STATS, NETWORK, MESSAGE, IMAGE, HISTORY, VOLUME, EXEC)
+REPLIES: tuple[Any, ...] = (
+    INSPECT,
+    SUMMARY,
+    INFO,
+    COMMIT,
+    INFO.registry_config,
+    VERSION,
+    CACHE_RECORD,
+    DISK_USAGE,
+    STATS,
+    NETWORK,
+    MESSAGE,
+    IMAGE,
+    HISTORY,
+    VOLUME,
+)
 
 BODIES: dict[type, dict[str, Any]] = {
     CreateBody: {
@@ -296,7 +373,7 @@ ABSENT = "absent"
 
 def check_new_field(value: Any, path: str, since: str, before: str) -> None:
     """Assert that the reply has the field from `since` on, and not at `before`."""
-    assert at(reply(value, since), path) == at(msgspec.to_builtins(value), path) != ABSENT
+    assert at(reply(value, since), path) == at(msgspec.json.decode(msgspec.json.encode(value)), path) != ABSENT
     assert at(reply(value, before), path) == ABSENT
 
 

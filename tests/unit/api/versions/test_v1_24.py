@@ -10,7 +10,6 @@ from engine.wire.containers import CreateBody, UpdateBody
 from tests.unit.api.versions.rows import INFO, INSPECT, STATS, SUMMARY, check_new_field, check_new_parameter, reply
 
 FIELDS = [
-    (INFO, "SecurityOptions"),
     (INFO, "Swarm"),
     (INSPECT, "Config.Healthcheck"),
     (INSPECT, "HostConfig.CpuPercent"),
@@ -47,6 +46,10 @@ def test_new_fields(value: Any, path: str) -> None:
 @pytest.mark.parametrize(("of", "path"), PARAMETERS, ids=[f"{of.__name__}.{path}" for of, path in PARAMETERS])
 def test_new_parameters(of: type, path: str) -> None:
     check_new_parameter(of, path, "1.24", "1.23")
+
+
+def test_security_options() -> None:
+    assert "SecurityOptions" in reply(INFO, "1.24") and "SecurityOptions" not in reply(INFO, "1.23")
 
 
 def test_execution_driver_goes() -> None:

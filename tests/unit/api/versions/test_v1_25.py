@@ -4,9 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.api.versions.rows import VOLUME, check_new_field
+from tests.unit.api.versions.rows import INFO, MESSAGE, VERSION, VOLUME, check_new_field, reply
 
 
 @pytest.mark.parametrize("path", ["CreatedAt", "Options"])
 def test_new_fields_of_volumes(path: str) -> None:
     check_new_field(VOLUME, path, "1.25", "1.24")
+
+
+NEW_OF_INFO = (
+    *("CDISpecDirs", "CgroupVersion", "ContainerdCommit", "GenericResources", "InitBinary", "InitCommit"),
+    *("OSVersion", "RuncCommit", "Warnings"),
+)
+
+
+@pytest.mark.parametrize("path", NEW_OF_INFO)
+def test_new_fields_of_info(path: str) -> None:
+    newer = reply(INFO, "1.25")
+    assert path in newer and path not in reply(INFO, "1.24")
+
+
+def test_security_options_have_names() -> None:
+    assert reply(INFO, "1.25")["SecurityOptions"] == ["name=apparmor", "name=seccomp,profile=builtin"]
+    assert reply(INFO, "1.24")["SecurityOptions"] == ["apparmor", "seccomp"]
+
+
+def test_the_older_fields_of_clusters_go() -> None:
+    gone = {"ClusterStore": "", "ClusterAdvertise": "", "SystemStatus": None}
+    assert not gone.keys() & reply(INFO, "1.25").keys()
+    assert reply(INFO, "1.24").items() >= gone.items()
+
+
+@pytest.mark.parametrize("path", ["Platform", "Components"])
+def test_new_fields_of_version(path: str) -> None:
+    check_new_field(VERSION, path, "1.25", "1.24")
+
+
+def test_events_have_a_scope() -> None:
+    check_new_field(MESSAGE, "scope", "1.25", "1.24")

@@ -1,0 +1,139 @@
+"""GET /system/df: sizes and totals that follow what is on the disk, at old and new versions, and
+what docker CLIs and docker-py show of them.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import io
+import json
+import subprocess
+import tarfile
+from typing import Any
+
+from tests.harness import TempEngine, until
+
+MB = 1 << 20
+
+
+def df(engine: TempEngine, query: str = "", version: str = "") -> Any:
+    answer = engine.request("GET", f"{version and '/v' + version}/system/df{query}")
+    assert answer.status == 200, answer
+    return answer.json()
+
+
+def test_an_engine_with_nothing() -> None:
+    kinds = ("ImageUsage", "ContainerUsage", "VolumeUsage", "BuildCacheUsage")
+    lists: dict[str, Any] = {"Images": [], "Containers": [], "Volumes": [], "BuildCache": []}
+    with TempEngine() as engine:
+        assert df(engine) == {kind: {} for kind in kinds} | lists | {"LayersSize": 0}
+        assert df(engine, "?verbose=1") == {kind: {"Items": []} for kind in kinds}
+        assert df(engine, version="1.44") == lists | {"LayersSize": 0}
+
+
+def test_sizes(engine: TempEngine) -> None:
+    engine.load_busybox()
+    volume = "v-of-df"
+    engine.request("POST", "/v1.44/volumes/create", {"Name": volume})
+    writing = "dd if=/dev/zero of=/data/x bs=1M count=3; dd if=/dev/zero of=/x bs=1M count=2; echo ready; sleep 600"
+    running = engine.started("sh", "-c", writing, host={"Binds": [f"{volume}:/data"]})
+    until("written", lambda: b"ready" in engine.logs(running))
+    stopped = engine.create("true")
+
+    found = df(engine, "?verbose=true")
+    assert found.keys() == {"ImageUsage", "ContainerUsage", "VolumeUsage", "BuildCacheUsage"}
+    images = found["ImageUsage"]
+    assert (images["ActiveCount"], images["TotalCount"]) == (1, 1) and "Reclaimable" not in images
+    [image] = images["Items"]
+    assert image["Containers"] == 2 and image["SharedSize"] == 0 and image["Size"] == images["TotalSize"]
+
+    containers = found["ContainerUsage"]
+    assert (containers["ActiveCount"], containers["TotalCount"]) == (1, 2)
+    sizes = {each["Id"]: each["SizeRw"] for each in containers["Items"]}
+    assert 2 * MB <= sizes[running] < 3 * MB and sizes[stopped] < MB
+    assert containers["TotalSize"] == sum(sizes.values())
+    assert containers.get("Reclaimable", 0) == sizes[stopped]
+    assert [each["Id"] for each in containers["Items"]] == [stopped, running]
+    assert all(each["SizeRootFs"] == each["SizeRw"] + image["Size"] for each in containers["Items"])
+
+    volumes = found["VolumeUsage"]
+    [listed] = volumes["Items"]
+    assert listed["Name"] == volume and listed["UsageData"]["RefCount"] == 1
+    assert 3 * MB <= listed["UsageData"]["Size"] == volumes["TotalSize"] < 4 * MB
+    assert volumes["ActiveCount"] == volumes["TotalCount"] == 1 and "Reclaimable" not in volumes
+
+    older = df(engine, version="1.44")
+    assert older["LayersSize"] == images["TotalSize"]
+    assert {each["Id"]: each["SizeRw"] for each in older["Containers"]} == sizes
+    assert older["Volumes"][0]["UsageData"] == listed["UsageData"] and older["BuildCache"] == []
+
+    engine.request("DELETE", f"/v1.44/containers/{running}?force=1")
+    until("unused", lambda: df(engine, "?type=volume&verbose=1")["VolumeUsage"]["Reclaimable"] >= 3 * MB)
+    engine.request("DELETE", f"/v1.44/volumes/{volume}")
+    assert df(engine, "?type=volume") == {"Volumes": [], "VolumeUsage": {}}
+
+
+def context(dockerfile: str) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo("Dockerfile")
+        member.size = len(dockerfile)
+        tar.addfile(member, io.BytesIO(dockerfile.encode()))
+    return archive.getvalue()
+
+
+def test_the_build_cache(builder: TempEngine) -> None:
+    builder.load_busybox()
+    before = {each["ID"] for each in df(builder)["BuildCache"]}
+    lines = "FROM busybox\nRUN dd if=/dev/zero of=/x bs=1M count=2\nLABEL of=df\n"
+    built = builder.request("POST", "/v1.44/build?t=of-df", context(lines), {"Content-Type": "application/x-tar"})
+    assert built.status == 200 and b"error" not in built.body, built.body
+
+    new = [each for each in df(builder, "?type=build-cache")["BuildCache"] if each["ID"] not in before]
+    assert sorted(each["Size"] // MB for each in new) == [0, 2]
+    by_parent = {each.get("Parents", [""])[0]: each["ID"] for each in new}
+    assert len(by_parent) == 2, "each has another parent"
+    old = df(builder, version="1.41")
+    assert old["BuilderSize"] == sum(each["Size"] for each in old["BuildCache"]) >= 2 * MB
+    assert all("Parents" not in each for each in old["BuildCache"])
+    assert "BuilderSize" not in df(builder, version="1.42")
+
+
+def test_many_at_once(engine: TempEngine) -> None:
+    engine.load_busybox()
+    for number in range(20):
+        engine.create("true", name=f"many-{number}")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda _: df(engine, version="1.44"), range(16))]
+    assert all(len(each["Containers"]) == 20 for each in found)
+
+
+def test_docker_py(engine: TempEngine) -> None:
+    """It speaks the version that the engine names, which may have both forms."""
+    import docker
+
+    engine.load_busybox()
+    engine.create("true")
+    with contextlib.closing(docker.DockerClient(base_url=f"unix://{engine.socket}", version="auto")) as client:
+        found = client.df()
+    assert found["Images"][0]["Containers"] == 1 and len(found["Containers"]) == 1
+    assert found["Volumes"] == [] and found["LayersSize"] > 0
+
+
+def docker(engine: TempEngine, *arguments: str) -> str:
+    """The output of the docker CLI at the version that it negotiates."""
+    environment = {name: value for name, value in engine.environment.items() if name != "DOCKER_API_VERSION"}
+    return subprocess.run(["docker", *arguments], env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_docker(engine: TempEngine) -> None:
+    engine.load_busybox()
+    engine.create("true")
+    lines = docker(engine, "system", "df", "--format", "{{json .}}").splitlines()
+    rows = {each["Type"]: each for each in map(json.loads, lines)}
+    assert rows.keys() == {"Images", "Containers", "Local Volumes", "Build Cache"}
+    assert (rows["Images"]["TotalCount"], rows["Images"]["Active"]) == ("1", "1")
+    assert (rows["Containers"]["TotalCount"], rows["Containers"]["Active"]) == ("1", "0")
+    shown = docker(engine, "system", "df", "-v")
+    assert "Images space usage:" in shown and "busybox" in shown
