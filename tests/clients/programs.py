@@ -52,18 +52,27 @@ class Program:
         done = subprocess.run(
             [self.path, *arguments],
             env=self.environment(engine) | environment,
-            input=input,
+            input=None if input is None else input.encode(),
             stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True,
-            text=True,
-            errors="replace",
             cwd=cwd,
             timeout=timeout * client.PATIENCE,
             check=False,
         )
-        result = Result(done.returncode, done.stdout, done.stderr)
+        result = Result(done.returncode, *(text.decode(errors="replace") for text in (done.stdout, done.stderr)))
         assert status is None or result.status == status, (self.name, arguments, result)
         return result
+
+    def run_bytes(self, engine: TempEngine, *arguments: str, timeout: float = 60) -> bytes:
+        """Run it and return its output. Raises CalledProcessError unless it exits with 0."""
+        return subprocess.run(
+            [self.path, *arguments],
+            env=self.environment(engine),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=timeout * client.PATIENCE,
+            check=True,
+        ).stdout
 
 
 def _unpacked(suite: str, api: str) -> Program:
