@@ -323,7 +323,10 @@ async def stats(engine: Engine, request: Request) -> Reply | StreamReply:
     encode, named = request.version.shape(Stats).encode, request.version.has(Flag.STATS_NAMED)
     if parameters.boolean(request.query, "stream", True):
         return StreamReply(200, statistics.of_container(container, engine.statistics, encode, named=named))
-    return encoded_reply(request, await statistics.once_of_container(container, engine.statistics, encode, named=named))
+    alone = parameters.boolean(request.query, "one-shot") and request.version.has(Flag.STATS_ONE_SHOT)
+    return encoded_reply(
+        request, await statistics.once_of_container(container, engine.statistics, encode, named=named, alone=alone)
+    )
 
 
 async def top(engine: Engine, request: Request) -> Reply:

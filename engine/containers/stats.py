@@ -1,5 +1,5 @@
 """Statistics of containers: one sampler for all that are watched, and their counters in the shape
-of API 1.24.
+of the API.
 
 A sample is taken once a second for each watched container, whatever the number of its watchers, and
 encoded once for each shape that they request. Without watchers there is no task, no thread and no
@@ -28,7 +28,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -115,6 +115,7 @@ def cpu_stats(sample: Sample, system: int, online: Sequence[int]) -> CpuStats:
     return CpuStats(
         CpuUsage(sample.cpu_total, each, sample.cpu_kernel, sample.cpu_user),
         system,
+        len(online),
         ThrottlingData(sample.periods, sample.throttled_periods, sample.throttled_time),
     )
 
@@ -172,15 +173,25 @@ def stopped(encode: Encode = newest) -> bytes:
 # --- sampling -------------------------------------------------------------------------------------
 
 
+class Reading(NamedTuple):
+    """CPU times, and when they were read, in ns since the epoch."""
+
+    cpu: CpuStats
+    at: int
+
+
+NO_READING = Reading(CpuStats(), 0)
+"""In place of the previous reading of a sample that is taken alone (`one-shot`)."""
+
+
 class _Moment:
     """One sample beside the reading before it, encoded when first asked for."""
 
-    __slots__ = ("_encoded", "_machine", "_sample", "at", "cpu", "previous", "taken")
+    __slots__ = ("_encoded", "_machine", "_sample", "previous", "reading", "taken")
 
-    def __init__(self, sample: Sample, cpu: CpuStats, previous: CpuStats, machine: int) -> None:
-        self.at = time.time_ns()
+    def __init__(self, sample: Sample, reading: Reading, previous: Reading, machine: int) -> None:
         self.taken = time.monotonic()
-        self.cpu = cpu
+        self.reading = reading
         self._sample = sample
         self.previous = previous
         self._machine = machine
@@ -196,9 +207,10 @@ class _Moment:
         sample = self._sample
         networks = {name: NetworkStats(*values) for name, values in sample.networks.items()}
         return Stats(
-            read=rfc3339(self.at),
-            precpu_stats=self.previous,
-            cpu_stats=self.cpu,
+            read=rfc3339(self.reading.at),
+            preread=rfc3339(self.previous.at),
+            precpu_stats=self.previous.cpu,
+            cpu_stats=self.reading.cpu,
             memory_stats=memory_stats(sample, self._machine),
             blkio_stats=blkio_stats(sample),
             pids_stats=PidsStats(sample.pids),
@@ -209,13 +221,14 @@ class _Moment:
 class _Watched:
     """One container with its watchers."""
 
-    __slots__ = ("counters", "cpu", "due", "failure", "latest", "opening", "over", "pid", "streams")
+    __slots__ = ("before", "counters", "due", "failure", "latest", "opening", "over", "pid", "streams")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.streams: set[Stream] = set()
         self.counters: Counters | None = None
-        self.cpu: CpuStats | None = None
+        self.before: Reading | None = None
+        """The reading before the next sample."""
         self.latest: _Moment | None = None
         self.due = math.inf
         self.over = False
@@ -224,7 +237,7 @@ class _Watched:
 
     def deliver(self, moment: _Moment) -> None:
         self.latest = moment
-        self.cpu = moment.cpu
+        self.before = moment.reading
         for stream in self.streams:
             stream.wake()
 
@@ -264,9 +277,11 @@ async def of_container(
         await asyncio.sleep(PAUSE)
 
 
-async def once_of_container(container: Container, statistics: Statistics, encode: Encode, *, named: bool) -> bytes:
-    """One reading, encoded."""
-    sample = await statistics.once(container.id, **_watched(container), encode=encode)
+async def once_of_container(
+    container: Container, statistics: Statistics, encode: Encode, *, named: bool, alone: bool = False
+) -> bytes:
+    """One reading, encoded. `alone`: without the one before it."""
+    sample = await statistics.once(container.id, **_watched(container), encode=encode, alone=alone)
     return _named(container, sample) if named else sample
 
 
@@ -301,15 +316,24 @@ class Statistics:
         return Stream(self, container_id, pid, cgroup, network, encode)
 
     async def once(
-        self, container_id: str, *, pid: int, cgroup: str, network: bool = True, encode: Encode = newest
+        self,
+        container_id: str,
+        *,
+        pid: int,
+        cgroup: str,
+        network: bool = True,
+        encode: Encode = newest,
+        alone: bool = False,
     ) -> bytes:
         """One sample, taken after the call.
 
         Parameters as for `stream`. Returns at once when there is a previous reading to compare
-        with.
+        with, and when it is wanted `alone`, with zeros in place of the previous reading.
         """
         stream = self.stream(container_id, pid=pid, cgroup=cgroup, network=network, encode=encode)
         previous = self._previous(container_id, pid) if pid else None
+        if pid and alone:
+            previous = NO_READING
         if previous is not None:
             moment = await self._taken_now(stream, previous)
             return stopped(encode) if moment is None else moment.encoded(encode)
@@ -320,7 +344,7 @@ class Statistics:
         finally:
             await stream.aclose()
 
-    def _previous(self, container_id: str, pid: int) -> CpuStats | None:
+    def _previous(self, container_id: str, pid: int) -> Reading | None:
         """A CPU reading at least `prime` old and of the last two intervals. None without one."""
         watched = self._watched.get(container_id)
         if watched is not None and watched.pid == pid and watched.latest is not None:
@@ -329,16 +353,16 @@ class Statistics:
             latest = self._of_late(container_id, pid, 2 * self._interval)
         if latest is None:
             return None
-        return latest.cpu if time.monotonic() - latest.taken >= self._prime else latest.previous
+        return latest.reading if time.monotonic() - latest.taken >= self._prime else latest.previous
 
-    async def _taken_now(self, stream: Stream, previous: CpuStats) -> _Moment | None:
+    async def _taken_now(self, stream: Stream, previous: Reading) -> _Moment | None:
         """A sample with counters opened for it alone; None when the container is gone.
 
         Raises ServerError.
         """
         loop = asyncio.get_running_loop()
         try:
-            counters, sample, cpu = await loop.run_in_executor(self._own_thread(), self._first_reading, stream)
+            counters, sample, reading = await loop.run_in_executor(self._own_thread(), self._first_reading, stream)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -349,8 +373,8 @@ class Statistics:
         counters.close()
         if sample is None:
             return None
-        moment = _Moment(sample, cpu, previous, self._machine)
-        if stream.container_id not in self._watched:
+        moment = _Moment(sample, reading, previous, self._machine)
+        if previous is not NO_READING and stream.container_id not in self._watched:
             self._keep(stream.container_id, stream.pid, moment)
         return moment
 
@@ -400,7 +424,7 @@ class Statistics:
     async def _open(self, watched: _Watched, stream: Stream) -> None:
         loop = asyncio.get_running_loop()
         try:
-            counters, sample, cpu = await loop.run_in_executor(self._own_thread(), self._first_reading, stream)
+            counters, sample, reading = await loop.run_in_executor(self._own_thread(), self._first_reading, stream)
         except FileNotFoundError:
             watched.end()
             return
@@ -417,10 +441,10 @@ class Statistics:
             return
         recent = self._of_late(stream.container_id, stream.pid, 2 * self._interval)
         if recent is not None:
-            watched.deliver(_Moment(sample, cpu, recent.cpu, self._machine))
+            watched.deliver(_Moment(sample, reading, recent.reading, self._machine))
             watched.due = loop.time() + self._interval
         else:
-            watched.cpu = cpu
+            watched.before = reading
             watched.due = loop.time() + self._prime
         self._changed.set()
         if self._task is None:
@@ -515,8 +539,8 @@ class Statistics:
                 if sample is None:
                     self._gone(watched)
                 else:
-                    cpu = cpu_stats(sample, *now)
-                    watched.deliver(_Moment(sample, cpu, watched.cpu or cpu, self._machine))
+                    reading = Reading(cpu_stats(sample, *now), time.time_ns())
+                    watched.deliver(_Moment(sample, reading, watched.before or reading, self._machine))
 
     def _gone(self, watched: _Watched) -> None:
         """Its cgroup no longer exists."""
@@ -539,15 +563,16 @@ class Statistics:
             self._processors = Processors()
         return self._processors.read()
 
-    def _first_reading(self, stream: Stream) -> tuple[Counters, Sample | None, CpuStats]:
+    def _first_reading(self, stream: Stream) -> tuple[Counters, Sample | None, Reading]:
         counters = Counters(**directories(self._cgroups, stream.cgroup), network=stream.network)
         try:
             sample = counters.sample()
             cpu = CpuStats() if sample is None else cpu_stats(sample, *self._system())
+            reading = Reading(cpu, time.time_ns())
         except BaseException:
             counters.close()
             raise
-        return counters, sample, cpu
+        return counters, sample, reading
 
 
 def _unreadable(stream: Stream, error: Exception) -> ServerError:

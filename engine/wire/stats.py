@@ -36,6 +36,7 @@ class CpuStats(msgspec.Struct, frozen=True):
 
     cpu_usage: CpuUsage = CpuUsage()
     system_cpu_usage: int = 0
+    online_cpus: int = 0
     throttling_data: ThrottlingData = ThrottlingData()
 
 
@@ -89,9 +90,17 @@ class NetworkStats(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """One object of GET /containers/{id}/stats. `precpu_stats` is the reading before this one."""
+    """One object of GET /containers/{id}/stats. `precpu_stats` is the reading before this one,
+    of the time `preread`.
+    """
 
+    os_type: str = "linux"
     read: str
+    preread: str = "0001-01-01T00:00:00Z"
+    num_procs: int = 0
+    """On Windows only."""
+    storage_stats: dict[str, int] = msgspec.field(default_factory=dict)
+    """On Windows only."""
     precpu_stats: CpuStats = CpuStats()
     cpu_stats: CpuStats = CpuStats()
     memory_stats: MemoryStats = msgspec.field(default_factory=MemoryStats)

@@ -107,6 +107,25 @@ def test_as_the_version_has_it(engine: TempEngine) -> None:
     assert "precpu_stats" not in oldest and oldest["cpu_stats"]["throttling_data"] == {}
 
 
+def test_one_sample_alone(engine: TempEngine) -> None:
+    identifier = engine.started("sleep", "600")
+
+    def previous(version: str) -> str:
+        answer = engine.request("GET", f"{version}/containers/{identifier}/stats?stream=false&one-shot=1")
+        assert answer.status == 200, answer
+        found = answer.json()
+        assert found["cpu_stats"]["system_cpu_usage"] > 0
+        alone = found["precpu_stats"]["system_cpu_usage"] == 0
+        assert alone == found.get("preread", "0001").startswith("0001")
+        return "alone" if alone else "compared"
+
+    assert [previous(version) for version in ("", "/v1.41", "/v1.40", "/v1.25")] == [
+        *("alone", "alone", "compared", "compared")
+    ]
+    sample = next(client.json_stream(engine.socket, f"/containers/{identifier}/stats?one-shot=1"))
+    assert sample["precpu_stats"]["system_cpu_usage"] > 0
+
+
 def test_a_stream_lasts_as_long_as_its_container(engine: TempEngine) -> None:
     identifier = engine.create("sleep", "600")
     assert once(engine, identifier)["cpu_stats"]["cpu_usage"]["total_usage"] == 0

@@ -9,6 +9,7 @@ from engine.containers.streams import spell_detach_keys
 from engine.wire.events import Message
 from engine.wire.exec import ExecInspect
 from engine.wire.images import ImageSummary
+from engine.wire.stats import Stats
 from engine.wire.system import Info, RegistryConfig, VersionInfo
 from engine.wire.volumes import Volume
 
@@ -37,6 +38,14 @@ CHANGES = (
         "inspect of an exec shows the bytes of DetachKeys, not their names",
         of=ExecInspect,
         downgrade={"DetachKeys": lambda found: spell_detach_keys(base64.b64decode(found.detach_keys))},
+    ),
+    Change(
+        "1.25",
+        "stats show preread, online_cpus and what systems other than Linux have",
+        of=Stats,
+        downgrade=without(
+            *("os_type", "preread", "num_procs", "storage_stats", "cpu_stats.online_cpus", "precpu_stats.online_cpus")
+        ),
     ),
     Change("1.25", "what needs a swarm answers 503 outside of one, not 406", flag=Flag.NO_SWARM_IS_503),
     Change("1.25", "volumes show CreatedAt and Options", of=Volume, downgrade=without("CreatedAt", "Options")),

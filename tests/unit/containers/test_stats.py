@@ -17,7 +17,7 @@ import pytest
 
 from engine._fast.cgroup import NO_LIMIT, Counters, Sample
 from engine.containers import stats
-from engine.containers.stats import Statistics, blkio_stats, cpu_stats, memory_stats, newest, stopped
+from engine.containers.stats import Reading, Statistics, blkio_stats, cpu_stats, memory_stats, newest, stopped
 from engine.errors import ServerError
 from engine.runtime.cgroups import Cgroups
 from engine.wire.stats import CpuStats, Stats
@@ -176,7 +176,10 @@ def test_the_first_sample_of_a_lone_request_has_a_previous_reading(live: LiveCgr
         assert shape["memory_stats"]["usage"] - shape["memory_stats"]["stats"]["total_inactive_file"] > 16 << 20
         assert shape["memory_stats"]["limit"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         assert shape["pids_stats"] == {"current": 1}
-        assert shape["read"].endswith("Z")
+        assert shape["read"].endswith("Z") and shape["preread"].endswith("Z")
+        assert "0001" < shape["preread"] < shape["read"]
+        assert shape["cpu_stats"]["online_cpus"] == shape["precpu_stats"]["online_cpus"] == os.cpu_count()
+        assert (shape["os_type"], shape["num_procs"], shape["storage_stats"]) == ("linux", 0, {})
 
     drive(live, body, interval=1.0, prime=0.25)
 
@@ -194,13 +197,29 @@ def test_each_request_takes_a_sample_and_one_of_late_is_the_previous_reading(liv
         kept[1].taken -= 90  # older than an interval, younger than two
         third = json.loads(await statistics.once("c", pid=pid, cgroup=live.path))
         assert third["precpu_stats"] == second["cpu_stats"]
-        statistics._recent["c"][1].cpu = CpuStats()
+        statistics._recent["c"][1].reading = Reading(CpuStats(), 1)
         other = json.loads(await statistics.once("c", pid=os.getpid(), cgroup=live.path))
         assert other["precpu_stats"]["system_cpu_usage"] > 0, "another run of the container has no part in this one"
         statistics.ended("c")
         assert not statistics._recent
 
     drive(live, body, interval=60.0)
+
+
+def test_a_sample_alone_waits_for_no_other(live: LiveCgroup) -> None:
+    pid = busy(live)
+
+    async def body(statistics: Statistics) -> None:
+        shape = json.loads(await statistics.once("c", pid=pid, cgroup=live.path, alone=True))
+        assert shape["preread"] == "0001-01-01T00:00:00Z"
+        assert shape["precpu_stats"]["system_cpu_usage"] == 0 < shape["cpu_stats"]["system_cpu_usage"]
+        assert not statistics._recent, "it is no reading to compare with"
+        await statistics.once("c", pid=pid, cgroup=live.path)
+        alone = json.loads(await statistics.once("c", pid=pid, cgroup=live.path, alone=True))
+        assert alone["precpu_stats"]["system_cpu_usage"] == 0
+        assert json.loads(await statistics.once("c", pid=0, cgroup="", alone=True))["read"].startswith("0001")
+
+    drive(live, body, interval=60.0, prime=0.05)
 
 
 def test_a_request_takes_its_own_sample_of_a_watched_container(live: LiveCgroup) -> None:

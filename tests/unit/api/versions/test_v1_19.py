@@ -29,7 +29,7 @@ FIELDS = [
     (HISTORY, "Tags"),
     (HISTORY, "Size"),
     (HISTORY, "Comment"),
-    (STATS, "precpu_stats"),
+    (STATS, "precpu_stats.cpu_usage"),
     (INFO, "CpuCfsPeriod"),
     (INFO, "CpuCfsQuota"),
     (INFO, "OomKillDisable"),
