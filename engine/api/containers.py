@@ -172,8 +172,8 @@ async def _list_with_sizes(found: list[Container], images: ImageStore, request: 
 async def create(engine: Engine, request: Request) -> Reply:
     parameters.check_json(request)
     body = await parameters.json_body(request, CreateBody, CREATE_LIMIT, prepare=host_config_beside)
-    query = request.query
-    return json_reply(request, await engine.containers.create(body, query.get("name", ""), query.get("platform", "")))
+    platform = request.query.get("platform", "") if request.version.has(Flag.CREATE_PLATFORM) else ""
+    return json_reply(request, await engine.containers.create(body, request.query.get("name", ""), platform))
 
 
 _HOST_FIELDS = {field.encode_name.casefold() for field in msgspec.structs.fields(HostConfig)}

@@ -28,11 +28,14 @@ from engine.wire.containers import (
     DeviceMapping,
     HostConfig,
     LogConfig,
+    PortBinding,
     RestartPolicy,
     Strings,
 )
 
 DEFAULT_SHM_SIZE = 64 << 20
+EMPTY_BINDINGS = "have an empty list of port-bindings"
+"""Of the warning of which clients below 1.52 hear nothing."""
 MIN_HEALTH_DURATION = 1_000_000
 
 _HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
@@ -119,14 +122,18 @@ def checked_host(host: HostConfig) -> HostConfig:
         if given:
             raise InvalidParameter(f"{field}: only supported on Windows")
     for field, value in (
-        ("Annotations", host.annotations),
         ("CpuRealtimePeriod", host.cpu_realtime_period),
         ("CpuRealtimeRuntime", host.cpu_realtime_runtime),
-        ("DeviceRequests", host.device_requests),
-        ("KernelMemoryTCP", host.kernel_memory_tcp),
+        ("Capabilities", host.capabilities),
     ):
         if value:
             raise InvalidParameter(f"{field} is not supported by this engine")
+    for name in host.annotations or {}:
+        if not name or "\0" in name:
+            raise InvalidParameter("invalid Annotations: the empty string is not permitted as an annotation key")
+    for request in host.device_requests or ():
+        if request.count and request.device_ids:
+            raise InvalidParameter("DeviceRequests: cannot set both Count and DeviceIDs on device request")
     for rule in host.device_cgroup_rules or ():
         parse_device_rule(rule)
     for field, paths in (("MaskedPaths", host.masked_paths), ("ReadonlyPaths", host.readonly_paths)):
@@ -178,6 +185,7 @@ def checked_host(host: HostConfig) -> HostConfig:
         raise InvalidParameter("can't create 'AutoRemove' container with restart policy")
     if host.init:
         init_program()
+    masked, readonly = ((), ()) if host.privileged else (security.MASKED_PATHS, security.READONLY_PATHS)
     log = LogConfig(type=host.log_config.type or "json-file", config=host.log_config.config)
     if len(host.console_size) != 2 or min(host.console_size) < 0:
         raise InvalidParameter("ConsoleSize must be [height, width]")
@@ -189,15 +197,28 @@ def checked_host(host: HostConfig) -> HostConfig:
         restart_policy=policy,
         log_config=log,
         shm_size=host.shm_size or DEFAULT_SHM_SIZE,
-        port_bindings=host.port_bindings or {},
-        cgroupns_mode=host.cgroupns_mode or msgspec.UNSET,
-        device_cgroup_rules=host.device_cgroup_rules or msgspec.UNSET,
-        annotations=msgspec.UNSET,
-        cpu_realtime_period=msgspec.UNSET,
-        cpu_realtime_runtime=msgspec.UNSET,
-        device_requests=msgspec.UNSET,
-        kernel_memory_tcp=msgspec.UNSET,
+        port_bindings={port: each or [PortBinding()] for port, each in (host.port_bindings or {}).items()},
+        ipc_mode=host.ipc_mode or PRIVATE,
+        pids_limit=host.pids_limit if (host.pids_limit or 0) > 0 else None,
+        memory_swappiness=None if host.memory_swappiness == -1 else host.memory_swappiness,
+        oom_kill_disable=bool(host.oom_kill_disable),
+        kernel_memory=host.kernel_memory or msgspec.UNSET,
+        masked_paths=list(masked) if host.masked_paths is None else host.masked_paths,
+        readonly_paths=list(readonly) if host.readonly_paths is None else host.readonly_paths,
+        annotations=host.annotations or msgspec.UNSET,
+        capabilities=msgspec.UNSET,
     )
+
+
+def warnings(host: HostConfig) -> list[str]:
+    """What a client should know about the HostConfig that it has sent, in Docker's words."""
+    empty = sorted(port for port, bindings in (host.port_bindings or {}).items() if not bindings)
+    if not empty:
+        return []
+    return [
+        f"Following container port(s) {EMPTY_BINDINGS}: {', '.join(empty)}. "
+        "Such bindings will be discarded in a future version."
+    ]
 
 
 _INITS = ("docker-init", "tini-static", "catatonit")
@@ -221,6 +242,11 @@ _SEARCH = "/usr/libexec/docker:/usr/local/bin:/usr/bin:/bin:/usr/libexec/podman:
 
 # --- modes: shared namespaces ---------------------------------------------------------------------
 
+PRIVATE, SHAREABLE = "private", "shareable"
+"""IpcMode: an IPC namespace and a /dev/shm of its own, which other containers may join if it is
+shareable.
+"""
+
 
 def joined(mode: str) -> str:
     """The name or id in `container:<name|id>`; empty for another mode."""
@@ -231,9 +257,9 @@ def _check_modes(host: HostConfig) -> None:
     for field, mode, known in (
         ("NetworkMode", host.network_mode, None),
         ("PidMode", host.pid_mode, ("", "host", "private")),
-        ("IpcMode", host.ipc_mode, ("", "host", "private", "shareable", "none")),
+        ("IpcMode", host.ipc_mode, ("", "host", PRIVATE, SHAREABLE, "none")),
         ("UTSMode", host.uts_mode, ("", "host", "private")),
-        ("CgroupnsMode", host.cgroupns_mode or "", ("", "host", "private")),
+        ("CgroupnsMode", host.cgroupns_mode, ("", "host", "private")),
     ):
         if mode.startswith("container:") and field not in ("UTSMode", "CgroupnsMode"):
             if not joined(mode):

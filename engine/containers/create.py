@@ -63,7 +63,8 @@ def draft(
     the image's is merged into it, and no volumes are made for its Volumes.
     """
     config, host = body.checked(wanted)
-    host, warnings = limits.adapted(host, support)
+    host, warnings = limits.adapted(_placed(host, support), support)
+    warnings += body.warnings(wanted.host_config)
     if isinstance(host.runtime, str) and host.runtime not in ("", "runc", parts.runtime.name):
         raise InvalidParameter(f"Unknown runtime specified {host.runtime}")
     drivers.validate(host.log_config)
@@ -104,6 +105,12 @@ def draft(
     return Draft(record, mount_points.mount_points(mounted, host, _volumes_from(find, host)), warnings)
 
 
+def _placed(host: HostConfig, support: Support) -> HostConfig:
+    """With the defaults that depend on this host, as inspect shows them."""
+    mode = host.cgroupns_mode or ("private" if support.unified else "host")
+    return msgspec.structs.replace(host, cgroupns_mode=mode)
+
+
 def _check_platform(wanted: str, name: str, image: ImageConfig) -> None:
     """A 404, as from dockerd: clients then pull the image for that platform."""
     if not wanted:
@@ -132,9 +139,9 @@ async def with_host(
     The container's volumes keep their destinations unless the new HostConfig mounts something else
     there. Raises InvalidParameter; nothing has changed then.
     """
-    host = body.checked_host(given)
+    host = body.checked_host(msgspec.structs.replace(given, ipc_mode=given.ipc_mode or body.SHAREABLE))
     body.check_together(record.config, host)
-    host, _ = limits.adapted(host, support)
+    host, _ = limits.adapted(_placed(host, support), support)
     drivers.validate(host.log_config)
     networks = record.networks
     if host.network_mode != record.host.network_mode:

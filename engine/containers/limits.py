@@ -33,6 +33,14 @@ MAX_PIDS = 4 << 20
 NANO_PERIOD = 100_000
 """Microseconds of the CFS period in which NanoCpus are given, as in Docker."""
 
+
+def cpu_time(host: HostConfig) -> tuple[int | None, int | None]:
+    """Period and quota in microseconds. None without one, as in a new cgroup."""
+    if host.nano_cpus:
+        return NANO_PERIOD, host.nano_cpus * NANO_PERIOD // 10**9
+    return host.cpu_period or None, host.cpu_quota if host.cpu_quota > 0 else None
+
+
 _UNSUPPORTED = "Your kernel does not support {} or the cgroup is not mounted. {}"
 
 
@@ -89,10 +97,8 @@ def check(host: HostConfig) -> None:
         raise InvalidParameter(f"CpuQuota: {host.cpu_quota}, it must be -1 (no quota), 0 or a number of microseconds")
     for field, text in (("cpus", host.cpuset_cpus), ("mems", host.cpuset_mems)):
         _members(text, field)
-    if host.pids_limit > MAX_PIDS:
+    if (host.pids_limit or 0) > MAX_PIDS:
         raise InvalidParameter(f"PidsLimit: {host.pids_limit}: this kernel allows at most {MAX_PIDS}; -1 is unlimited")
-    if host.pids_limit < -1:
-        raise InvalidParameter(f"PidsLimit must be -1 (unlimited), 0 or positive: {host.pids_limit}")
     if not -1000 <= host.oom_score_adj <= 1000:
         raise InvalidParameter(
             f"OomScoreAdj: Invalid value {host.oom_score_adj}, range for oom score adj is [-1000, 1000]"
@@ -118,9 +124,10 @@ def _check_memory(host: HostConfig) -> None:
             "MemoryReservation: Minimum memory limit can not be less than memory reservation limit: "
             "it should be smaller"
         )
-    if host.kernel_memory < 0 or 0 < host.kernel_memory < MIN_MEMORY:
-        raise InvalidParameter(f"KernelMemory: Minimum kernel memory limit allowed is 4MB, got {host.kernel_memory}")
-    if not -1 <= host.memory_swappiness <= 100:
+    kernel_memory = host.kernel_memory or 0
+    if kernel_memory < 0 or 0 < kernel_memory < MIN_MEMORY:
+        raise InvalidParameter(f"KernelMemory: Minimum kernel memory limit allowed is 4MB, got {kernel_memory}")
+    if host.memory_swappiness is not None and not -1 <= host.memory_swappiness <= 100:
         raise InvalidParameter(
             f"MemorySwappiness: Invalid value: {host.memory_swappiness}, valid memory swappiness range is 0-100"
         )
@@ -164,8 +171,8 @@ def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
     elif host.memory and not host.memory_swap:
         changes["memory_swap"] = default_memory_swap(host.memory)
     discard(
-        *("memory_swappiness", host.memory_swappiness >= 0, support.swappiness, "memory swappiness capabilities"),
-        *("Memory swappiness discarded.", -1),
+        *("memory_swappiness", host.memory_swappiness is not None, support.swappiness),
+        *("memory swappiness capabilities", "Memory swappiness discarded.", None),
     )
     discard(
         *("memory_reservation", host.memory_reservation, support.reservation, "memory soft limit capabilities"),
@@ -174,24 +181,28 @@ def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
     # inspect shows it all the same, as in Docker
     if host.kernel_memory and not support.kernel_memory:
         warnings.append(_UNSUPPORTED.format("kernel memory limit capabilities", "Limitation discarded."))
-    if host.oom_kill_disable and not support.oom_kill_disable:
-        warnings.append("Your kernel does not support OomKillDisable. OomKillDisable discarded.")
-        changes["oom_kill_disable"] = False
+    if host.kernel_memory_tcp:
+        warnings.append(_UNSUPPORTED.format("kernel memory TCP limit capabilities", "Limitation discarded."))
+        changes["kernel_memory_tcp"] = msgspec.UNSET
+    if not support.oom_kill_disable:
+        if host.oom_kill_disable:
+            warnings.append("Your kernel does not support OomKillDisable. OomKillDisable discarded.")
+        changes["oom_kill_disable"] = None
     elif host.oom_kill_disable and not host.memory:
         warnings.append(
             "OOM killer is disabled for the container, but no memory limit is set, "
             "this can result in the system running out of resources."
         )
-    discard("pids_limit", host.pids_limit, support.pids, "pids limit capabilities", "PIDs limit discarded.", 0)
+    discard("pids_limit", host.pids_limit, support.pids, "pids limit capabilities", "PIDs limit discarded.", None)
     discard("cpu_shares", host.cpu_shares, support.shares, "CPU shares", "Shares discarded.", 0)
-    discard("nano_cpus", host.nano_cpus, support.quota, "CPU cfs quota", "Quota discarded.", msgspec.UNSET)
+    discard("nano_cpus", host.nano_cpus, support.quota, "CPU cfs quota", "Quota discarded.", 0)
     discard("cpu_period", host.cpu_period, support.quota, "CPU cfs period", "Period discarded.", 0)
     discard("cpu_quota", host.cpu_quota, support.quota, "CPU cfs quota", "Quota discarded.", 0)
     if (host.cpuset_cpus or host.cpuset_mems) and not support.cpuset:
         warnings.append(_UNSUPPORTED.format("cpuset", "Cpuset discarded."))
         changes |= {"cpuset_cpus": "", "cpuset_mems": ""}
     else:
-        if (host.nano_cpus or 0) > len(numbers(support.cpus)) * 10**9:
+        if host.nano_cpus > len(numbers(support.cpus)) * 10**9:
             raise InvalidParameter(
                 f"NanoCpus: Range of CPUs is from 0.01 to {len(numbers(support.cpus))}.00, "
                 f"as there are only {len(numbers(support.cpus))} CPUs available"

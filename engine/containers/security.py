@@ -14,6 +14,25 @@ import msgspec
 from engine.errors import InvalidParameter
 from engine.runtime import apparmor, seccomp
 
+MASKED_PATHS = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+)
+
+READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+"""Docker's defaults, for HostConfig.MaskedPaths and ReadonlyPaths that are not given."""
+
 UNCONFINED = "unconfined"
 _WITHOUT_APPARMOR = ("", UNCONFINED, apparmor.DEFAULT)
 """Values that a host without AppArmor accepts and ignores, as Docker does."""

@@ -15,17 +15,17 @@ import asyncio
 import contextlib
 import errno
 import logging
+from collections.abc import Callable
 
 import msgspec
 
-from engine.containers import body, bundle, create, lifecycle, sharing
+from engine.containers import body, bundle, create, devices, lifecycle, sharing
 from engine.containers import update as limits
 from engine.containers.container import Container
 from engine.containers.lifecycle import Verb
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.runtime.cgroups import Support
 from engine.system.threads import whole
-from engine.wire import oci as oci_wire
 from engine.wire.containers import EndpointSettings, HostConfig, UpdateBody
 
 _log = logging.getLogger(__name__)
@@ -212,10 +212,9 @@ async def update(container: Container, change: UpdateBody, support: Support) -> 
         lifecycle.following(container.record.status.state, Verb.UPDATE, container.id)
         before = container.record.host
         after, warnings = limits.merged(before, change, support)
-        changed = limits.resources(before, after, support) if container.running else None
-        if changed is not None:
+        if container.running:
             try:
-                await _apply(container, changed)
+                await _apply(container, before, after, support)
             except NotFound:
                 pass  # it has just ended: the next start applies the new limits
             except ServerError as error:
@@ -237,19 +236,30 @@ async def update(container: Container, change: UpdateBody, support: Support) -> 
 
 
 async def _take_back(container: Container, after: HostConfig, before: HostConfig, support: Support) -> None:
-    back = limits.resources(after, before, support)
     with contextlib.suppress(EngineError):
-        if container.running and back is not None:
-            await _apply(container, back)
+        if container.running:
+            await _apply(container, after, before, support)
 
 
-async def _apply(container: Container, resources: oci_wire.Resources) -> None:
-    cpu, parts = resources.cpu, container.parts
-    if cpu is not None and cpu.quota == limits.NO_QUOTA:
-        try:
-            await asyncio.to_thread(parts.cgroups.lift_quota, container.cgroup)
-        except OSError as error:
-            # otherwise it has just ended: the runtime reports that
-            if error.errno not in (errno.ENOENT, errno.ENODEV):
-                raise ServerError(f"removing its CPU quota: {error.strerror}") from error
+async def _apply(container: Container, before: HostConfig, after: HostConfig, support: Support) -> None:
+    """Give the running container the limits that differ. Raises ServerError, NotFound."""
+    parts, cgroup = container.parts, container.cgroup
+    for field, major, minor in devices.lifted(before, after):
+        await _lifted(f"limit of {major}:{minor}", parts.cgroups.lift_device, cgroup, field, major, minor)
+    resources = limits.resources(before, after, support)
+    if resources is None:
+        return
+    if resources.cpu is not None and resources.cpu.quota == limits.NO_QUOTA:
+        await _lifted("CPU quota", parts.cgroups.lift, cgroup, "cpu")
+    if resources.pids is not None and resources.pids.limit == limits.NO_LIMIT:
+        await _lifted("limit of processes", parts.cgroups.lift, cgroup, "pids")
     await parts.runtime.update(container.id, resources)
+
+
+async def _lifted(what: str, action: Callable[..., None], *arguments: object) -> None:
+    try:
+        await asyncio.to_thread(action, *arguments)
+    except OSError as error:
+        # otherwise it has just ended, which the runtime reports, or the device is gone
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise ServerError(f"removing its {what}: {error.strerror}") from error

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.containers.body import joined
+from engine.containers.body import PRIVATE, joined
 from engine.containers.lifecycle import State
 from engine.containers.store import ContainerRecord
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
@@ -88,6 +88,10 @@ async def join(
         pid = _path(_open(_running(name, "PID namespace", record, find), "pid", "PID namespace", processes, stack))
     if name := joined(host.ipc_mode):
         other = _running(name, "IPC", record, find)
+        if other.record.host.ipc_mode in (PRIVATE, "none"):
+            raise InvalidParameter(
+                f"container {other.record.id}: non-shareable IPC (hint: use IpcMode:shareable for the donor container)"
+            )
         ipc = _path(_open(other, "ipc", "IPC", processes, stack))
         if other.record.host.ipc_mode == "host":
             tree = "/dev/shm"

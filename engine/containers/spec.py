@@ -2,30 +2,28 @@
 and devices.
 
 Rules: Docker Engine API, ContainerCreate; Docker's documented defaults (capabilities, masked paths,
-       mounts, devices); runtime-spec
-config-linux.md. Reads nothing of the container. Of the host it reads /dev for a container with
-devices, and the flags of bind sources.
+       mounts); runtime-spec config-linux.md.
+Reads nothing of the container. Of the host it reads /dev for a container with devices, and the
+flags of bind sources.
 
-Not here: whether the body is well formed (`body.py`), the files bound in (`bundle.py`), the network
-namespace (`networks/`). Raises InvalidParameter or NotFound with the field's name for features that
-this host lacks.
+Not here: whether the body is well formed (`body.py`), devices (`devices.py`), the files bound in
+(`bundle.py`), the network namespace (`networks/`). Raises InvalidParameter or NotFound with the
+field's name for features that this host lacks.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from engine.containers import mount_points, security
-from engine.containers.body import init_program, parse_device_rule, strings
-from engine.containers.limits import NANO_PERIOD, check_exec_size, default_memory_swap, rlimit
+from engine.containers import devices, mount_points, security
+from engine.containers.body import init_program, strings
+from engine.containers.limits import check_exec_size, cpu_time, default_memory_swap, rlimit
 from engine.containers.store import ContainerRecord
-from engine.errors import InvalidParameter, NotFound
 from engine.networks.sandboxes import SETTINGS
 from engine.runtime import capabilities, cgroups, seccomp
 from engine.runtime.cgroups import Cgroups
@@ -36,38 +34,6 @@ from engine.wire.containers import HostConfig, MountPoint
 from engine.wire.exec import ExecCreate
 
 DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-MASKED_PATHS = (
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/sys/devices/virtual/powercap",
-    "/sys/firmware",
-)
-
-READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-
-_CHARACTER, _BLOCK = "c", "b"
-
-DEVICE_RULES = (
-    oci.DeviceRule(allow=False, access="rwm"),
-    oci.DeviceRule(allow=True, type=_CHARACTER, access="m"),
-    oci.DeviceRule(allow=True, type=_BLOCK, access="m"),
-    *(
-        oci.DeviceRule(allow=True, type=_CHARACTER, major=major, minor=minor, access="rwm")
-        for major, minor in ((1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 1), (5, 2), (136, None))
-    ),
-)
-"""null, zero, full, random, urandom, tty, console, ptmx and every pty; mknod of any."""
-
-PRIVILEGED_DEVICE_RULES = (oci.DeviceRule(allow=True, access="rwm"),)
 
 _SYSTEM = ("nosuid", "noexec", "nodev")
 _PROC = oci.Mount(destination="/proc", type="proc", source="proc", options=_SYSTEM)
@@ -129,7 +95,8 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     elif wanted.confined and not host.privileged:
         filter_, annotations = place.runtime.seccomp(seccomp.profile(granted))
     bounding = capabilities.bounding()
-    devices = list(_devices(host))
+    devices.check_requests(host)
+    nodes = list(devices.nodes(host))
     variables = environment(
         (*record.link_environment, *(config.env or ()), *place.environment),
         config.hostname,
@@ -161,16 +128,16 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         mounts=seen,
         linux=oci.Linux(
             namespaces=_namespaces(host, place),
-            devices=[device for device, _ in devices],
+            devices=[device for device, _ in nodes],
             cgroups_path=cgroups.path(record.id, host.cgroup_parent),
-            resources=_resources(host, place.cgroups, [*(rule for _, rule in devices), *_device_rules(host)]),
+            resources=_resources(host, place.cgroups, [*(rule for _, rule in nodes), *devices.rules(host)]),
             rootfs_propagation=_rootfs_propagation(record.mounts),
             seccomp=filter_,
             sysctl=_sysctls(record, place),
-            masked_paths=() if host.privileged else _paths(host.masked_paths, MASKED_PATHS),
+            masked_paths=() if host.privileged else _paths(host.masked_paths, security.MASKED_PATHS),
             readonly_paths=() if host.privileged else _readonly_paths(host, place.cgroups, seen),
         ),
-        annotations=annotations,
+        annotations={**(host.annotations or {}), **annotations},
     )
 
 
@@ -318,13 +285,14 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     return kept + sorted(own.values(), key=lambda mount: mount.destination.count("/"))
 
 
-def _paths(given: list[str] | msgspec.UnsetType | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(given) if isinstance(given, list) else default
+def _paths(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """None is in records of earlier versions of this engine."""
+    return default if given is None else tuple(given)
 
 
 def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Iterable[oci.Mount]) -> tuple[str, ...]:
     """Under v1 also the tmpfs with the hierarchies' mount points, which runtimes leave writable."""
-    paths = _paths(host.readonly_paths, READONLY_PATHS)
+    paths = _paths(host.readonly_paths, security.READONLY_PATHS)
     if hierarchies.mode == "v2" or any(each.destination == _CGROUP and each.type != "cgroup" for each in seen):
         return paths
     return (*paths, _CGROUP)
@@ -408,8 +376,8 @@ def _sysctls(record: ContainerRecord, place: Place) -> dict[str, str]:
 # --- resources ------------------------------------------------------------------------------------
 
 
-def _resources(host: HostConfig, hierarchies: Cgroups, devices: Iterable[oci.DeviceRule]) -> oci.Resources:
-    rules = PRIVILEGED_DEVICE_RULES if host.privileged else (*DEVICE_RULES, *devices)
+def _resources(host: HostConfig, hierarchies: Cgroups, own: Iterable[oci.DeviceRule]) -> oci.Resources:
+    rules = devices.PRIVILEGED_RULES if host.privileged else (*devices.DEFAULT_RULES, *own)
     swap = host.memory_swap if hierarchies.swap_accounting else 0
     if host.memory and not swap and hierarchies.swap_accounting:
         swap = default_memory_swap(host.memory)
@@ -418,52 +386,26 @@ def _resources(host: HostConfig, hierarchies: Cgroups, devices: Iterable[oci.Dev
         reservation=host.memory_reservation or None,
         swap=swap or None,
         kernel=host.kernel_memory if host.kernel_memory and hierarchies.support().kernel_memory else None,
-        swappiness=host.memory_swappiness if host.memory_swappiness >= 0 else None,
-        disable_oom_killer=host.oom_kill_disable,
+        swappiness=host.memory_swappiness,
+        disable_oom_killer=bool(host.oom_kill_disable),
     )
+    period, quota = cpu_time(host)
     cpu = oci.Cpu(
         shares=host.cpu_shares or None,
-        quota=_quota(host),
-        period=NANO_PERIOD if host.nano_cpus else host.cpu_period or None,
+        quota=quota,
+        period=period,
         cpus=host.cpuset_cpus,
         mems=host.cpuset_mems,
     )
-    block = oci.BlockIO(
-        weight=_weight(host, hierarchies),
-        weight_device=[
-            oci.WeightDevice(major=major, minor=minor, weight=each.weight)
-            for each in host.blkio_weight_device or ()
-            for major, minor in (_block_device(each.path, "BlkioWeightDevice"),)
-        ],
-        **{
-            field: [
-                oci.ThrottleDevice(major=major, minor=minor, rate=each.rate)
-                for each in given or ()
-                for major, minor in (_block_device(each.path, name),)
-            ]
-            for field, name, given in (
-                ("throttle_read_bps_device", "BlkioDeviceReadBps", host.blkio_device_read_bps),
-                ("throttle_write_bps_device", "BlkioDeviceWriteBps", host.blkio_device_write_bps),
-                ("throttle_read_iops_device", "BlkioDeviceReadIOps", host.blkio_device_read_iops),
-                ("throttle_write_iops_device", "BlkioDeviceWriteIOps", host.blkio_device_write_iops),
-            )
-        },
-    )
+    block = devices.block_limits(host, weight=_weight(host, hierarchies))
     return oci.Resources(
         devices=rules,
         memory=memory if memory != oci.Memory() else None,
         cpu=cpu if cpu != oci.Cpu() else None,
         # a new cgroup has no limit
-        pids=oci.Pids(limit=host.pids_limit) if host.pids_limit > 0 else None,
+        pids=oci.Pids(limit=host.pids_limit) if host.pids_limit else None,
         block_io=block if block != oci.BlockIO() else None,
     )
-
-
-def _quota(host: HostConfig) -> int | None:
-    """Microseconds per period. None without a quota, as in a new cgroup."""
-    if host.nano_cpus:
-        return host.nano_cpus * NANO_PERIOD // 10**9
-    return host.cpu_quota if host.cpu_quota > 0 else None
 
 
 def _weight(host: HostConfig, hierarchies: Cgroups) -> int | None:
@@ -474,84 +416,3 @@ def _weight(host: HostConfig, hierarchies: Cgroups) -> int | None:
     if not host.blkio_weight or hierarchies.weighs_by_bfq or not hierarchies.support().weight:
         return None
     return host.blkio_weight
-
-
-def _devices(host: HostConfig) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
-    if host.privileged:
-        for path in _device_files("/dev"):
-            yield from _device(path, path, "rwm")
-        return
-    for mapping in host.devices or ():
-        source, target = mapping.path_on_host, mapping.path_in_container or mapping.path_on_host
-        access = mapping.cgroup_permissions or "rwm"
-        if not set(access) <= set("rwm"):
-            raise InvalidParameter(f"Devices: {source}: invalid CgroupPermissions {access!r}")
-        found = list(_device_files(source)) if os.path.isdir(source) else [source]
-        made = [pair for path in found for pair in _device(path, target + path.removeprefix(source), access)]
-        if not made:
-            raise NotFound(
-                f'error gathering device information while adding custom device "{source}": not a device node'
-            )
-        yield from made
-
-
-def _device_rules(host: HostConfig) -> Iterator[oci.DeviceRule]:
-    for text in host.device_cgroup_rules or ():
-        rule = parse_device_rule(text)
-        yield oci.DeviceRule(allow=True, type=rule.type, major=rule.major, minor=rule.minor, access=rule.access)
-
-
-_SKIPPED_DEVICES = {"/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/console", "/dev/.udev", "/dev/.lxc"}
-"""True if the container has a namespace of its own."""
-
-
-def _device_files(directory: str) -> Iterator[str]:
-    try:
-        with os.scandir(directory) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise NotFound(f"Devices: {directory}: {(error.strerror or '').lower()}") from error
-    for entry in found:
-        if entry.path in _SKIPPED_DEVICES:
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _device_files(entry.path)
-        elif not entry.is_symlink() and not entry.is_file(follow_symlinks=False):
-            yield entry.path
-
-
-def _device(path: str, target: str, access: str) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        reason = (error.strerror or "").lower()
-        raise NotFound(f'error gathering device information while adding custom device "{path}": {reason}') from error
-    if stat.S_ISCHR(found.st_mode):
-        kind = _CHARACTER
-    elif stat.S_ISBLK(found.st_mode):
-        kind = _BLOCK
-    else:
-        return
-    major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
-    yield (
-        oci.Device(
-            type=kind,
-            path=target,
-            major=major,
-            minor=minor,
-            file_mode=stat.S_IMODE(found.st_mode),
-            uid=found.st_uid,
-            gid=found.st_gid,
-        ),
-        oci.DeviceRule(allow=True, type=kind, major=major, minor=minor, access=access),
-    )
-
-
-def _block_device(path: str, field: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise NotFound(f"{field}: {path}: {(error.strerror or '').lower()}") from error
-    if not stat.S_ISBLK(found.st_mode):
-        raise InvalidParameter(f"{field}: {path} is not a block device")
-    return os.major(found.st_rdev), os.minor(found.st_rdev)

@@ -36,6 +36,8 @@ _KMEM_LIMIT_GONE = (5, 16)
 class Support(msgspec.Struct, frozen=True, kw_only=True):
     """The limits that this host's kernel enforces, and its processors and memory nodes."""
 
+    unified: bool = False
+    """cgroup v2 alone, where each container has a cgroup namespace of its own by default."""
     memory: bool = True
     swap: bool = True
     reservation: bool = True
@@ -82,6 +84,22 @@ def numbers(text: str, most: int = MOST_CPUS) -> frozenset[int]:
 
 _MOST_RANGES = 1024
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
+
+
+_LIFTED = {
+    "cpu": (("cpu.cfs_quota_us", "-1"), ("cpu.max", "max")),
+    "pids": (("pids.max", "max"), ("pids.max", "max")),
+}
+"""The file of a limit and its text for none, under v1 and under v2."""
+
+_DEVICE_LIMITS = {
+    "blkio_weight_device": ("blkio.weight_device", "io.bfq.weight", "default"),
+    "blkio_device_read_bps": ("blkio.throttle.read_bps_device", "io.max", "rbps=max"),
+    "blkio_device_write_bps": ("blkio.throttle.write_bps_device", "io.max", "wbps=max"),
+    "blkio_device_read_iops": ("blkio.throttle.read_iops_device", "io.max", "riops=max"),
+    "blkio_device_write_iops": ("blkio.throttle.write_iops_device", "io.max", "wiops=max"),
+}
+"""The file of a limit under v1 and under v2, and the text that removes it there."""
 
 
 class Cgroups(msgspec.Struct, frozen=True):
@@ -193,6 +211,7 @@ class Cgroups(msgspec.Struct, frozen=True):
             return any(name in self.unified_files for name in unified)
 
         return Support(
+            unified=self.mode == "v2",
             memory=offers("memory", "", "memory.max"),
             swap=self.swap_accounting,
             reservation=offers("memory", "memory.soft_limit_in_bytes", "memory.low"),
@@ -243,12 +262,25 @@ class Cgroups(msgspec.Struct, frozen=True):
         """Set the block I/O weight of a cgroup where `weighs_by_bfq`. Raises OSError."""
         Path(f"{self.controllers['blkio']}{cgroup}/{_BFQ_WEIGHT}").write_text(str(weight))
 
-    def lift_quota(self, cgroup: str) -> None:
-        """Remove the CPU quota, which not every runtime can. Raises OSError."""
-        directory = self.directory("cpu", cgroup)
+    def lift(self, cgroup: str, controller: Literal["cpu", "pids"]) -> None:
+        """Remove the CPU quota or the limit of processes, which not every runtime can. Raises
+        OSError.
+        """
+        directory = self.directory(controller, cgroup)
         if directory is not None:
-            file, text = ("cpu.cfs_quota_us", "-1") if "cpu" in self.controllers else ("cpu.max", "max")
+            v1, v2 = _LIFTED[controller]
+            file, text = v1 if controller in self.controllers else v2
             (directory / file).write_text(text)
+
+    def lift_device(self, cgroup: str, limit: str, major: int, minor: int) -> None:
+        """Remove a limit of a block device, `limit` as HostConfig names it. A rate of 0 means that
+        under v1; under v2 the runtimes have no number for it. Raises OSError.
+        """
+        ours, theirs, none = _DEVICE_LIMITS[limit]
+        directory = self.directory("blkio" if "blkio" in self.controllers else "io", cgroup)
+        if directory is not None:
+            v1 = "blkio" in self.controllers
+            (directory / (ours if v1 else theirs)).write_text(f"{major}:{minor} {0 if v1 else none}")
 
     def oom_killed(self, container_id: str, cgroup_parent: str = "") -> bool:
         """True if the kernel killed a process of this container for its memory limit.

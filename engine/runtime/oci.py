@@ -213,12 +213,15 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     async def update(self, key: str, resources: oci.Resources) -> None:
         """Change limits of a running container.
 
-        The caller has already removed a quota of -1 (`Cgroups.lift_quota`).
+        The caller has already removed limits of -1 (`Cgroups.lift`).
         """
-        if resources.cpu is not None and resources.cpu.quota == -1 and self.name != "runc":
-            # crun writes -1 as an unsigned number, which the kernel refuses. runc needs it, or its
-            # next update would restore the old quota.
-            resources = msgspec.structs.replace(resources, cpu=msgspec.structs.replace(resources.cpu, quota=None))
+        if self.name != "runc":
+            # crun writes -1 as it is, which the kernel refuses. runc needs it, or its next update
+            # would restore the old limit.
+            if resources.cpu is not None and resources.cpu.quota == -1:
+                resources = msgspec.structs.replace(resources, cpu=msgspec.structs.replace(resources.cpu, quota=None))
+            if resources.pids is not None and resources.pids.limit == -1:
+                resources = msgspec.structs.replace(resources, pids=None)
         await self._call("update", "--resources", "-", key, stdin=oci.encode(resources))
 
     def seccomp(self, profile: seccomp.Profile) -> tuple[msgspec.Raw, dict[str, str]]:

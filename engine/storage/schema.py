@@ -20,7 +20,7 @@ import msgspec
 
 from engine.errors import ServerError
 
-SCHEMA = 2
+SCHEMA = 3
 
 _TABLE = (
     "CREATE TABLE record(kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,"
@@ -122,5 +122,23 @@ def _add_checksums(connection: sqlite3.Connection) -> None:
     connection.execute("DROP TABLE old_record")
 
 
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_checksums}
+def _take_limits_of_1_55(connection: sqlite3.Connection) -> None:
+    """In HostConfig no limit is null, where it was 0 or -1, and the IpcMode is always given."""
+
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        host = record.get("host")
+        if isinstance(host, dict):
+            if host.get("PidsLimit", 0) <= 0:
+                host["PidsLimit"] = None
+            if host.get("MemorySwappiness", -1) < 0:
+                host["MemorySwappiness"] = None
+            if not host.get("KernelMemory"):
+                host.pop("KernelMemory", None)
+            host["IpcMode"] = host.get("IpcMode") or "shareable"
+        return record
+
+    rewrite(connection, "container", change)
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_checksums, 2: _take_limits_of_1_55}
 """Schema → the function that migrates it to the next schema."""

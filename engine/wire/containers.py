@@ -97,6 +97,16 @@ class DeviceMapping(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, 
     cgroup_permissions: str = ""
 
 
+class DeviceRequest(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
+    """Devices that a driver chooses. A count of -1 means all. `capabilities` is an OR of ANDs."""
+
+    driver: str = ""
+    count: int = 0
+    device_ids: list[str] | None = msgspec.field(default=None, name="DeviceIDs")
+    capabilities: list[list[str]] | None = None
+    options: dict[str, str] | None = None
+
+
 class Ulimit(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
     name: str = ""
     hard: int = 0
@@ -193,29 +203,28 @@ class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=
     cpuset_mems: str = ""
     devices: list[DeviceMapping] | None = msgspec.field(default_factory=list)
     disk_quota: int = 0
-    kernel_memory: int = 0
+    kernel_memory: int | msgspec.UnsetType = msgspec.UNSET
     memory_reservation: int = 0
     memory_swap: int = 0
-    memory_swappiness: int = -1
-    oom_kill_disable: bool = False
-    pids_limit: int = 0
+    memory_swappiness: int | None = None
+    oom_kill_disable: bool | None = False
+    pids_limit: int | None = None
     ulimits: list[Ulimit] | None = None
-    # Fields of API 1.25 and newer. Clients send them at older versions too, so they take effect.
-    # Inspect shows them if they were given.
-    nano_cpus: int | msgspec.UnsetType = msgspec.UNSET
+    nano_cpus: int = 0
     mounts: list[Mount] | msgspec.UnsetType | None = msgspec.UNSET
     init: bool | msgspec.UnsetType | None = msgspec.UNSET
-    auto_remove: bool | msgspec.UnsetType = msgspec.UNSET
-    cgroupns_mode: str | msgspec.UnsetType = msgspec.UNSET
-    device_cgroup_rules: list[str] | msgspec.UnsetType | None = msgspec.UNSET
-    masked_paths: list[str] | msgspec.UnsetType | None = msgspec.UNSET
-    readonly_paths: list[str] | msgspec.UnsetType | None = msgspec.UNSET
-    # Fields of newer versions that this engine does not have: refused unless they are empty.
-    annotations: dict[str, str] | msgspec.UnsetType | None = msgspec.UNSET
-    cpu_realtime_period: int | msgspec.UnsetType = msgspec.UNSET
-    cpu_realtime_runtime: int | msgspec.UnsetType = msgspec.UNSET
-    device_requests: list[dict[str, object]] | msgspec.UnsetType | None = msgspec.UNSET
+    auto_remove: bool = False
+    cgroupns_mode: str = ""
+    device_cgroup_rules: list[str] | None = None
+    device_requests: list[DeviceRequest] | None = None
+    masked_paths: list[str] | None = None
+    readonly_paths: list[str] | None = None
+    annotations: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    cpu_realtime_period: int = 0
+    cpu_realtime_runtime: int = 0
+    # Requests alone have these: a create refuses them, or discards them with a warning.
     kernel_memory_tcp: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="KernelMemoryTCP")
+    capabilities: list[str] | msgspec.UnsetType = msgspec.UNSET
     cpu_count: int = 0
     cpu_percent: int = 0
     io_maximum_iops: int = msgspec.field(default=0, name="IOMaximumIOps")
@@ -267,7 +276,9 @@ class Created(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class UpdateBody(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """POST /containers/{id}/update; zero and empty leave a limit as it is."""
+    """POST /containers/{id}/update; zero, empty and null leave a limit as it is. An empty list of
+    devices removes their limits.
+    """
 
     blkio_weight: int = 0
     cpu_shares: int = 0
@@ -279,6 +290,13 @@ class UpdateBody(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     memory_swap: int = 0
     memory_reservation: int = 0
     kernel_memory: int = 0
+    nano_cpus: int = 0
+    pids_limit: int | None = None
+    blkio_weight_device: list[WeightDevice] | None = None
+    blkio_device_read_bps: list[ThrottleDevice] | None = None
+    blkio_device_write_bps: list[ThrottleDevice] | None = None
+    blkio_device_read_iops: list[ThrottleDevice] | None = msgspec.field(default=None, name="BlkioDeviceReadIOps")
+    blkio_device_write_iops: list[ThrottleDevice] | None = msgspec.field(default=None, name="BlkioDeviceWriteIOps")
     restart_policy: RestartPolicy = RestartPolicy()
 
 

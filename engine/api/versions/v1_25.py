@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 
 from engine.api.versions.change import Change, Flag, without
+from engine.api.versions.host_config import SINCE_1_25
 from engine.containers.streams import spell_detach_keys
 from engine.wire.events import Message
 from engine.wire.exec import ExecInspect
@@ -20,6 +21,7 @@ def _names(info: Info) -> list[str]:
 
 
 CHANGES = (
+    *SINCE_1_25,
     Change(
         "1.25",
         "the image list shows SharedSize and Containers",

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change, Flag
+from typing import Any
+
+from engine.api.versions.change import Change, Flag, ignoring
+from engine.wire.containers import CreateBody, UpdateBody
+
+
+def _shareable(request: dict[str, Any]) -> None:
+    host = request.setdefault("HostConfig", {})
+    if isinstance(host, dict) and not host.get("IpcMode"):
+        host["IpcMode"] = "shareable"
+
 
 CHANGES = (
-    Change("1.40", "the default IpcMode is private", flag=Flag.IPC_PRIVATE),
+    Change("1.40", "the default IpcMode is private", of=CreateBody, upgrade=_shareable),
+    Change(
+        "1.40",
+        "create takes KernelMemoryTCP",
+        of=CreateBody,
+        upgrade=ignoring("HostConfig.KernelMemoryTCP"),
+        down_to="1.25",
+    ),
+    Change("1.40", "update takes PidsLimit", of=UpdateBody, upgrade=ignoring("PidsLimit"), down_to="1.25"),
     Change("1.40", "build takes outputs", flag=Flag.BUILD_OUTPUTS, down_to="1.25"),
 )

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from engine.api.versions.change import Change, Flag, ignoring
+from engine.wire.containers import ContainerInspect, CreateBody
 from engine.wire.exec import ExecCreate, ExecStart
 from engine.wire.system import CacheRecord, DiskUsage
 from engine.wire.volumes import VolumeCreate
@@ -21,6 +22,19 @@ def _parent(record: CacheRecord) -> Any:
 
 
 CHANGES = (
+    Change(
+        "1.42",
+        "create gives the terminal its ConsoleSize",
+        of=CreateBody,
+        upgrade=ignoring("HostConfig.ConsoleSize"),
+        down_to="1.25",
+    ),
+    Change(
+        "1.42",
+        "inspect shows no KernelMemory",
+        of=ContainerInspect,
+        downgrade={"HostConfig.KernelMemory": lambda found: found.host_config.kernel_memory or 0},
+    ),
     Change("1.42", "options of another type of mount are refused", flag=Flag.MOUNT_OPTIONS_MATCH, down_to="1.25"),
     Change("1.42", "stop and restart take signal", flag=Flag.STOP_SIGNAL, down_to="1.25"),
     Change("1.42", "exec takes ConsoleSize", of=ExecCreate, upgrade=ignoring("ConsoleSize"), down_to="1.25"),

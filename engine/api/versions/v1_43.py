@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change
+from engine.api.versions.change import Change, ignoring
+from engine.wire.containers import CreateBody
 from engine.wire.images import ImageSummary
 
 
@@ -15,6 +16,13 @@ def _digests(image: ImageSummary) -> list[str]:
 
 
 CHANGES = (
+    Change(
+        "1.43",
+        "create takes Annotations",
+        of=CreateBody,
+        upgrade=ignoring("HostConfig.Annotations"),
+        down_to="1.25",
+    ),
     Change(
         "1.43",
         "an image without a name has empty lists of names",

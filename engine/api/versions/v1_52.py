@@ -5,6 +5,8 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from engine.api.versions.change import Change, Flag, without
+from engine.containers.body import EMPTY_BINDINGS
+from engine.wire.containers import Created
 from engine.wire.events import Message
 from engine.wire.system import DiskUsage
 
@@ -12,7 +14,12 @@ _NAMED = ("container", "image")
 """The types of events that have `status` and `id`."""
 
 CHANGES = (
-    Change("1.52", "create warns of empty lists of port bindings", flag=Flag.PORT_BINDINGS_WARNING),
+    Change(
+        "1.52",
+        "create warns of empty lists of port bindings",
+        of=Created,
+        downgrade={"Warnings": lambda created: [each for each in created.warnings if EMPTY_BINDINGS not in each]},
+    ),
     Change("1.52", "save and load take several platforms", flag=Flag.MANY_PLATFORMS),
     Change("1.52", "inspect of a network shows Status", flag=Flag.NETWORK_STATUS),
     Change("1.52", "system/df takes verbose", flag=Flag.DF_VERBOSE, down_to="1.25"),

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change
+from engine.api.versions.change import Change, ignoring
+from engine.wire.containers import UpdateBody
 
-CHANGES: tuple[Change, ...] = ()
+CHANGES = (
+    Change(
+        "1.55",
+        "update takes limits of block devices",
+        of=UpdateBody,
+        upgrade=ignoring(
+            "BlkioWeightDevice",
+            "BlkioDeviceReadBps",
+            "BlkioDeviceWriteBps",
+            "BlkioDeviceReadIOps",
+            "BlkioDeviceWriteIOps",
+        ),
+        down_to="1.25",
+    ),
+)

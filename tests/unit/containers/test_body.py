@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from engine.containers import body as rules
+from engine.containers import security
 from engine.errors import InvalidParameter
-from engine.wire.containers import Config, CreateBody, Healthcheck
+from engine.wire.containers import Config, CreateBody, Healthcheck, PortBinding
 
 
 def body(**fields: object) -> CreateBody:
@@ -63,7 +64,6 @@ REFUSED = [
     (host(CpuPeriod=999), "CpuPeriod"),
     (host(CpuPeriod=1_000_001), "CpuPeriod"),
     (host(CpuQuota=999), "CpuQuota"),
-    (host(PidsLimit=-2), "PidsLimit"),
     (host(ShmSize=-1), "greater than 0"),
     (host(OomScoreAdj=1001), "OomScoreAdj"),
     (host(Isolation="hyperv"), "Isolation"),
@@ -95,10 +95,10 @@ REFUSED = [
     (host(DeviceCgroupRules=["c 1 r"]), "invalid device cgroup rule format: 'c 1 r'"),
     (host(MaskedPaths=["proc"]), "MaskedPaths: 'proc' is not an absolute path"),
     (host(ReadonlyPaths=["/a\0"]), "ReadonlyPaths: "),
-    (host(DeviceRequests=[{"Count": -1}]), "DeviceRequests is not supported by this engine"),
-    (host(Annotations={"a": "b"}), "Annotations is not supported"),
+    (host(DeviceRequests=[{"Count": -1, "DeviceIDs": ["0"]}]), "cannot set both Count and DeviceIDs"),
+    (host(Annotations={"": "b"}), "the empty string is not permitted as an annotation key"),
     (host(CpuRealtimePeriod=1), "CpuRealtimePeriod is not supported"),
-    (host(KernelMemoryTCP=1), "KernelMemoryTCP is not supported"),
+    (host(Capabilities=["CAP_CHOWN"]), "Capabilities is not supported"),
     (host(CgroupParent="a\nb"), "must not contain a NUL character or a line break"),
     (host(CgroupParent="/a" * 3000), "6000 bytes of at most 3900"),
     (host(Links=["a:b:c"]), "bad format for links"),
@@ -172,7 +172,38 @@ def test_normal_forms_of_what_is_not_given() -> None:
     assert config.cmd == ["ls"] and host_config.cap_add == ["SYS_PTRACE"]
     assert host_config.network_mode == "default" and host_config.restart_policy.name == "no"
     assert host_config.log_config.type == "json-file" and host_config.shm_size == 67108864
-    assert host_config.memory_swappiness == -1 and host_config.dns == []
+    assert host_config.memory_swappiness is None and host_config.dns == []
+    assert (host_config.ipc_mode, host_config.pids_limit, host_config.oom_kill_disable) == ("private", None, False)
+    assert host_config.masked_paths == list(security.MASKED_PATHS)
+    assert host_config.readonly_paths == list(security.READONLY_PATHS)
+
+
+def test_limits_that_clients_send_as_numbers_though_they_set_none() -> None:
+    for limit in (0, -1, -5):
+        assert rules.checked(host(PidsLimit=limit))[1].pids_limit is None
+    assert rules.checked(host(MemorySwappiness=-1))[1].memory_swappiness is None
+    assert rules.checked(host(MemorySwappiness=0))[1].memory_swappiness == 0
+    assert rules.checked(host(KernelMemory=0))[1].kernel_memory is msgspec.UNSET
+
+
+def test_system_paths_of_a_container() -> None:
+    """An empty list is no path. A privileged container has none by default."""
+    for fields, masked in (({"MaskedPaths": []}, []), ({"MaskedPaths": ["/a"], "Privileged": True}, ["/a"])):
+        assert rules.checked(host(**fields))[1].masked_paths == masked
+    privileged = rules.checked(host(Privileged=True))[1]
+    assert (privileged.masked_paths, privileged.readonly_paths) == ([], [])
+
+
+def test_an_empty_list_of_bindings_is_one_ephemeral_port() -> None:
+    given = {"80/tcp": [], "81/tcp": [{"HostPort": "8081"}], "82/tcp": []}
+    kept = rules.checked(host(PortBindings=given))[1].port_bindings
+    assert kept == {"80/tcp": [PortBinding()], "81/tcp": [PortBinding(host_port="8081")], "82/tcp": [PortBinding()]}
+    (warning,) = rules.warnings(host(PortBindings=given).host_config)
+    assert warning == (
+        "Following container port(s) have an empty list of port-bindings: 80/tcp, 82/tcp. "
+        "Such bindings will be discarded in a future version."
+    )
+    assert rules.warnings(host(PortBindings={"81/tcp": [{"HostPort": "8081"}]}).host_config) == []
 
 
 def test_stop_signal_as_a_number_is_kept_as_text() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.containers import limits
@@ -42,7 +43,7 @@ NOWHERE = [ThrottleDevice(path="/dev/x", rate=1)]
         ),
         (
             {"memory_swappiness": 0},
-            {"memory_swappiness": -1},
+            {"memory_swappiness": None},
             f"Your kernel does not support memory swappiness capabilities {CGROUP} Memory swappiness discarded.",
         ),
         (
@@ -57,13 +58,18 @@ NOWHERE = [ThrottleDevice(path="/dev/x", rate=1)]
         ),
         (
             {"oom_kill_disable": True},
-            {"oom_kill_disable": False},
+            {"oom_kill_disable": None},
             "Your kernel does not support OomKillDisable. OomKillDisable discarded.",
         ),
         (
             {"pids_limit": 5},
-            {"pids_limit": 0},
+            {"pids_limit": None},
             f"Your kernel does not support pids limit capabilities {CGROUP} PIDs limit discarded.",
+        ),
+        (
+            {"kernel_memory_tcp": 5},
+            {"kernel_memory_tcp": msgspec.UNSET},
+            f"Your kernel does not support kernel memory TCP limit capabilities {CGROUP} Limitation discarded.",
         ),
         (
             {"cpu_shares": 5},
@@ -111,13 +117,16 @@ def test_what_the_kernel_lacks_is_discarded(given: dict[str, Any], left: dict[st
     host, warnings = limits.adapted(HostConfig(**given), NOTHING)
     assert warnings == [warning]
     assert {name: getattr(host, name) for name in left} == left
+    if "kernel_memory_tcp" in given:  # no kernel has it under v2, nor a runtime under v1
+        return
     kept, none = limits.adapted(HostConfig(**given), EVERYTHING)
     assert [each for each in none if "OOM killer" not in each] == []
     assert {name: getattr(kept, name) for name in given} == given
 
 
 def test_nothing_given_nothing_said() -> None:
-    assert limits.adapted(HostConfig(), NOTHING) == (HostConfig(), [])
+    assert limits.adapted(HostConfig(), NOTHING) == (HostConfig(oom_kill_disable=None), [])
+    assert limits.adapted(HostConfig(), EVERYTHING) == (HostConfig(), [])
 
 
 def test_swap() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.containers import limits, spec
+from engine.containers import limits, security, spec
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.runtime import capabilities, seccomp
@@ -253,7 +253,7 @@ def test_resources() -> None:
     }
     assert found["cpu"] == {"shares": 2, "quota": 1500, "period": 3000, "cpus": "0-1", "mems": "0"}
     assert found["pids"] == {"limit": 9}
-    assert set(built(pids_limit=-1)["linux"]["resources"]) == {"devices"}
+    assert set(built(pids_limit=None)["linux"]["resources"]) == {"devices"}
 
 
 def test_what_the_kernel_lacks_is_kept_in_the_record_and_not_given_to_the_runtime(
@@ -361,7 +361,7 @@ def test_masked_and_read_only_paths() -> None:
     linux = built(place(cgroups=V2), masked_paths=["/proc/kcore"], readonly_paths=[])["linux"]
     assert linux["maskedPaths"] == ["/proc/kcore"] and "readonlyPaths" not in linux
     assert built(readonly_paths=[])["linux"]["readonlyPaths"] == ["/sys/fs/cgroup"], "the tmpfs of v1 stays read-only"
-    assert built(masked_paths=None)["linux"]["maskedPaths"] == list(spec.MASKED_PATHS)
+    assert built(masked_paths=None)["linux"]["maskedPaths"] == list(security.MASKED_PATHS)
 
 
 def test_cgroup_namespaces() -> None:

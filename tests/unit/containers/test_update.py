@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from engine.containers import devices
 from engine.containers.update import merged, resources
 from engine.errors import Conflict, InvalidParameter
 from engine.runtime.cgroups import Support
 from engine.wire import oci
-from engine.wire.containers import HostConfig, RestartPolicy, UpdateBody
+from engine.wire.containers import HostConfig, RestartPolicy, ThrottleDevice, UpdateBody, WeightDevice
 
 MB = 1 << 20
 SUPPORT = Support(cpus="0-3", mems="0", kernel_memory=False)
@@ -60,6 +61,59 @@ def test_what_the_runtime_cannot_set_is_kept_in_the_record() -> None:
         after, _ = merged(HostConfig(), change, Support(cpus="0", mems="0", kernel_memory=False))
         assert (after.kernel_memory, after.blkio_weight) == (32 * MB, 300)
         assert resources(HostConfig(), after, support) is None
+
+
+def test_number_of_processes() -> None:
+    """0 and -1 remove the limit; null leaves it."""
+    limited = HostConfig(pids_limit=9)
+    for given, kept, limit in ((5, 5, 5), (0, None, -1), (-1, None, -1)):
+        after, _ = merged(limited, UpdateBody(pids_limit=given), SUPPORT)
+        assert after.pids_limit == kept
+        assert resources(limited, after, SUPPORT) == oci.Resources(pids=oci.Pids(limit=limit))
+    assert merged(limited, UpdateBody(), SUPPORT)[0].pids_limit == 9
+
+
+def test_nano_cpus() -> None:
+    after, _ = merged(HostConfig(), UpdateBody(nano_cpus=500_000_000), SUPPORT)
+    assert resources(HostConfig(), after, SUPPORT) == oci.Resources(cpu=oci.Cpu(quota=50_000, period=100_000))
+    assert resources(after, HostConfig(), SUPPORT) == oci.Resources(cpu=oci.Cpu(quota=-1, period=100_000))
+
+
+@pytest.mark.parametrize(
+    ("host", "change", "words"),
+    [
+        ({"cpu_period": 5000}, {"nano_cpus": 10**8}, "Nano CPUs cannot be updated as CPU Period has already been set"),
+        ({"cpu_quota": 5000}, {"nano_cpus": 10**8}, "Nano CPUs cannot be updated as CPU Quota has already been set"),
+        ({"nano_cpus": 10**8}, {"cpu_period": 5000}, "CPU Period cannot be updated as NanoCPUs has already been set"),
+        ({"nano_cpus": 10**8}, {"cpu_quota": 5000}, "CPU Quota cannot be updated as NanoCPUs has already been set"),
+    ],
+)
+def test_a_quota_and_nano_cpus_exclude_each_other(host: dict[str, int], change: dict[str, int], words: str) -> None:
+    with pytest.raises(Conflict, match=f"Conflicting options: {words}"):
+        merged(HostConfig(**host), UpdateBody(**change), SUPPORT)
+
+
+def test_an_empty_list_of_devices_removes_their_limits() -> None:
+    """One that is null or absent leaves them. A device that is no longer there has no limit."""
+    host = HostConfig(blkio_device_read_bps=[ThrottleDevice(path="/dev/not-here", rate=5)])
+    assert merged(host, UpdateBody(), SUPPORT)[0] == host
+    after, _ = merged(host, UpdateBody(blkio_device_read_bps=[]), SUPPORT)
+    assert after.blkio_device_read_bps is None and resources(host, after, SUPPORT) is None
+    assert list(devices.lifted(host, after)) == []
+
+
+def test_limits_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_block_device", lambda path, _field: (8, int(path[-1])))
+    before = HostConfig(
+        blkio_device_read_bps=[ThrottleDevice(path="/dev/1", rate=5), ThrottleDevice(path="/dev/2", rate=6)],
+        blkio_weight_device=[WeightDevice(path="/dev/3", weight=100)],
+    )
+    wanted = [ThrottleDevice(path="/dev/2", rate=7), ThrottleDevice(path="/dev/4", rate=0)]
+    after, _ = merged(before, UpdateBody(blkio_device_read_bps=wanted, blkio_weight_device=[]), SUPPORT)
+    assert resources(before, after, SUPPORT) == oci.Resources(
+        block_io=oci.BlockIO(throttle_read_bps_device=[oci.ThrottleDevice(major=8, minor=2, rate=7)])
+    )
+    assert list(devices.lifted(before, after)) == [("blkio_weight_device", 8, 3), ("blkio_device_read_bps", 8, 1)]
 
 
 def test_restart_policy() -> None:

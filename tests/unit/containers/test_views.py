@@ -115,7 +115,7 @@ def test_inspect_shows_the_state_and_the_files() -> None:
     assert shown["NetworkSettings"]["IPAddress"] == "172.17.0.2" and shown["NetworkSettings"]["Ports"] == {
         "80/tcp": None
     }
-    assert shown["HostConfig"]["MemorySwappiness"] == -1 and shown["HostConfig"]["Dns"] == []
+    assert shown["HostConfig"]["MemorySwappiness"] is None and shown["HostConfig"]["Dns"] == []
     assert shown["GraphDriver"] == {"Name": "overlay2", "Data": {"UpperDir": "/u"}}
     assert shown["ExecIDs"] is None and "SizeRw" not in shown
 

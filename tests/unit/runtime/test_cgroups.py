@@ -167,7 +167,7 @@ def test_what_v2_offers(tmp_path: Path) -> None:
     assert real.support().cpus == "0-1"
 
 
-def test_a_quota_is_taken_away(tmp_path: Path) -> None:
+def test_limits_are_taken_away(tmp_path: Path) -> None:
     for name, controllers, file, text in (
         ("v1", {"cpu": str(tmp_path / "v1")}, "cpu.cfs_quota_us", "-1"),
         ("v2", {}, "cpu.max", "max"),
@@ -176,9 +176,21 @@ def test_a_quota_is_taken_away(tmp_path: Path) -> None:
         directory.mkdir(parents=True)
         unified = Cgroups(mode="v2", controllers={}, unified=str(tmp_path / "v2"), unified_controllers=("cpu",))
         found = Cgroups(mode="v1", controllers=controllers) if controllers else unified
-        found.lift_quota("/parent/id")
+        found.lift("/parent/id", "cpu")
         assert (directory / file).read_text() == text
-    Cgroups(mode="none", controllers={}).lift_quota("/parent/id")
+    Cgroups(mode="none", controllers={}).lift("/parent/id", "cpu")
+    for name, controllers, kept, file, text in (
+        ("v1", {"blkio": str(tmp_path / "v1")}, (), "blkio.throttle.write_iops_device", "8:1 0"),
+        ("v2", {}, ("io",), "io.max", "8:1 wiops=max"),
+    ):
+        found = Cgroups(
+            mode="v1" if controllers else "v2",
+            controllers=controllers,
+            unified=str(tmp_path / "v2"),
+            unified_controllers=kept,
+        )
+        found.lift_device("/parent/id", "blkio_device_write_iops", 8, 1)
+        assert (tmp_path / name / "parent" / "id" / file).read_text() == text
 
 
 def test_cgroups_above_go_when_the_engine_had_them_made(live: LiveCgroup) -> None:

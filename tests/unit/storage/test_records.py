@@ -242,6 +242,8 @@ def test_a_file_of_the_first_schema(path: Path) -> None:
         assert containers["finished"].status.exit_code == 7 and "A=b" in (containers["finished"].config.env or ())
         web = containers["web"]
         assert web.host.memory == 64 << 20 and web.host.binds == ["data:/data", "/tmp:/host:ro"]
+        assert (web.host.pids_limit, web.host.memory_swappiness, web.host.ipc_mode) == (None, None, "shareable")
+        assert web.host.kernel_memory is msgspec.UNSET
         assert web.host.restart_policy.name == "on-failure" and web.host.restart_policy.maximum_retry_count == 3
         (image,) = images.values()
         assert sorted(image.tags) == ["docker.io/library/busybox:latest", "docker.io/library/other:v1"]

@@ -16,6 +16,8 @@ from engine.wire.containers import (
     ContainerState,
     ContainerSummary,
     CreateBody,
+    Created,
+    DeviceRequest,
     EndpointSettings,
     GraphDriver,
     Healthcheck,
@@ -92,6 +94,21 @@ INSPECT = ContainerInspect(
         tmpfs={"/run": ""},
         storage_opt={"size": "1G"},
         sysctls={"net.core.somaxconn": "1"},
+        pids_limit=4,
+        memory_swappiness=9,
+        kernel_memory=8,
+        oom_kill_disable=True,
+        ipc_mode="private",
+        auto_remove=True,
+        nano_cpus=5,
+        runtime="crun",
+        cgroupns_mode="host",
+        device_cgroup_rules=["c 1:1 r"],
+        device_requests=[DeviceRequest(count=-1)],
+        masked_paths=["/proc/kcore"],
+        readonly_paths=["/proc/sys"],
+        cpu_realtime_period=1,
+        cpu_realtime_runtime=1,
     ),
     graph_driver=GraphDriver("overlay2", {"UpperDir": "/u"}),
     mounts=MOUNTS,
@@ -266,6 +283,10 @@ HISTORY = HistoryItem(id="i", created=1, created_by="sh", tags=None, size=1, com
 
 VOLUME = Volume(name="v", driver="local", mountpoint="/v", created_at="2026-01-02T03:04:05Z", options={"type": "tmpfs"})
 
+CREATED = Created(
+    "c" * 64, ["Following container port(s) have an empty list of port-bindings: 80/tcp. Such …", "another"]
+)
+
 EXEC = ExecInspect(
     id="e" * 64,
     running=True,
@@ -280,7 +301,6 @@ EXEC = ExecInspect(
     pid=1,
 )
 
-REPLIES: tuple[Any, ...] = (INSPECT, SUMMARY, INFO, STATS, NETWORK, MESSAGE, IMAGE, HISTORY, VOLUME, EXEC)
 REPLIES: tuple[Any, ...] = (
     INSPECT,
     SUMMARY,
@@ -296,6 +316,8 @@ REPLIES: tuple[Any, ...] = (
     IMAGE,
     HISTORY,
     VOLUME,
+    EXEC,
+    CREATED,
 )
 
 BODIES: dict[type, dict[str, Any]] = {
@@ -332,11 +354,23 @@ BODIES: dict[type, dict[str, Any]] = {
             "BlkioWeight": 12,
             "OomKillDisable": True,
             "Memory": 13,
+            "ConsoleSize": [24, 80],
+            "Annotations": {"a": "b"},
+            "KernelMemoryTCP": 14,
         },
     },
     ExecCreate: {"Cmd": ["sh"], "Tty": True, "ConsoleSize": [24, 80]},
     ExecStart: {"Tty": True, "ConsoleSize": [24, 80]},
-    UpdateBody: {"Memory": 1, "RestartPolicy": {"Name": "always"}},
+    UpdateBody: {
+        "Memory": 1,
+        "RestartPolicy": {"Name": "always"},
+        "PidsLimit": 2,
+        "BlkioWeightDevice": [{"Path": "/dev/a", "Weight": 10}],
+        "BlkioDeviceReadBps": [{"Path": "/dev/a", "Rate": 10}],
+        "BlkioDeviceWriteBps": [{"Path": "/dev/a", "Rate": 10}],
+        "BlkioDeviceReadIOps": [{"Path": "/dev/a", "Rate": 10}],
+        "BlkioDeviceWriteIOps": [{"Path": "/dev/a", "Rate": 10}],
+    },
     NetworkCreate: {"Name": "n", "EnableIPv6": True, "Labels": {"a": "b"}, "Internal": True},
     NetworkConnect: {"Container": "c", "EndpointConfig": {"Aliases": ["a"]}},
     NetworkDisconnect: {"Container": "c", "Force": True},

@@ -1,0 +1,213 @@
+"""What creates, starts and updates of API 1.25 and newer say: what inspect shows of it at each
+version, and its effect in the container."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import cgroups
+from tests.cgroups import NONE, Group
+from tests.harness import TempEngine
+
+NEWEST = "1.55"
+
+
+def create(engine: TempEngine, *command: str, version: str = NEWEST, **host: Any) -> str:
+    body = {"Image": "busybox", "Cmd": list(command), "HostConfig": {"NetworkMode": "none"} | host}
+    answer = engine.request("POST", f"/v{version}/containers/create", body)
+    assert answer.status == 201, answer
+    found = answer.json()["Id"]
+    assert isinstance(found, str)
+    return found
+
+
+def started(engine: TempEngine, *command: str, version: str = NEWEST, **host: Any) -> str:
+    identifier = create(engine, *command, version=version, **host)
+    answer = engine.request("POST", f"/v{version}/containers/{identifier}/start")
+    assert answer.status == 204, answer
+    return identifier
+
+
+def host_config(engine: TempEngine, identifier: str, version: str = NEWEST) -> dict[str, Any]:
+    found = engine.request("GET", f"/v{version}/containers/{identifier}/json").json()["HostConfig"]
+    assert isinstance(found, dict)
+    return found
+
+
+def update(engine: TempEngine, identifier: str, status: int = 200, version: str = NEWEST, **body: Any) -> Any:
+    answer = engine.request("POST", f"/v{version}/containers/{identifier}/update", body)
+    assert answer.status == status, answer
+    return answer.json()
+
+
+def group(engine: TempEngine, identifier: str) -> Group:
+    return Group(engine.inspect(identifier)["State"]["Pid"])
+
+
+# --- shown by inspect -----------------------------------------------------------------------------
+
+
+def test_the_defaults_that_were_taken_are_shown(engine: TempEngine) -> None:
+    shown = host_config(engine, create(engine, "true", PidsLimit=0, MemorySwappiness=-1, CpuPercent=0))
+    assert (shown["PidsLimit"], shown["MemorySwappiness"], shown["IpcMode"]) == (None, None, "private")
+    assert shown["OomKillDisable"] is (None if cgroups.V2 else False)
+    assert shown["CgroupnsMode"] == ("private" if cgroups.V2 else "host")
+    assert (shown["AutoRemove"], shown["NanoCpus"], shown["DeviceRequests"]) == (False, 0, None)
+    assert (shown["RestartPolicy"], shown["ShmSize"]) == ({"Name": "no", "MaximumRetryCount": 0}, 64 << 20)
+    assert "/proc/kcore" in shown["MaskedPaths"] and "/proc/sys" in shown["ReadonlyPaths"]
+    assert "KernelMemory" not in shown and "Annotations" not in shown
+    privileged = host_config(engine, create(engine, "true", Privileged=True))
+    assert (privileged["MaskedPaths"], privileged["ReadonlyPaths"]) == ([], [])
+
+
+def test_the_same_container_at_older_versions(engine: TempEngine) -> None:
+    identifier = create(engine, "true", NanoCpus=500_000_000)
+    at_1_41, at_1_24 = (host_config(engine, identifier, version) for version in ("1.41", "1.24"))
+    assert (at_1_41["KernelMemory"], at_1_41["PidsLimit"], at_1_41["IpcMode"]) == (0, None, "private")
+    assert (at_1_24["PidsLimit"], at_1_24["MemorySwappiness"], at_1_24["OomKillDisable"]) == (0, -1, False)
+    assert at_1_24["NanoCpus"] == 500_000_000
+    assert not {"AutoRemove", "MaskedPaths", "ReadonlyPaths", "CgroupnsMode", "Runtime"} & at_1_24.keys()
+
+
+def test_empty_bindings(engine: TempEngine) -> None:
+    for version, warned in ((NEWEST, True), ("1.51", False)):
+        body = {"Image": "busybox", "Cmd": ["sleep", "600"], "HostConfig": {"PortBindings": {"80/tcp": []}}}
+        answer = engine.request("POST", f"/v{version}/containers/create", body).json()
+        assert bool(answer["Warnings"]) is warned
+        engine.post(f"/containers/{answer['Id']}/start")
+        (binding,) = {each["HostPort"] for each in engine.inspect(answer["Id"])["NetworkSettings"]["Ports"]["80/tcp"]}
+        assert int(binding) > 0
+
+
+# --- namespaces -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "shared"),
+    [
+        ("1.40", "", False),
+        ("1.39", "", True),
+        (NEWEST, "shareable", True),
+        (NEWEST, "private", False),
+        (NEWEST, "none", False),
+        ("1.24", "private", False),
+    ],
+)
+def test_ipc_namespaces_that_others_join(engine: TempEngine, version: str, given: str, shared: bool) -> None:
+    donor = started(engine, "sleep", "600", version=version, IpcMode=given)
+    guest = create(engine, "sh", "-c", "echo there >/dev/shm/word", IpcMode=f"container:{donor}")
+    answer = engine.request("POST", f"/v{NEWEST}/containers/{guest}/start")
+    if shared:
+        assert answer.status == 204 and engine.wait(guest) == 0
+        assert engine.docker("exec", donor, "cat", "/dev/shm/word").line == "there"
+    else:
+        hint = f"container {donor}: non-shareable IPC (hint: use IpcMode:shareable for the donor container)"
+        assert (answer.status, answer.message) == (400, hint)
+
+
+def test_without_ipc_there_is_no_shared_memory(engine: TempEngine) -> None:
+    identifier = started(engine, "sh", "-c", "! grep -q /dev/shm /proc/mounts", IpcMode="none")
+    assert engine.wait(identifier) == 0
+    own = engine.docker("run", "--rm", "--ipc", "none", "busybox", "readlink", "/proc/self/ns/ipc").line
+    assert own != os.readlink("/proc/self/ns/ipc")
+
+
+# --- requests of older versions -------------------------------------------------------------------
+
+
+def test_annotations_reach_the_runtime_from_1_43_on(engine: TempEngine) -> None:
+    given = {"com.example.word": "there", "empty": ""}
+    for version, kept in ((NEWEST, given), ("1.43", given), ("1.42", None)):
+        identifier = started(engine, "sleep", "600", version=version, Annotations=given)
+        assert host_config(engine, identifier).get("Annotations") == kept
+        bundle = engine.root / "containers" / identifier / "config.json"
+        assert ('"com.example.word":"there"' in bundle.read_text()) is bool(kept)
+    answer = engine.request(
+        "POST", f"/v{NEWEST}/containers/create", {"Image": "busybox", "HostConfig": {"Annotations": {"": "x"}}}
+    )
+    assert answer.status == 400 and "annotation key" in answer.message
+
+
+def test_annotations_do_not_replace_the_seccomp_filter(engine: TempEngine) -> None:
+    """The filter is given to crun in an annotation too. This one would allow everything."""
+    everything = {"run.oci.seccomp_bpf_data": "BgAAAAAA/38="}
+    identifier = started(engine, "grep", "Seccomp:", "/proc/self/status", Annotations=everything)
+    assert engine.wait(identifier) == 0
+    refused = started(engine, "unshare", "-U", "true", Annotations=everything)
+    assert engine.wait(refused) != 0
+
+
+def test_the_size_of_the_console_from_1_42_on(engine: TempEngine) -> None:
+    for version, size in (("1.42", [12, 34]), ("1.41", [0, 0])):
+        body = {
+            "Image": "busybox",
+            "Cmd": ["stty", "size"],
+            "Tty": True,
+            "HostConfig": {"NetworkMode": "none", "ConsoleSize": [12, 34]},
+        }
+        identifier = engine.request("POST", f"/v{version}/containers/create", body).json()["Id"]
+        assert host_config(engine, identifier)["ConsoleSize"] == size
+        if any(size):
+            engine.post(f"/containers/{identifier}/start")
+            assert engine.wait(identifier) == 0
+            assert engine.docker("logs", identifier).line == "12 34"
+
+
+def test_the_platform_of_a_create_from_1_41_on(engine: TempEngine) -> None:
+    body = {"Image": "busybox", "Cmd": ["true"]}
+    for version, status in ((NEWEST, 404), ("1.41", 404), ("1.40", 201)):
+        answer = engine.request("POST", f"/v{version}/containers/create?platform=plan9%2Fmips", body)
+        assert answer.status == status, answer
+
+
+# --- update ---------------------------------------------------------------------------------------
+
+
+def test_number_of_processes(engine: TempEngine) -> None:
+    identifier = started(engine, "sleep", "600")
+    for limit, found, shown in ((50, 50, 50), (None, 50, 50), (0, NONE, None), (60, 60, 60), (-1, NONE, None)):
+        assert update(engine, identifier, PidsLimit=limit) == {"Warnings": []}
+        assert group(engine, identifier).pids == found
+        assert host_config(engine, identifier)["PidsLimit"] == shown
+    update(engine, identifier, version="1.39", PidsLimit=70)
+    assert group(engine, identifier).pids == NONE
+
+
+def test_nano_cpus(engine: TempEngine) -> None:
+    identifier = started(engine, "sleep", "600", NanoCpus=200_000_000)
+    assert group(engine, identifier).quota == 20_000
+    update(engine, identifier, NanoCpus=500_000_000)
+    assert (group(engine, identifier).quota, group(engine, identifier).period) == (50_000, 100_000)
+    refused = update(engine, identifier, 409, CpuQuota=30_000)
+    assert refused["message"] == "Conflicting options: CPU Quota cannot be updated as NanoCPUs has already been set"
+    assert group(engine, identifier).quota == 50_000
+
+
+def test_limits_of_block_devices(engine: TempEngine) -> None:
+    device = next((name for name in ("vda", "sda", "nvme0n1", "loop0") if os.path.exists(f"/sys/block/{name}")), None)
+    assert device is not None, "this test needs a block device"
+    path, kind = f"/dev/{device}", Path(f"/sys/block/{device}/dev").read_text().strip()
+    identifier = started(engine, "sleep", "600")
+
+    def limit() -> str:
+        if cgroups.V2:
+            return group(engine, identifier).file("io", "io.max")
+        return group(engine, identifier).file("blkio", "blkio.throttle.read_bps_device")
+
+    def rates(rate: int) -> dict[str, Any]:
+        return {"BlkioDeviceReadBps": [{"Path": path, "Rate": rate}]}
+
+    update(engine, identifier, **rates(1 << 20))
+    assert limit().startswith(kind) and "1048576" in limit()
+    update(engine, identifier, version="1.54", BlkioDeviceReadBps=[])
+    update(engine, identifier, BlkioDeviceReadBps=None)
+    assert "1048576" in limit()
+    update(engine, identifier, **rates(2 << 20))
+    assert "2097152" in limit() and "1048576" not in limit()
+    update(engine, identifier, BlkioDeviceReadBps=[])
+    assert limit() == ""
+    assert host_config(engine, identifier)["BlkioDeviceReadBps"] is None
