@@ -26,6 +26,7 @@ from engine.build.builder import Builder
 from engine.containers import listing, views
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
+from engine.containers.usage import Sizes
 from engine.images.store import ImageStore
 from engine.volumes.store import VolumeStore
 from engine.wire.containers import ContainerSummary
@@ -67,6 +68,7 @@ class Usages:
         self._images = images
         self._volumes = volumes
         self._builder = builder
+        self._sizes = Sizes()
         self._running: dict[Kind, asyncio.Task[Any]] = {}
 
     async def images(self) -> Usage[ImageSummary]:
@@ -106,7 +108,7 @@ class Usages:
 
     async def _of_containers(self) -> Usage[ContainerSummary]:
         found = listing.select(self._containers, self._images, listing.Selection(all=True))
-        sizes = await asyncio.gather(*(listing.sizes(container) for container in found))
+        sizes = await self._sizes.of(found)
         items = []
         now = time.time_ns()
         turn = Turn()

@@ -87,7 +87,7 @@ def version(engine: Engine, request: Request) -> Reply:
     return json_reply(
         request,
         VersionInfo(
-            platform=Platform(f"{PRODUCT} {__version__}"),
+            platform=Platform(PRODUCT),
             components=[Component(name="Engine", version=__version__, details=details), runtime],
             version=__version__,
             api_version=NEWEST,

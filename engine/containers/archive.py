@@ -485,6 +485,7 @@ async def put(container: Container, path: str, name: str, body: AsyncIterator[by
             feeding.cancel()
             await uninterrupted(asyncio.wait([feeding]))
             incoming.close()
+            container.touch()  # its size has changed
         container.publish("extract-to-dir")
 
 

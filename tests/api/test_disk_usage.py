@@ -74,6 +74,29 @@ def test_sizes(engine: TempEngine) -> None:
     assert df(engine, "?type=volume") == {"Volumes": [], "VolumeUsage": {}}
 
 
+def test_the_size_of_a_stopped_container_follows_its_files(engine: TempEngine) -> None:
+    """It is kept between two requests, but not over a change."""
+    engine.load_busybox()
+    identifier = engine.create("sh", "-c", "dd if=/dev/zero of=/y bs=1M count=1")
+
+    def size() -> int:
+        [found] = df(engine, "?type=container&verbose=1")["ContainerUsage"]["Items"]
+        return int(found["SizeRw"])
+
+    assert size() < MB and size() < MB
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo("x")
+        member.size = 2 * MB
+        tar.addfile(member, io.BytesIO(bytes(2 * MB)))
+    put = f"/v1.44/containers/{identifier}/archive?path=/"
+    assert engine.request("PUT", put, archive.getvalue(), {"Content-Type": "application/x-tar"}).status == 200
+    assert 2 * MB <= size() < 3 * MB
+    engine.post(f"/containers/{identifier}/start")
+    assert engine.wait(identifier) == 0
+    until("it holds both files", lambda: 3 * MB <= size() < 4 * MB)
+
+
 def context(dockerfile: str) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:

@@ -46,7 +46,7 @@ def test_version() -> None:
         "KernelVersion": "6.1.0",
         "BuildTime": "2026-01-02T03:04:05Z",
         "Experimental": False,
-        "Platform": {"Name": f"engined {__version__}"},
+        "Platform": {"Name": "engined"},
         "Components": [
             {
                 "Name": "Engine",

@@ -1,0 +1,64 @@
+"""The sizes of all containers, for GET /system/df. A container that does not run keeps its size
+until something changes it, so that a thousand of them are not walked for each request.
+
+Owns:    the sizes that are kept. Threads: the event loop's; files are counted in threads.
+Not here: the size of one container, and how it is counted (`listing.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from engine.containers import listing
+from engine.containers.container import Container
+from engine.containers.lifecycle import State
+from engine.errors import NotFound
+
+AT_ONCE = 64
+"""Containers whose files are counted at the same time."""
+
+_RESTING = frozenset((State.CREATED, State.EXITED))
+
+
+class Sizes:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[int, tuple[int, int]]] = {}
+        """The generation of a container that did not run, and its sizes then, by its id."""
+
+    async def of(self, containers: Sequence[Container]) -> list[tuple[int, int]]:
+        """`listing.sizes` of each. Those of other containers are no longer kept."""
+        known = {container.id: kept for container in containers if (kept := self._find(container))}
+        found = {key: sizes for key, (_, sizes) in known.items()}
+        walked = [container for container in containers if container.id not in known]
+        for begin in range(0, len(walked), AT_ONCE):
+            batch = walked[begin : begin + AT_ONCE]
+            # Read before the walk: a change during it makes the size outdated.
+            generations = [container.generation for container in batch]
+            resting = [_rests(container) for container in batch]
+            sizes = await asyncio.gather(*(listing.sizes(container) for container in batch))
+            for container, generation, rests, size in zip(batch, generations, resting, sizes, strict=True):
+                found[container.id] = size
+                if rests:
+                    known[container.id] = generation, size
+        self._kept = known
+        return [found[container.id] for container in containers]
+
+    def _find(self, container: Container) -> tuple[int, tuple[int, int]] | None:
+        kept = self._kept.get(container.id)
+        return kept if kept is not None and kept[0] == container.generation else None
+
+
+def _rests(container: Container) -> bool:
+    """No process can write to its layer now. A client that writes, or starts it, makes a new
+    generation.
+    """
+    if container.record.status.state not in _RESTING:
+        return False
+    try:
+        container.parts.snapshots.mounted(container.id)
+    except NotFound:
+        return True
+    return False
