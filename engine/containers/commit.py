@@ -97,6 +97,7 @@ async def commit(container: Container, images: ImageStore, options: CommitOption
         )
         span = Span(spool, 0, written.size)
         image_id = await importing.add(images, below, span, written.diff_id, document, options.tag, record.image_id)
+    images.publish_created(image_id)
     container.publish(
         "commit", comment=options.comment, imageID=image_id, imageRef=options.tag.familiar if options.tag else ""
     )

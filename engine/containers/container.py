@@ -469,7 +469,8 @@ class Container:
         if again:
             self.planned.plan(ran=(exit_record.at - status.started_at) / 1e9)
         self.parts.lifecycle.rests(self)
-        self.publish("die", exit_record.at, exitCode=str(exit_record.status))
+        ran = max(0, exit_record.at - status.started_at) // 1_000_000_000
+        self.publish("die", exit_record.at, exitCode=str(exit_record.status), execDuration=str(ran))
         self.parts.lifecycle.ended(self)
         self._answer_waiting()
 

@@ -213,6 +213,10 @@ class ImageStore:
         record = self.index.find(image_id)
         self._events.publish("image", action, image_id, {**(record.labels if record else {}), "name": name})
 
+    def publish_created(self, image_id: str) -> None:
+        """The event of an image that a build or a commit has made, also without a name."""
+        self._publish(image_id, "create", image_id)
+
     # --- delete -----------------------------------------------------------------------------------
 
     async def delete(self, name: str, force: bool = False, prune: bool = True) -> list[Deletion]:
@@ -502,6 +506,7 @@ class ImageStore:
                         self._content.delete(each.id)
                 raise
         for image_id, given in names.items():
+            self.publish_created(image_id)
             for name in given:
                 self._publish(image_id, "tag", name.familiar)
         if last:

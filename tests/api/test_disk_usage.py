@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 from typing import Any
 
+from tests.building import build
 from tests.harness import TempEngine, until
 
 MB = 1 << 20
@@ -97,21 +98,10 @@ def test_the_size_of_a_stopped_container_follows_its_files(engine: TempEngine) -
     until("it holds both files", lambda: 3 * MB <= size() < 4 * MB)
 
 
-def context(dockerfile: str) -> bytes:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        member = tarfile.TarInfo("Dockerfile")
-        member.size = len(dockerfile)
-        tar.addfile(member, io.BytesIO(dockerfile.encode()))
-    return archive.getvalue()
-
-
 def test_the_build_cache(builder: TempEngine) -> None:
     builder.load_busybox()
     before = {each["ID"] for each in df(builder)["BuildCache"]}
-    lines = "FROM busybox\nRUN dd if=/dev/zero of=/x bs=1M count=2\nLABEL of=df\n"
-    built = builder.request("POST", "/v1.44/build?t=of-df", context(lines), {"Content-Type": "application/x-tar"})
-    assert built.status == 200 and b"error" not in built.body, built.body
+    assert build(builder, "FROM busybox\nRUN dd if=/dev/zero of=/x bs=1M count=2\nLABEL of=df\n").id
 
     new = [each for each in df(builder, "?type=build-cache")["BuildCache"] if each["ID"] not in before]
     assert sorted(each["Size"] // MB for each in new) == [0, 2]
