@@ -21,6 +21,8 @@ from engine.containers import limits, mount_points, security
 from engine.containers.signals import signal_number
 from engine.errors import InvalidParameter
 from engine.networks import ports
+from engine.networks.network import BRIDGE, DEFAULT_MODES
+from engine.networks.requested import SYSCTLS
 from engine.runtime import capabilities
 from engine.wire.containers import (
     Config,
@@ -41,7 +43,6 @@ MIN_HEALTH_DURATION = 1_000_000
 _HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
 _WORD = re.compile(r"[^\s\0]+")
 """A value for hosts and resolv.conf: one word, so that it cannot add a line."""
-_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _RESTART_NAMES = {"", "no", "always", "unless-stopped", "on-failure"}
 
 
@@ -61,8 +62,6 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
         raise InvalidParameter(
             f"invalid domainname format: {body.domainname[:100]!r}: at most 64 characters, no blanks"
         )
-    if isinstance(body.mac_address, str) and body.mac_address:
-        _check_mac(body.mac_address)
     check_together(body, host)
     for entry in body.env or ():
         if not entry or entry.startswith("="):
@@ -99,7 +98,12 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
         if test and test[0] not in ("NONE", "CMD", "CMD-SHELL"):
             raise InvalidParameter(f"Healthcheck test must begin with NONE, CMD or CMD-SHELL: {test[0]}")
     fields = {name: getattr(body, name) for name in Config.__struct_fields__}
-    fields.update(cmd=strings(body.cmd), entrypoint=strings(body.entrypoint), stop_signal=stop_signal)
+    fields.update(
+        cmd=strings(body.cmd),
+        entrypoint=strings(body.entrypoint),
+        stop_signal=stop_signal,
+        mac_address=msgspec.UNSET,
+    )
     return Config(**fields), host
 
 
@@ -193,7 +197,7 @@ def checked_host(host: HostConfig) -> HostConfig:
         host,
         cap_add=strings(host.cap_add),
         cap_drop=strings(host.cap_drop),
-        network_mode=host.network_mode or "default",
+        network_mode=BRIDGE if host.network_mode in DEFAULT_MODES else host.network_mode,
         restart_policy=policy,
         log_config=log,
         shm_size=host.shm_size or DEFAULT_SHM_SIZE,
@@ -287,8 +291,6 @@ def check_together(config: Config, host: HostConfig) -> None:
             (host.port_bindings or host.publish_all_ports, "port publishing and the container type network mode"),
             (config.exposed_ports, "port exposing and the container type network mode"),
         ]
-    if on_host or joined(host.network_mode):
-        conflicts.append((config.mac_address, "mac-address and the network mode"))
     for given, what in conflicts:
         if given:
             raise InvalidParameter(f"conflicting options: {what}")
@@ -312,6 +314,11 @@ def _check_sysctl(name: str, host: HostConfig) -> None:
             raise InvalidParameter(
                 f'Sysctls: sysctl "{name}" is not allowed in a network namespace that is not its own'
             )
+        if of_interface(name):
+            raise InvalidParameter(
+                f"Sysctls: interface specific sysctl setting {name!r} must be supplied using driver option "
+                f"'com.docker.network.{SYSCTLS}'"
+            )
     elif dotted in _IPC_SYSCTLS or dotted.startswith("fs.mqueue."):
         if host.ipc_mode == "host" or joined(host.ipc_mode):
             raise InvalidParameter(f'Sysctls: sysctl "{name}" is not allowed in an ipc namespace that is not its own')
@@ -322,15 +329,19 @@ def _check_sysctl(name: str, host: HostConfig) -> None:
         raise InvalidParameter(f'Sysctls: sysctl "{name}" is not in a separate kernel namespace')
 
 
+def of_interface(sysctl: str) -> tuple[str, str, str, str] | None:
+    """The family, the kind, the interface and the setting of a sysctl of one interface, such as
+    net.ipv4.conf.eth0.forwarding; None for another. In place of the dots it may have slashes
+    (sysctl(8)).
+    """
+    separator = min(".", "/", key=lambda each: sysctl.find(each) % (len(sysctl) + 1))
+    words = sysctl.split(separator, 4)
+    if len(words) != 5 or words[0] != "net" or words[3] in ("all", "default"):
+        return None
+    return words[1], words[2], words[3], words[4]
+
+
 # --- single values --------------------------------------------------------------------------------
-
-
-def _check_mac(text: str) -> None:
-    mac = text.lower().replace("-", ":")
-    if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
-        raise InvalidParameter(
-            f"invalid MacAddress {text[:100]!r}: not a unicast MAC address such as 02:42:ac:11:00:02"
-        )
 
 
 _CGROUP_PARENT_MAX = 3900

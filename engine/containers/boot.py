@@ -69,7 +69,9 @@ async def restore(container: Container, on_host: bool) -> None:
             _log.warning("container %s: its process ended with the host or the monitor", container.id)
             container.record_exit(Exit(status=255, at=time.time_ns()), False)
             abandoned = True
-        elif on_host or any(endpoint.ip_address for endpoint in container.record.networks.values()):
+        elif on_host or any(
+            endpoint.ip_address or endpoint.global_ipv6_address for endpoint in container.record.networks.values()
+        ):
             abandoned = True
         else:
             return
@@ -82,6 +84,7 @@ async def _restore_networks(container: Container) -> None:
     await container.parts.attachments.restore(
         *(record.id, record.name, record.networks, container.process),
         *(record.host.dns, launch.wanted_ports(record), record.ports),
+        hostname=record.config.hostname,
     )
 
 

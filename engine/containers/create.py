@@ -64,7 +64,7 @@ def draft(
     """
     config, host = body.checked(wanted)
     host, warnings = limits.adapted(_placed(host, support), support)
-    warnings += body.warnings(wanted.host_config)
+    warnings = [*wanted.from_older.warnings, *warnings, *body.warnings(wanted.host_config)]
     if isinstance(host.runtime, str) and host.runtime not in ("", "runc", parts.runtime.name):
         raise InvalidParameter(f"Unknown runtime specified {host.runtime}")
     drivers.validate(host.log_config)
@@ -87,7 +87,12 @@ def draft(
         config = msgspec.structs.replace(config, hostname=os.uname().nodename if on_host else container_id[:12])
     if host.network_mode == "host" and host.port_bindings:
         warnings.append("Published ports are discarded when using host network mode")
-    networks = {} if shares_network else endpoints.wanted(parts.networks, host.network_mode, wanted.networking_config)
+    networks = endpoints.Wanted({}, {})
+    if not shares_network:
+        networks = endpoints.wanted(
+            *(parts.networks, host.network_mode, wanted.networking_config),
+            unchecked=wanted.from_older.endpoints_unchecked,
+        )
     record = ContainerRecord(
         id=container_id,
         name=name,
@@ -98,7 +103,8 @@ def draft(
         args=args,
         config=config,
         host=host,
-        networks=networks,
+        networks=networks.networks,
+        macs=networks.macs,
         links=_links(parts, find, host),
     )
     mounted = msgspec.structs.replace(config, volumes=None) if complete else config
@@ -146,7 +152,7 @@ async def with_host(
     networks = record.networks
     if host.network_mode != record.host.network_mode:
         shares = bool(body.joined(host.network_mode))
-        networks = {} if shares else endpoints.wanted(parts.networks, host.network_mode, NetworkingConfig())
+        networks = {} if shares else endpoints.wanted(parts.networks, host.network_mode, NetworkingConfig()).networks
     mounts = mount_points.mount_points(record.config, host, [*record.mounts, *_volumes_from(find, host)])
     changed = msgspec.structs.replace(record, host=host, networks=networks, links=_links(parts, find, host))
     if host.mounts:

@@ -1,22 +1,39 @@
 """The endpoints that a create asks for, from NetworkingConfig and NetworkMode.
 
-Not here: endpoints of running containers (`networks/endpoints.py`).
+Not here: endpoints of running containers (`networks/endpoints.py`), the rules of one endpoint
+(`networks/requested.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 from engine.containers import body
-from engine.errors import InvalidParameter
-from engine.networks import network
+from engine.errors import EngineError, InvalidParameter
+from engine.networks import requested
+from engine.networks.endpoints import configured
 from engine.networks.network import HOST, NONE
 from engine.networks.networks import Networks
 from engine.wire.containers import EndpointSettings, NetworkingConfig
 
 
-def wanted(networks: Networks, mode: str, asked: NetworkingConfig) -> dict[str, EndpointSettings]:
-    """The requested endpoints by network name. Without any the one that NetworkMode names.
+class Wanted(NamedTuple):
+    """The requested endpoints, both by network name."""
 
-    Raises InvalidParameter.
+    networks: dict[str, EndpointSettings]
+    macs: dict[str, str]
+    """Requested MAC addresses."""
+
+
+def wanted(networks: Networks, mode: str, asked: NetworkingConfig, *, unchecked: bool = False) -> Wanted:
+    """The requested endpoints. Without any the one that NetworkMode names.
+
+    Networks that do not exist are the start's concern: clients take a 404 of a create for a missing
+    image. `unchecked`: so is what the existing ones do not allow.
+
+    Raises InvalidParameter, with every reason.
     """
     primary = networks.name_of(mode)
     endpoints: dict[str, EndpointSettings] = {}
@@ -33,12 +50,25 @@ def wanted(networks: Networks, mode: str, asked: NetworkingConfig) -> dict[str, 
                 f"Container cannot be connected to network endpoints: {', '.join(endpoints)}: its NetworkMode is "
                 f"{primary}, and no other network goes with {alone}"
             )
+    reasons: list[str] = []
     for name, settings in endpoints.items():
-        for link in settings.links or ():
-            body.parse_link(link)
-        network.static_addresses(name, settings)
-        network.link_local_addresses(name, settings)
-    return {
-        name: EndpointSettings(ipam_config=each.ipam_config, links=each.links, aliases=each.aliases)
-        for name, each in endpoints.items()
-    }
+        checks: list[Callable[[], object]] = [
+            *requested.checks(name, settings),
+            *(partial(body.parse_link, link) for link in settings.links or ()),
+        ]
+        refused = [reason for reason in map(_refusal, checks) if reason]
+        if not refused and not unchecked:
+            refused = [reason for reason in (_refusal(partial(networks.check_endpoint, name, settings)),) if reason]
+        reasons += refused
+    if reasons:
+        raise InvalidParameter(reasons[0] if len(reasons) == 1 else "invalid endpoint settings:\n" + "\n".join(reasons))
+    macs = {name: requested.mac_address(each.mac_address, name) for name, each in endpoints.items() if each.mac_address}
+    return Wanted({name: configured(each) for name, each in endpoints.items()}, macs)
+
+
+def _refusal(check: Callable[[], object]) -> str:
+    try:
+        check()
+    except EngineError as error:
+        return error.message
+    return ""

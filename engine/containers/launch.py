@@ -264,13 +264,14 @@ async def _join_network(
     if joined.network:
         return Joined(joined.network, {})
     # Not checked at create: clients take a 404 there for a missing image, and would pull it.
-    host, mac = record.host, record.config.mac_address
+    host = record.host
     disabled = record.config.network_disabled is True and host.network_mode != "host"
     primary = "none" if disabled else parts.networks.name_of(host.network_mode)
     wanted = record.networks if record.networks and not disabled else {primary: EndpointSettings()}
     connected = await parts.attachments.join(
         *(record.id, record.name, wanted, primary),
-        *(mac if isinstance(mac, str) else "", host.dns, wanted_ports(record)),
+        *(record.requested_macs(primary), host.dns, wanted_ports(record)),
+        hostname=record.config.hostname,
     )
     undo.push_async_callback(parts.attachments.leave, record.id)
     return connected

@@ -24,6 +24,8 @@ from engine.containers import update as limits
 from engine.containers.container import Container
 from engine.containers.lifecycle import Verb
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
+from engine.networks.endpoints import with_names
+from engine.networks.requested import mac_address
 from engine.runtime.cgroups import Support
 from engine.system.threads import whole
 from engine.wire.containers import EndpointSettings, HostConfig, UpdateBody
@@ -42,8 +44,12 @@ async def rename(container: Container, name: str) -> None:
         before = container.record
         if name == before.name:
             raise InvalidParameter("Renaming a container with the same name as its current name")
+        networks = {
+            key: each if each.dns_names is None else with_names(each, before.id, name, before.config.hostname)
+            for key, each in before.networks.items()
+        }
         with container.peers.renaming(container, name):
-            await container.commit(msgspec.structs.replace(before, name=name))
+            await container.commit(msgspec.structs.replace(before, name=name, networks=networks))
         container.parts.attachments.renamed(container.id, name)
         container.publish("rename", oldName="/" + before.name)
 
@@ -145,8 +151,10 @@ async def connect(container: Container, network: str, wanted: EndpointSettings) 
         name = container.parts.networks.get(network).record.name
         attachments.reserve({name: settings})
         networks, ports = record.networks | {name: settings}, attachments.ports_of(container.id)
+        mac = mac_address(wanted.mac_address, f"network {name}")
+        macs = record.macs | {name: mac} if mac else record.macs
         try:
-            container.replace(networks=networks, ports=ports)
+            container.replace(networks=networks, macs=macs, ports=ports)
             await _write_network_files(container)
             await container.commit(container.record)
         except EngineError:
@@ -174,7 +182,8 @@ async def disconnect(container: Container, network: str) -> None:
             await attachments.disconnect(container.id, network)
         attachments.unreserve({name: container.record.networks[name]})
         left = {key: each for key, each in container.record.networks.items() if key != name}
-        container.replace(networks=left, ports=attachments.ports_of(container.id))
+        macs = {key: mac for key, mac in container.record.macs.items() if key != name}
+        container.replace(networks=left, macs=macs, ports=attachments.ports_of(container.id))
         await container.save()
         await _write_network_files(container)
 

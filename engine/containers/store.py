@@ -74,6 +74,8 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     host: HostConfig
     networks: dict[str, EndpointSettings] = msgspec.field(default_factory=dict)
     """By network name: the requested settings and, while the container runs, its addresses."""
+    macs: dict[str, str] = {}
+    """Requested MAC addresses, by network name."""
     ports: tuple[Published, ...] = ()
     """Its published ports while it runs."""
     mounts: tuple[MountPoint, ...] = ()
@@ -89,6 +91,14 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     stopped_by_user: bool = False
     size: tuple[int, int] = (0, 0)
     """Rows and columns of the terminal for the next start."""
+
+    def requested_macs(self, main: str) -> dict[str, str]:
+        """Requested MAC addresses by network name; `main` is the network of NetworkMode.
+
+        Records of earlier versions of this engine have that one's in Config.
+        """
+        older = self.config.mac_address
+        return {main: older} | self.macs if isinstance(older, str) and older else self.macs
 
 
 class ContainerStore:

@@ -16,6 +16,7 @@ from engine.containers.body import strings
 from engine.containers.lifecycle import State
 from engine.containers.store import ContainerRecord, Health, Status
 from engine.networks import ports
+from engine.networks.network import BRIDGE, DEFAULT_MODES
 from engine.runtime import apparmor
 from engine.storage.overlay import DRIVER_NAME
 from engine.times import rfc3339
@@ -23,7 +24,6 @@ from engine.wire.containers import (
     ContainerInspect,
     ContainerState,
     ContainerSummary,
-    EndpointSettings,
     GraphDriver,
     HealthLogEntry,
     HealthState,
@@ -190,7 +190,7 @@ def inspect(
         host_config=msgspec.structs.replace(record.host, links=links) if record.host.links else record.host,
         graph_driver=GraphDriver(DRIVER_NAME, graph),
         mounts=_mounts(record),
-        config=msgspec.structs.replace(record.config, cmd=strings(record.config.cmd)),
+        config=msgspec.structs.replace(record.config, cmd=strings(record.config.cmd), mac_address=msgspec.UNSET),
         network_settings=_network_settings(record),
     )
 
@@ -226,18 +226,13 @@ def _health(health: Health) -> HealthState:
 
 def _network_settings(record: ContainerRecord) -> NetworkSettings:
     status = record.status
-    top = record.networks.get("bridge") or EndpointSettings()
-    return NetworkSettings(
+    settings = NetworkSettings(
         sandbox_id=record.id if status.pid else "",
-        ports=ports.bound(_exposed(record), record.ports) if status.pid else {},
         sandbox_key=f"/proc/{status.pid}/ns/net" if status.pid else "",
-        endpoint_id=top.endpoint_id,
-        gateway=top.gateway,
-        ip_address=top.ip_address,
-        ip_prefix_len=top.ip_prefix_len,
-        ipv6_gateway=top.ipv6_gateway,
-        global_ipv6_address=top.global_ipv6_address,
-        global_ipv6_prefix_len=top.global_ipv6_prefix_len,
-        mac_address=top.mac_address,
+        ports=ports.bound(_exposed(record), record.ports) if status.pid else {},
         networks=record.networks,
     )
+    if record.macs or record.config.mac_address:
+        main = BRIDGE if record.host.network_mode in DEFAULT_MODES else record.host.network_mode
+        msgspec.structs.force_setattr(settings, "wanted_mac", record.requested_macs(main).get(main, ""))
+    return settings

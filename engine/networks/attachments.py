@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
-from engine.networks import endpoints, network, sandboxes
+from engine.networks import endpoints, requested, sandboxes
 from engine.networks.drivers import error_context
 from engine.networks.endpoints import Assigned, Network, Sandbox
 from engine.networks.ipam import Address
@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 
 _NO_PORTS = Request()
 _NOT_ASSIGNED: Mapping[str, Assigned] = {}
+_NO_MACS: Mapping[str, str] = {}
 
 
 class Process(Protocol):
@@ -101,16 +102,18 @@ class Attachments:
         name: str,
         wanted: Mapping[str, EndpointSettings],
         primary: str,
-        mac: str = "",
+        macs: Mapping[str, str] = _NO_MACS,
         servers: Sequence[str] = (),
         request: Request = _NO_PORTS,
         assigned: Mapping[str, Assigned] = _NOT_ASSIGNED,
+        hostname: str = "",
     ) -> Joined:
         """Namespace and endpoints for a container that starts.
 
-        `mac` is for its endpoint on the network `primary`, which comes first. `servers` are the
-        container's own name servers, for names that are not a container's. `assigned`: addresses
-        chosen by an allocator outside of the engine, by the keys of `wanted`.
+        The endpoint on the network `primary` comes first. `macs` are requested addresses, by
+        network name. `servers` are the container's own name servers, for names that are not a
+        container's. `assigned`: addresses chosen by an allocator outside of the engine, by the keys
+        of `wanted`.
 
         Published ports open in the background while the rest of the start is prepared. Await
         `opened` before the container runs.
@@ -122,16 +125,15 @@ class Attachments:
             await self.leave(container_id)
         order = sorted(wanted.items(), key=lambda item: item[0] != primary)
         chosen = [(self._meant(key, settings), settings, assigned.get(key, {})) for key, settings in order]
-        sandbox = Sandbox(container_id, name, servers)
+        sandbox = Sandbox(container_id, name, servers, hostname)
         async with contextlib.AsyncExitStack() as undo:
             plans = []
             for found, settings, addresses in chosen:
-                own_mac = mac if found.record.name == primary else ""
-                given = endpoints.allocate(found, settings, container_id, own_mac, addresses)
+                given = endpoints.allocate(found, settings, macs.get(found.record.name, ""), addresses)
                 undo.callback(endpoints.release, found, given)
                 found.sandboxes[container_id] = sandbox
                 undo.callback(found.sandboxes.pop, container_id, None)
-                plans.append((found, given))
+                plans.append((found, _with_names(found, sandbox, given)))
             linked = [(found, given) for found, given in plans if found.pools]
             ids: list[str] = []
             if linked:
@@ -209,6 +211,7 @@ class Attachments:
         servers: Sequence[str] = (),
         request: Request = _NO_PORTS,
         ports: Sequence[Published] = (),
+        hostname: str = "",
     ) -> None:
         """Restore the sandbox of a container that ran on without a daemon.
 
@@ -216,7 +219,7 @@ class Attachments:
         """
         if container_id in self._sandboxes:
             return
-        sandbox = Sandbox(container_id, name, servers)
+        sandbox = Sandbox(container_id, name, servers, hostname)
         for settings in kept.values():
             found = self._networks.by_id.get(settings.network_id)
             if found is None or not settings.endpoint_id:
@@ -274,10 +277,10 @@ class Attachments:
             )
         if record.name in names:
             raise Forbidden(f"endpoint of container {container_id} already exists in network {record.name}")
-        for version, address in network.wanted_addresses(record, wanted).items():
-            found.pools[version].check(address)
-        network.link_local_addresses(record.name, wanted)
-        return endpoints.intent(wanted, record, container_id)
+        for check in requested.checks(record.name, wanted):
+            check()
+        self._networks.check_endpoint(record.id, wanted)
+        return endpoints.intent(wanted, record)
 
     def check_connected(self, container_id: str, text: str, among: Iterable[str]) -> str:
         """The network's name.
@@ -316,7 +319,8 @@ class Attachments:
             found = self._networks.get(text)
             record = found.record
             self.check(container_id, record.id, wanted, self._network_names(sandbox))
-            given = endpoints.allocate(found, wanted, container_id, "", assigned)
+            mac = requested.mac_address(wanted.mac_address, f"network {record.name}")
+            given = _with_names(found, sandbox, endpoints.allocate(found, wanted, mac, assigned))
             async with contextlib.AsyncExitStack() as undo:
                 undo.callback(endpoints.release, found, given)
                 found.sandboxes[container_id] = sandbox
@@ -438,7 +442,7 @@ class Attachments:
                 continue
             try:
                 found = self._meant(key, settings)
-                static = network.wanted_addresses(found.record, settings)
+                static = requested.wanted_addresses(found.record, settings)
             except EngineError:
                 continue
             for version, address in static.items():
@@ -467,9 +471,11 @@ class Attachments:
         sandbox = self._sandboxes.get(container_id)
         if sandbox is not None:
             sandbox.name = name
-            for network_id in sandbox.endpoints:
-                self._networks.by_id[network_id].generation += 1
-                self._add_names(self._networks.by_id[network_id], sandbox)
+            for network_id, settings in sandbox.endpoints.items():
+                found = self._networks.by_id[network_id]
+                found.generation += 1
+                sandbox.endpoints[network_id] = _with_names(found, sandbox, settings)
+                self._add_names(found, sandbox)
 
     def _add_names(self, found: Network, sandbox: Sandbox) -> None:
         """Containers on a user-defined network find one another by name and aliases.
@@ -485,7 +491,7 @@ class Attachments:
             network_id=found.record.id,
             network=found.record.name,
             container_id=sandbox.container_id,
-            names=[sandbox.name, *(settings.aliases or ())],
+            names=_with_names(found, sandbox, settings).dns_names or (),
             addresses=endpoints.addresses(settings),
             links={alias or target: target for target, _, alias in links},
         )
@@ -530,6 +536,13 @@ class Attachments:
 
     def _network_names(self, sandbox: Sandbox) -> list[str]:
         return [self._networks.by_id[each].record.name for each in sandbox.endpoints]
+
+
+def _with_names(found: Network, sandbox: Sandbox, settings: EndpointSettings) -> EndpointSettings:
+    """The settings with the names of the endpoint. There are none on a predefined network."""
+    if found.record.predefined:
+        return settings
+    return endpoints.with_names(settings, sandbox.container_id, sandbox.name, sandbox.hostname)
 
 
 def _path(namespace: int) -> str:

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.errors import EngineError, Forbidden, ServerError
+from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError
 from engine.networks import endpoints, host, network, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
@@ -34,7 +34,7 @@ from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, Subnet, free_sub
 from engine.networks.macvlan import MacvlanDriver
 from engine.networks.network import BRIDGE
 from engine.networks.ports import relay_socket
-from engine.networks.sandboxes import BridgeFull
+from engine.networks.sandboxes import BridgeFull, Interface
 from engine.system import netfilter
 from engine.system.netlink.rtnl import RouteSocket
 from engine.system.threads import submit, uninterrupted
@@ -239,15 +239,16 @@ class Drivers:
 
         Returns its descriptor, owned by the caller, and the endpoint ids.
         """
-        (first, settings), *others = plans
+        networks = [found for found, _ in plans]
+        first, *others = networks
+        interfaces = _named([endpoints.interface(found, settings) for found, settings in plans])
         with error_context(first, container_id):
-            namespace, endpoint_id = self.of(first).new_sandbox(
-                first, endpoints.interface(first, settings), () if others else gateways
-            )
+            namespace, endpoint_id = self.of(first).new_sandbox(first, interfaces[0], () if others else gateways)
         ids = [endpoint_id]
         try:
-            for number, (found, given) in enumerate(others, 1):
-                ids.append(self.plug(container_id, found, namespace, given, f"eth{number}"))
+            for found, interface in zip(others, interfaces[1:], strict=True):
+                with error_context(found, container_id):
+                    ids.append(self.of(found).plug(found, namespace, interface.name, interface))
             if gateways and others:
                 with error_context(first, container_id):
                     sandboxes.route(namespace, gateways)
@@ -256,11 +257,12 @@ class Drivers:
             raise
         return namespace, ids
 
-    def plug(self, container_id: str, found: Network, namespace: int, given: EndpointSettings, name: str = "") -> str:
-        """Add an endpoint to a sandbox, as link `name` or the next free one; returns its id."""
+    def plug(self, container_id: str, found: Network, namespace: int, given: EndpointSettings) -> str:
+        """Add an endpoint to a sandbox in use; returns its id."""
         with error_context(found, container_id):
-            name = name or sandboxes.free_name(namespace)
-            return self.of(found).plug(found, namespace, name, endpoints.interface(found, given))
+            interface = endpoints.interface(found, given)
+            name = interface.name or sandboxes.free_name(namespace)
+            return self.of(found).plug(found, namespace, name, interface)
 
     def unplug(
         self, container_id: str, found: Network, namespace: int, given: EndpointSettings, endpoint_id: str
@@ -280,12 +282,32 @@ class Drivers:
         self.bridges.reflect(endpoint_id)
 
 
+def _named(interfaces: Sequence[Interface]) -> list[Interface]:
+    """The interfaces of a new sandbox with names: the requested one, or the next free one.
+
+    Raises InvalidParameter for a name that is requested twice.
+    """
+    taken = {"lo"}
+    for each in interfaces:
+        if each.name in taken:
+            raise InvalidParameter(f"endpoint.ifname: two interfaces of a container cannot be named {each.name}")
+        taken |= {each.name} if each.name else set()
+    named = []
+    for each in interfaces:
+        name = each.name or sandboxes.next_name(sandboxes.PREFIX, taken)
+        taken.add(name)
+        named.append(each._replace(name=name))
+    return named
+
+
 @contextlib.contextmanager
 def error_context(found: Network, container_id: str) -> Iterator[None]:
     """Add the names of network and container to the kernel's refusals."""
     where = f"network {found.record.name}, container {container_id}"
     try:
         yield
+    except InvalidParameter as error:
+        raise InvalidParameter(f"{where}: {error.message}") from error
     except BridgeFull as error:
         raise ServerError(f"{where}: {error.strerror}; the bridge is full") from error
     except OSError as error:

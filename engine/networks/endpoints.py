@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip
 
 import msgspec
 
-from engine.networks import network
+from engine.networks import network, requested
 from engine.networks.filter import BridgeRules
 from engine.networks.ipam import Address, AddressPool, mac_address
 from engine.networks.network import NetworkRecord, Options
@@ -36,11 +36,15 @@ _NOT_ASSIGNED: Assigned = {}
 class Sandbox:
     """The network namespace of a container that runs, with its endpoints."""
 
-    __slots__ = ("container_id", "endpoints", "lock", "name", "namespace", "opening", "request", "servers", "target")
+    __slots__ = (
+        *("container_id", "endpoints", "hostname", "lock", "name", "namespace"),
+        *("opening", "request", "servers", "target"),
+    )
 
-    def __init__(self, container_id: str, name: str, servers: Sequence[str]) -> None:
+    def __init__(self, container_id: str, name: str, servers: Sequence[str], hostname: str = "") -> None:
         self.container_id = container_id
         self.name = name
+        self.hostname = hostname
         self.servers = servers
         """The container's own name servers; empty for the host's."""
         self.namespace = -1
@@ -125,7 +129,6 @@ class Network:
 def allocate(
     found: Network,
     wanted: EndpointSettings,
-    container_id: str,
     mac: str = "",
     assigned: Assigned = _NOT_ASSIGNED,
 ) -> EndpointSettings:
@@ -137,8 +140,9 @@ def allocate(
     endpoint.
     """
     record = found.record
-    static = {**network.wanted_addresses(record, wanted), **assigned}
-    network.link_local_addresses(record.name, wanted)
+    static = {**requested.wanted_addresses(record, wanted), **assigned}
+    requested.link_local_addresses(record.name, wanted)
+    requested.driver_options(record.name, wanted.driver_opts)
     taken: dict[int, Address] = {}
     try:
         for version, pool in found.pools.items():
@@ -152,7 +156,7 @@ def allocate(
         for version, address in taken.items():
             found.pools[version].give(address)
         raise
-    settings = intent(wanted, record, container_id)
+    settings = intent(wanted, record)
     if not taken:
         return settings
     gateways = {} if found.closed else found.gateways
@@ -187,9 +191,10 @@ def interface(found: Network, settings: EndpointSettings) -> Interface:
     inner = [with_prefix(ip_address(settings.ip_address), settings.ip_prefix_len)]
     if settings.global_ipv6_address:
         inner.append(with_prefix(ip_address(settings.global_ipv6_address), settings.global_ipv6_prefix_len))
-    for address in network.link_local_addresses(found.record.name, settings):
+    for address in requested.link_local_addresses(found.record.name, settings):
         inner.append(with_prefix(address, 16 if address.version == 4 else 64))
-    return Interface(settings.mac_address, tuple(inner), found.options.mtu)
+    asked = requested.driver_options(found.record.name, settings.driver_opts)
+    return Interface(settings.mac_address, tuple(inner), found.options.mtu, asked.name, asked.sysctls)
 
 
 def with_prefix(address: Address, prefix: int) -> IPv4Interface | IPv6Interface:
@@ -200,42 +205,48 @@ def with_prefix(address: Address, prefix: int) -> IPv4Interface | IPv6Interface:
 # --- settings -------------------------------------------------------------------------------------
 
 
-def intent(wanted: EndpointSettings, record: NetworkRecord, container_id: str) -> EndpointSettings:
-    """The configured part of an endpoint.
-
-    On user-defined networks the short container id is an alias.
-    """
-    aliases = wanted.aliases
-    if not record.predefined and container_id[:12] not in (aliases or ()):
-        aliases = [*(aliases or ()), container_id[:12]]
-    return EndpointSettings(ipam_config=wanted.ipam_config, links=wanted.links, aliases=aliases, network_id=record.id)
+def intent(wanted: EndpointSettings, record: NetworkRecord) -> EndpointSettings:
+    """The configured part of an endpoint on this network."""
+    return msgspec.structs.replace(configured(wanted), network_id=record.id)
 
 
 def configured(settings: EndpointSettings) -> EndpointSettings:
-    """The settings that remain of an endpoint when its container has ended: the configuration
-    without addresses.
+    """The settings that remain of an endpoint when its container has ended: the configuration and
+    the names, without addresses.
     """
     return EndpointSettings(
         ipam_config=settings.ipam_config,
         links=settings.links,
         aliases=settings.aliases,
+        driver_opts=settings.driver_opts,
+        gw_priority=settings.gw_priority,
         network_id=settings.network_id,
+        dns_names=settings.dns_names,
     )
+
+
+def with_names(settings: EndpointSettings, container_id: str, name: str, hostname: str) -> EndpointSettings:
+    """The settings with the names of this container's endpoint on a user-defined network, the
+    container's own name first.
+    """
+    names = dict.fromkeys((name, *(settings.aliases or ()), container_id[:12], hostname))
+    return msgspec.structs.replace(settings, dns_names=[each for each in names if each])
 
 
 # --- among several endpoints ----------------------------------------------------------------------
 
 
 def ranked(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network]) -> list[EndpointSettings]:
-    """Docker's order for default routes: endpoints with gateways of both IP versions first, then by
-    network name.
+    """Docker's order for default routes: the highest GwPriority first, then endpoints with gateways
+    of both IP versions, then by network name.
 
     `networks` is by id.
     """
 
-    def rank(settings: EndpointSettings) -> tuple[bool, str]:
+    def rank(settings: EndpointSettings) -> tuple[int, bool, str]:
         found = networks.get(settings.network_id)
-        return not (settings.gateway and settings.ipv6_gateway), found.record.name if found is not None else ""
+        name = found.record.name if found is not None else ""
+        return -settings.gw_priority, not (settings.gateway and settings.ipv6_gateway), name
 
     return sorted(endpoints, key=rank)
 

@@ -19,7 +19,6 @@ from engine import labels, patterns
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.networks.ipam import Address, Subnet, hosts, parsed_address
 from engine.storage.records import Records
-from engine.wire.containers import EndpointSettings
 from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate
 
 BRIDGE, HOST, NONE = "bridge", "host", "none"
@@ -39,7 +38,7 @@ _LONGEST_NAME = 255
 """Bytes, the same limit as for a file's name."""
 _LEAST_MTU_OF_IPV6 = 1280
 """RFC 8200, 5."""
-_OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
+OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 _MACVLAN_MODES = ("bridge", "private", "vepa", "passthru")
@@ -75,6 +74,11 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     def predefined(self) -> bool:
         return self.name in PREDEFINED_NAMES
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The IP versions that the network has."""
+        return (4, 6) if self.enable_ipv6 else (4,)
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A network's options as its driver understands them."""
@@ -99,7 +103,7 @@ def options(record: NetworkRecord) -> Options:
     """
     given: dict[str, str] = {}
     for key, value in record.options.items():
-        for prefix in _OPTION_PREFIXES:
+        for prefix in OPTION_PREFIXES:
             if key.startswith(prefix):
                 given[key.removeprefix(prefix)] = value
     where = f"network {record.name}"
@@ -289,57 +293,6 @@ def with_gateways(record: NetworkRecord) -> NetworkRecord:
         else:
             config.append(pool)
     return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config))
-
-
-# --- a container's settings -----------------------------------------------------------------------
-
-
-def static_addresses(name: str, settings: EndpointSettings) -> dict[int, Address]:
-    """IPv4Address and IPv6Address for the network of that name, by IP version. Raises
-    InvalidParameter.
-    """
-    asked = settings.ipam_config
-    found: dict[int, Address] = {}
-    if asked is not None:
-        for version, text in ((4, asked.ipv4_address), (6, asked.ipv6_address)):
-            if text:
-                address = parsed_address(text, f"network {name}: IPv{version}Address")
-                if address.version != version:
-                    raise InvalidParameter(f"network {name}: invalid IPv{version} address: {text}")
-                found[version] = address
-    return found
-
-
-def wanted_addresses(record: NetworkRecord, settings: EndpointSettings) -> dict[int, Address]:
-    """`static_addresses`. Raises InvalidParameter also where the network allows none."""
-    found = static_addresses(record.name, settings)
-    if record.predefined:
-        if found:
-            raise InvalidParameter(
-                f"network {record.name}: user specified IP address is supported on user defined networks only"
-            )
-        if settings.aliases:
-            raise InvalidParameter(
-                f"network {record.name}: network-scoped alias is supported only for containers in user defined networks"
-            )
-    for version, address in found.items():
-        if version not in record.chosen_by_user or (version == 6 and not record.enable_ipv6):
-            raise InvalidParameter(
-                f"network {record.name}: user specified IP address {address} is supported only when connecting to "
-                "networks with user configured subnets"
-            )
-    return found
-
-
-def link_local_addresses(name: str, settings: EndpointSettings) -> list[Address]:
-    """The addresses of LinkLocalIPs for the network of that name. Raises InvalidParameter."""
-    found = []
-    for text in settings.ipam_config.link_local_ips if settings.ipam_config is not None else ():
-        address = parsed_address(text, f"network {name}: LinkLocalIPs")
-        if not address.is_link_local:
-            raise InvalidParameter(f"network {name}: LinkLocalIPs: {address} is not a link-local address")
-        found.append(address)
-    return found
 
 
 # --- the list -------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ import msgspec
 from engine.config import Config
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
-from engine.networks import bridge, network
+from engine.networks import bridge, network, requested
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network
 from engine.networks.network import BRIDGE, NetworkStore
@@ -135,6 +135,17 @@ class Networks:
             return self._store.get(mode).name
         except EngineError:
             return mode
+
+    def check_endpoint(self, text: str, wanted: EndpointSettings) -> None:
+        """Raises InvalidParameter for settings that a network does not allow its endpoints. One
+        that does not exist is fine.
+        """
+        try:
+            found = self.get(text)
+        except EngineError:
+            return
+        for version, address in requested.wanted_addresses(found.record, wanted).items():
+            found.pools[version].check(address)
 
     def shown(self, found: Network) -> wire.Network:
         """The network as clients see it."""

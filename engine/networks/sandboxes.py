@@ -25,12 +25,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from typing import NamedTuple
 
-from engine.errors import EngineError
+from engine.errors import EngineError, InvalidParameter
 from engine.networks import host
+from engine.networks.requested import PLACE
 from engine.system import namespaces, sysctls
 from engine.system.netlink import rtnl
 from engine.system.netlink.codec import NetlinkError
@@ -51,6 +52,7 @@ LINGER = 5.0
 The kernel does not while a process holds the namespace.
 """
 
+PREFIX = "eth"
 INSIDE = "eth0"
 PORTS = 1023
 """Ports of one bridge (BR_MAX_PORTS of the kernel, without the one that it does not use)."""
@@ -71,6 +73,10 @@ class Interface(NamedTuple):
     addresses: tuple[IPv4Interface | IPv6Interface, ...]
     mtu: int = 0
     """0: the kernel's 1500."""
+    name: str = ""
+    """Empty: the next free one."""
+    sysctls: tuple[tuple[str, str], ...] = ()
+    """As `DriverOptions.sysctls`."""
 
 
 class ReadySandbox:
@@ -99,12 +105,19 @@ class ReadySandbox:
         self.index = link.ifindex
 
     def configure(self, interface: Interface, gateways: Iterable[IPv4Address | IPv6Address]) -> None:
-        """Give the inner end its MAC and addresses, and default routes by these gateways. Once."""
+        """Give the inner end its name, MAC and addresses, and default routes by these gateways.
+        Once.
+        """
         assert self._inside is not None
-        if any(address.version == 6 for address in interface.addresses):
-            _switch_ipv6_on(self.descriptor, INSIDE)
+        name = interface.name or INSIDE
+        if name != INSIDE:
+            # A link that is up has a new name only since Linux 6.2.
+            self._inside.apply(
+                rtnl.change_link(INSIDE, up=False), rtnl.rename_link(self.index, name), rtnl.change_link(name, up=True)
+            )
+        _settle(self.descriptor, name, interface)
         self._inside.apply(
-            rtnl.change_link(INSIDE, mac=interface.mac, mtu=interface.mtu),
+            rtnl.change_link(name, mac=interface.mac, mtu=interface.mtu),
             *(rtnl.add_address(self.index, address) for address in interface.addresses),
             *(rtnl.add_default_route(gateway, self.index) for gateway in gateways),
         )
@@ -128,15 +141,27 @@ class ReadySandbox:
             self.descriptor = -1
 
 
-def _switch_ipv6_on(namespace: int, name: str) -> None:
-    """Enable IPv6 on one link of a namespace, and on its loopback.
+def _settle(namespace: int, name: str, interface: Interface) -> None:
+    """Write the sysctls of one link of a namespace.
 
-    On other links it is off, as in Docker.
+    IPv6 is switched on for the link and its loopback if it gets such an address. On other links it
+    is off, as in Docker.
     """
-    if not host.HAS_IPV6:
-        raise NetlinkError(errno.EAFNOSUPPORT, "this kernel has no IPv6")
+    settings: dict[str, str] = {}
+    if any(address.version == 6 for address in interface.addresses):
+        if not host.HAS_IPV6:
+            raise NetlinkError(errno.EAFNOSUPPORT, "this kernel has no IPv6")
+        settings = {f"ipv6/conf/{each}/disable_ipv6": "0" for each in ("lo", name)}
+    if not settings and not interface.sysctls:
+        return
     with namespaces.inside_network(namespace):
-        sysctls.write({f"ipv6/conf/{each}/disable_ipv6": "0" for each in ("lo", name)})
+        sysctls.write(settings)
+        for path, value in interface.sysctls:
+            try:
+                sysctls.write({path.replace(PLACE, name): value})
+            except OSError as error:
+                setting = f"net.{path.replace('/', '.')}"
+                raise InvalidParameter(f"sysctl {setting}={value}: {error.strerror}") from error
 
 
 def empty() -> int:
@@ -204,8 +229,7 @@ def finish(namespace: int, name: str, interface: Interface) -> None:
         if link is None:
             raise NetlinkError(errno.ENODEV, f"{name} is not in its namespace")
         inside.apply(rtnl.change_link(name, up=True, mac=interface.mac, mtu=interface.mtu))
-        if any(address.version == 6 for address in interface.addresses):
-            _switch_ipv6_on(namespace, name)
+        _settle(namespace, name, interface)
         inside.apply(*(rtnl.add_address(link.ifindex, address) for address in interface.addresses))
 
 
@@ -215,11 +239,15 @@ def route(namespace: int, gateways: Iterable[IPv4Address | IPv6Address]) -> None
         inside.apply(*(rtnl.add_default_route(gateway, replace=True) for gateway in gateways))
 
 
-def free_name(namespace: int) -> str:
+def free_name(namespace: int, prefix: str = PREFIX) -> str:
     """The first of eth0, eth1, … that a namespace does not have."""
     with _inside(namespace) as inside:
-        names = {link.name for link in inside.links()}
-    return next(name for name in (f"eth{number}" for number in range(len(names) + 1)) if name not in names)
+        return next_name(prefix, {link.name for link in inside.links()})
+
+
+def next_name(prefix: str, taken: Collection[str]) -> str:
+    """The first name of this prefix and a number that is not taken."""
+    return next(name for name in (f"{prefix}{number}" for number in range(len(taken) + 1)) if name not in taken)
 
 
 def remove_by_mac(namespace: int, mac: str) -> None:

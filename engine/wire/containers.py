@@ -8,6 +8,8 @@ a list, the type allows both; the engine stores and sends the list (`containers/
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 Strings = list[str] | str | None
@@ -246,6 +248,10 @@ class EndpointSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     ipam_config: EndpointIPAMConfig | None = msgspec.field(default=None, name="IPAMConfig")
     links: list[str] | None = None
     aliases: list[str] | None = None
+    """As asked for. Records of earlier versions of this engine also have the short container id."""
+    driver_opts: dict[str, str] | None = None
+    gw_priority: int = 0
+    """The endpoint of the highest priority has the default routes."""
     network_id: str = msgspec.field(default="", name="NetworkID")
     endpoint_id: str = msgspec.field(default="", name="EndpointID")
     gateway: str = ""
@@ -255,10 +261,21 @@ class EndpointSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     global_ipv6_address: str = msgspec.field(default="", name="GlobalIPv6Address")
     global_ipv6_prefix_len: int = msgspec.field(default=0, name="GlobalIPv6PrefixLen")
     mac_address: str = ""
+    """In a request the wanted address, otherwise the actual one while the container runs."""
+    dns_names: list[str] | None = msgspec.field(default=None, name="DNSNames")
+    """Its names on a user-defined network. The first is used for reverse lookups."""
 
 
 class NetworkingConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     endpoints_config: dict[str, EndpointSettings | None] = msgspec.field(default_factory=dict)
+
+
+class FromOlder(msgspec.Struct, kw_only=True, frozen=True):
+    """Notes of the rows of `api/versions/` that made a create body out of an older request."""
+
+    warnings: list[str] = msgspec.field(default_factory=list)
+    endpoints_unchecked: bool = False
+    """Endpoints are checked when the container starts, not at its creation."""
 
 
 class CreateBody(Config, rename="pascal", kw_only=True, frozen=True):
@@ -268,6 +285,8 @@ class CreateBody(Config, rename="pascal", kw_only=True, frozen=True):
     volume_driver: str = ""
     """Sent by clients below 1.21. The field in HostConfig has precedence."""
     networking_config: NetworkingConfig = msgspec.field(default_factory=NetworkingConfig)
+    from_older: FromOlder = msgspec.field(default_factory=FromOlder, name="(older)")
+    """Under a name that no client sends."""
 
 
 class Created(msgspec.Struct, rename="pascal", frozen=True):
@@ -433,29 +452,16 @@ class ContainerState(msgspec.Struct, rename="pascal", kw_only=True, frozen=True)
     health: HealthState | msgspec.UnsetType = msgspec.UNSET
 
 
-class NetworkSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """`NetworkSettings` of inspect: the default bridge's endpoint at the top, every endpoint in
-    `Networks`.
-    """
+class NetworkSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, dict=True):
+    """`NetworkSettings` of inspect."""
 
-    bridge: str = ""
     sandbox_id: str = msgspec.field(default="", name="SandboxID")
-    hairpin_mode: bool = False
-    link_local_ipv6_address: str = msgspec.field(default="", name="LinkLocalIPv6Address")
-    link_local_ipv6_prefix_len: int = msgspec.field(default=0, name="LinkLocalIPv6PrefixLen")
-    ports: dict[str, list[PortBinding] | None] = msgspec.field(default_factory=dict)
     sandbox_key: str = ""
-    secondary_ip_addresses: list[str] | None = msgspec.field(default=None, name="SecondaryIPAddresses")
-    secondary_ipv6_addresses: list[str] | None = msgspec.field(default=None, name="SecondaryIPv6Addresses")
-    endpoint_id: str = msgspec.field(default="", name="EndpointID")
-    gateway: str = ""
-    global_ipv6_address: str = msgspec.field(default="", name="GlobalIPv6Address")
-    global_ipv6_prefix_len: int = msgspec.field(default=0, name="GlobalIPv6PrefixLen")
-    ip_address: str = msgspec.field(default="", name="IPAddress")
-    ip_prefix_len: int = msgspec.field(default=0, name="IPPrefixLen")
-    ipv6_gateway: str = msgspec.field(default="", name="IPv6Gateway")
-    mac_address: str = ""
+    ports: dict[str, list[PortBinding] | None] = msgspec.field(default_factory=dict)
     networks: dict[str, EndpointSettings] | msgspec.UnsetType = msgspec.field(default_factory=dict)
+    wanted_mac: ClassVar[str] = ""
+    """The MAC address that was asked for on the main network. It is no field, because only
+    replies of older versions show it, as `Config.MacAddress`."""
 
 
 class GraphDriver(msgspec.Struct, rename="pascal", frozen=True):

@@ -685,14 +685,18 @@ def test_prune(engine: TempEngine) -> None:
     assert engine.request("POST", "/v1.24/networks/prune").status == 404
 
 
-def several(engine: TempEngine, status: int = 201, mode: str = "one", **endpoints: Any) -> Any:
+def several(engine: TempEngine, status: int = 201, mode: str = "one", version: str = "/v1.55", **endpoints: Any) -> Any:
     body = {
         "Image": "busybox",
         "Cmd": ["sleep", "600"],
         "HostConfig": {"NetworkMode": mode},
         "NetworkingConfig": {"EndpointsConfig": endpoints},
     }
-    return newer(engine, "POST", "/v1.44/containers/create", body, status)
+    return newer(engine, "POST", f"{version}/containers/create", body, status)
+
+
+def endpoints_of(engine: TempEngine, container: str, version: str = "") -> Any:
+    return newer(engine, "GET", f"{version}/containers/{container}/json")["NetworkSettings"]["Networks"]
 
 
 def test_several_endpoints_at_create(engine: TempEngine) -> None:
@@ -710,3 +714,139 @@ def test_several_endpoints_at_create(engine: TempEngine) -> None:
     assert message == f"EndpointsConfig: network two is given twice, once as {two}"
     for mode, others in (("host", {"one": {}}), ("one", {"one": {}, "none": {}})):
         assert "no other network goes with" in several(engine, 400, mode, **others)["message"]
+
+
+def test_what_a_network_does_not_allow_is_refused_at_create(engine: TempEngine) -> None:
+    create(engine, "one", IPAM=pools({"Subnet": "10.232.3.0/24"}))
+    create(engine, "any")
+    outside = {"IPAMConfig": {"IPv4Address": "10.9.9.9"}}
+    for endpoints, words in (
+        ({"one": outside}, "Requested address is out of range: 10.9.9.9"),
+        ({"any": outside}, "only when connecting to networks with user configured subnets"),
+        ({"default": outside}, "on user defined networks only"),
+        ({"bridge": {"Aliases": ["a"]}}, "only for containers in user defined networks"),
+        ({"one": {"MacAddress": "01:00:00:00:00:00"}}, "network one: invalid MacAddress '01:00:00:00:00:00'"),
+        ({"one": {"DriverOpts": {"com.docker.network.endpoint.ifname": "a/b"}}}, "endpoint.ifname: 'a/b'"),
+    ):
+        (mode,) = endpoints
+        assert words in several(engine, 400, mode, **endpoints)["message"]
+    message = several(engine, 400, "one", one=outside, any=outside)["message"]
+    assert message.startswith("invalid endpoint settings:\n") and message.count("10.9.9.9") == 2
+    assert newer(engine, "GET", "/containers/json?all=1") == []
+
+
+def test_mac_addresses_of_endpoints(engine: TempEngine) -> None:
+    create(engine, "one")
+    create(engine, "two")
+    first, second, third = (f"02:42:00:00:07:0{number}" for number in range(3))
+    container = several(engine, one={"MacAddress": first}, two={"MacAddress": second.upper().replace(":", "-")})["Id"]
+
+    def seen() -> dict[str, str]:
+        return {name: each["MacAddress"] for name, each in endpoints_of(engine, container).items()}
+
+    assert seen() == {"one": "", "two": ""}
+    for _ in range(2):
+        engine.post(f"/containers/{container}/start")
+        assert seen() == {"one": first, "two": second}
+        assert run(engine, container, "cat", "/sys/class/net/eth1/address").strip() == second
+        engine.post(f"/containers/{container}/stop?t=0")
+    assert newer(engine, "GET", f"/v1.51/containers/{container}/json")["Config"]["MacAddress"] == first
+    assert "MacAddress" not in newer(engine, "GET", f"/containers/{container}/json")["Config"]
+    engine.post(f"/containers/{container}/start")
+    disconnect(engine, "two", container)
+    for version, mac in (("/v1.53", None), ("/v1.54", third)):
+        body = {"Container": container, "EndpointConfig": {"MacAddress": third}}
+        newer(engine, "POST", f"{version}/networks/two/connect", body)
+        assert (seen()["two"] == third) is (mac is not None)
+        disconnect(engine, "two", container)
+
+
+def test_the_mac_of_a_container(engine: TempEngine) -> None:
+    """Before 1.52 it was one for the whole container."""
+    mac = "02:42:00:00:07:09"
+    body = {"Image": "busybox", "Cmd": ["sleep", "600"], "MacAddress": mac}
+    for version, warned in (("/v1.43", False), ("/v1.51", True)):
+        made = newer(engine, "POST", f"{version}/containers/create", body, 201)
+        assert any("MacAddress field is now deprecated" in each for each in made["Warnings"]) is warned
+        engine.post(f"/containers/{made['Id']}/start")
+        assert endpoints_of(engine, made["Id"])["bridge"]["MacAddress"] == mac
+        engine.post(f"/containers/{made['Id']}/stop?t=0")
+    made = newer(engine, "POST", "/v1.52/containers/create", body, 201)
+    engine.post(f"/containers/{made['Id']}/start")
+    assert endpoints_of(engine, made["Id"])["bridge"]["MacAddress"] != mac
+
+
+def test_names_of_endpoints(engine: TempEngine) -> None:
+    create(engine, "one")
+    container = several(engine, one={"Aliases": ["nick"]})["Id"]
+    short = container[:12]
+    assert endpoints_of(engine, container)["one"]["DNSNames"] is None
+    engine.post(f"/containers/{container}/rename?name=first")
+    engine.post(f"/containers/{container}/start")
+    endpoint = endpoints_of(engine, container)["one"]
+    assert (endpoint["Aliases"], endpoint["DNSNames"]) == (["nick"], ["first", "nick", short])
+    assert endpoints_of(engine, container, "/v1.44")["one"]["Aliases"] == ["nick", short]
+    assert "DNSNames" not in endpoints_of(engine, container, "/v1.24")["one"]
+    engine.post(f"/containers/{container}/rename?name=second")
+    assert endpoints_of(engine, container)["one"]["DNSNames"] == ["second", "nick", short]
+    assert "second.one" in run(engine, sleeper(engine, "one"), "nslookup", endpoint["IPAddress"])
+    engine.post(f"/containers/{container}/stop?t=0")
+    assert endpoints_of(engine, container)["one"]["DNSNames"] == ["second", "nick", short]
+
+
+def test_priority_of_gateways(engine: TempEngine) -> None:
+    gateways = {}
+    for name, subnet in (("a", "10.232.4.0/24"), ("b", "10.232.5.0/24"), ("c", "10.232.6.0/24")):
+        create(engine, name, IPAM=pools({"Subnet": subnet}))
+        gateways[inspect(engine, name)["IPAM"]["Config"][0]["Gateway"]] = name
+
+    def default(container: str) -> str:
+        words = run(engine, container, "ip", "route", "show", "default").split()
+        return gateways[words[words.index("via") + 1]]
+
+    plain = several(engine, mode="b", b={"GwPriority": 1}, a={}, version="/v1.47")["Id"]
+    container = several(engine, mode="b", b={"GwPriority": 1}, a={})["Id"]
+    for each in (plain, container):
+        engine.post(f"/containers/{each}/start")
+    assert (default(plain), default(container)) == ("a", "b")
+    assert endpoints_of(engine, container)["b"]["GwPriority"] == 1
+    newer(engine, "POST", "/networks/c/connect", {"Container": container, "EndpointConfig": {"GwPriority": 2}})
+    assert default(container) == "c"
+    disconnect(engine, "c", container)
+    assert default(container) == "b"
+    newer(engine, "POST", "/networks/c/connect", {"Container": container, "EndpointConfig": {"GwPriority": -1}})
+    disconnect(engine, "b", container)
+    assert default(container) == "a"
+
+
+def test_options_of_endpoints(engine: TempEngine) -> None:
+    create(engine, "one")
+    create(engine, "two")
+    option = "com.docker.network.endpoint."
+    named = {f"{option}ifname": "front0", f"{option}sysctls": "net.ipv4.conf.IFNAME.log_martians=1"}
+    container = several(engine, one={"DriverOpts": named}, two={})["Id"]
+    engine.post(f"/containers/{container}/start")
+    assert set(run(engine, container, "ls", "/sys/class/net").split()) >= {"lo", "front0", "eth0"}
+    setting = "/proc/sys/net/ipv4/conf/{}/log_martians"
+    assert run(engine, container, "cat", setting.format("front0"), setting.format("eth0")).split() == ["1", "0"]
+    run(engine, container, "ping", "-c", "1", "-W", "5", inspect(engine, "one")["IPAM"]["Config"][0]["Gateway"])
+    assert endpoints_of(engine, container)["one"]["DriverOpts"] == named
+    disconnect(engine, "two", container)
+    connected = {"Container": container, "EndpointConfig": {"DriverOpts": {f"{option}ifname": "back"}}}
+    newer(engine, "POST", "/networks/two/connect", connected)
+    assert "back" in run(engine, container, "ls", "/sys/class/net").split()
+    unknown = {"DriverOpts": {f"{option}sysctls": "net.ipv4.conf.IFNAME.no_such_thing=1"}}
+    refused = several(engine, one=unknown)["Id"]
+    words = engine.post(f"/containers/{refused}/start", 400).json()["message"]
+    assert "sysctl net.ipv4.conf.IFNAME.no_such_thing=1: No such file or directory" in words
+
+
+def test_sysctls_of_eth0(engine: TempEngine) -> None:
+    create(engine, "one")
+    body = {"Image": "busybox", "Cmd": ["sleep", "600"]}
+    body["HostConfig"] = {"NetworkMode": "one", "Sysctls": {"net.ipv4.conf.eth0.log_martians": "1"}}
+    made = newer(engine, "POST", "/v1.47/containers/create", body, 201)
+    assert made["Warnings"][0].startswith('Migrated sysctl "net.ipv4.conf.eth0.log_martians" to DriverOpts')
+    engine.post(f"/containers/{made['Id']}/start")
+    assert run(engine, made["Id"], "cat", "/proc/sys/net/ipv4/conf/eth0/log_martians").strip() == "1"
+    assert "must be supplied using driver option" in newer(engine, "POST", "/containers/create", body, 400)["message"]

@@ -195,7 +195,9 @@ class Networks:
     def get(self, text: str) -> Any:
         return SimpleNamespace(record=SimpleNamespace(name=text))
 
-    async def join(self, container_id: str, name: str, wanted: dict[str, EndpointSettings], *_: object) -> Joined:
+    async def join(
+        self, container_id: str, name: str, wanted: dict[str, EndpointSettings], *_: object, **__: object
+    ) -> Joined:
         assert container_id not in self.members, "it has joined already"
         await self.world.point("join networks")
         given = {key: msgspec.structs.replace(each, ip_address="172.17.0.2") for key, each in wanted.items()}
@@ -237,13 +239,16 @@ class Networks:
             raise NotFound("not connected")
         return name
 
-    async def restore(self, container_id: str, name: str, networks: dict[str, EndpointSettings], *_: object) -> None:
+    async def restore(
+        self, container_id: str, name: str, networks: dict[str, EndpointSettings], *_: object, **__: object
+    ) -> None:
         await self.world.point("restore networks")
         self.members[container_id] = dict(networks)
 
     def ports_of(self, container_id: str) -> tuple[()]:
         return ()
 
+    def check_endpoint(self, text: str, wanted: EndpointSettings) -> None: ...
     def renamed(self, container_id: str, name: str) -> None: ...
     def reserve(self, networks: Any) -> None: ...
     def unreserve(self, networks: Any) -> None: ...

@@ -96,7 +96,7 @@ class Engine(Both):
 
     async def endpoint(self, container: str, mac: str = "", on: str = "bridge", **asked: Any) -> Sandbox:
         wanted = {on: msgspec.convert(asked, EndpointSettings)}
-        joined = await self.join(container, container, wanted, on, mac)
+        joined = await self.join(container, container, wanted, on, {on: mac})
         assert joined.path
         return Sandbox(joined.path, joined.endpoints[on])
 

@@ -66,7 +66,6 @@ class Flag(enum.Enum):
     PUSH_PLATFORM = "push takes platform"
     IMAGE_CREATE_EVENTS = "events tell of images that are made"
     VOLUME_DRIVER_WARNING = "create warns of a VolumeDriver beside volumes in Mounts"
-    INTERFACE_SYSCTLS = "sysctls of an interface are driver options of its endpoint alone"
     IMAGE_PLATFORM = "save, load and history take platform"
     INSPECT_MANIFESTS = "inspect of an image takes manifests"
     PRUNE_SPACE = "build/prune takes reserved-space, max-used-space and min-free-space"

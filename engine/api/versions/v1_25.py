@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 
 from engine.api.versions.change import Change, Flag, without
+from engine.api.versions.endpoints import unchecked
 from engine.api.versions.host_config import SINCE_1_25
 from engine.containers.streams import spell_detach_keys
+from engine.wire.containers import ContainerInspect, CreateBody, EndpointSettings
 from engine.wire.events import Message
 from engine.wire.exec import ExecInspect
 from engine.wire.images import ImageSummary
@@ -50,6 +52,26 @@ CHANGES = (
         ),
     ),
     Change("1.25", "what needs a swarm answers 503 outside of one, not 406", flag=Flag.NO_SWARM_IS_503),
+    Change("1.25", "create checks what networks allow their endpoints", of=CreateBody, upgrade=unchecked),
+    Change(
+        "1.25",
+        "endpoints show DriverOpts, GwPriority and DNSNames",
+        of=EndpointSettings,
+        downgrade=without("DriverOpts", "GwPriority", "DNSNames"),
+    ),
+    Change(
+        "1.25",
+        "inspect shows no fields of the default bridge that are always empty",
+        of=ContainerInspect,
+        downgrade={
+            "NetworkSettings.Bridge": lambda _: "",
+            "NetworkSettings.HairpinMode": lambda _: False,
+            "NetworkSettings.LinkLocalIPv6Address": lambda _: "",
+            "NetworkSettings.LinkLocalIPv6PrefixLen": lambda _: 0,
+            "NetworkSettings.SecondaryIPAddresses": lambda _: None,
+            "NetworkSettings.SecondaryIPv6Addresses": lambda _: None,
+        },
+    ),
     Change("1.25", "volumes show CreatedAt and Options", of=Volume, downgrade=without("CreatedAt", "Options")),
     Change("1.25", "events show scope", of=Message, downgrade=without("scope")),
     Change(

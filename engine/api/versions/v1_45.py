@@ -2,6 +2,31 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change
+import msgspec
 
-CHANGES: tuple[Change, ...] = ()
+from engine.api.versions.change import Change
+from engine.networks.network import PREDEFINED_NAMES
+from engine.wire.containers import ContainerInspect, EndpointSettings
+
+
+def _with_names(found: ContainerInspect) -> dict[str, EndpointSettings]:
+    """The networks, with the container's short id and host name among the aliases."""
+    names = (found.id[:12], found.config.hostname)
+    return {
+        network: settings
+        if network in PREDEFINED_NAMES
+        else msgspec.structs.replace(
+            settings, aliases=[*dict.fromkeys((*(settings.aliases or ()), *filter(None, names)))]
+        )
+        for network, settings in (found.network_settings.networks or {}).items()
+    }
+
+
+CHANGES = (
+    Change(
+        "1.45",
+        "aliases are those that were asked for; DNSNames has them all",
+        of=ContainerInspect,
+        downgrade={"NetworkSettings.Networks": _with_names},
+    ),
+)

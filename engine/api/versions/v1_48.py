@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from engine.api.versions.change import Change, Flag
+from engine.api.versions.endpoints import interface_sysctls, without
+from engine.wire.containers import CreateBody
 
 CHANGES = (
     Change("1.48", "create warns of a VolumeDriver beside volumes in Mounts", flag=Flag.VOLUME_DRIVER_WARNING),
-    Change("1.48", "sysctls of an interface are driver options of its endpoint alone", flag=Flag.INTERFACE_SYSCTLS),
+    Change(
+        "1.48",
+        "sysctls of an interface are driver options of its endpoint alone",
+        of=CreateBody,
+        upgrade=interface_sysctls,
+    ),
+    Change("1.48", "endpoints take GwPriority", of=CreateBody, upgrade=without("GwPriority"), down_to="1.25"),
     Change("1.48", "save, load and history take platform", flag=Flag.IMAGE_PLATFORM, down_to="1.25"),
     Change("1.48", "inspect of an image takes manifests", flag=Flag.INSPECT_MANIFESTS, down_to="1.25"),
     Change(

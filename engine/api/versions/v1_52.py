@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from engine.api.versions.change import Change, Flag, without
+from engine.api.versions.change import Change, Flag, Source, without
+from engine.api.versions.endpoints import mac_with_warning
 from engine.containers.body import EMPTY_BINDINGS
-from engine.wire.containers import Created
+from engine.networks.network import BRIDGE
+from engine.wire.containers import ContainerInspect, CreateBody, Created, EndpointSettings
 from engine.wire.events import Message
 from engine.wire.system import DiskUsage
 
 _NAMED = ("container", "image")
 """The types of events that have `status` and `id`."""
+
+_NONE = EndpointSettings()
+
+
+def _of_bridge(field: str) -> Source:
+    """A field of the endpoint on the default bridge."""
+    return lambda found: getattr(found.network_settings.networks.get(BRIDGE, _NONE), field)
+
 
 CHANGES = (
     Change(
@@ -19,6 +29,28 @@ CHANGES = (
         "create warns of empty lists of port bindings",
         of=Created,
         downgrade={"Warnings": lambda created: [each for each in created.warnings if EMPTY_BINDINGS not in each]},
+    ),
+    Change("1.52", "a MAC address is one endpoint's alone", of=CreateBody, upgrade=mac_with_warning),
+    Change(
+        "1.52",
+        "inspect shows requested MAC addresses no more",
+        of=ContainerInspect,
+        downgrade={"Config.MacAddress": lambda found: found.network_settings.wanted_mac or UNSET},
+    ),
+    Change(
+        "1.52",
+        "inspect shows the endpoint on the default bridge in Networks alone",
+        of=ContainerInspect,
+        downgrade={
+            "NetworkSettings.EndpointID": _of_bridge("endpoint_id"),
+            "NetworkSettings.Gateway": _of_bridge("gateway"),
+            "NetworkSettings.GlobalIPv6Address": _of_bridge("global_ipv6_address"),
+            "NetworkSettings.GlobalIPv6PrefixLen": _of_bridge("global_ipv6_prefix_len"),
+            "NetworkSettings.IPAddress": _of_bridge("ip_address"),
+            "NetworkSettings.IPPrefixLen": _of_bridge("ip_prefix_len"),
+            "NetworkSettings.IPv6Gateway": _of_bridge("ipv6_gateway"),
+            "NetworkSettings.MacAddress": _of_bridge("mac_address"),
+        },
     ),
     Change("1.52", "save and load take several platforms", flag=Flag.MANY_PLATFORMS),
     Change("1.52", "inspect of a network shows Status", flag=Flag.NETWORK_STATUS),

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change
+from engine.api.versions.change import Change, ignoring
+from engine.wire.networks import NetworkConnect
 
-CHANGES: tuple[Change, ...] = ()
+CHANGES = (
+    Change(
+        "1.54",
+        "connect takes MacAddress",
+        of=NetworkConnect,
+        upgrade=ignoring("EndpointConfig.MacAddress"),
+        down_to="1.25",
+    ),
+)

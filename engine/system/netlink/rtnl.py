@@ -240,6 +240,12 @@ def change_link(
     return Request(_NEWLINK, 0, body, f"link {name}")
 
 
+def rename_link(index: int, name: str) -> Request:
+    """Give the link of this index another name."""
+    body = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + text(_IFLA_IFNAME, name)
+    return Request(_NEWLINK, 0, body, f"link {name}")
+
+
 def change_port(name: str, *, hairpin: bool | None = None, isolated: bool | None = None) -> Request:
     """Change a port of a bridge. With `hairpin`, frames may be sent back to the port that they came
     from. `isolated` ports cannot reach each other.

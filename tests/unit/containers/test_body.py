@@ -83,7 +83,6 @@ REFUSED = [
     (host(RestartPolicy={"Name": "on-failure", "MaximumRetryCount": -3}), "negative"),
     (host(ConsoleSize=[1]), "ConsoleSize"),
     (body(Domainname="a\nb"), "domainname"),
-    (body(MacAddress="03:00:00:00:00:01"), "MacAddress"),
     (host(MemoryReservation=1), "MemoryReservation"),
     (host(KernelMemory=1), "KernelMemory"),
     (host(CpuQuota=-2), "CpuQuota"),
@@ -109,6 +108,8 @@ REFUSED = [
     (host(Tmpfs={"/": ""}), "destination can't be '/'"),
     (host(Sysctls={"net.": "1"}), "Sysctls"),
     (host(Sysctls={"net..x": "1"}), "Sysctls"),
+    (host(Sysctls={"net.ipv4.conf.eth0/1.forwarding": "1"}), "'com.docker.network.endpoint.sysctls'"),
+    (host(Sysctls={"net/ipv6/neigh/eth0/a": "1"}), "interface specific sysctl setting 'net/ipv6/neigh/eth0/a'"),
     (host(Sysctls={"fs.file-max": "1"}), "not in a separate kernel namespace"),
     (host(Sysctls={"fs.mqueue.msg_max": "1"}, IpcMode="container:x"), "ipc namespace"),
     (host(Sysctls={"net.core.somaxconn": "1"}, NetworkMode="container:x"), "network namespace"),
@@ -123,7 +124,6 @@ REFUSED = [
     (host(UTSMode="container:x"), "UTSMode"),
     (host(NetworkMode="host", Links=["a"]), "conflicting options"),
     (body(ExposedPorts={"80": {}}, HostConfig={"NetworkMode": "container:x"}), "port exposing"),
-    (body(MacAddress="02:00:00:00:00:01", HostConfig={"NetworkMode": "host"}), "mac-address and the network mode"),
 ]
 
 
@@ -159,7 +159,14 @@ def test_a_broken_rule_is_refused_by_name(refused: CreateBody, words: str) -> No
         host(PortBindings={"80/tcp": [{"HostPort": ""}, {"HostIp": "::1", "HostPort": "8000-8010"}], "81": None}),
         host(Links=["a", "b:c", "/b:/me/c"], VolumesFrom=["a", "b:ro", "c:rw,z"], UsernsMode="host", StorageOpt={}),
         host(PidMode="container:a", IpcMode="container:b", UTSMode="host", NetworkMode="container:c"),
-        host(Sysctls={"net.ipv4.conf.eth0/1.forwarding": "1", "kernel.shmmax": "1", "fs.mqueue.msg_max": "5"}),
+        host(
+            Sysctls={
+                "net.ipv4.conf.default.forwarding": "1",
+                "net/core/somaxconn": "5",
+                "kernel.shmmax": "1",
+                "fs.mqueue.msg_max": "5",
+            }
+        ),
         host(PidsLimit=-1, Ulimits=[{"Name": "nofile", "Soft": 4, "Hard": 4}]),
     ],
 )
@@ -170,7 +177,7 @@ def test_what_clients_send_is_taken(accepted: CreateBody) -> None:
 def test_normal_forms_of_what_is_not_given() -> None:
     config, host_config = rules.checked(body(Cmd="ls", HostConfig={"CapAdd": "SYS_PTRACE"}))
     assert config.cmd == ["ls"] and host_config.cap_add == ["SYS_PTRACE"]
-    assert host_config.network_mode == "default" and host_config.restart_policy.name == "no"
+    assert host_config.network_mode == "bridge" and host_config.restart_policy.name == "no"
     assert host_config.log_config.type == "json-file" and host_config.shm_size == 67108864
     assert host_config.memory_swappiness is None and host_config.dns == []
     assert (host_config.ipc_mode, host_config.pids_limit, host_config.oom_kill_disable) == ("private", None, False)

@@ -112,10 +112,9 @@ def test_inspect_shows_the_state_and_the_files() -> None:
     assert state["StartedAt"] == "2023-11-14T22:13:21Z" and state["FinishedAt"] == "0001-01-01T00:00:00Z"
     assert shown["Created"] == "2023-11-14T22:13:20.000000005Z" and shown["Name"] == "/web"
     assert shown["LogPath"] == f"/c/{RECORD.id}-json.log" or RECORD.host.log_config.type == ""
-    assert shown["NetworkSettings"]["IPAddress"] == "172.17.0.2" and shown["NetworkSettings"]["Ports"] == {
-        "80/tcp": None
-    }
     assert shown["HostConfig"]["MemorySwappiness"] is None and shown["HostConfig"]["Dns"] == []
+    assert shown["NetworkSettings"]["Networks"]["bridge"]["IPAddress"] == "172.17.0.2"
+    assert shown["NetworkSettings"]["Ports"] == {"80/tcp": None}
     assert shown["GraphDriver"] == {"Name": "overlay2", "Data": {"UpperDir": "/u"}}
     assert shown["ExecIDs"] is None and "SizeRw" not in shown
 

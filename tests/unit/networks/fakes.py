@@ -141,8 +141,8 @@ class Host:
         self.step("route")
         self.routes[namespace] = [str(each) for each in gateways]
 
-    def _free_name(self, namespace: int) -> str:
-        return f"eth{len(self.namespaces[namespace])}"
+    def _free_name(self, namespace: int, prefix: str = sandboxes.PREFIX) -> str:
+        return sandboxes.next_name(prefix, self.namespaces[namespace])
 
     def _remove_by_mac(self, namespace: int, mac: str) -> None:
         inner = self.namespaces[namespace]
@@ -270,7 +270,7 @@ class Ready:
 
     def configure(self, interface: Interface, gateways: Iterable[IPv4Address | IPv6Address]) -> None:
         self._host.step("configure")
-        self._host.namespaces[self._namespace]["eth0"] = interface
+        self._host.namespaces[self._namespace][interface.name or "eth0"] = interface
         self._host.routes[self._namespace] = [str(each) for each in gateways]
 
     def detach(self) -> int:

@@ -20,10 +20,10 @@ from engine.networks.network import (
     checked,
     matches,
     options,
-    wanted_addresses,
     with_gateways,
 )
 from engine.networks.networks import Networks
+from engine.networks.requested import link_local_addresses, wanted_addresses
 from engine.storage.records import Records
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
@@ -292,7 +292,7 @@ def test_static_addresses() -> None:
         with pytest.raises(InvalidParameter, match=words):
             wanted_addresses(record, asked)
     with pytest.raises(InvalidParameter, match="not a link-local address"):
-        network.link_local_addresses(given.name, wanted(LinkLocalIPs=["10.0.0.1"]))
+        link_local_addresses(given.name, wanted(LinkLocalIPs=["10.0.0.1"]))
 
 
 # --- filters --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.networks import bridge, endpoints, host, macvlan, sandboxes
+from engine.networks import bridge, dns, endpoints, host, macvlan, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.network import NetworkRecord, NetworkStore, Options
 from engine.networks.ports import Published
@@ -105,10 +105,10 @@ def test_a_network_and_a_sandbox(world: Host, tmp_path: Path) -> None:
             assert world.links[found.bridge].alias == f"engined {networks.get('bridge').record.id[:12]}"
             assert networks.shown(found).ipam.config[0].gateway == "10.1.0.1"
             ports = Request((), {"80/tcp": [PortBinding(host_ip="", host_port="8080")]})
-            joined = await networks.join("c" * 64, "one", {"web": ANY}, "web", "02:42:00:00:00:07", (), ports)
+            joined = await networks.join("c" * 64, "one", {"web": ANY}, "web", {"web": "02:42:00:00:00:07"}, (), ports)
             given = joined.endpoints["web"]
             assert (given.ip_address, given.gateway, given.mac_address) == ("10.1.0.2", "10.1.0.1", "02:42:00:00:00:07")
-            assert given.aliases == ["c" * 12]
+            assert (given.aliases, given.dns_names) == (None, ["one", "c" * 12])
             assert joined.path is not None and joined.path.startswith(f"/proc/{os.getpid()}/fd/")
             assert await networks.opened("c" * 64) == (Published("tcp", "0.0.0.0", 8080, 80),)
             assert elements(world)["any4"] == 1
@@ -595,7 +595,7 @@ def test_check_and_check_connected(world: Host, tmp_path: Path) -> None:
                 networks.check_connected("c", "host", ["host"])
             with pytest.raises(NotFound, match="network nothere not found"):
                 networks.check_connected("c", "nothere", ["nothere"])
-            assert networks.check("c" * 64, "a", static("10.1.0.9"), ["bridge"]).aliases == ["c" * 12]
+            assert networks.check("c" * 64, "a", static("10.1.0.9"), ["bridge"]).dns_names is None
             for name, wanted, among, kind, words in (
                 ("a", ANY, ["a"], Forbidden, "already exists in network a"),
                 ("a", ANY, ["host"], Forbidden, "connected to host network"),
@@ -610,6 +610,51 @@ def test_check_and_check_connected(world: Host, tmp_path: Path) -> None:
                 await networks.create(body("a", CheckDuplicate=True))
             with pytest.raises(NotFound, match="container c has left its networks"):
                 await networks.connect("c", "a", ANY, PROCESS)
+
+    asyncio.run(run())
+
+
+def test_names_of_interfaces(world: Host, tmp_path: Path) -> None:
+    def named(name: str) -> EndpointSettings:
+        return EndpointSettings(driver_opts={"com.docker.network.endpoint.ifname": name})
+
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            for name in "abc":
+                await networks.create(body(name))
+            before = snapshot(networks, world)
+            with pytest.raises(InvalidParameter, match="cannot be named front"):
+                await networks.join("c", "c", {"a": named("front"), "b": named("front")}, "a")
+            assert snapshot(networks, world) == before
+            joined = await networks.join("c", "c", {"b": named("eth0"), "a": ANY, "c": named("back")}, "a")
+            (inside,) = [each for each in world.namespaces.values() if "back" in each]
+            addresses = {name: str(each.addresses[0].ip) for name, each in inside.items()}
+            assert addresses == {
+                "eth1": joined.endpoints["a"].ip_address,
+                "eth0": joined.endpoints["b"].ip_address,
+                "back": joined.endpoints["c"].ip_address,
+            }
+
+    asyncio.run(run())
+
+
+def test_names_follow_the_container(world: Host, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            await networks.create(body("a"))
+            wanted = {"a": EndpointSettings(aliases=["x", "host"]), "bridge": ANY}
+            joined = await networks.join("c" * 64, "one", wanted, "a", hostname="host")
+            assert joined.endpoints["a"].dns_names == ["one", "x", "host", "c" * 12]
+            assert joined.endpoints["a"].aliases == ["x", "host"] and joined.endpoints["bridge"].dns_names is None
+            networks.renamed("c" * 64, "two")
+            networks._names.add(
+                *["seen"],
+                **{"network_id": networks.get("a").record.id, "network": "a", "container_id": "seen"},
+                **{"names": ["seen"], "addresses": []},
+            )
+            assert networks._names.find("seen", dns.encoded("two") or b"")
+            assert networks._names.find("seen", dns.encoded("host") or b"")
+            assert not networks._names.find("seen", dns.encoded("one") or b"")
 
     asyncio.run(run())
 
@@ -723,7 +768,7 @@ def test_the_target_of_ports_and_the_default_route(world: Host, tmp_path: Path) 
             assert endpoints.target([given["inner"]], known) is None
             lan = await networks.connect("c", "a-lan", ANY, PROCESS)
             assert endpoints.target([lan, given["b"]], known) is None, "its default route is not by this host"
-            assert endpoints.configured(lan) == EndpointSettings(network_id=lan.network_id, aliases=["c"])
+            assert endpoints.configured(lan) == EndpointSettings(network_id=lan.network_id, dns_names=["c"])
             await networks.leave("c")
 
     asyncio.run(run())

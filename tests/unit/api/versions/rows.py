@@ -123,7 +123,22 @@ INSPECT = ContainerInspect(
         stop_signal="SIGINT",
     ),
     network_settings=NetworkSettings(
-        ip_address="172.17.0.2", networks={"bridge": EndpointSettings(ip_address="172.17.0.2")}
+        networks={
+            "bridge": EndpointSettings(
+                endpoint_id="e" * 64,
+                gateway="172.17.0.1",
+                ip_address="172.17.0.2",
+                ip_prefix_len=16,
+                mac_address="02:42:ac:11:00:02",
+            ),
+            "mine": EndpointSettings(
+                aliases=["a"],
+                driver_opts={"x": "y"},
+                gw_priority=3,
+                ip_address="172.18.0.2",
+                dns_names=["web", "a", "c" * 12],
+            ),
+        },
     ),
 )
 
@@ -301,7 +316,10 @@ EXEC = ExecInspect(
     pid=1,
 )
 
+ENDPOINT = EndpointSettings(driver_opts={"a": "b"}, gw_priority=1, dns_names=["web"])
+
 REPLIES: tuple[Any, ...] = (
+    ENDPOINT,
     INSPECT,
     SUMMARY,
     INFO,
