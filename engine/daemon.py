@@ -319,7 +319,7 @@ class Daemon:
         return Counts(
             running=states[State.RUNNING] + states[State.RESTARTING],
             paused=states[State.PAUSED],
-            stopped=states[State.CREATED] + states[State.EXITED] + states[State.DEAD],
+            stopped=states[State.CREATED] + states[State.EXITED] + states[State.REMOVING],
             images=len(self.images),
             driver_status=(("Backing directory", str(self.config.root)),),
             runtime=self.runtime.name,

@@ -22,7 +22,7 @@ class State(StrEnum):
     PAUSED = "paused"
     RESTARTING = "restarting"
     EXITED = "exited"
-    DEAD = "dead"
+    REMOVING = "removing"
 
 
 class Verb(StrEnum):
@@ -62,7 +62,7 @@ class Refusal:
         self.text = text
 
 
-_C, _R, _P, _T, _E, _D = State.CREATED, State.RUNNING, State.PAUSED, State.RESTARTING, State.EXITED, State.DEAD
+_C, _R, _P, _T, _E, _D = State.CREATED, State.RUNNING, State.PAUSED, State.RESTARTING, State.EXITED, State.REMOVING
 
 _STARTED = Refusal(NotModified, "Container {id} is already started")
 _STOPPED = Refusal(NotModified, "Container {id} is already stopped")

@@ -7,11 +7,12 @@ Reads immutable records only. Not here: how a container is shown (`views.py`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from engine import patterns
+from engine.containers import views
 from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
@@ -22,13 +23,15 @@ from engine.images.store import ImageStore
 FILTERS = frozenset(
     (
         *("exited", "status", "label", "isolation", "ancestor", "before", "since", "volume", "network", "name", "id"),
-        "health",
+        *("health", "is-task", "publish", "expose"),
     )
 )
-"""The filters of API 1.24 in dockerd, where clients send `name` and `id`, and `health` of later
-versions.
-"""
+"""The filters of dockerd, at every version."""
 
+STATUSES = (*State, "dead")
+"""Values of the filter `status`. None is dead here: a removal that fails leaves the state as it
+was.
+"""
 HEALTH = ("starting", "healthy", "unhealthy", "none")
 
 
@@ -59,6 +62,9 @@ def select(containers: Containers, images: ImageStore, wanted: Selection) -> lis
     Raises InvalidParameter for a bad filter value, NotFound for an unknown `since` or `before`.
     """
     tests = [test for name, values in wanted.filters.items() for test in _tests(name, values, containers, images)]
+    published, exposed = (port_filter(name, wanted.filters.get(name, ())) for name in ("publish", "expose"))
+    if published or exposed:
+        tests.append(lambda container: _has_port(container, published, exposed))
     if wanted.since:
         tests.append(_created_beside(containers.get(wanted.since), later=True))
     if wanted.before:
@@ -85,7 +91,7 @@ def _created_beside(pivot: Container, *, later: bool) -> Test:
 def _tests(name: str, values: list[str], containers: Containers, images: ImageStore) -> list[Test]:
     if name == "status":
         for value in values:
-            if value not in State.__members__.values():
+            if value not in STATUSES:
                 raise InvalidParameter(f"Unrecognised filter value for status: {value}")
         return [lambda container: str(container.record.status.state) in values]
     if name == "exited":
@@ -117,6 +123,12 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
             if value not in HEALTH:
                 raise InvalidParameter(f"Unrecognised filter value for health: {value}")
         return [lambda container: _health(container) in values]
+    if name == "is-task":  # of a swarm's service: this engine runs none
+        if _boolean(name, values):
+            return [lambda _: False]
+        return []
+    if name in ("publish", "expose"):
+        return []  # `select` has both
     if name in ("before", "since"):
         return [_created_beside(containers.get(value), later=name == "since") for value in values]
     if name == "volume":
@@ -140,6 +152,43 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
     if name == "id":
         return [lambda container: patterns.match(values, container.id)]
     raise InvalidParameter(f"Invalid filter '{name}'")
+
+
+def _boolean(name: str, values: Sequence[str]) -> bool:
+    found = {_BOOLEANS.get(value) for value in values}
+    if found not in ({True}, {False}):
+        raise InvalidParameter(f"invalid filter '{name}={','.join(values)}'")
+    return found == {True}
+
+
+_BOOLEANS = {"1": True, "true": True, "True": True, "0": False, "false": False, "False": False}
+
+
+def port_filter(name: str, values: Iterable[str]) -> set[tuple[int, str]]:
+    """The ports and protocols of `80`, `80/udp`, `80-90/tcp`. Raises InvalidParameter."""
+    found: set[tuple[int, str]] = set()
+    for value in values:
+        if ":" in value:
+            raise InvalidParameter(f"filter for '{name}' should not contain ':': {value[:100]}")
+        numbers, _, protocol = value.partition("/")
+        first, dash, last = numbers.partition("-")
+        begin, end = _port(first), _port(last if dash else first)
+        if begin is None or end is None or begin > end:
+            raise InvalidParameter(f"error while looking up for {name} {value[:100]}: it is no port, nor a range")
+        found.update((port, protocol.lower() or "tcp") for port in range(begin, end + 1))
+    return found
+
+
+def _port(text: str) -> int | None:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else -1
+    return number if 0 <= number <= 65535 else None
+
+
+def _has_port(container: Container, published: set[tuple[int, str]], exposed: set[tuple[int, str]]) -> bool:
+    return any(
+        (port.public_port, port.type) in published or (port.private_port, port.type) in exposed
+        for port in views.listed_ports(container.record)
+    )
 
 
 def _health(container: Container) -> str:

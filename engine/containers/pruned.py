@@ -43,7 +43,7 @@ def _selected(container: Container, selection: Selection) -> bool:
 
 
 def _may_go(container: Container) -> bool:
-    stopped = container.record.status.state in (State.CREATED, State.EXITED, State.DEAD)
+    stopped = container.record.status.state in (State.CREATED, State.EXITED)
     return stopped and not container.parts.store.transient(container.id)
 
 

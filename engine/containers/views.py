@@ -27,6 +27,7 @@ from engine.wire.containers import (
     GraphDriver,
     HealthLogEntry,
     HealthState,
+    HealthSummary,
     HostConfig,
     MountPoint,
     NetworkSettings,
@@ -37,7 +38,12 @@ from engine.wire.containers import (
 
 SECOND = 1_000_000_000
 FOREVER = 1 << 62
+NO_HEALTH = HealthSummary("none", 0)
+"""Of a container without a health check."""
 _HEALTH = {"starting": " (health: starting)", "healthy": " (healthy)", "unhealthy": " (unhealthy)"}
+
+
+_REMOVING = "Removal In Progress"
 
 
 def human_duration(seconds: float) -> tuple[str, float]:
@@ -79,9 +85,9 @@ def status_text(status: Status, now: int) -> tuple[str, int]:
             suffix = " (Paused)"
         return f"Up {words}{suffix}", status.started_at + int(change * SECOND)
     if state == State.CREATED or not status.finished_at:
-        return {State.CREATED: "Created", State.DEAD: "Dead"}.get(state, "Exited"), FOREVER
-    if state == State.DEAD:
-        return "Dead", FOREVER
+        return {State.CREATED: "Created", State.REMOVING: _REMOVING}.get(state, "Exited"), FOREVER
+    if state == State.REMOVING:
+        return _REMOVING, FOREVER
     words, change = human_duration((now - status.finished_at) / SECOND)
     verb = "Restarting" if state == State.RESTARTING else "Exited"
     return f"{verb} ({status.exit_code}) {words} ago", status.finished_at + int(change * SECOND)
@@ -95,10 +101,11 @@ def command_line(record: ContainerRecord) -> str:
     return " ".join(f"'{word}'" if " " in word else word for word in (record.path, *record.args))
 
 
-def summary(record: ContainerRecord, names: list[str], status: str, image: str = "") -> ContainerSummary:
-    """One element of the list, with `status` as its Status text and `image` in place of the
+def summary(record: ContainerRecord, names: list[str], text: str, image: str = "") -> ContainerSummary:
+    """One element of the list, with `text` as its Status text and `image` in place of the
     container's own image name.
     """
+    status = record.status
     return ContainerSummary(
         id=record.id,
         names=names,
@@ -106,11 +113,12 @@ def summary(record: ContainerRecord, names: list[str], status: str, image: str =
         image_id=record.image_id,
         command=command_line(record),
         created=record.created // SECOND,
-        ports=_ports(record),
+        ports=listed_ports(record),
         labels=record.config.labels,
-        state=str(record.status.state),
-        status=status,
-        host_config=SummaryHostConfig(record.host.network_mode),
+        state=str(status.state),
+        status=text,
+        health=HealthSummary(status.health.status, status.health.failing_streak) if status.health else NO_HEALTH,
+        host_config=SummaryHostConfig(record.host.network_mode, record.host.annotations or msgspec.UNSET),
         network_settings=SummaryNetworks(record.networks),
         mounts=_mounts(record),
     )
@@ -119,7 +127,7 @@ def summary(record: ContainerRecord, names: list[str], status: str, image: str =
 def with_status(encoded: bytes, status: str) -> bytes:
     """An encoded summary with another Status text, whose words change with time alone."""
     # No string in it can match the field, because quotes in strings are escaped. No object after it
-    # has a string of that name.
+    # has a string of that name: Health comes before it.
     begin = encoded.rindex(_STATUS) + len(_STATUS)
     return b"%b%b%b" % (encoded[:begin], status.encode(), encoded[encoded.index(b'"', begin) :])
 
@@ -127,7 +135,8 @@ def with_status(encoded: bytes, status: str) -> bytes:
 _STATUS = b'"Status":"'
 
 
-def _ports(record: ContainerRecord) -> list[Port]:
+def listed_ports(record: ContainerRecord) -> list[Port]:
+    """The ports of the list: those of a running container."""
     exposed = _exposed(record)
     if not (exposed or record.ports) or record.status.state not in (State.RUNNING, State.PAUSED):
         return []
@@ -169,7 +178,7 @@ def inspect(
             paused=status.state == State.PAUSED,
             restarting=status.state == State.RESTARTING,
             oom_killed=status.oom_killed,
-            dead=status.state == State.DEAD,
+            dead=status.state == State.REMOVING,
             pid=status.pid,
             exit_code=status.exit_code,
             error=status.error,

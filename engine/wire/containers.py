@@ -392,6 +392,14 @@ class Port(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False,
 
 class SummaryHostConfig(msgspec.Struct, rename="pascal", frozen=True, gc=False):
     network_mode: str
+    annotations: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class HealthSummary(msgspec.Struct, rename="pascal", frozen=True, gc=False):
+    """`none` without a health check."""
+
+    status: str
+    failing_streak: int
 
 
 class SummaryNetworks(msgspec.Struct, rename="pascal", frozen=True, gc=False):
@@ -412,6 +420,7 @@ class ContainerSummary(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     size_root_fs: int | msgspec.UnsetType = msgspec.UNSET
     labels: dict[str, str]
     state: str | msgspec.UnsetType
+    health: HealthSummary | msgspec.UnsetType = msgspec.UNSET
     status: str
     host_config: SummaryHostConfig | msgspec.UnsetType
     network_settings: SummaryNetworks | msgspec.UnsetType
@@ -485,6 +494,7 @@ class ContainerInspect(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     name: str
     restart_count: int
     driver: str
+    platform: str = "linux"
     mount_label: str = ""
     process_label: str = ""
     app_armor_profile: str = ""

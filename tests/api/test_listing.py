@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine, free_ports, until
 
 MB = 1 << 20
 
@@ -102,6 +102,11 @@ def fleet(engine: TempEngine) -> TempEngine:
         ({"name": ["^o", "e$"]}, "five three one"),
         ({"name": ["^(one|t.o)$"]}, "two one"),
         ({"name": ["("]}, ""),
+        ({"status": ["removing"]}, ""),
+        ({"health": ["none"], "name": ["t"]}, "three two"),
+        ({"health": ["healthy", "starting"]}, ""),
+        ({"is-task": ["true"]}, ""),
+        ({"is-task": ["0"], "name": ["t"]}, "three two"),
         ({"isolation": ["default"], "name": ["four"]}, "four"),
         ({"isolation": ["hyperv"]}, ""),
     ],
@@ -110,6 +115,49 @@ def test_filters(fleet: TempEngine, filters: dict[str, list[str]], expected: str
     assert names(fleet, **filters) == expected.split()
     as_sets = {name: dict.fromkeys(values, True) for name, values in filters.items()}
     assert names(fleet, **as_sets) == expected.split()  # type: ignore[arg-type]
+
+
+def test_ports(engine: TempEngine) -> None:
+    """A container matches if one of its ports is published or exposed as one of the values says."""
+    (free,) = free_ports(1)
+    bound = {"PortBindings": {"80/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(free)}]}}
+    ports = {"80/tcp": {}, "9000/udp": {}}
+    engine.started("sleep", "600", name="both", network="bridge", ExposedPorts=ports, host=bound)
+    engine.started("sleep", "600", name="other", network="bridge", ExposedPorts={"81/tcp": {}})
+    engine.create("sleep", "600", name="created", network="bridge", ExposedPorts={"80/tcp": {}})
+    for filters, expected in (
+        ({"publish": [str(free)]}, "both"),
+        ({"publish": [f"{free}/tcp"]}, "both"),
+        ({"publish": [f"{free}/udp"]}, ""),
+        ({"publish": ["80"]}, ""),
+        ({"expose": ["80"]}, "both"),
+        ({"expose": ["80-81/tcp"]}, "other both"),
+        ({"expose": ["9000/udp"]}, "both"),
+        ({"expose": ["9000"]}, ""),
+        ({"publish": ["1"], "expose": ["81"]}, "other"),
+    ):
+        assert names(engine, **filters) == expected.split(), filters
+
+
+def test_health_and_annotations(engine: TempEngine) -> None:
+    check = {"Test": ["CMD", "test", "-e", "/ready"], "Interval": 50_000_000, "Retries": 1}
+    checked = engine.started("sleep", "600", Healthcheck=check)
+
+    def shown(version: str = "") -> Any:
+        (found,) = engine.request("GET", f"{version}/containers/json").json()
+        return found
+
+    until("it is unhealthy", lambda: shown()["Health"]["Status"] == "unhealthy")
+    assert shown()["Health"]["FailingStreak"] >= 1
+    assert "(unhealthy)" in shown()["Status"]
+    assert "Health" not in shown("/v1.51")
+    engine.touch(checked, "/ready")
+    until("it is healthy", lambda: shown("/v1.52")["Health"] == {"Status": "healthy", "FailingStreak": 0})
+    engine.remove_all()
+    engine.started("sleep", "600", host={"Annotations": {"a": "b"}})
+    assert shown()["Health"] == {"Status": "none", "FailingStreak": 0}
+    assert shown("/v1.46")["HostConfig"]["Annotations"] == {"a": "b"}
+    assert "Annotations" not in shown("/v1.45")["HostConfig"]
 
 
 def test_without_all(fleet: TempEngine) -> None:
@@ -153,6 +201,10 @@ def test_docker_ps(fleet: TempEngine) -> None:
         ('filters={"nonsense":["x"]}', "nonsense"),
         ("filters={", "filters"),
         ("limit=x", "limit"),
+        ('filters={"health":["well"]}', "health"),
+        ('filters={"is-task":["perhaps"]}', "is-task"),
+        ('filters={"publish":["1.2.3.4:80"]}', "publish"),
+        ('filters={"expose":["90-80"]}', "expose"),
     ],
 )
 def test_bad_queries(engine: TempEngine, query: str, words: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 from engine.api.versions.change import Change, Flag, without
 from engine.api.versions.endpoints import unchecked
 from engine.api.versions.host_config import SINCE_1_25
 from engine.containers.streams import spell_detach_keys
-from engine.wire.containers import ContainerInspect, CreateBody, EndpointSettings
+from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, EndpointSettings
 from engine.wire.events import Message
 from engine.wire.exec import ExecInspect
 from engine.wire.images import ImageSummary
@@ -20,6 +21,10 @@ from engine.wire.volumes import Volume
 def _names(info: Info) -> list[str]:
     """`name=seccomp,profile=builtin` as `seccomp`."""
     return [option.removeprefix("name=").partition(",")[0] for option in info.security_options]
+
+
+def _dead(state: Any) -> Any:
+    return "dead" if state == "removing" else state
 
 
 CHANGES = (
@@ -51,6 +56,19 @@ CHANGES = (
             *("os_type", "preread", "num_procs", "storage_stats", "cpu_stats.online_cpus", "precpu_stats.online_cpus")
         ),
     ),
+    Change(
+        "1.25",
+        "a container that is being removed is removing, not dead",
+        of=ContainerInspect,
+        downgrade={"State.Status": lambda found: _dead(found.state.status)},
+    ),
+    Change(
+        "1.25",
+        "the list shows a container that is being removed as removing, not dead",
+        of=ContainerSummary,
+        downgrade={"State": lambda found: _dead(found.state)},
+    ),
+    Change("1.25", "inspect shows Platform", of=ContainerInspect, downgrade=without("Platform")),
     Change("1.25", "what needs a swarm answers 503 outside of one, not 406", flag=Flag.NO_SWARM_IS_503),
     Change("1.25", "create checks what networks allow their endpoints", of=CreateBody, upgrade=unchecked),
     Change(

@@ -8,7 +8,7 @@ from engine.api.versions.change import Change, Flag, Source, without
 from engine.api.versions.endpoints import mac_with_warning
 from engine.containers.body import EMPTY_BINDINGS
 from engine.networks.network import BRIDGE
-from engine.wire.containers import ContainerInspect, CreateBody, Created, EndpointSettings
+from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, Created, EndpointSettings
 from engine.wire.events import Message
 from engine.wire.system import DiskUsage
 
@@ -52,6 +52,7 @@ CHANGES = (
             "NetworkSettings.MacAddress": _of_bridge("mac_address"),
         },
     ),
+    Change("1.52", "the list shows Health", of=ContainerSummary, downgrade=without("Health")),
     Change("1.52", "save and load take several platforms", flag=Flag.MANY_PLATFORMS),
     Change("1.52", "inspect of a network shows Status", flag=Flag.NETWORK_STATUS),
     Change("1.52", "system/df takes verbose", flag=Flag.DF_VERBOSE, down_to="1.25"),

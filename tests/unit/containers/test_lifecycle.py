@@ -3,6 +3,7 @@ parse."""
 
 import pytest
 
+from engine.containers import listing
 from engine.containers.lifecycle import TABLE, Refusal, State, Verb, following
 from engine.errors import Conflict, EngineError, NotModified, ServerError
 
@@ -56,4 +57,5 @@ def test_refusals_say_what_the_specification_says(
 
 
 def test_the_states_are_the_list_filters_values() -> None:
-    assert {str(state) for state in State} == {"created", "restarting", "running", "paused", "exited", "dead"}
+    assert {str(state) for state in State} == {"created", "restarting", "running", "paused", "exited", "removing"}
+    assert set(listing.STATUSES) == {*State, "dead"}

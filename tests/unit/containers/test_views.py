@@ -56,7 +56,7 @@ def test_a_duration_stays_true_until_it_says(seconds: float) -> None:
         (Status(state=State.PAUSED, started_at=97 * SECOND), "Up 3 seconds (Paused)"),
         (Status(state=State.EXITED, exit_code=137, finished_at=90 * SECOND), "Exited (137) 10 seconds ago"),
         (Status(state=State.RESTARTING, exit_code=1, finished_at=98 * SECOND), "Restarting (1) 2 seconds ago"),
-        (Status(state=State.DEAD, finished_at=98 * SECOND), "Dead"),
+        (Status(state=State.REMOVING, finished_at=98 * SECOND), "Removal In Progress"),
     ],
 )
 def test_status_text(status: Status, text: str) -> None:

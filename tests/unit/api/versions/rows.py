@@ -22,6 +22,7 @@ from engine.wire.containers import (
     GraphDriver,
     Healthcheck,
     HealthState,
+    HealthSummary,
     HostConfig,
     MountPoint,
     NetworkSettings,
@@ -152,8 +153,9 @@ SUMMARY = ContainerSummary(
     ports=[],
     labels={},
     state="running",
+    health=HealthSummary("healthy", 0),
     status="Up 2 seconds",
-    host_config=SummaryHostConfig("default"),
+    host_config=SummaryHostConfig("default", {"a": "b"}),
     network_settings=SummaryNetworks({}),
     mounts=MOUNTS,
 )

@@ -20,7 +20,7 @@ FIELDS = [
     (INSPECT, "HostConfig.BlkioDeviceWriteIOps"),
     (INSPECT, "HostConfig.OomScoreAdj"),
     (INSPECT, "HostConfig.ShmSize"),
-    (SUMMARY, "HostConfig"),
+    (SUMMARY, "HostConfig.NetworkMode"),
     (SUMMARY, "NetworkSettings"),
     (MESSAGE, "Type"),
     (MESSAGE, "Action"),
