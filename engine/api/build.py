@@ -1,13 +1,15 @@
 """Handlers of image builds: decode, one call into the builder, reply.
 
-Every parameter that a newer version documents is obeyed at the older ones too, because clients send
-it there. What a build streams is the same at all versions but for the rows of `versions/`.
+Parameters that newer versions document are obeyed at older ones too, because clients send them
+there, but for the rows of `versions/`. So is what a build streams.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+
+import msgspec
 
 from engine import times
 from engine.api import parameters
@@ -39,7 +41,7 @@ async def build(engine: Engine, request: Request) -> StreamReply:
 
 async def prune(engine: Engine, request: Request) -> Reply:
     """POST /build/prune."""
-    return json_reply(request, await engine.builder.prune(decode_prune(request.query)))
+    return json_reply(request, await engine.builder.prune(decode_prune(request)))
 
 
 def cancel(engine: Engine, request: Request) -> Reply:
@@ -57,7 +59,8 @@ def decode(engine: Engine, request: Request) -> Options:
     options.check_frontend(query.get("version", ""), query.get("session", ""), query.get("remote", ""))
     options.check_squash(parameters.boolean(query, "squash"))
     options.check_security(query.get_all("securityopt"))
-    options.check_outputs(query.get("outputs", ""))
+    if request.version.has(Flag.BUILD_OUTPUTS):
+        options.check_outputs(query.get("outputs", ""))
     extra_hosts = [each for each in query.get_all("extrahosts") if each]
     gateway = str(engine.networks.gateway) if any(each.endswith(":host-gateway") for each in extra_hosts) else ""
     host = HostConfig(
@@ -89,7 +92,7 @@ def decode(engine: Engine, request: Request) -> Options:
         labels=options.labels(query.get("labels", "")),
         cache_from=options.cache_from(query.get("cachefrom", "")),
         target=query.get("target", ""),
-        platform=options.platform(query.get("platform", "")),
+        platform=options.platform(query.get("platform", "") if request.version.has(Flag.PULL_PLATFORM) else ""),
         session=query.get("session", ""),
         build_id=query.get("buildid", ""),
         credentials=registry_config(request.headers.get("x-registry-config")),
@@ -98,8 +101,9 @@ def decode(engine: Engine, request: Request) -> Options:
     )
 
 
-def decode_prune(query: Query) -> PruneOptions:
+def decode_prune(request: Request) -> PruneOptions:
     """The parameters of POST /build/prune. Raises InvalidParameter that names the parameter."""
+    query = request.query
     filters = parameters.filters(query, options.PRUNE_FILTERS)
     unused = filters.pop("until", []) + filters.pop("unused-for", [])
     if len(unused) > 1:
@@ -110,12 +114,15 @@ def decode_prune(query: Query) -> PruneOptions:
             since = times.parse_timestamp(text, time.time_ns())
         except (ValueError, OverflowError):
             raise InvalidParameter(f"filters: {text[:100]!r} is neither a duration nor a timestamp") from None
-    # Before API 1.48 the first of them had another name; Docker reads both.
-    return PruneOptions(
-        all=parameters.boolean(query, "all"),
-        filters=filters,
-        unused_since_ns=since,
-        reserved_space=_space(query, "reserved-space") or _space(query, "keep-storage"),
+    kept = _space(query, "keep-storage")
+    pruning = PruneOptions(
+        all=parameters.boolean(query, "all"), filters=filters, unused_since_ns=since, reserved_space=kept
+    )
+    if not request.version.has(Flag.PRUNE_SPACE):
+        return pruning
+    return msgspec.structs.replace(
+        pruning,
+        reserved_space=_space(query, "reserved-space") or kept,  # the older name of the same
         max_used_space=_space(query, "max-used-space"),
         min_free_space=_space(query, "min-free-space"),
     )

@@ -27,7 +27,7 @@ T = TypeVar("T")
 DEFAULT_HOST = body.checked_host(HostConfig())
 
 PRUNE_FILTERS = frozenset(
-    ("description", "id", "inuse", "label", "parent", "private", "shared", "type", "until", "unused-for")
+    ("description", "id", "inuse", "label", "label!", "parent", "private", "shared", "type", "until", "unused-for")
 )
 
 

@@ -178,6 +178,8 @@ def _matches(entry: Entry, options: PruneOptions) -> bool:
     for name, wanted in options.filters.items():
         if name == "label":  # no record has one
             return False
+        if name == "label!":
+            continue
         value = shown[name]
         if not any(_equal(name, value, each) for each in wanted):
             return False

@@ -24,7 +24,7 @@ from engine.api.engine import Engine
 from engine.api.versions import CHANGES, Table, Version
 from engine.build.options import DEFAULT_HOST, Options, PruneOptions
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
-from engine.http.messages import Headers, Query, Reply, Request, StreamReply
+from engine.http.messages import Headers, Reply, Request, StreamReply
 from engine.images.credentials import Credentials
 from engine.wire.build import BuildMessage, BuiltImage, PruneReport
 from engine.wire.containers import Ulimit
@@ -101,8 +101,8 @@ def asked(parts: Engine, path: str, query: str = "", *, version: str = "1.24", c
     return asyncio.run(run())
 
 
-def decoded(query: str = "", **parameters: str) -> Options:
-    made = request("/build", "POST", query=query or urlencode(parameters))
+def decoded(query: str = "", *, at: str | None = None, **parameters: str) -> Options:
+    made = request("/build", "POST", query=query or urlencode(parameters), version=at)
     networks: Any = SimpleNamespace(gateway=IPv4Address("172.17.0.1"))
     return build.decode(dataclasses.replace(engine(), networks=networks), made)
 
@@ -338,12 +338,42 @@ def test_prune(tmp_path: Path) -> None:
         ("reserved-space=6&keep-storage=5", PruneOptions(reserved_space=6)),
         ("max-used-space=7&min-free-space=8", PruneOptions(max_used_space=7, min_free_space=8)),
         ('filters={"until":["100"]}', PruneOptions(unused_since_ns=100 * 10**9)),
+        ('filters={"label!":["x"]}', PruneOptions(filters={"label!": ["x"]})),
         ('filters={"unused-for":{"100":true}}', PruneOptions(unused_since_ns=100 * 10**9)),
         ('filters={"type":["regular"],"id":["x"]}', PruneOptions(filters={"type": ["regular"], "id": ["x"]})),
     ],
 )
 def test_parameters_of_a_prune(query: str, expected: PruneOptions) -> None:
-    assert build.decode_prune(Query(query.encode())) == expected
+    assert build.decode_prune(request("/build/prune", "POST", query=query)) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "expected"),
+    [
+        ("1.48", "reserved-space=6&max-used-space=7", PruneOptions(reserved_space=6, max_used_space=7)),
+        ("1.47", "reserved-space=6&max-used-space=7", PruneOptions()),
+        ("1.47", "keep-storage=5&min-free-space=x", PruneOptions(reserved_space=5)),
+        ("1.25", "max-used-space=7", PruneOptions()),
+        ("1.24", "max-used-space=7", PruneOptions(max_used_space=7)),
+    ],
+)
+def test_limits_of_a_prune(version: str, given: str, expected: PruneOptions) -> None:
+    assert build.decode_prune(request("/build/prune", "POST", query=given, version=version)) == expected
+
+
+@pytest.mark.parametrize(("version", "obeyed"), [("1.32", True), ("1.31", False), ("1.25", False), ("1.24", True)])
+def test_a_platform_is_ignored_before_1_32(version: str, obeyed: bool) -> None:
+    expected = Platform(os="linux", architecture="arm64") if obeyed else None
+    assert decoded("platform=linux/arm64", at=version).platform == expected
+
+
+@pytest.mark.parametrize(("version", "obeyed"), [("1.40", True), ("1.39", False), ("1.25", False), ("1.24", True)])
+def test_outputs_are_ignored_before_1_40(version: str, obeyed: bool) -> None:
+    if obeyed:
+        with pytest.raises(InvalidParameter, match="outputs"):
+            decoded('outputs=[{"Type":"local"}]', at=version)
+    else:
+        decoded('outputs=[{"Type":"local"}]', at=version)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +389,7 @@ def test_parameters_of_a_prune(query: str, expected: PruneOptions) -> None:
 )
 def test_bad_parameters_of_a_prune(query: str, words: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        build.decode_prune(Query(query.encode()))
+        build.decode_prune(request("/build/prune", "POST", query=query))
     assert words in refused.value.message
 
 

@@ -278,6 +278,7 @@ def test_prune_removes_what_no_name_needs_from_the_end_of_each_chain(run: Run) -
         (PruneOptions(filters={"id": ["nothing"]}), {"a", "b"}),
         (PruneOptions(filters={"type": ["exec.cachemount"]}), {"a", "b"}),
         (PruneOptions(filters={"label": ["x"]}), {"a", "b"}),
+        (PruneOptions(filters={"label!": ["x"]}), set()),
         (PruneOptions(filters={"private": ["true"]}), set()),
         (PruneOptions(unused_since_ns=1), {"a", "b"}),
         (PruneOptions(reserved_space=1 << 40), {"a", "b"}),
