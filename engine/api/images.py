@@ -8,15 +8,15 @@ from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply
 from engine.api.versions.change import Flag
 from engine.containers.commit import CommitOptions
 from engine.containers.commit import commit as commit_container
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, NotFound, Unauthorized, Unimplemented
 from engine.http.messages import Reply, Request, StreamReply
-from engine.images import reference, views
-from engine.images.credentials import Credentials, registry_auth
+from engine.images import platforms, reference, views
+from engine.images.credentials import NOBODY, Credentials, registry_auth
 from engine.images.prune import prune as prune_images
 from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_FILTERS, SEARCH_LIMIT, Search
 from engine.images.save import save
 from engine.wire.containers import Config
-from engine.wire.images import Committed, Deletion, HistoryItem, ImageSummary, LoggedIn, SearchResult
+from engine.wire.images import Committed, Deletion, HistoryItem, ImageSummary, LoggedIn, Platform, SearchResult
 
 
 def list_all(engine: Engine, request: Request) -> Reply:
@@ -24,9 +24,15 @@ def list_all(engine: Engine, request: Request) -> Reply:
     filters = parameters.filters(query, views.FILTERS)
     parameters.filter_boolean(filters, "dangling")
     # Digests are listed whether requested or not: docker CLIs detect dangling images by them.
-    # Manifests are not: as with Docker's own image store of this kind, an image has one platform.
+    # Manifests are not, as with Docker's image store of this kind: an image has one platform.
     parameters.boolean(query, "digests")
     has = request.version.has
+    if (
+        has(Flag.IMAGE_IDENTITY)
+        and parameters.boolean(query, "identity")
+        and not parameters.boolean(query, "manifests")
+    ):
+        raise InvalidParameter("conflicting options: identity needs manifests")
     shared = parameters.boolean(query, "shared-size") and has(Flag.SHARED_SIZE)
     found = views.summaries(
         engine.images.index,
@@ -50,15 +56,46 @@ async def create(engine: Engine, request: Request) -> StreamReply:
     query = request.query
     image, source = query.get("fromImage", ""), query.get("fromSrc", "")
     tag = query.get("tag", "")
+    platform = None
+    if query.get("platform", "") and request.version.has(Flag.PULL_PLATFORM):
+        platform = platforms.parse(query.get("platform", ""))
     if image:
-        credentials = registry_auth(request.headers.get("x-registry-auth"))
-        pulling = await engine.remote.pull(image, tag, credentials)
+        try:
+            pulling = await engine.remote.pull(image, tag, _credentials(request), platform)
+        except Unauthorized as error:
+            if request.version.has(Flag.REFUSED_CREDENTIALS):
+                raise
+            raise NotFound(error.message) from error
         return stream_reply(request, json_lines(pulling.run(), request))
     if not source:
         raise InvalidParameter("missing parameter: fromImage or fromSrc")
     changes, message = query.get_all("changes"), query.get("message", "")
-    steps = engine.remote.bring(source, request.body, query.get("repo", ""), tag, changes, message)
+    steps = engine.remote.bring(source, request.body, query.get("repo", ""), tag, changes, message, platform)
     return await upload_reply(request, steps)
+
+
+def _credentials(request: Request) -> Credentials:
+    """Those of X-Registry-Auth. Raises InvalidParameter where the version has it so."""
+    try:
+        return registry_auth(request.headers.get("x-registry-auth"))
+    except InvalidParameter:
+        if request.version.has(Flag.UNREADABLE_AUTH):
+            return NOBODY
+        raise
+
+
+def _platform(request: Request, flag: Flag, name: str = "platform") -> Platform | None:
+    """A platform as JSON, in a version that takes it. Raises InvalidParameter, also for several:
+    an image has one.
+    """
+    if not request.version.has(flag):
+        return None
+    given = [platforms.from_json(text) for text in request.query.get_all(name) if text]
+    if len(given) > 1:
+        raise InvalidParameter(
+            f"{name}: multiple platforms are not supported: an image of this engine has one platform"
+        )
+    return given[0] if given else None
 
 
 async def commit(engine: Engine, request: Request) -> Reply:
@@ -77,19 +114,37 @@ async def commit(engine: Engine, request: Request) -> Reply:
 
 
 def inspect(engine: Engine, request: Request) -> Reply:
-    found = views.inspect(engine.images.index, engine.images.snapshots, request.parameters["name"])
+    has = request.version.has
+    platform = _platform(request, Flag.INSPECT_PLATFORM)
+    if platform is not None and has(Flag.INSPECT_MANIFESTS) and parameters.boolean(request.query, "manifests"):
+        raise InvalidParameter("conflicting options: manifests and platform options cannot both be set")
+    maker = not has(Flag.IMAGE_WITHOUT_MAKER)
+    images = engine.images
+    found = views.inspect(images.index, images.snapshots, request.parameters["name"], platform, maker=maker)
     return json_reply(request, found)
 
 
 def history(engine: Engine, request: Request) -> Reply:
-    found = views.history(engine.images.index, engine.images.snapshots, request.parameters["name"])
+    platform = _platform(request, Flag.IMAGE_PLATFORM)
+    found = views.history(engine.images.index, engine.images.snapshots, request.parameters["name"], platform)
     return json_reply(request, found, HistoryItem)
 
 
 async def push(engine: Engine, request: Request) -> StreamReply:
-    credentials = registry_auth(request.headers.get("x-registry-auth"))
-    sending = await engine.remote.push(request.parameters["name"], request.query.get("tag", ""), credentials)
+    platform = _platform(request, Flag.PUSH_PLATFORM)
+    name, tag = request.parameters["name"], request.query.get("tag", "")
+    sending = await engine.remote.push(name, tag, _credentials(request), platform)
     return stream_reply(request, json_lines(sending.run(), request))
+
+
+async def inspect_remote(engine: Engine, request: Request) -> Reply:
+    return json_reply(request, await engine.remote.described(request.parameters["name"], _credentials(request)))
+
+
+def attestations(engine: Engine, request: Request) -> Reply:
+    """An image store that keeps no manifests of several platforms keeps none about an image."""
+    engine.images.get(request.parameters["name"])
+    raise Unimplemented("attestations are not supported: this engine keeps one manifest for an image")
 
 
 async def log_in(engine: Engine, request: Request) -> Reply:
@@ -109,8 +164,7 @@ async def search(engine: Engine, request: Request) -> Reply:
         parameters.filter_boolean(filters, "is-automated"),
         parameters.filter_boolean(filters, "is-official"),
     )
-    credentials = registry_auth(request.headers.get("x-registry-auth"))
-    found = await engine.remote.search(wanted, credentials)
+    found = await engine.remote.search(wanted, _credentials(request))
     return json_reply(request, found, SearchResult)
 
 
@@ -125,20 +179,24 @@ async def tag(engine: Engine, request: Request) -> Reply:
 async def delete(engine: Engine, request: Request) -> Reply:
     query = request.query
     force, prune = parameters.boolean(query, "force"), not parameters.boolean(query, "noprune")
-    done = await engine.images.delete(request.parameters["name"], force, prune)
+    platform = _platform(request, Flag.DELETE_PLATFORMS, "platforms")
+    done = await engine.images.delete(request.parameters["name"], force, prune, platform)
     return json_reply(request, done, Deletion)
 
 
 async def save_one(engine: Engine, request: Request) -> StreamReply:
-    archive = await save(engine.images, engine.events, [request.parameters["name"]])
+    platform = _platform(request, Flag.IMAGE_PLATFORM)
+    archive = await save(engine.images, engine.events, [request.parameters["name"]], platform)
     return stream_reply(request, archive, "application/x-tar")
 
 
 async def save_many(engine: Engine, request: Request) -> StreamReply:
-    archive = await save(engine.images, engine.events, request.query.get_all("names"))
+    platform = _platform(request, Flag.IMAGE_PLATFORM)
+    archive = await save(engine.images, engine.events, request.query.get_all("names"), platform)
     return stream_reply(request, archive, "application/x-tar")
 
 
 async def load(engine: Engine, request: Request) -> StreamReply:
     quiet = parameters.boolean(request.query, "quiet")
-    return await upload_reply(request, engine.images.load(request.body, quiet))
+    platform = _platform(request, Flag.IMAGE_PLATFORM)
+    return await upload_reply(request, engine.images.load(request.body, quiet, platform))

@@ -139,6 +139,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/images/prune", images.prune, since="1.25"),
     GET("/images/{name:path}/json", images.inspect),
     GET("/images/{name:path}/history", images.history),
+    GET("/images/{name:path}/attestations", images.attestations, since="1.55"),
     POST("/images/{name:path}/push", images.push, mode=STREAM),
     POST("/images/{name:path}/tag", images.tag, 201),
     DELETE("/images/{name:path}", images.delete),
@@ -206,6 +207,7 @@ ROUTES: tuple[Route, ...] = (
     # System
     POST("/commit", images.commit, 201),
     POST("/auth", images.log_in, mode=STREAM),
+    GET("/distribution/{name:path}/json", images.inspect_remote, since="1.30", mode=STREAM),
     GET("/images/search", images.search, mode=STREAM),
     GET("/_ping", system.ping),
     HEAD("/_ping", system.ping),

@@ -7,7 +7,6 @@ Raises: InvalidParameter that names the parameter, in Docker's words where clien
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,8 +14,7 @@ import msgspec
 
 from engine.containers import body
 from engine.errors import InvalidParameter, Unimplemented, decoding_reason
-from engine.images import reference
-from engine.images.archive import ARCHITECTURE
+from engine.images import platforms, reference
 from engine.images.credentials import Credentials
 from engine.images.reference import Reference
 from engine.wire.containers import Config, HostConfig, Ulimit
@@ -159,21 +157,10 @@ def platform(text: str) -> Platform | None:
     """
     if not text:
         return None
-    parts = text.lower().split("/")
-    if len(parts) > 3 or not all(_PLATFORM_PART.fullmatch(part) for part in parts):
-        raise InvalidParameter(f'"{text[:100]}": cannot parse platform specifier: invalid argument')
-    os, architecture, variant = (*parts, "", "")[:3]
-    if len(parts) == 1:
-        if _architecture(os, "")[0] in _ARCHITECTURES:
-            os, architecture = "linux", os
-        elif os in _SYSTEMS:
-            architecture = ARCHITECTURE
-        else:
-            raise InvalidParameter(f'"{text[:100]}": unknown operating system or architecture: invalid argument')
-    if os != "linux":
-        raise InvalidParameter(f'platform: operating system "{os}" is not supported')
-    architecture, variant = _architecture(architecture, variant)
-    return Platform(os=os, architecture=architecture, variant=variant)
+    found = platforms.parse(text)
+    if found.os != "linux":
+        raise InvalidParameter(f'platform: operating system "{found.os}" is not supported')
+    return found
 
 
 def host(given: HostConfig, gateway: str) -> HostConfig:
@@ -223,49 +210,6 @@ def check_squash(squash: bool) -> None:
 def check_security(options: Sequence[str]) -> None:
     if options:
         raise InvalidParameter("security options are not supported on linux")
-
-
-_SYSTEMS = frozenset(("darwin", "freebsd", "linux", "windows"))
-_ARCHITECTURES = frozenset(
-    (
-        "386",
-        "amd64",
-        "arm",
-        "arm64",
-        "loong64",
-        "mips",
-        "mips64",
-        "mips64le",
-        "mipsle",
-        "ppc64",
-        "ppc64le",
-        "riscv64",
-        "s390x",
-    )
-)
-_PLATFORM_PART = re.compile(r"[a-z0-9_.-]+")
-_ALIASES = {
-    ("x86_64", ""): ("amd64", ""),
-    ("x86-64", ""): ("amd64", ""),
-    ("amd64", "v1"): ("amd64", ""),
-    ("i386", ""): ("386", ""),
-    ("aarch64", ""): ("arm64", ""),
-    ("aarch64", "v8"): ("arm64", ""),
-    ("arm64", "8"): ("arm64", ""),
-    ("arm64", "v8"): ("arm64", ""),
-    ("armhf", ""): ("arm", "v7"),
-    ("armel", ""): ("arm", "v6"),
-    ("arm", ""): ("arm", "v7"),
-    ("arm", "5"): ("arm", "v5"),
-    ("arm", "6"): ("arm", "v6"),
-    ("arm", "7"): ("arm", "v7"),
-    ("arm", "8"): ("arm", "v8"),
-}
-
-
-def _architecture(architecture: str, variant: str) -> tuple[str, str]:
-    """Architecture and variant in the spelling of Go, as containerd normalises them."""
-    return _ALIASES.get((architecture, variant), (architecture, variant))
 
 
 def _extra_host(text: str, gateway: str) -> str:

@@ -27,7 +27,7 @@ from engine.containers.parts import Parts
 from engine.containers.sharing import Find, network_owner
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
-from engine.images.archive import ARCHITECTURE
+from engine.images import platforms
 from engine.images.record import ImageRecord
 from engine.logs import drivers
 from engine.networks.network import PREDEFINED_NAMES
@@ -35,7 +35,6 @@ from engine.runtime.cgroups import Support
 from engine.system import files
 from engine.system.threads import uninterrupted
 from engine.wire.containers import Config, CreateBody, HostConfig, MountPoint, NetworkingConfig
-from engine.wire.images import ImageConfig
 
 
 class Draft(NamedTuple):
@@ -73,7 +72,8 @@ def draft(
         if not config.image:
             raise InvalidParameter("No image specified")
         image = parts.images.get(config.image)
-        _check_platform(platform, config.image, image.config)
+        # A 404, as from dockerd: clients then pull the image for that platform.
+        platforms.check(config.image, image.config, platforms.parse(platform) if platform else None)
     parts.grace_period.expect()  # most containers are started at once
     if not complete:
         config = body.merged(config, image.config.config or Config())
@@ -115,19 +115,6 @@ def _placed(host: HostConfig, support: Support) -> HostConfig:
     """With the defaults that depend on this host, as inspect shows them."""
     mode = host.cgroupns_mode or ("private" if support.unified else "host")
     return msgspec.structs.replace(host, cgroupns_mode=mode)
-
-
-def _check_platform(wanted: str, name: str, image: ImageConfig) -> None:
-    """A 404, as from dockerd: clients then pull the image for that platform."""
-    if not wanted:
-        return
-    own = (image.os or "linux", image.architecture or ARCHITECTURE)
-    words = wanted.lower().split("/")
-    if any(word != mine for word, mine in zip(words, own, strict=False)):
-        raise NotFound(
-            f"image with reference {name} was found but its platform ({'/'.join(own)}) "
-            f"does not match the specified platform ({wanted})"
-        )
 
 
 async def with_host(

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import platform
 import posixpath
 import threading
 from collections.abc import AsyncIterator, Mapping
@@ -31,13 +30,13 @@ import msgspec
 
 from engine._fast.tar import ArchiveError, Reader
 from engine.errors import InvalidParameter, ServerError, decoding_reason, reason
-from engine.images import layers, reference
+from engine.images import layers, platforms, reference
 from engine.images.layers import Extracted
 from engine.images.reference import Reference
 from engine.images.spans import Span, compression
 from engine.system import files
 from engine.system.threads import uninterrupted
-from engine.wire.images import ArchiveItem, Descriptor, History, ImageConfig, LegacyLayer, Manifest
+from engine.wire.images import ArchiveItem, Descriptor, History, ImageConfig, LegacyLayer, Manifest, Platform
 
 T = TypeVar("T")
 
@@ -53,12 +52,13 @@ _SPOOL_CHUNK = 1 << 20
 _LINKS = 8
 """Links from member to member that are followed."""
 
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "riscv64": "riscv64"}
-ARCHITECTURE = _MACHINES.get(platform.machine(), platform.machine())
+ARCHITECTURE = platforms.HOST.architecture
 """This host's architecture, in Go's words."""
 
 NAME_ANNOTATION = "io.containerd.image.name"
 REF_NAME_ANNOTATION = "org.opencontainers.image.ref.name"
+ATTESTATION = "vnd.docker.reference.type"
+"""The annotation of a manifest about another one."""
 
 
 class ArchivedImage(NamedTuple):
@@ -258,18 +258,22 @@ def image_config(raw: bytes, name: str) -> ImageConfig:
 # --- the layouts ----------------------------------------------------------------------------------
 
 
-async def images(archive: Archive, digests: layers.Layers) -> list[ArchivedImage]:
-    """Every image of the archive. Raises InvalidParameter before anything is stored."""
-    if "manifest.json" in archive:
+async def images(archive: Archive, digests: layers.Layers, platform: Platform | None = None) -> list[ArchivedImage]:
+    """Every image of the archive, for this host or for `platform`. Raises InvalidParameter before
+    anything is stored, and NotFound for an image that is for another than the wanted platform.
+    """
+    if "manifest.json" in archive and not (platform is not None and "index.json" in archive):
         found = await uninterrupted(asyncio.to_thread(_docker, archive))
     elif "index.json" in archive:
-        found = await uninterrupted(asyncio.to_thread(_oci, archive))
+        found = await uninterrupted(asyncio.to_thread(_oci, archive, platform))
     elif "repositories" in archive or any(name.endswith("/layer.tar") for name in archive.names()):
         found = await _legacy(archive, digests)
     else:
         raise InvalidParameter("invalid archive: no manifest.json, index.json or repositories")
     if not found:
         raise InvalidParameter("invalid archive: no image in it")
+    for image in found:
+        platforms.check(image.names[0].familiar if image.names else image.id, image.config, platform)
     return found
 
 
@@ -326,9 +330,10 @@ def _tag(text: str) -> Reference:
     return found
 
 
-def _oci(archive: Archive) -> list[ArchivedImage]:
+def _oci(archive: Archive, platform: Platform | None) -> list[ArchivedImage]:
     found: dict[str, ArchivedImage] = {}
-    for descriptor in _manifests(archive, archive.document("index.json", Manifest), depth=0):
+    wanted = platform or platforms.HOST
+    for descriptor in _manifests(archive, archive.document("index.json", Manifest), wanted, depth=0):
         manifest = decode(_blob(archive, descriptor), Manifest, descriptor.digest)
         if manifest.config is None:
             raise InvalidParameter(f"invalid archive: manifest {descriptor.digest} has no config")
@@ -341,29 +346,37 @@ def _oci(archive: Archive) -> list[ArchivedImage]:
     return list(found.values())
 
 
-def _manifests(archive: Archive, index: Manifest, depth: int) -> list[Descriptor]:
-    """The image manifests that an index names, directly or through other indexes. Manifests for
-    other platforms are skipped.
+def _manifests(archive: Archive, index: Manifest, wanted: Platform, depth: int) -> list[Descriptor]:
+    """The image manifests that an index names, directly or through other indexes. Of an inner index
+    it is the one for the wanted platform. Attestations are skipped.
     """
     found: list[Descriptor] = []
-    for descriptor in index.manifests:
-        wanted = descriptor.platform
-        if depth and wanted is not None and (wanted.os, wanted.architecture) != ("linux", ARCHITECTURE):
-            continue
+    offered = [(each.platform, each) for each in index.manifests if not _attests(each)]
+    if depth:
+        chosen = platforms.best(wanted, offered)
+        offered = [] if chosen is None else [(chosen.platform, chosen)]
+    for _, descriptor in offered:
         if not descriptor.media_type.endswith(("image.index.v1+json", "manifest.list.v2+json")):
             found.append(descriptor)
             continue
         if depth >= 2:
             raise InvalidParameter("invalid archive: too many levels of nested indexes")
-        inner = _manifests(archive, decode(_blob(archive, descriptor), Manifest, descriptor.digest), depth + 1)
+        inner = _manifests(archive, decode(_blob(archive, descriptor), Manifest, descriptor.digest), wanted, depth + 1)
         if not inner:
-            raise InvalidParameter(f"no matching manifest for linux/{ARCHITECTURE} in the archive")
+            raise InvalidParameter(f"no matching manifest for {platforms.text_of(wanted)} in the archive")
         found += [
             msgspec.structs.replace(below, annotations={**below.annotations, **descriptor.annotations})
             for below in inner
         ]
         _count(len(found))
     return found
+
+
+def _attests(descriptor: Descriptor) -> bool:
+    """True for a manifest that is no image: BuildKit adds attestations about its images so."""
+    return ATTESTATION in descriptor.annotations or (
+        descriptor.platform is not None and descriptor.platform.os == "unknown"
+    )
 
 
 def _annotated(descriptor: Descriptor) -> tuple[Reference, ...]:

@@ -56,6 +56,11 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, username=username, password=password.rstrip("\0"), auth="")
 
     @property
+    def given(self) -> bool:
+        """True if there is anything to log in with."""
+        return bool(self.username or self.password or self.identitytoken or self.registrytoken)
+
+    @property
     def basic(self) -> str:
         """The value of an Authorization header."""
         return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()

@@ -18,15 +18,14 @@ import msgspec
 
 from engine import __version__, times
 from engine.events import EventLog
-from engine.images import archive
-from engine.images.archive import ARCHITECTURE
+from engine.images import archive, platforms
 from engine.images.instructions import changes as instructions
 from engine.images.layers import chain_ids
 from engine.images.reference import Reference
 from engine.images.spans import Span
 from engine.images.store import ImageStore
 from engine.wire.containers import Config
-from engine.wire.images import History, ImageConfig, RootFS
+from engine.wire.images import History, ImageConfig, Platform, RootFS
 
 EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
 """Digest of a tar archive without entries, for which no layer is made."""
@@ -77,19 +76,22 @@ async def bring(
     tag: Reference | None,
     changes: Sequence[str],
     message: str,
+    platform: Platform | None = None,
 ) -> str:
     """Import the archive of a root file system, compressed or not; returns the id.
 
-    `source` describes its origin.
+    `source` describes its origin. `platform`: that of the image, by default this host's.
     """
+    made_for = platform or platforms.HOST
     config = instructions.apply(Config(), changes)
     created = times.rfc3339(time.time_ns())
     comment = message or f"Imported from {source}"
     async with archive.received(body, store.temporary, store.layers) as span:
         document = ImageConfig(
             created=created,
-            architecture=ARCHITECTURE,
-            os="linux",
+            architecture=made_for.architecture,
+            variant=made_for.variant if platform is not None else "",
+            os=made_for.os,
             config=config,
             history=(History(created=created, comment=comment),),
             docker_version=__version__,

@@ -9,6 +9,7 @@ Not here: what is on disk, and when a change becomes visible (`store.py`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -129,7 +130,9 @@ class Index:
                     changed[former.id] = msgspec.structs.replace(former, tags=tags)
                 record = changed[image_id]
                 if canonical not in record.tags:
-                    changed[image_id] = msgspec.structs.replace(record, tags=(*record.tags, canonical))
+                    changed[image_id] = msgspec.structs.replace(
+                        record, tags=(*record.tags, canonical), tagged=time.time_ns()
+                    )
         return changed
 
     def without_digest(self, name: Reference, new_owner: str) -> Changes:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, reason
-from engine.images import archive
-from engine.images.archive import ARCHITECTURE, MAX_DOCUMENT, MAX_LAYERS
+from engine.images import archive, platforms
+from engine.images.archive import MAX_DOCUMENT, MAX_LAYERS
 from engine.images.layers import chain_ids
 from engine.images.progress import Reports, retrying_text
 from engine.images.reference import Reference
@@ -31,7 +31,15 @@ from engine.images.spans import Incoming, Span
 from engine.images.store import ImageStore
 from engine.system import files
 from engine.system.threads import cancelled, uninterrupted
-from engine.wire.images import Descriptor, ImageConfig, Manifest, Progress
+from engine.wire.images import (
+    Descriptor,
+    DistributionDescriptor,
+    DistributionInspect,
+    ImageConfig,
+    Manifest,
+    Platform,
+    Progress,
+)
 
 if TYPE_CHECKING:
     from engine.images.registry import Fetched, Repository
@@ -239,29 +247,48 @@ def _checked(manifest: Manifest, digest: str) -> Manifest:
     return manifest
 
 
-async def resolve(repository: Repository, name: Reference) -> Resolved:
-    """Follow a tag or digest to this host's manifest. Raises NotFound, InvalidParameter,
-    ServerError.
+async def resolve(repository: Repository, name: Reference, platform: Platform | None = None) -> Resolved:
+    """Follow a tag or digest to the manifest for a platform, by default this host's. Raises
+    NotFound, InvalidParameter, ServerError.
     """
     fetched = await repository.manifest(name.digest or name.tag)
     manifest, kind = parsed(fetched)
     digest = fetched.digest
     if manifest.manifests or kind in _INDEX_TYPES:
-        fetched = await repository.manifest(_for_this_host(manifest, name).digest)
+        fetched = await repository.manifest(chosen(manifest, name, platform or platforms.HOST).digest)
         manifest, kind = parsed(fetched)
         if manifest.manifests:
             raise InvalidParameter(f"invalid manifest {digest}: an index within an index")
     return Resolved(name, digest, _checked(manifest, fetched.digest), fetched.raw, kind == _OCI_TYPE)
 
 
-def _for_this_host(index: Manifest, name: Reference) -> Descriptor:
-    for descriptor in index.manifests:
-        platform = descriptor.platform
-        if platform is not None and (platform.os, platform.architecture) == ("linux", ARCHITECTURE):
-            if not archive.is_digest(descriptor.digest):
-                raise InvalidParameter(f"invalid manifest: invalid digest {descriptor.digest!r}"[:300])
-            return descriptor
-    raise NotFound(f"no matching manifest for linux/{ARCHITECTURE} in the manifest list entries of {name.familiar}")
+def chosen(index: Manifest, name: Reference, platform: Platform) -> Descriptor:
+    """The entry of an index for a platform. Raises NotFound, InvalidParameter."""
+    offered = [(each.platform, each) for each in index.manifests if archive.ATTESTATION not in each.annotations]
+    found = platforms.best(platform, offered)
+    if found is None:
+        wanted = platforms.text_of(platform)
+        raise NotFound(f"no matching manifest for {wanted} in the manifest list entries of {name.familiar}")
+    if not archive.is_digest(found.digest):
+        raise InvalidParameter(f"invalid manifest: invalid digest {found.digest!r}"[:300])
+    return found
+
+
+async def described(repository: Repository, name: Reference) -> DistributionInspect:
+    """What a registry has under a name: the manifest or index, and the platforms of its images.
+
+    Raises Failure, InvalidParameter, ServerError.
+    """
+    fetched = await repository.stored(name.digest or name.tag)
+    manifest, kind = parsed(fetched)
+    found = [each.platform for each in manifest.manifests if each.platform is not None]
+    config = manifest.config
+    if config is not None and archive.is_digest(config.digest) and config.size <= MAX_DOCUMENT:
+        document = archive.decode(await repository.blob(config.digest, MAX_DOCUMENT), Platform, config.digest)
+        if document.os or document.architecture:
+            found.append(document)
+    descriptor = DistributionDescriptor(media_type=kind, digest=fetched.digest, size=len(fetched.raw))
+    return DistributionInspect(descriptor=descriptor, platforms=found)
 
 
 # --- bringing it ----------------------------------------------------------------------------------
@@ -446,4 +473,4 @@ class _Bringing:
             self._complete.add(blob.digest)
 
 
-__all__ = ["Downloads", "Resolved", "bring", "resolve"]
+__all__ = ["Downloads", "Resolved", "bring", "described", "resolve"]

@@ -50,6 +50,8 @@ class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     Unknown for pulled images.
     """
+    tagged: int = 0
+    """ns since the epoch when it last got a tag here; 0 for never."""
 
     @property
     def familiar_tags(self) -> list[str]:

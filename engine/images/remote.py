@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from engine.config import Config
-from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unauthorized
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unauthorized
 from engine.events import EventLog
-from engine.images import importing, pull, push, reference
+from engine.images import importing, platforms, pull, push, reference
 from engine.images.archive import is_digest
 from engine.images.credentials import Credentials
 from engine.images.pull import Downloads, Resolved
@@ -31,7 +31,7 @@ from engine.images.record import ImageRecord
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
 from engine.system.tasks import spawn
-from engine.wire.images import Progress, SearchResult
+from engine.wire.images import DistributionInspect, Platform, Progress, SearchResult
 
 if TYPE_CHECKING:
     from engine.images.registry import Registries, Repository
@@ -46,6 +46,7 @@ _COMPILED = ("aiohttp", "frozenlist", "multidict", "propcache", "yarl")
 """Packages with shared objects. Importing them page-faults the files in while holding the GIL, so
 `_load_client` warms the page cache first.
 """
+_REFUSALS: dict[int, type[EngineError]] = {401: Unauthorized, 403: Forbidden, 404: NotFound}
 _URL = re.compile(r"https?://[^/?#\s]+\S*\Z")
 """URL of an archive to import, which must have a host."""
 
@@ -64,12 +65,18 @@ class Pulling:
     """A pull whose name was resolved; `run` does the work."""
 
     def __init__(
-        self, remote: Remote, repository: Repository, name: Reference, found: list[Resolved | Reference]
+        self,
+        remote: Remote,
+        repository: Repository,
+        name: Reference,
+        found: list[Resolved | Reference],
+        platform: Platform | None,
     ) -> None:
         self._remote = remote
         self._repository = repository
         self._name = name
         self._found = found
+        self._platform = platform
 
     async def run(self) -> AsyncGenerator[Progress, None]:
         """Pull every resolved image.
@@ -86,14 +93,30 @@ class Pulling:
         store, downloads = self._remote.store, self._remote.downloads
         with store.idle.work():
             for found in self._found:
-                resolved = found if isinstance(found, Resolved) else await pull.resolve(self._repository, found)
+                resolved = (
+                    found
+                    if isinstance(found, Resolved)
+                    else await pull.resolve(self._repository, found, self._platform)
+                )
                 steps = pull.bring(store, downloads, self._repository, resolved, pulled)
                 async with contextlib.aclosing(steps):
                     async for progress in steps:
                         yield progress
+                if warning := self._mismatch(resolved):
+                    yield Progress(status=f"WARNING: {warning}")
         name = self._name._replace(tag="") if self._name.digest else self._name
         what = "Downloaded newer image for" if changed else "Image is up to date for"
         yield Progress(status=f"Status: {what} {name.familiar}")
+
+    def _mismatch(self, resolved: Resolved) -> str:
+        """As in Docker, an image that has only one platform is pulled whatever platform was
+        requested, with a warning.
+        """
+        name = resolved.name._replace(tag="") if resolved.name.digest else resolved.name
+        record = self._remote.store.index.owner(name)
+        if self._platform is None or record is None:
+            return ""
+        return platforms.mismatch(name.familiar, record.config, self._platform)
 
 
 class Sending:
@@ -155,9 +178,9 @@ class Remote:
 
     # --- pull -------------------------------------------------------------------------------------
 
-    async def pull(self, image: str, tag: str, credentials: Credentials) -> Pulling:
-        """Resolve a name in its registry. A name without tag and digest means every tag of the
-        repository.
+    async def pull(self, image: str, tag: str, credentials: Credentials, platform: Platform | None = None) -> Pulling:
+        """Resolve a name in its registry, for a platform or this host. A name without tag and
+        digest means every tag of the repository.
 
         Raises InvalidParameter for a malformed name, Forbidden for a reserved one, NotFound for an
         image that is missing or that this client may not read.
@@ -168,22 +191,42 @@ class Remote:
         repository = await self.repository(name, credentials)
         with self.store.idle.work():
             if name.tag or name.digest:
-                return Pulling(self, repository, name, [await pull.resolve(repository, name)])
+                return Pulling(self, repository, name, [await pull.resolve(repository, name, platform)], platform)
             tags = await repository.tags()
         if not tags:
             raise NotFound(f"repository {name.familiar} has no tags")
-        return Pulling(self, repository, name, [reference.with_tag(name.repository, tag) for tag in tags])
+        every = [reference.with_tag(name.repository, tag) for tag in tags]
+        return Pulling(self, repository, name, [*every], platform)
 
     def pulled(self, name: Reference) -> None:
         record = self.store.get(name._replace(tag="").canonical if name.digest else name.canonical)
         attributes = {**record.labels, "name": name.familiar_repository}
         self._events.publish("image", "pull", name.familiar, attributes)
 
+    async def described(self, image: str, credentials: Credentials) -> DistributionInspect:
+        """What the registry has under a name, without pulling it.
+
+        Raises InvalidParameter for a malformed name. The registry's refusals are passed on:
+        Unauthorized, Forbidden, NotFound, ServerError.
+        """
+        if is_digest(image) or is_digest(f"sha256:{image}"):
+            raise ServerError(f"no manifest found for full image ID {image}")
+        name = reference.parse(image).tagged()
+        repository = await self.repository(name, credentials)
+        try:
+            with self.store.idle.work():
+                return await pull.described(repository, name)
+        except ServerError as error:
+            kind = _REFUSALS.get(error.status) if isinstance(error, self._module.Failure) else None
+            if kind is None:
+                raise
+            raise kind(error.message) from error
+
     # --- push -------------------------------------------------------------------------------------
 
-    async def push(self, image: str, tag: str, credentials: Credentials) -> Sending:
+    async def push(self, image: str, tag: str, credentials: Credentials, platform: Platform | None = None) -> Sending:
         """Choose the images to push. Raises InvalidParameter for a malformed name, NotFound for an
-        unknown image.
+        unknown image and for one of another than the wanted platform.
         """
         name = reference.parse(image)
         if name.digest:
@@ -191,6 +234,8 @@ class Remote:
         if tag:
             name = reference.with_tag(name._replace(tag="").canonical, tag)
         images = push.chosen(self.store, name)
+        for found, record in images:
+            platforms.check(found.familiar, record.config, platform)
         repository = await self.repository(name, credentials, "pull,push")
         return Sending(self, Pushing(self.store, repository, self._packing), images)
 
@@ -201,11 +246,20 @@ class Remote:
     # --- import, login, search --------------------------------------------------------------------
 
     def bring(
-        self, source: str, body: AsyncIterator[bytes], repository: str, tag: str, changes: Sequence[str], message: str
+        self,
+        source: str,
+        body: AsyncIterator[bytes],
+        repository: str,
+        tag: str,
+        changes: Sequence[str],
+        message: str,
+        platform: Platform | None = None,
     ) -> AsyncGenerator[Progress, None]:
         """Import the archive in `body` when `source` is `-`, otherwise at that URL. Raises
         InvalidParameter before anything is read.
         """
+        if platform is not None and platform.os != "linux":
+            raise InvalidParameter(f'platform: operating system "{platform.os}" is not supported')
         name = reference.with_tag(repository, tag) if repository else None
         importing.check(changes)
         if source != "-":
@@ -215,20 +269,26 @@ class Remote:
         async def run() -> AsyncGenerator[Progress, None]:
             with self.store.idle.work():
                 if source == "-":
-                    image_id = await self._import(body, source, name, changes, message)
+                    image_id = await self._import(body, source, name, changes, message, platform)
                 else:
                     yield Progress(status=f"Downloading from {source}")
                     client = await self.client()
                     async with contextlib.aclosing(client.body(source)) as chunks:
-                        image_id = await self._import(chunks, source, name, changes, message)
+                        image_id = await self._import(chunks, source, name, changes, message, platform)
             yield Progress(status=image_id)
 
         return run()
 
     async def _import(
-        self, body: AsyncIterator[bytes], source: str, name: Reference | None, changes: Sequence[str], message: str
+        self,
+        body: AsyncIterator[bytes],
+        source: str,
+        name: Reference | None,
+        changes: Sequence[str],
+        message: str,
+        platform: Platform | None,
     ) -> str:
-        return await importing.bring(self.store, self._events, body, source, name, changes, message)
+        return await importing.bring(self.store, self._events, body, source, name, changes, message, platform)
 
     async def log_in(self, credentials: Credentials) -> str:
         """The identity token that a registry issues for credentials, or "" when it accepts them

@@ -29,12 +29,13 @@ import msgspec
 from engine import times
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
-from engine.images import reference, tarsplit
+from engine.images import platforms, reference, tarsplit
 from engine.images.archive import NAME_ANNOTATION, REF_NAME_ANNOTATION
 from engine.images.record import ImageRecord
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
 from engine.system.threads import uninterrupted
+from engine.wire.images import Platform
 
 _CHUNK = 1 << 20
 
@@ -77,11 +78,14 @@ def _meant(store: ImageStore, name: str) -> list[tuple[ImageRecord, list[Referen
     return [(record, [wanted] if wanted.canonical in record.tags else [])]
 
 
-async def save(store: ImageStore, events: EventLog, names: Sequence[str]) -> Saving:
-    """The archive of the named images. Raises NotFound at once, and ServerError later when a
-    layer's files have changed.
+async def save(store: ImageStore, events: EventLog, names: Sequence[str], platform: Platform | None = None) -> Saving:
+    """The archive of the named images. Raises NotFound at once, also for an image of another than
+    the wanted platform, and ServerError later when a layer's files have changed.
     """
     images = _chosen(store, names)
+    for image in images:
+        shown = image.names[0].familiar if image.names else image.record.id
+        platforms.check(shown, image.record.config, platform)
     try:
         configurations = [await asyncio.to_thread(store.configuration, image.record) for image in images]
         for image in images:

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,7 @@ import msgspec
 
 from engine.errors import Conflict, EngineError, InvalidParameter
 from engine.events import EventLog
-from engine.images import archive, reference, views
+from engine.images import archive, platforms, reference, views
 from engine.images.archive import ArchivedImage
 from engine.images.idle import Idle
 from engine.images.index import Index
@@ -51,6 +52,7 @@ from engine.wire.images import (
     ImageConfig,
     ImageSummary,
     Manifest,
+    Platform,
     Progress,
 )
 
@@ -155,9 +157,11 @@ class ImageStore:
         """Every layer that an image or a load under way needs."""
         return {chain_id for record in self.index for chain_id in record.chain_ids} | self._loading.keys()
 
-    def get(self, name: str) -> ImageRecord:
-        """See `Index.get`."""
-        return self.index.get(name)
+    def get(self, name: str, platform: Platform | None = None) -> ImageRecord:
+        """See `Index.get`. Raises NotFound also for an image of another platform."""
+        record = self.index.get(name)
+        platforms.check(name, record.config, platform)
+        return record
 
     def containers(self) -> Mapping[str, int]:
         """The number of containers of every image that has any, by id."""
@@ -181,7 +185,7 @@ class ImageStore:
         """
         wanted = reference.with_tag(repository, tag)
         async with self._changing:
-            record = self.get(name)
+            record = msgspec.structs.replace(self.get(name), tagged=time.time_ns())
             await self._commit(self.index.renamed({record.id: record}, {record.id: [wanted]}))
         self._publish(record.id, "tag", wanted.familiar)
 
@@ -219,9 +223,11 @@ class ImageStore:
 
     # --- delete -----------------------------------------------------------------------------------
 
-    async def delete(self, name: str, force: bool = False, prune: bool = True) -> list[Deletion]:
+    async def delete(
+        self, name: str, force: bool = False, prune: bool = True, platform: Platform | None = None
+    ) -> list[Deletion]:
         """Take a name from an image, or the image from the engine when that was its last name or it
-        is named by id.
+        is named by id. With `platform` only an image of that platform.
 
         `prune`: images that it was made from go too, up to the first that has a name, a container
         or another image made from it. Raises InvalidParameter for a blank name, NotFound, and
@@ -230,7 +236,7 @@ class ImageStore:
         if not name.strip():
             raise InvalidParameter("image name cannot be blank")
         async with self._changing:
-            record = self.get(name)
+            record = self.get(name, platform)
             done: list[Deletion] = []
             by_id = record.id.startswith(name.removeprefix("sha256:"), 7)
             if by_id:
@@ -338,19 +344,22 @@ class ImageStore:
 
     # --- load -------------------------------------------------------------------------------------
 
-    async def load(self, body: AsyncIterator[bytes], quiet: bool = False) -> AsyncGenerator[Progress, None]:
+    async def load(
+        self, body: AsyncIterator[bytes], quiet: bool = False, platform: Platform | None = None
+    ) -> AsyncGenerator[Progress, None]:
         """Load every image of an archive, or none. Yields the progress that Docker's clients draw;
         with `quiet` only the confirmations.
 
-        Raises InvalidParameter for a bad archive, ServerError when the disk does not take it.
-        Nothing is left behind then.
+        Raises InvalidParameter for a bad archive, NotFound for one without an image for
+        `platform`, ServerError when the disk does not take it. Nothing is left behind then.
         """
         with self.idle.work():
             async with received(body, self._content.temporary, self._layers, self._snapshots.layer_paths()) as (
                 span,
                 early,
             ):
-                found = await archive.images(await self._layers.work(archive.Archive, span, early), self._layers)
+                members = await self._layers.work(archive.Archive, span, early)
+                found = await archive.images(members, self._layers, platform)
                 load = Load(self._layers, found, self.claims())
                 try:
                     async with contextlib.aclosing(load.run()) as steps:

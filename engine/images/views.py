@@ -10,16 +10,26 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from engine import labels, times
-from engine.images import reference
+from engine.images import platforms, reference
 from engine.images.index import Index
 from engine.images.record import ImageRecord, nanoseconds
 from engine.images.reference import Reference
 from engine.storage.overlay import DRIVER_NAME
 from engine.storage.snapshots import Snapshots
 from engine.wire.containers import Config
-from engine.wire.images import GraphDriver, HistoryItem, ImageInspect, ImageSummary, InspectRootFS
+from engine.wire.images import (
+    DefaultConfig,
+    GraphDriver,
+    HistoryItem,
+    ImageInspect,
+    ImageMetadata,
+    ImageSummary,
+    InspectRootFS,
+    Platform,
+)
 
 FILTERS = ("before", "dangling", "label", "label!", "reference", "since", "until")
 NOT_COMPUTED = -1
@@ -85,37 +95,67 @@ def summaries(
     return found
 
 
-def inspect(index: Index, snapshots: Snapshots, name: str) -> ImageInspect:
-    """Everything about one image."""
+def inspect(
+    index: Index, snapshots: Snapshots, name: str, platform: Platform | None = None, *, maker: bool = False
+) -> ImageInspect:
+    """Everything about one image. `maker`: also the container that it was made from.
+
+    Raises NotFound, also for an image of another platform.
+    """
     record = index.get(name)
     config = record.config
+    platforms.check(name, config, platform)
     return ImageInspect(
         id=record.id,
         repo_tags=record.familiar_tags,
         repo_digests=record.familiar_digests,
-        parent=record.parent,
-        comment=config.comment,
-        created=times.rfc3339(record.created),
-        container=config.container,
-        container_config=config.container_config or Config(),
-        docker_version=config.docker_version,
-        engine_version=config.docker_version,
-        author=config.author,
-        config=config.config or Config(),
+        parent=record.parent or UNSET,
+        comment=config.comment or UNSET,
+        created=times.rfc3339(record.created) if record.created else UNSET,
+        container=config.container if maker else UNSET,
+        container_config=(config.container_config or Config()) if maker else UNSET,
+        docker_version=config.docker_version or UNSET,
+        engine_version=config.docker_version or UNSET,
+        author=config.author or UNSET,
+        config=_defaults(config.config or Config()),
         architecture=config.architecture,
+        variant=config.variant or UNSET,
         os=config.os,
+        os_version=config.os_version or UNSET,
         size=record.size,
-        virtual_size=record.size,
         graph_driver=GraphDriver(
             name=DRIVER_NAME, data=snapshots.layer_data(record.chain_ids[-1]) if record.chain_ids else {}
         ),
         root_fs=InspectRootFS(type="layers", layers=list(config.rootfs.diff_ids)),
+        metadata=ImageMetadata(last_tag_time=times.rfc3339(record.tagged)),
     )
 
 
-def history(index: Index, snapshots: Snapshots, name: str) -> list[HistoryItem]:
-    """The steps that made an image, newest first, also those without a layer."""
+def _defaults(config: Config) -> DefaultConfig:
+    return DefaultConfig(
+        user=config.user,
+        exposed_ports=config.exposed_ports or {},
+        env=config.env or None,
+        entrypoint=config.entrypoint or None,
+        cmd=config.cmd or None,
+        healthcheck=config.healthcheck,
+        args_escaped=config.args_escaped or False,
+        volumes=config.volumes or None,
+        working_dir=config.working_dir,
+        on_build=config.on_build or None,
+        labels=config.labels or None,
+        stop_signal=config.stop_signal or "",
+        shell=config.shell or UNSET,
+    )
+
+
+def history(index: Index, snapshots: Snapshots, name: str, platform: Platform | None = None) -> list[HistoryItem]:
+    """The steps that made an image, newest first, also those without a layer.
+
+    Raises NotFound, also for an image of another platform.
+    """
     record = index.get(name)
+    platforms.check(name, record.config, platform)
     sizes = [layer.size for chain_id in record.chain_ids if (layer := snapshots.layer(chain_id))]
     items: list[HistoryItem] = []
     for step in record.config.history:

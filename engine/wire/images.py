@@ -1,5 +1,5 @@
-"""Images on the wire: the API's objects as version 1.24 documents them, and the documents in
-archives and registries.
+"""Images on the wire: the API's objects as their newest version documents them, and the documents
+in archives and registries.
 
 Structs name the fields and their defaults and have no behaviour. Rows of `api/versions/` describe
 how older versions differ.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.wire.containers import Config
+from engine.wire.containers import Config, Empty, Healthcheck, Strings
 
 # --- documents: OCI image specification, Docker image specification 1.2, Docker manifest schema 2 -
 
@@ -49,9 +49,11 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     comment: str = ""
 
 
-class Platform(msgspec.Struct, frozen=True, kw_only=True):
+class Platform(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     architecture: str = ""
     os: str = ""
+    os_version: str = msgspec.field(default="", name="os.version")
+    os_features: tuple[str, ...] = msgspec.field(default=(), name="os.features")
     variant: str = ""
 
 
@@ -133,6 +135,30 @@ class InspectRootFS(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     layers: list[str]
 
 
+class DefaultConfig(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", omit_defaults=True):
+    """`Config` of an image: the defaults for its containers."""
+
+    user: str = ""
+    exposed_ports: dict[str, Empty] = msgspec.field(default_factory=dict)
+    env: list[str] | None = None
+    entrypoint: Strings = None
+    cmd: Strings = None
+    healthcheck: Healthcheck | msgspec.UnsetType = msgspec.UNSET
+    args_escaped: bool = False
+    volumes: dict[str, Empty] | None = None
+    working_dir: str = ""
+    on_build: list[str] | None = None
+    labels: dict[str, str] | None = None
+    stop_signal: str | int = ""
+    shell: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ImageMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """Facts about an image that are not part of it."""
+
+    last_tag_time: str
+
+
 class ImageInspect(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """GET /images/{name}/json.
 
@@ -142,21 +168,24 @@ class ImageInspect(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     id: str
     repo_tags: list[str]
     repo_digests: list[str]
-    parent: str = ""
-    comment: str
-    created: str
-    container: str
-    container_config: Config
-    docker_version: str
-    engine_version: str
-    author: str
-    config: Config
+    parent: str | msgspec.UnsetType = msgspec.UNSET
+    comment: str | msgspec.UnsetType = msgspec.UNSET
+    created: str | msgspec.UnsetType = msgspec.UNSET
+    container: str | msgspec.UnsetType = msgspec.UNSET
+    container_config: Config | msgspec.UnsetType = msgspec.UNSET
+    """With `container`, for clients of versions that show them."""
+    docker_version: str | msgspec.UnsetType = msgspec.UNSET
+    engine_version: str | msgspec.UnsetType = msgspec.UNSET
+    author: str | msgspec.UnsetType = msgspec.UNSET
+    config: DefaultConfig
     architecture: str
+    variant: str | msgspec.UnsetType = msgspec.UNSET
     os: str
+    os_version: str | msgspec.UnsetType = msgspec.UNSET
     size: int
-    virtual_size: int
     graph_driver: GraphDriver
     root_fs: InspectRootFS = msgspec.field(name="RootFS")
+    metadata: ImageMetadata
 
 
 class HistoryItem(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -209,6 +238,21 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     is_automated: bool = False
     description: str = ""
+
+
+class DistributionDescriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A manifest or an index in a registry."""
+
+    media_type: str
+    digest: str
+    size: int
+
+
+class DistributionInspect(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """GET /distribution/{name}/json."""
+
+    descriptor: DistributionDescriptor
+    platforms: list[Platform]
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):

@@ -12,7 +12,7 @@ from engine.containers.streams import spell_detach_keys
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, EndpointSettings
 from engine.wire.events import Message
 from engine.wire.exec import ExecInspect
-from engine.wire.images import ImageSummary
+from engine.wire.images import ImageInspect, ImageSummary
 from engine.wire.stats import Stats
 from engine.wire.system import Info, RegistryConfig, VersionInfo
 from engine.wire.volumes import Volume
@@ -35,6 +35,14 @@ CHANGES = (
         of=ImageSummary,
         downgrade=without("SharedSize", "Containers"),
     ),
+    Change(
+        "1.25",
+        "inspect of an image shows Metadata, Variant and OsVersion",
+        of=ImageInspect,
+        downgrade=without("Metadata", "Variant", "OsVersion"),
+    ),
+    Change("1.25", "pull answers 401 where a registry refuses credentials", flag=Flag.REFUSED_CREDENTIALS),
+    Change("1.25", "an X-Registry-Auth that cannot be read means none", flag=Flag.UNREADABLE_AUTH),
     Change("1.25", "build numbers its steps as N/M", flag=Flag.NUMBERED_STEPS),
     Change("1.25", "build warns of unused build arguments", flag=Flag.UNUSED_ARGUMENTS_WARN),
     Change(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from engine import times
 from engine.api.versions.change import Change, Flag
 from engine.api.versions.endpoints import mac_of_container, one_endpoint, without
 from engine.wire.containers import CreateBody
-from engine.wire.images import ImageSummary
+from engine.wire.images import ImageInspect, ImageSummary
 
 CHANGES = (
     Change(
@@ -13,6 +14,15 @@ CHANGES = (
         "images have no VirtualSize",
         of=ImageSummary,
         downgrade={"VirtualSize": lambda image: image.size},
+    ),
+    Change(
+        "1.44",
+        "inspect of an image shows no VirtualSize, and Created only where the image says it",
+        of=ImageInspect,
+        downgrade={
+            "VirtualSize": lambda image: image.size,
+            "Created": lambda image: image.created or times.ZERO,
+        },
     ),
     Change("1.44", "read-only binds are read-only with the mounts below them", flag=Flag.RECURSIVE_READ_ONLY),
     Change("1.44", "create takes several endpoints", of=CreateBody, upgrade=one_endpoint),

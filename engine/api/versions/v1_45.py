@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api.versions.change import Change
+from engine.api.versions.change import Change, Flag
 from engine.networks.network import PREDEFINED_NAMES
 from engine.wire.containers import ContainerInspect, EndpointSettings
 
@@ -23,6 +23,7 @@ def _with_names(found: ContainerInspect) -> dict[str, EndpointSettings]:
 
 
 CHANGES = (
+    Change("1.45", "inspect of an image shows no Container and ContainerConfig", flag=Flag.IMAGE_WITHOUT_MAKER),
     Change(
         "1.45",
         "aliases are those that were asked for; DNSNames has them all",

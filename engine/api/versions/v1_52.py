@@ -6,10 +6,12 @@ from msgspec import UNSET
 
 from engine.api.versions.change import Change, Flag, Source, without
 from engine.api.versions.endpoints import mac_with_warning
+from engine.api.versions.images import complete_config
 from engine.containers.body import EMPTY_BINDINGS
 from engine.networks.network import BRIDGE
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, Created, EndpointSettings
 from engine.wire.events import Message
+from engine.wire.images import ImageInspect
 from engine.wire.system import DiskUsage
 
 _NAMED = ("container", "image")
@@ -24,6 +26,19 @@ def _of_bridge(field: str) -> Source:
 
 
 CHANGES = (
+    Change(
+        "1.52",
+        "inspect of an image shows what is set alone",
+        of=ImageInspect,
+        downgrade={
+            "Parent": lambda image: image.parent or "",
+            "Comment": lambda image: image.comment or "",
+            "DockerVersion": lambda image: image.docker_version or "",
+            "EngineVersion": lambda image: image.engine_version or "",
+            "Author": lambda image: image.author or "",
+            "Config": complete_config,
+        },
+    ),
     Change(
         "1.52",
         "create warns of empty lists of port bindings",

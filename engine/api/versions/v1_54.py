@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from engine.api.versions.change import Change, ignoring
+from engine.api.versions.change import Change, Flag, ignoring
 from engine.wire.networks import NetworkConnect
 
 CHANGES = (
+    Change("1.54", "the image list takes identity", flag=Flag.IMAGE_IDENTITY, down_to="1.25"),
     Change(
         "1.54",
         "connect takes MacAddress",

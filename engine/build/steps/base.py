@@ -20,7 +20,7 @@ from engine.build.output import Log
 from engine.build.parts import Parts
 from engine.build.state import State
 from engine.errors import InvalidParameter, NotFound, ServerError
-from engine.images import reference
+from engine.images import platforms, reference
 from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY
 from engine.images.record import ImageRecord
@@ -61,20 +61,21 @@ async def resolve(name: str, platform: Platform | None, options: Options, parts:
         name = options.contexts.get(context_key(name), name)
     if not options.pull or is_digest(name):
         with contextlib.suppress(NotFound):
-            record = parts.images.get(name)
+            record = parts.images.get(name, None if is_digest(name) else platform)
     if record is None:
-        record = await _pulled(name, options, parts, log)
-    _check_platform(name, record, platform)
+        record = await _pulled(name, platform, options, parts, log)
+    if platform is not None and (words := platforms.mismatch(name, record.config, platform)):
+        raise InvalidParameter(words)
     return record
 
 
-async def _pulled(name: str, options: Options, parts: Parts, log: Log) -> ImageRecord:
+async def _pulled(name: str, platform: Platform | None, options: Options, parts: Parts, log: Log) -> ImageRecord:
     wanted = reference.parse(name)
     if not wanted.digest:
         wanted = wanted.tagged()
     credentials = options.credentials.get(wanted.domain, NOBODY)
     try:
-        pulling = await parts.remote.pull(wanted.canonical, "", credentials)
+        pulling = await parts.remote.pull(wanted.canonical, "", credentials, platform)
     except ServerError as error:  # of the connection, which does not name the image
         raise ServerError(f"failed to pull {name}: {error.message}") from error
     async with contextlib.aclosing(pulling.run()) as steps:
@@ -88,17 +89,6 @@ async def _pulled(name: str, options: Options, parts: Parts, log: Log) -> ImageR
                 )
             )
     return parts.images.get(wanted.canonical)
-
-
-def _check_platform(name: str, record: ImageRecord, wanted: Platform | None) -> None:
-    if wanted is None:
-        return
-    own = (record.config.os or "linux", record.config.architecture or ARCHITECTURE)
-    if own != (wanted.os, wanted.architecture):
-        raise InvalidParameter(
-            f"image with reference {name} was found but its platform ({'/'.join(own)}) "
-            f"does not match the specified platform ({wanted.os}/{wanted.architecture})"
-        )
 
 
 def _words(document: ImageConfig) -> tuple[str, str, str]:

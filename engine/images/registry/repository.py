@@ -5,7 +5,7 @@ Reads try the mirrors first, each with its own login; writes go to the registry 
 
 Not here: requests (session.py), a blob's way into a file (download.py), use of the content
 (pull.py, push.py).
-Raises: Failure, NotFound, ServerError.
+Raises: Failure, NotFound, Unauthorized, ServerError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 from yarl import URL
 
-from engine.errors import NotFound, ServerError
+from engine.errors import NotFound, ServerError, Unauthorized
 from engine.images.credentials import NOBODY, Credentials, next_page
 from engine.images.reference import DEFAULT_DOMAIN
 from engine.images.registry.download import BlobFile, download
@@ -88,6 +88,7 @@ class Repository:
         # A mirror is a third party: it never gets the registry's credentials.
         self._sites = [Site(registries, origin, NOBODY, scopes) for origin in origins[:-1]]
         self._sites.append(Site(registries, origins[-1], credentials, scopes))
+        self._logged_in = credentials.given
         self._at = 0
 
     @property
@@ -119,29 +120,35 @@ class Repository:
     async def manifest(self, name: str) -> Fetched:
         """The manifest with this tag or digest; with a digest its content is verified.
 
-        Raises NotFound when it is missing or the client may not read it, otherwise ServerError.
+        Raises NotFound when it is missing or the client may not read it, Unauthorized when the
+        registry refuses the client's credentials, otherwise ServerError.
         """
         try:
-            return await self._anywhere(lambda site: site.persist(lambda: self._manifest(site, name)))
+            return await self.stored(name)
         except Failure as error:
             if not error.refuses:
                 raise
             raise self._no_access(error, name) from None
+
+    async def stored(self, name: str) -> Fetched:
+        """As `manifest`, but raises Failure with the registry's own words."""
+        return await self._anywhere(lambda site: site.persist(lambda: self._manifest(site, name)))
 
     def _familiar(self) -> str:
         if self.domain != DEFAULT_DOMAIN:
             return f"{self.domain}/{self.path}"
         return self.path.removeprefix("library/")
 
-    def _no_access(self, error: Failure, name: str) -> NotFound:
+    def _no_access(self, error: Failure, name: str) -> NotFound | Unauthorized:
         familiar = self._familiar()
         if error.status == 404 and error.code != "NAME_UNKNOWN":
             separator = "@" if name.startswith("sha256:") else ":"
             return NotFound(f"manifest for {familiar}{separator}{name} not found: {error.message}")
-        return NotFound(
+        words = (
             f"pull access denied for {familiar}, repository does not exist or may require 'docker login': "
             f"{error.message}"
         )
+        return Unauthorized(words) if error.status == 401 and self._logged_in else NotFound(words)
 
     async def _manifest(self, site: Site, name: str) -> Fetched:
         total = self._registries.stall * 4  # a slow drip of bytes must not go on forever
@@ -160,13 +167,13 @@ class Repository:
         return Fetched(raw, media_type, digest)
 
     async def tags(self) -> list[str]:
-        """Every tag. Raises NotFound as `manifest` does."""
+        """Every tag. Raises NotFound and Unauthorized as `manifest` does."""
         try:
             return await self._anywhere(lambda site: site.persist(lambda: self._tags(site)))
         except Failure as error:
             if not error.refuses:
                 raise
-            raise self._no_access(Failure(error.message, 403), "") from None
+            raise self._no_access(Failure(error.message, 401 if error.status == 401 else 403), "") from None
 
     async def _tags(self, site: Site) -> list[str]:
         found: dict[str, None] = {}

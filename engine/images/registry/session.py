@@ -670,6 +670,10 @@ async def failure_of(answer: aiohttp.ClientResponse) -> Failure:
     except (Failure, aiohttp.ClientError, OSError):
         body = b""
     code, text = _error(body)
+    if status == 401 and _insufficient_scope(answer):
+        # The credentials are good, but not for this repository, which may not even exist (RFC 6750,
+        # section 3.1).
+        status, code, text = 403, "DENIED", "denied: requested access to the resource is denied"
     if not text and status == 401:
         # Docker CLIs and scripts know both texts: the first when a login was refused, the second
         # when there was none.
@@ -689,6 +693,13 @@ async def failure_of(answer: aiohttp.ClientResponse) -> Failure:
         delay = float(answer.headers.get("Retry-After", "0"))
     transient = status in (408, 425, 429) or (status >= 500 and status not in (501, 505))
     return Failure(text, status, code, transient=transient, delay=max(0.0, delay))
+
+
+def _insufficient_scope(answer: aiohttp.ClientResponse) -> bool:
+    return any(
+        each.scheme == "bearer" and each.parameters.get("error") == "insufficient_scope"
+        for each in challenges(answer.headers.getall("WWW-Authenticate", []))
+    )
 
 
 def _error(body: bytes) -> tuple[str, str]:

@@ -817,6 +817,8 @@ def test_basic_authentication_and_redirections_that_would_leak(tmp_path: Path) -
             async with stage(tmp_path, guarded) as (server, puller):
                 with pytest.raises(NotFound, match="pull access denied"):
                     await puller.pull(f"{server.host}/a/b")
+                with pytest.raises(Unauthorized, match="pull access denied"):
+                    await puller.pull(f"{server.host}/a/b", credentials=Credentials(username="me", password="no"))
                 await puller.pull(f"{server.host}/a/b", credentials=ME)
                 assert len(other.asked) == 3
                 assert all("authorization" not in ask.headers for ask in other.asked)

@@ -450,7 +450,7 @@ def test_parents_come_with_an_archive(run: Run) -> None:
         await stage.load(docker_archive(GRANDCHILD, ONE, CHILD))
         images = stage.images
         assert [
-            views.inspect(images.index, images.snapshots, name).parent for name in ("one", "child", "grandchild")
+            views.inspect(images.index, images.snapshots, name).parent or "" for name in ("one", "child", "grandchild")
         ] == ["", ONE.id, CHILD.id]
         assert [item.id for item in views.history(images.index, images.snapshots, "grandchild")][:3] == [
             GRANDCHILD.id,
@@ -467,7 +467,7 @@ def test_parents_come_with_an_archive(run: Run) -> None:
         assert not images.get("one").parent and len(images) == 1
         await stage.load(saved)
         assert [
-            views.inspect(images.index, images.snapshots, name).parent for name in ("one", "child", "grandchild")
+            views.inspect(images.index, images.snapshots, name).parent or "" for name in ("one", "child", "grandchild")
         ] == ["", ONE.id, CHILD.id]
         await stage.load(docker_archive(dataclasses.replace(CHILD, names=["alone:latest"])))
         assert images.get("alone").parent == ONE.id, "what is known of an image stays"
@@ -574,13 +574,17 @@ def test_list(run: Run) -> None:
 def test_inspect(run: Run) -> None:
     async def work(stage: Stage) -> None:
         await stage.load(docker_archive(TWO))
-        shown = msgspec.to_builtins(views.inspect(stage.images.index, stage.images.snapshots, "two:a"))
-        assert shown["Id"] == TWO.id and shown["Parent"] == "" and shown["Created"] == "2021-01-02T03:04:05Z"
+        index, snapshots = stage.images.index, stage.images.snapshots
+        shown = msgspec.to_builtins(views.inspect(index, snapshots, "two:a"))
+        assert shown["Id"] == TWO.id and shown["Created"] == "2021-01-02T03:04:05Z"
+        assert not {"Parent", "Comment", "Author", "Variant", "OsVersion", "Container", "ContainerConfig"} & {*shown}
         assert shown["DockerVersion"] == shown["EngineVersion"] == "26.1.3"
         assert shown["RootFS"] == {"Type": "layers", "Layers": [digest(LOW), digest(HIGH)]}
         assert (shown["Architecture"], shown["Os"], shown["Size"]) == ("amd64", "linux", 3007)
-        assert shown["Config"]["User"] == "u" and shown["Config"]["Labels"] == {}
-        assert shown["ContainerConfig"]["Cmd"] is None and shown["RepoDigests"] == []
+        assert shown["Config"] == {"User": "u", "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]}
+        assert shown["RepoDigests"] == []
+        older = msgspec.to_builtins(views.inspect(index, snapshots, "two:a", maker=True))
+        assert older["Container"] == "" and older["ContainerConfig"]["Cmd"] is None
         data = shown["GraphDriver"]["Data"]
         assert shown["GraphDriver"]["Name"] == "overlay2" and {"name"} <= set(os.listdir(data["UpperDir"] + "/etc"))
         assert os.listdir(data["LowerDir"] + "/bin") == ["sh"]

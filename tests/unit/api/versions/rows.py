@@ -32,7 +32,8 @@ from engine.wire.containers import (
 )
 from engine.wire.events import Actor, Message
 from engine.wire.exec import ExecCreate, ExecInspect, ExecStart, ProcessConfig
-from engine.wire.images import HistoryItem, ImageSummary
+from engine.wire.images import DefaultConfig, HistoryItem, ImageInspect, ImageMetadata, ImageSummary, InspectRootFS
+from engine.wire.images import GraphDriver as ImageGraphDriver
 from engine.wire.networks import IPAM, Network, NetworkConnect, NetworkCreate, NetworkDisconnect
 from engine.wire.stats import NetworkStats, Stats
 from engine.wire.system import (
@@ -296,6 +297,21 @@ MESSAGE = Message(
 
 IMAGE = ImageSummary(id="i", repo_tags=["a:1"], repo_digests=[], created=1, size=1, labels={})
 
+IMAGE_INSPECT = ImageInspect(
+    id="sha256:" + "1" * 64,
+    repo_tags=["a:1"],
+    repo_digests=[],
+    config=DefaultConfig(cmd=["sh"], exposed_ports={"80/tcp": {}}),
+    architecture="arm64",
+    variant="v8",
+    os="linux",
+    os_version="1",
+    size=7,
+    graph_driver=ImageGraphDriver(name="overlay2", data={}),
+    root_fs=InspectRootFS(type="layers", layers=[]),
+    metadata=ImageMetadata(last_tag_time="2026-01-02T03:04:05Z"),
+)
+
 HISTORY = HistoryItem(id="i", created=1, created_by="sh", tags=None, size=1, comment="")
 
 VOLUME = Volume(name="v", driver="local", mountpoint="/v", created_at="2026-01-02T03:04:05Z", options={"type": "tmpfs"})
@@ -334,6 +350,7 @@ REPLIES: tuple[Any, ...] = (
     NETWORK,
     MESSAGE,
     IMAGE,
+    IMAGE_INSPECT,
     HISTORY,
     VOLUME,
     EXEC,
