@@ -511,7 +511,8 @@ class TempEngine:
             history = self.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body
             for line in history.splitlines():
                 event = json.loads(line)
-                if event.get("Type") == "container":
+                # A prune's event names no container; an empty name would stand for every process.
+                if event.get("Type") == "container" and event["Actor"]["ID"]:
                     self._known.add(event["Actor"]["ID"])
 
     def footprint(self) -> Footprint:
@@ -600,6 +601,7 @@ class TempEngine:
         return sum(not target.startswith(("socket:", "net:")) for target in found)
 
     def _names_container(self, path: str) -> bool:
+        assert "" not in self._known
         return any(identifier in path for identifier in self._known)
 
     def _container_processes(self) -> list[tuple[int, str, str]]:
