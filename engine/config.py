@@ -85,6 +85,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "crun where it works, else runc",
         ),
     ] = ""
+    cdi_specs: Annotated[
+        tuple[Path, ...],
+        _option(
+            "--cdi-spec-directory",
+            "DIR",
+            "Directory of CDI specifications (*.json, *.yaml) of devices. A later one has precedence.",
+        ),
+    ] = (Path("/etc/cdi"), Path("/var/run/cdi"))
     bridge: Annotated[str, _option("--bridge", "NAME", "Bridge of the default network.")] = DEFAULT_BRIDGE
     bridge_subnet: Annotated[
         str,

@@ -55,6 +55,7 @@ from engine.networks.attachments import Attachments
 from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
 from engine.runtime import apparmor, cgroups
+from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.storage.content import Content
@@ -177,6 +178,7 @@ class Daemon:
         config = self.config
         self.cgroups = await asyncio.to_thread(Cgroups.detect)
         self.runtime = await asyncio.to_thread(Runtime.probe, config.runtime, config.run)
+        self.devices = Registry(config.cdi_specs)
         self.records = Records.in_root(config.root)
         stack.callback(self.records.close)
         self.snapshots = OverlaySnapshots(config.root, self.records, [MARK])
@@ -229,6 +231,7 @@ class Daemon:
                 cgroups=self.cgroups,
                 grace_period=self.grace_period,
                 events=self.events,
+                devices=self.devices,
                 lifecycle=self.lifecycle,
             )
         )

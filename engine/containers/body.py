@@ -40,6 +40,9 @@ EMPTY_BINDINGS = "have an empty list of port-bindings"
 """Of the warning of which clients below 1.52 hear nothing."""
 MIN_HEALTH_DURATION = 1_000_000
 
+HOST_GATEWAY = "host-gateway"
+"""In ExtraHosts: the addresses of this host as its containers see it."""
+
 _HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
 _WORD = re.compile(r"[^\s\0]+")
 """A value for hosts and resolv.conf: one word, so that it cannot add a line."""
@@ -176,7 +179,8 @@ def checked_host(host: HostConfig) -> HostConfig:
         name, _, address = extra.partition(":")
         if not _WORD.fullmatch(name) or not address:
             raise InvalidParameter(f"ExtraHosts: bad format for add-host: {extra!r}")
-        check_address(address, "ExtraHosts")
+        if address != HOST_GATEWAY:
+            check_address(address, "ExtraHosts")
     for server in host.dns:
         check_address(server, "Dns")
     for ulimit in host.ulimits or ():

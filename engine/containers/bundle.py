@@ -11,19 +11,20 @@ import contextlib
 import errno
 import ipaddress
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from engine.containers import mount_points, program, spec
+from engine.containers.body import HOST_GATEWAY
 from engine.containers.extra_mounts import Placed
 from engine.containers.sharing import Joined
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
 from engine.networks import resolver
 from engine.networks.network import PREDEFINED_NAMES
-from engine.runtime import users
+from engine.runtime import cdi, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.system import files
@@ -63,10 +64,13 @@ def write(
     joined: Joined,
     extra: Placed,
     bundle: Path,
+    gateways: Sequence[str],
+    named: cdi.Registry,
 ) -> list[str]:
     """Write all files of one start. `rootfs`: the container's root as seen from here. `sources`: by
     destination, mounts that the runtime does not find at their Source. `extra`: mounts that the
     record does not have, and the root's path for the runtime. `bundle`: for config.json.
+    `gateways`: as for `write_network_files`. `named`: the devices that have names on this host.
 
     Returns the mount points that were made in the root, relative to it and without links. Raises
     InvalidParameter or NotFound for requests of the record that this host cannot satisfy.
@@ -87,10 +91,11 @@ def write(
         files=joined.files,
         extra=extra.mounts,
         environment=extra.environment,
+        edits=named.edits(record.host.device_requests or ()),
     )
     document = spec.build(record, place)
     _check_program(record, rootfs, sources, extra.here)
-    write_network_files(record, directory, networks)
+    write_network_files(record, directory, networks, gateways)
     made = make_mount_points(rootfs, document.mounts, extra)
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
     (bundle / "config.json").write_bytes(oci.encode(document))
@@ -176,8 +181,14 @@ def network_files(directory: Path) -> dict[str, Path]:
     return {target: path for target, path in paths.items() if path.exists()}
 
 
-def write_network_files(record: ContainerRecord, directory: Path, networks: dict[str, EndpointSettings]) -> None:
-    """hostname, hosts and resolv.conf as Docker writes them (resolv.conf(5), hosts(5))."""
+def write_network_files(
+    record: ContainerRecord, directory: Path, networks: dict[str, EndpointSettings], gateways: Sequence[str] = ()
+) -> None:
+    """hostname, hosts and resolv.conf as Docker writes them (resolv.conf(5), hosts(5)).
+
+    `gateways`: the addresses that `host-gateway` stands for. Raises InvalidParameter if there is
+    none.
+    """
     hostname = record.config.hostname or os.uname().nodename
     full_name = f"{hostname}.{record.config.domainname}" if record.config.domainname else hostname
     _write(directory / "hostname", hostname + "\n")
@@ -187,7 +198,7 @@ def write_network_files(record: ContainerRecord, directory: Path, networks: dict
         hosts += "\n"
     for extra in record.host.extra_hosts or ():
         name, _, address = extra.partition(":")
-        hosts += f"{address}\t{name}\n"
+        hosts += "".join(f"{each}\t{name}\n" for each in _addresses(extra, address, gateways))
     hosts += "".join(f"{line}\n" for line in record.link_hosts)
     first, dot, _ = full_name.partition(".")
     names = f"{full_name} {first}" if dot else full_name
@@ -208,6 +219,15 @@ def write_network_files(record: ContainerRecord, directory: Path, networks: dict
             names_of_one_label=on_users_network,
         ),
     )
+
+
+def _addresses(extra: str, address: str, gateways: Sequence[str]) -> Sequence[str]:
+    """The addresses of an entry of ExtraHosts."""
+    if address != HOST_GATEWAY:
+        return [address.removeprefix("[").removesuffix("]")]
+    if not gateways:
+        raise InvalidParameter(f"ExtraHosts: {extra}: unable to derive the IP value for {HOST_GATEWAY}")
+    return gateways
 
 
 def _host_lines(*, loopback_reachable: bool) -> list[str]:

@@ -17,6 +17,7 @@ import msgspec
 
 from engine.containers.body import parse_device_rule
 from engine.errors import InvalidParameter, NotFound
+from engine.runtime import cdi
 from engine.wire import oci
 from engine.wire.containers import HostConfig, ThrottleDevice, WeightDevice
 
@@ -61,11 +62,39 @@ def nodes(host: HostConfig) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
         yield from made
 
 
-def check_requests(host: HostConfig) -> None:
-    """Raises InvalidParameter, in Docker's words, for DeviceRequests that no driver serves."""
-    for request in host.device_requests or ():
-        words = " ".join(f"[{' '.join(each)}]" for each in request.capabilities or ())
-        raise InvalidParameter(f'could not select device driver "{request.driver}" with capabilities: [{words}]')
+def requested(edits: cdi.Edits, user: oci.User) -> Iterator[tuple[oci.Device, oci.DeviceRule | None]]:
+    """The device nodes of CDI's edits, with a cgroup rule for those that have one. What an edit
+    does not say is that of the node on the host, and the owner the container's user.
+
+    Raises NotFound for a missing one.
+    """
+    for edit in edits.device_nodes:
+        kind, major, minor = edit.type, edit.major, edit.minor
+        if not kind or (kind != "p" and not (major or minor)):
+            source = edit.host_path or edit.path
+            try:
+                found = os.stat(source)
+            except OSError as error:
+                reason = (error.strerror or "").lower()
+                raise NotFound(f"CDI device injection failed: {source}: {reason}") from error
+            own = _CHARACTER if stat.S_ISCHR(found.st_mode) else _BLOCK if stat.S_ISBLK(found.st_mode) else "p"
+            if kind not in ("", own):
+                raise InvalidParameter(f"CDI device injection failed: {source} is of type {own}, not {kind}")
+            kind, major, minor = own, os.major(found.st_rdev), os.minor(found.st_rdev)
+        yield (
+            oci.Device(
+                type=kind,
+                path=edit.path,
+                major=major,
+                minor=minor,
+                file_mode=edit.file_mode,
+                uid=user.uid if edit.uid is None and user.uid > 0 else edit.uid,
+                gid=user.gid if edit.gid is None and user.gid > 0 else edit.gid,
+            ),
+            oci.DeviceRule(allow=True, type=kind, major=major, minor=minor, access=edit.permissions or "rwm")
+            if kind in (_CHARACTER, _BLOCK)
+            else None,
+        )
 
 
 def rules(host: HostConfig) -> Iterator[oci.DeviceRule]:

@@ -187,6 +187,7 @@ async def launch(
                 lambda: bundle.write(
                     *(record, directory, rootfs, network_path, networks, mounted.sources),
                     *(parts.runtime, parts.cgroups, joined, placed, where),
+                    *(parts.networks.host_gateways(), parts.devices),
                 )
             )
             namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))
@@ -312,6 +313,9 @@ async def release(record: ContainerRecord, parts: Parts, *, abandoned: bool = Fa
 
 
 async def _discard(record: ContainerRecord, parts: Parts) -> None:
+    if record.host.device_requests:  # their hooks at the end of a run are the runtime's affair
+        await _end_what_is_left(record, parts)
+        return
     await parts.runtime.discard(record.id, cgroup_of(record), parts.cgroups)
 
 

@@ -14,6 +14,7 @@ from engine.images.store import ImageStore
 from engine.monitor.client import Monitor
 from engine.networks.attachments import Attachments
 from engine.networks.networks import Networks
+from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.storage.snapshots import Snapshots
@@ -65,6 +66,8 @@ class Parts:
     cgroups: Cgroups
     grace_period: GracePeriod
     events: EventLog
+    devices: Registry = field(default_factory=Registry)
+    """The devices that have names (CDI)."""
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
 
 

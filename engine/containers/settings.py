@@ -202,7 +202,8 @@ async def _write_network_files(container: Container) -> None:
     record = container.record
     if container.running:
         try:
-            await asyncio.to_thread(bundle.write_network_files, record, container.directory, record.networks)
+            gateways = container.parts.networks.host_gateways()
+            await asyncio.to_thread(bundle.write_network_files, record, container.directory, record.networks, gateways)
         except (OSError, RuntimeError) as error:
             raise ServerError(f"container {container.id}: its hosts and resolv.conf: {error}") from error
 

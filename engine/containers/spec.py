@@ -25,7 +25,7 @@ from engine.containers.body import init_program, strings
 from engine.containers.limits import check_exec_size, cpu_time, default_memory_swap, rlimit
 from engine.containers.store import ContainerRecord
 from engine.networks.sandboxes import SETTINGS
-from engine.runtime import capabilities, cgroups, seccomp
+from engine.runtime import capabilities, cdi, cgroups, seccomp
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
@@ -81,6 +81,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Mounts by destination that the record does not have (`extra_mounts.py`)."""
     environment: tuple[str, ...] = ()
     """Variables that the record does not have, likewise."""
+    edits: cdi.Edits = cdi.NONE
+    """Changes for the devices that it has by name."""
 
 
 def build(record: ContainerRecord, place: Place) -> oci.Spec:
@@ -95,10 +97,15 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     elif wanted.confined and not host.privileged:
         filter_, annotations = place.runtime.seccomp(seccomp.profile(granted))
     bounding = capabilities.bounding()
-    devices.check_requests(host)
-    nodes = list(devices.nodes(host))
+    user = oci.User(
+        uid=place.identity.uid,
+        gid=place.identity.gid,
+        additional_gids=tuple(dict.fromkeys((*place.identity.groups, *place.edits.additional_gids))),
+    )
+    named = list(devices.requested(place.edits, user))
+    nodes = [pair for pair in devices.nodes(host) if pair[0].path not in {node.path for node, _ in named}] + named
     variables = environment(
-        (*record.link_environment, *(config.env or ()), *place.environment),
+        (*record.link_environment, *(config.env or ()), *place.environment, *place.edits.env),
         config.hostname,
         tty=config.tty,
         home=place.identity.home,
@@ -113,7 +120,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         process=oci.Process(
             terminal=config.tty,
             console_size=_console_size(record),
-            user=oci.User(uid=place.identity.uid, gid=place.identity.gid, additional_gids=place.identity.groups),
+            user=user,
             args=arguments,
             env=variables,
             cwd=directory(config.working_dir),
@@ -126,11 +133,12 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         root=oci.Root(path=place.rootfs, readonly=host.readonly_rootfs),
         hostname="" if host.uts_mode == "host" else config.hostname,
         mounts=seen,
+        hooks=_hooks(place.edits),
         linux=oci.Linux(
             namespaces=_namespaces(host, place),
             devices=[device for device, _ in nodes],
             cgroups_path=cgroups.path(record.id, host.cgroup_parent),
-            resources=_resources(host, place.cgroups, [*(rule for _, rule in nodes), *devices.rules(host)]),
+            resources=_resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)]),
             rootfs_propagation=_rootfs_propagation(record.mounts),
             seccomp=filter_,
             sysctl=_sysctls(record, place),
@@ -277,12 +285,43 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     for destination in place.extra:
         mount_points.check_destination(destination)
     own |= place.extra
+    for wanted in place.edits.mounts:
+        mount_points.check_destination(wanted.container_path)
+        own[posixpath.normpath(wanted.container_path)] = _requested(wanted)
     kept = [
         mount
         for mount in standard
         if mount.destination not in own and not ("/dev" in own and mount.destination.startswith("/dev/"))
     ]
     return kept + sorted(own.values(), key=lambda mount: mount.destination.count("/"))
+
+
+def _requested(mount: cdi.Mount) -> oci.Mount:
+    """A mount of a CDI specification: a bind, unless it says otherwise."""
+    options = tuple(each for each in mount.options if each not in ("bind", "rbind"))
+    destination = posixpath.normpath(mount.container_path)
+    if mount.type not in ("", "bind", "none"):
+        return oci.Mount(destination=destination, type=mount.type, source=mount.host_path, options=options)
+    kind = "bind" if "bind" in mount.options else "rbind"
+    forbidden = [each for each in _forbidden(mount.host_path) if each not in options]
+    return oci.Mount(destination=destination, type="bind", source=mount.host_path, options=(kind, *options, *forbidden))
+
+
+def _hooks(edits: cdi.Edits) -> oci.Hooks | None:
+    if not edits.hooks:
+        return None
+    by_name: dict[str, list[oci.Hook]] = {}
+    for each in edits.hooks:
+        hook = oci.Hook(path=each.path, args=each.args, env=each.env, timeout=each.timeout)
+        by_name.setdefault(each.hook_name, []).append(hook)
+    return oci.Hooks(
+        prestart=tuple(by_name.get("prestart", ())),
+        create_runtime=tuple(by_name.get("createRuntime", ())),
+        create_container=tuple(by_name.get("createContainer", ())),
+        start_container=tuple(by_name.get("startContainer", ())),
+        poststart=tuple(by_name.get("poststart", ())),
+        poststop=tuple(by_name.get("poststop", ())),
+    )
 
 
 def _paths(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:

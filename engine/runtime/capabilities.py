@@ -95,7 +95,8 @@ def check(add: Iterable[str], drop: Iterable[str], limit: frozenset[str] | None 
     for name in add:
         if (full := _normal(name, "CapAdd")) not in (ALL, *available):
             raise InvalidParameter(
-                f'CapAdd: capability not supported by your kernel or not available in the current environment: "{full}"'
+                "invalid CapAdd: capability not supported by your kernel or not available in the current environment: "
+                f'"{full}"'
             )
     for name in drop:
         _normal(name, "CapDrop")
@@ -107,5 +108,5 @@ def _normal(name: str, field: str) -> str:
         return ALL
     full = upper if upper.startswith("CAP_") else f"CAP_{upper}"
     if full not in NAMES:
-        raise InvalidParameter(f'{field}: unknown capability "{name}"')
+        raise InvalidParameter(f'invalid {field}: unknown capability: "{full}"')
     return full

@@ -174,12 +174,31 @@ class Linux(Object, kw_only=True, frozen=True):
     readonly_paths: tuple[str, ...] = ()
 
 
+class Hook(Object, kw_only=True, frozen=True):
+    """A program that the runtime runs on the host at one point of the container's life."""
+
+    path: str
+    args: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    timeout: int | None = None
+
+
+class Hooks(Object, kw_only=True, frozen=True):
+    prestart: tuple[Hook, ...] = ()
+    create_runtime: tuple[Hook, ...] = ()
+    create_container: tuple[Hook, ...] = ()
+    start_container: tuple[Hook, ...] = ()
+    poststart: tuple[Hook, ...] = ()
+    poststop: tuple[Hook, ...] = ()
+
+
 class Spec(Object, kw_only=True, frozen=True):
     oci_version: str = msgspec.field(name="ociVersion")
     process: Process
     root: Root
     hostname: str = ""
     mounts: list[Mount]
+    hooks: Hooks | None = None
     linux: Linux
     annotations: dict[str, str] = {}
 

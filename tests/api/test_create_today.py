@@ -164,6 +164,31 @@ def test_the_platform_of_a_create_from_1_41_on(engine: TempEngine) -> None:
         assert answer.status == status, answer
 
 
+def test_the_gateway_of_the_host(engine: TempEngine) -> None:
+    """On the default bridge, on a user's network and without a network. `extra_hosts` of compose
+    and all Testcontainers use it.
+    """
+    gateway = engine.request("GET", "/v1.24/networks/bridge").json()["IPAM"]["Config"][0]["Gateway"]
+    assert engine.request("POST", "/v1.24/networks/create", {"Name": "gateways"}).status == 201
+    for mode in ("bridge", "gateways", "none", "host"):
+        identifier = started(
+            *(engine, "cat", "/etc/hosts"), NetworkMode=mode, ExtraHosts=["outside:host-gateway", "six:[fd00::1]"]
+        )
+        assert engine.wait(identifier) == 0
+        lines = engine.logs(identifier).decode().splitlines()
+        assert f"{gateway}\toutside" in lines and "fd00::1\tsix" in lines
+        assert host_config(engine, identifier)["ExtraHosts"][0] == "outside:host-gateway"
+
+
+def test_capabilities_in_any_spelling(engine: TempEngine) -> None:
+    body = {"Image": "busybox", "HostConfig": {"CapAdd": ["CAP_NET_ADMIN", "net_raw"], "CapDrop": ["cap_chown"]}}
+    assert engine.request("POST", f"/v{NEWEST}/containers/create", body).status == 201
+    for field in ("CapAdd", "CapDrop"):
+        refused = {"Image": "busybox", "HostConfig": {field: ["x"]}}
+        answer = engine.request("POST", f"/v{NEWEST}/containers/create", refused)
+        assert (answer.status, answer.message) == (400, f'invalid {field}: unknown capability: "CAP_X"')
+
+
 # --- update ---------------------------------------------------------------------------------------
 
 

@@ -195,6 +195,9 @@ class Networks:
     def get(self, text: str) -> Any:
         return SimpleNamespace(record=SimpleNamespace(name=text))
 
+    def host_gateways(self) -> list[str]:
+        return ["172.17.0.1"]
+
     async def join(
         self, container_id: str, name: str, wanted: dict[str, EndpointSettings], *_: object, **__: object
     ) -> Joined:

@@ -108,6 +108,15 @@ def test_a_full_name_and_its_first_part(tmp_path: Path, hostname: str, domainnam
     assert (tmp_path / "hosts").read_text().splitlines()[-1] == f"172.17.0.9\t{names}"
 
 
+def test_extra_hosts(tmp_path: Path) -> None:
+    """host-gateway is each address of the host; addresses of IPv6 may have brackets."""
+    own = record(Config(hostname="web"), HostConfig(extra_hosts=["host:host-gateway", "v6:[fd00::1]"]))
+    bundle.write_network_files(own, tmp_path, {}, ["172.17.0.1", "fd00::9"])
+    assert (tmp_path / "hosts").read_text().splitlines()[-3:] == ["172.17.0.1\thost", "fd00::9\thost", "fd00::1\tv6"]
+    with pytest.raises(InvalidParameter, match="host:host-gateway: unable to derive the IP value for host-gateway"):
+        bundle.write_network_files(own, tmp_path, {}, [])
+
+
 def test_files_are_rewritten_in_place(tmp_path: Path) -> None:
     bundle.write_network_files(record(Config(hostname="web")), tmp_path, {})
     before = (tmp_path / "hosts").stat().st_ino

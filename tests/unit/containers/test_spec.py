@@ -381,7 +381,7 @@ def test_capabilities() -> None:
     document = built(cap_add=["SYS_PTRACE"], cap_drop=["ALL"])
     expected = [name for name in ("CAP_SYS_PTRACE",) if name in capabilities.bounding()]
     assert document["process"]["capabilities"].get("effective", []) == expected
-    with pytest.raises(InvalidParameter, match=r'CapAdd: unknown capability "NOPE"'):
+    with pytest.raises(InvalidParameter, match=r'CapAdd: unknown capability: "CAP_NOPE"'):
         built(cap_add=["NOPE"])
 
 

@@ -39,9 +39,9 @@ def test_never_more_than_the_engine_has() -> None:
 
 @pytest.mark.parametrize("name", ["", "CAP_", "NOPE", "CAP_CAP_KILL", "kill "])
 def test_unknown_names(name: str) -> None:
-    with pytest.raises(InvalidParameter, match="CapAdd: unknown capability"):
+    with pytest.raises(InvalidParameter, match="CapAdd: unknown capability: "):
         granted([name])
-    with pytest.raises(InvalidParameter, match="CapDrop: unknown capability"):
+    with pytest.raises(InvalidParameter, match="CapDrop: unknown capability: "):
         granted([], [name])
 
 
@@ -49,5 +49,5 @@ def test_what_a_create_may_name() -> None:
     check(["ALL", "cap_chown"], ["ALL", "SYS_RESOURCE"], limit=EVERY - {"CAP_SYS_RESOURCE"})
     with pytest.raises(InvalidParameter, match='not available in the current environment: "CAP_SYS_RESOURCE"'):
         check(["sys_resource"], [], limit=EVERY - {"CAP_SYS_RESOURCE"})
-    with pytest.raises(InvalidParameter, match='CapDrop: unknown capability "X"'):
+    with pytest.raises(InvalidParameter, match='CapDrop: unknown capability: "CAP_X"'):
         check([], ["X"], limit=EVERY)
