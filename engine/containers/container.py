@@ -360,12 +360,13 @@ class Container:
         Its row is the commit point: when it cannot be saved, the process is killed.
         """
         before = self.record
+        begun = time.time_ns()  # no line of its log may be older: clients read the log from StartedAt on
         # Not for a second start, even if this one fails: their sources are open for this one alone.
         extra, self.extra_mounts = self.extra_mounts, ()
         async with launch.launch(before, self.parts, self.peers, extra) as launched:
             process = launched.process
             self.stubs += launched.stubs
-            status = Status(state=state, pid=process.pid, started_at=time.time_ns())
+            status = Status(state=state, pid=process.pid, started_at=begun)
             self.put(msgspec.structs.replace(launched.record, status=status, stopped_by_user=False))
             self.process = process
             self._out_of_memory = False

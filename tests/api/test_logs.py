@@ -63,6 +63,19 @@ def test_timestamps_and_since(engine: TempEngine) -> None:
 
 
 @pytest.mark.own
+def test_no_line_is_older_than_the_start(engine: TempEngine) -> None:
+    """Clients read the log of a restarted container from its `StartedAt` on (Testcontainers)."""
+    container = engine.create("echo", "first")
+    for number in range(1, 6):
+        engine.post(f"/containers/{container}/start")
+        engine.wait(container)
+        until("all runs are in the log", lambda n=number: engine.logs(container).count(b"first\n") == n)
+        started = engine.inspect(container)["State"]["StartedAt"]
+        log = engine.request("GET", f"/v1.55/containers/{container}/logs?stdout=1&since={started}").body
+        assert [line for _, line in frames(log)] == [b"first\n"]
+
+
+@pytest.mark.own
 def test_since_comes_with_1_19(engine: TempEngine, ten: str) -> None:
     later = int(time.time()) + 1000
     answers = [
