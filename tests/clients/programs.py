@@ -1,6 +1,6 @@
-"""The docker CLIs of the tests, with their compose and buildx.
+"""The docker CLIs of the tests, with their compose and buildx, and the node that runs scripts.
 
-`.ci/clients` unpacks those of Debian's suites; one is the host's.
+`.ci/clients` unpacks those of Debian's suites and of npm; one docker is the host's.
 """
 
 from __future__ import annotations
@@ -86,3 +86,16 @@ TRIXIE = _unpacked("trixie", "1.45")
 FORKY = _unpacked("forky", "1.51")
 HOST = Program("host", shutil.which("docker") or "docker", "1.50")
 CLIS = (BOOKWORM, TRIXIE, HOST, FORKY)
+
+
+def node(engine: TempEngine, script: Path) -> tuple[str, str]:
+    """The command that runs a script with the packages of npm.
+
+    node looks for packages beside the script, so the folder of scripts is copied beside them.
+    """
+    beside = engine.base / "npm"
+    if not beside.exists():
+        beside.mkdir()
+        (beside / "node_modules").symlink_to(UNPACKED / "npm" / "node_modules")
+        shutil.copytree(script.parent, beside / "scripts")
+    return str(UNPACKED / "npm" / "node_modules" / ".bin" / "node"), str(beside / "scripts" / script.name)
