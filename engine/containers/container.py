@@ -360,7 +360,7 @@ class Container:
         Its row is the commit point: when it cannot be saved, the process is killed.
         """
         before = self.record
-        begun = time.time_ns()  # no line of its log may be older: clients read the log from StartedAt on
+        begun = time.time_ns()  # no line of the log is older: clients read it from StartedAt on
         # Not for a second start, even if this one fails: their sources are open for this one alone.
         extra, self.extra_mounts = self.extra_mounts, ()
         async with launch.launch(before, self.parts, self.peers, extra) as launched:
