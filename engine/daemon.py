@@ -291,6 +291,7 @@ class Daemon:
             host=await asyncio.to_thread(_read_host, config.root, self.cgroups),
             counts=self._counts,
             containers=self.containers,
+            devices=self.devices.devices,
             execs=self.execs,
             images=self.images,
             networks=self.networks,

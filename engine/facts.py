@@ -62,8 +62,6 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the OCI runtime in use."""
     runtimes: dict[str, str] = msgspec.field(default_factory=dict)
     """Paths by name."""
-    cdi_directories: tuple[str, ...] = ()
-    """The directories in which CDI specifications are looked for."""
     volume_drivers: tuple[str, ...] = ("local",)
     network_drivers: tuple[str, ...] = ()
     log_drivers: tuple[str, ...] = ()

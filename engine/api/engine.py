@@ -37,6 +37,8 @@ class Engine:
     counts: Callable[[], Counts]
     """The current counts of the other parts, for /info. Must not block."""
     containers: Containers
+    devices: Callable[[], list[str]]
+    """The names of the devices that containers can request by name. Reads files."""
     execs: Execs
     images: ImageStore
     networks: Networks

@@ -18,7 +18,7 @@ from engine.api.parameters import boolean
 from engine.api.replies import encode, json_reply
 from engine.api.versions import MINIMUM, NEWEST, Flag
 from engine.config import Config
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, Unimplemented
 from engine.facts import Host
 from engine.http.messages import Reply, Request
 from engine.usage import Kind, Turn, Usage, Usages
@@ -28,6 +28,7 @@ from engine.wire.system import (
     CacheRecord,
     Commit,
     Component,
+    DiscoveredDevice,
     DiskUsage,
     FirewallBackend,
     IndexInfo,
@@ -68,6 +69,11 @@ def ping(engine: Engine, request: Request) -> Reply:
     return _PONG_HEAD if request.method == "HEAD" else _PONG
 
 
+def experimental(engine: Engine, request: Request) -> Reply:
+    """Routes that dockerd serves in its experimental mode alone: checkpoints."""
+    raise Unimplemented("checkpoints of containers are not supported by this engine")
+
+
 def version(engine: Engine, request: Request) -> Reply:
     """GET /version."""
     host, counts = engine.host, engine.counts()
@@ -102,8 +108,9 @@ def version(engine: Engine, request: Request) -> Reply:
     )
 
 
-def info(engine: Engine, request: Request) -> Reply:
+async def info(engine: Engine, request: Request) -> Reply:
     """GET /info: facts about the host as of the engine's start, and current counts."""
+    devices = await asyncio.to_thread(engine.devices)
     host, counts, has = engine.host, engine.counts(), request.version.has
     return json_reply(
         request,
@@ -168,7 +175,8 @@ def info(engine: Engine, request: Request) -> Reply:
             runc_commit=Commit(counts.runtime_version),
             init_commit=_NONE,
             firewall_backend=FirewallBackend("nftables"),
-            cdi_spec_dirs=list(counts.cdi_directories),
+            cdi_spec_dirs=[str(directory) for directory in engine.config.cdi_specs],
+            discovered_devices=[DiscoveredDevice("cdi", name) for name in devices] or msgspec.UNSET,
             warnings=_warnings(host, engine.config),
         ),
     )

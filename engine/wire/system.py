@@ -76,6 +76,13 @@ class FirewallBackend(msgspec.Struct, rename="pascal", frozen=True):
     driver: str
 
 
+class DiscoveredDevice(msgspec.Struct, rename="pascal", frozen=True):
+    """A device that a container can request by name."""
+
+    source: str
+    id: str = msgspec.field(name="ID")
+
+
 class SwarmInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """This engine's own view of its swarm."""
 
@@ -151,6 +158,7 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     generic_resources: list[dict[str, object]] | None = None
     firewall_backend: FirewallBackend
     cdi_spec_dirs: list[str] = msgspec.field(name="CDISpecDirs")
+    discovered_devices: list[DiscoveredDevice] | msgspec.UnsetType = msgspec.UNSET
     warnings: list[str]
     isolation: str = ""
 

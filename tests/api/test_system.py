@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -54,6 +55,10 @@ def test_ping(engine: TempEngine, method: str) -> None:
         ("GET", "/v1.55/services", 503),
         ("POST", "/v1.55/swarm/init", 501),
         ("GET", "/v1.55/plugins/x/json", 404),
+        ("GET", "/v1.55/containers/x/checkpoints", 501),
+        ("POST", "/v1.55/containers/x/checkpoints", 501),
+        ("DELETE", "/v1.55/containers/x/checkpoints/y", 501),
+        ("POST", "/v1.55/build/prune", 200),
         ("GET", "/v1.24/system/df", 404),
         ("GET", "/v1.25/system/df", 200),
         ("GET", "/v1.42/system/df?type=x", 400),
@@ -99,6 +104,20 @@ def test_info(engine: TempEngine) -> None:
     older = get(engine, "/info", "1.24")
     assert [option.split("=")[1].split(",")[0] for option in found["SecurityOptions"]] == older["SecurityOptions"]
     assert older["ClusterStore"] == "" and "Warnings" not in older
+
+
+def test_devices_that_vendors_describe(tmp_path: Path) -> None:
+    specification = {
+        "cdiVersion": "0.6.0",
+        "kind": "example.com/lamp",
+        "devices": [{"name": "one", "containerEdits": {"env": ["LAMP=1"]}}],
+    }
+    with TempEngine("--cdi-spec-directory", str(tmp_path)) as engine:
+        found = get(engine, "/info")
+        assert found["CDISpecDirs"] == [str(tmp_path)] and "DiscoveredDevices" not in found
+        (tmp_path / "lamp.json").write_text(json.dumps(specification))
+        assert get(engine, "/info")["DiscoveredDevices"] == [{"Source": "cdi", "ID": "example.com/lamp=one"}]
+        assert "DiscoveredDevices" not in get(engine, "/info", "1.49")
 
 
 # --- /events --------------------------------------------------------------------------------------

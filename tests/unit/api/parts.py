@@ -55,6 +55,7 @@ def engine() -> Engine:
         host=HOST,
         counts=lambda: counts,
         containers=absent,
+        devices=list,
         execs=absent,
         images=absent,
         networks=absent,

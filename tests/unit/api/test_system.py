@@ -121,6 +121,15 @@ def test_fields_of_info_that_went(field: str, without: str, with_it: str) -> Non
     assert shown(ask(APP, f"/v{with_it}/info"))[field] is False
 
 
+def test_devices() -> None:
+    names = ["example.com/lamp=1", "example.com/lamp=all"]
+    parts = dataclasses.replace(engine(), devices=lambda: names)
+    found = shown(ask(Application(parts), "/info"))
+    assert found["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
+    assert found["DiscoveredDevices"] == [{"Source": "cdi", "ID": name} for name in names]
+    assert "DiscoveredDevices" not in shown(ask(APP, "/info"))
+
+
 def test_warnings() -> None:
     """In Docker's words, and none about what the host has."""
     limits = ("memory_limit", "swap_limit", "cpu_cfs_quota", "cpu_cfs_period", "cpu_shares", "cpu_set", "pids_limit")

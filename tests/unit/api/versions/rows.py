@@ -40,6 +40,7 @@ from engine.wire.system import (
     CacheRecord,
     Commit,
     Component,
+    DiscoveredDevice,
     DiskUsage,
     FirewallBackend,
     IndexInfo,
@@ -225,6 +226,7 @@ INFO = Info(
     init_commit=Commit("N/A"),
     firewall_backend=FirewallBackend("nftables"),
     cdi_spec_dirs=["/etc/cdi"],
+    discovered_devices=[DiscoveredDevice("cdi", "example.com/lamp=1")],
     warnings=["WARNING: No swap limit support"],
 )
 
