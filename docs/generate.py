@@ -40,6 +40,7 @@ _EXAMPLES = {
     "tls_cert": '"/etc/engined/server.pem"',
     "tls_key": '"/etc/engined/server.key"',
     "runtime": '"/usr/bin/crun"',
+    "add_runtime": '["kata=/opt/kata/bin/kata-runtime"]',
     "bridge_subnet": '"172.30.0.0/16"',
     "insecure_registry": '["registry.example:5000", "10.0.0.0/8"]',
     "registry_mirror": '["https://mirror.example"]',

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from engine.errors import EngineError
 from engine.networks.sandboxes import PORTS
+from engine.runtime import init as found_init
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.system import links, namespaces, netfilter, seccomp
@@ -86,6 +87,7 @@ def findings(containers: int) -> Iterator[Finding]:
     yield file_system("overlay")
     yield from control_groups(Cgroups.detect())
     yield runtime()
+    yield init()
     yield library(
         "libseccomp",
         seccomp.available(),
@@ -150,6 +152,14 @@ def runtime() -> Finding:
         except EngineError as error:
             return Finding("runtime", False, error.message, "apt install crun")
     return Finding("runtime", True, f"{found.path} {found.version} ({found.reason})")
+
+
+def init() -> Finding:
+    """Looks for a program that HostConfig.Init puts before a container's own."""
+    try:
+        return Finding("init", True, found_init.program())
+    except EngineError:
+        return Finding("init", False, "`docker run --init` is refused", "apt install tini")
 
 
 def library(name: str, there: bool, without: str, fix: str) -> Finding:

@@ -80,11 +80,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         _option(
             "--runtime",
-            "crun|runc|PATH",
+            "crun|runc|NAME|PATH",
             "OCI runtime. The log says at start which one is used and why.",
             "crun where it works, else runc",
         ),
     ] = ""
+    runtimes: Annotated[
+        tuple[str, ...],
+        _option("--add-runtime", "NAME=PATH", "Further OCI runtime, which containers choose by name.", "none"),
+    ] = ()
     cdi_specs: Annotated[
         tuple[Path, ...],
         _option(
@@ -258,6 +262,14 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def _runtime(entry: str) -> tuple[str, str]:
+    """Name and path of `NAME=PATH`."""
+    name, equals, path = entry.partition("=")
+    if not (equals and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) and path.startswith("/")):
+        raise ValueError(f"--add-runtime {entry!r}: must be NAME=PATH, with an absolute path")
+    return name, path
+
+
 def _convert(values: dict[str, Any]) -> Config:
     config = msgspec.convert(values, Config, dec_hook=_from_text)
     config = msgspec.structs.replace(config, root=config.root.resolve(), run=config.run.resolve())
@@ -267,6 +279,9 @@ def _convert(values: dict[str, Any]) -> Config:
         )
     if not 0 < len(config.bridge.encode()) <= 15:
         raise ValueError(f"--bridge {config.bridge!r}: must have 1 to 15 bytes, as every interface name")
+    names = [name for name, _ in map(_runtime, config.runtimes)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--add-runtime: a name is given twice: {', '.join(names)}")
     for address in config.tcp:
         host, _, port = address.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):

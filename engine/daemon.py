@@ -57,7 +57,7 @@ from engine.networks.networks import Networks
 from engine.runtime import apparmor, cgroups
 from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
-from engine.runtime.oci import Runtime
+from engine.runtime.runtimes import Runtimes
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
@@ -177,7 +177,7 @@ class Daemon:
         """Open the parts that containers depend on: records, images, networks, volumes."""
         config = self.config
         self.cgroups = await asyncio.to_thread(Cgroups.detect)
-        self.runtime = await asyncio.to_thread(Runtime.probe, config.runtime, config.run)
+        self.runtimes = await asyncio.to_thread(Runtimes.find, config.runtime, config.runtimes, config.run)
         self.devices = Registry(config.cdi_specs)
         self.records = Records.in_root(config.root)
         stack.callback(self.records.close)
@@ -227,7 +227,7 @@ class Daemon:
                 attachments=self.attachments,
                 volumes=self.volumes,
                 monitor=self.monitor,
-                runtime=self.runtime,
+                runtimes=self.runtimes,
                 cgroups=self.cgroups,
                 grace_period=self.grace_period,
                 events=self.events,
@@ -235,7 +235,7 @@ class Daemon:
                 lifecycle=self.lifecycle,
             )
         )
-        self.execs = Execs(config.run, self.containers, self.monitor, self.runtime, self.grace_period)
+        self.execs = Execs(config.run, self.containers, self.monitor, self.runtimes, self.grace_period)
         self.health = HealthChecks(self.execs)
         self._subscribe()
         self.oom = OomNotices(self.cgroups, self.lifecycle)
@@ -326,9 +326,9 @@ class Daemon:
             stopped=states[State.CREATED] + states[State.EXITED] + states[State.REMOVING],
             images=len(self.images),
             driver_status=(("Backing directory", str(self.config.root)),),
-            runtime=self.runtime.name,
-            runtime_version=self.runtime.version,
-            runtimes={self.runtime.name: self.runtime.path},
+            runtime=self.runtimes.default.name,
+            runtime_version=self.runtimes.default.version,
+            runtimes=self.runtimes.paths(),
             bridge=self.config.bridge,
             volume_drivers=tuple(self.volumes.drivers()),
             network_drivers=tuple(self.networks.driver_names()),
@@ -412,7 +412,7 @@ class Daemon:
                 _log.warning("ending process %s: it belongs to no container", key)
                 with contextlib.suppress(NotFound):
                     self.monitor.signal(key, signal.SIGKILL)
-                await self.runtime.delete(key)
+                await self.runtimes.default.delete(key)
                 self.monitor.forget(key)
 
     def _asked_to_stop_everything(self) -> None:

@@ -9,9 +9,7 @@ sources of binds).
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
-import shutil
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -23,7 +21,7 @@ from engine.errors import InvalidParameter
 from engine.networks import ports
 from engine.networks.network import BRIDGE, DEFAULT_MODES
 from engine.networks.requested import SYSCTLS
-from engine.runtime import capabilities
+from engine.runtime import capabilities, init
 from engine.wire.containers import (
     Config,
     CreateBody,
@@ -192,7 +190,7 @@ def checked_host(host: HostConfig) -> HostConfig:
     if host.auto_remove and policy.name != "no":
         raise InvalidParameter("can't create 'AutoRemove' container with restart policy")
     if host.init:
-        init_program()
+        init.program()
     masked, readonly = ((), ()) if host.privileged else (security.MASKED_PATHS, security.READONLY_PATHS)
     log = LogConfig(type=host.log_config.type or "json-file", config=host.log_config.config)
     if len(host.console_size) != 2 or min(host.console_size) < 0:
@@ -227,25 +225,6 @@ def warnings(host: HostConfig) -> list[str]:
         f"Following container port(s) {EMPTY_BINDINGS}: {', '.join(empty)}. "
         "Such bindings will be discarded in a future version."
     ]
-
-
-_INITS = ("docker-init", "tini-static", "catatonit")
-"""Programs for HostConfig.Init, all linked statically: they run in the container's root."""
-
-
-def init_program() -> str:
-    """The path on this host of the init program (`Init`).
-
-    Raises InvalidParameter without one.
-    """
-    for name in _INITS:
-        found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_SEARCH}")
-        if found is not None:
-            return found
-    raise InvalidParameter(f"Init: none of {', '.join(_INITS)} is installed on this host")
-
-
-_SEARCH = "/usr/libexec/docker:/usr/local/bin:/usr/bin:/bin:/usr/libexec/podman:/usr/sbin:/sbin"
 
 
 # --- modes: shared namespaces ---------------------------------------------------------------------

@@ -142,7 +142,7 @@ async def end_strays(parts: Parts, live: Collection[str]) -> None:
     """
     for container_id, cgroup in await asyncio.to_thread(lambda: list(_strays(parts.config, live))):
         _log.info("ending container %s: it was made for one run, and its daemon is gone", container_id)
-        await parts.runtime.delete(container_id)
+        await parts.runtimes.default.delete(container_id)
         await asyncio.to_thread(_kill, parts.cgroups, cgroup)
         await launch.remove_cgroup(parts, cgroup)
 

@@ -594,7 +594,7 @@ class Container:
         done, _ = await asyncio.wait({end}, timeout=_THAW_AFTER)
         if not done:
             with contextlib.suppress(EngineError):
-                await self.parts.runtime.resume(self.id)
+                await self._runtime.resume(self.id)
             done, _ = await asyncio.wait({end}, timeout=_KILL_GRACE)
         if not done:
             raise ServerError(f"Cannot stop container {self.id}: it did not exit {_KILL_GRACE:.0f} s after SIGKILL")
@@ -624,7 +624,7 @@ class Container:
         if self.record.status.state == State.PAUSED and (fatal or number in (_SIGKILL, self._stop_signal)):
             # A frozen process does not handle signals.
             with contextlib.suppress(NotFound):
-                await self.parts.runtime.resume(self.id)
+                await self._runtime.resume(self.id)
             self.move(state=lifecycle.following(State.PAUSED, Verb.THAW, self.id))
             self.parts.lifecycle.runs(self)
             self.publish("unpause")
@@ -700,12 +700,16 @@ class Container:
     def _with_state(self, state: State) -> ContainerRecord:
         return msgspec.structs.replace(self.record, status=msgspec.structs.replace(self.record.status, state=state))
 
+    @property
+    def _runtime(self) -> oci.Runtime:
+        return launch.runtime_of(self.record, self.parts)
+
     async def _freeze(self, freeze: bool) -> None:
         """Raises ServerError when its process has ended, though the record does not show that
         yet.
         """
         try:
-            await (self.parts.runtime.pause if freeze else self.parts.runtime.resume)(self.id)
+            await (self._runtime.pause if freeze else self._runtime.resume)(self.id)
         except NotFound as error:
             raise ServerError(f"Container {self.id} is not running") from error
         if self.process is None or self.process.exit.done():

@@ -62,10 +62,8 @@ def draft(
     the image's is merged into it, and no volumes are made for its Volumes.
     """
     config, host = body.checked(wanted)
-    host, warnings = limits.adapted(_placed(host, support), support)
+    host, warnings = limits.adapted(_placed(host, support, parts), support)
     warnings = [*wanted.from_older.warnings, *warnings, *body.warnings(wanted.host_config)]
-    if isinstance(host.runtime, str) and host.runtime not in ("", "runc", parts.runtime.name):
-        raise InvalidParameter(f"Unknown runtime specified {host.runtime}")
     drivers.validate(host.log_config)
     complete = image is not None
     if image is None:
@@ -111,10 +109,15 @@ def draft(
     return Draft(record, mount_points.mount_points(mounted, host, _volumes_from(find, host)), warnings)
 
 
-def _placed(host: HostConfig, support: Support) -> HostConfig:
-    """With the defaults that depend on this host, as inspect shows them."""
-    mode = host.cgroupns_mode or ("private" if support.unified else "host")
-    return msgspec.structs.replace(host, cgroupns_mode=mode)
+def _placed(host: HostConfig, support: Support, parts: Parts) -> HostConfig:
+    """With the defaults that depend on this host, as inspect shows them. Raises InvalidParameter
+    for an unknown runtime.
+    """
+    return msgspec.structs.replace(
+        host,
+        cgroupns_mode=host.cgroupns_mode or ("private" if support.unified else "host"),
+        runtime=parts.runtimes.checked(host.runtime or ""),
+    )
 
 
 async def with_host(
@@ -134,7 +137,7 @@ async def with_host(
     """
     host = body.checked_host(msgspec.structs.replace(given, ipc_mode=given.ipc_mode or body.SHAREABLE))
     body.check_together(record.config, host)
-    host, _ = limits.adapted(_placed(host, support), support)
+    host, _ = limits.adapted(_placed(host, support, parts), support)
     drivers.validate(host.log_config)
     networks = record.networks
     if host.network_mode != record.host.network_mode:

@@ -38,7 +38,7 @@ from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, Ser
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Client, Exit, LaunchFailed
 from engine.runtime import oci, users
-from engine.runtime.oci import Runtime
+from engine.runtime.runtimes import Runtimes
 from engine.system.grace_period import GracePeriod
 from engine.system.tasks import spawn
 from engine.wire import oci as oci_wire
@@ -106,12 +106,12 @@ class Execs:
     """All exec instances of the engine, by id."""
 
     def __init__(
-        self, run: Path, containers: Containers, monitor: Monitor, runtime: Runtime, grace_period: GracePeriod
+        self, run: Path, containers: Containers, monitor: Monitor, runtimes: Runtimes, grace_period: GracePeriod
     ) -> None:
         self._directory = run / "exec"
         self._containers = containers
         self._monitor = monitor
-        self._runtime = runtime
+        self._runtimes = runtimes
         self._grace_period = grace_period
         self._all: dict[str, ExecRecord] = {}
         self._live: dict[str, dict[str, None]] = {}
@@ -356,7 +356,7 @@ class Execs:
             with self._grace_period.going_on():
                 process = await self._monitor.run(
                     record.id,
-                    self._runtime.exec_argv(container.id, tty=config.tty),
+                    self._runtimes.of(container.record.host.runtime).exec_argv(container.id, tty=config.tty),
                     cwd=str(self._directory),
                     tty=config.tty,
                     open_stdin=config.attach_stdin and client is not None,

@@ -33,6 +33,7 @@ from engine.monitor.handles import Process
 from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
 from engine.runtime import cgroups
+from engine.runtime.oci import Runtime
 from engine.system import limits
 from engine.system.files import remove_tree
 from engine.wire.containers import EndpointSettings
@@ -62,6 +63,8 @@ class Program:
     there is RUN/root."""
     cgroup: str
     """Its control group, as in config.json; removed when the launch fails."""
+    runtime: Runtime | None = None
+    """None: the engine's default."""
     tty: bool = False
     open_stdin: bool = False
     stdin_once: bool = False
@@ -79,7 +82,8 @@ async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.A
     created. Raises LaunchFailed with the runtime's reason, ServerError.
     """
     undo.push_async_callback(remove_cgroup, parts, program.cgroup)
-    undo.push_async_callback(_end, parts, program.key)
+    runtime = program.runtime or parts.runtimes.default
+    undo.push_async_callback(_end, parts, program.key, runtime)
     rows, columns = program.size
     made: list[str] = []
     if not program.cgroup.startswith(f"{cgroups.PARENT}/"):
@@ -88,7 +92,7 @@ async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.A
         with parts.grace_period.going_on():
             return await parts.monitor.run(
                 program.key,
-                parts.runtime.run_argv(program.key, bundle=program.bundle, tty=program.tty),
+                runtime.run_argv(program.key, bundle=program.bundle, tty=program.tty),
                 cwd=str(program.bundle),
                 tty=program.tty,
                 open_stdin=program.open_stdin,
@@ -102,10 +106,10 @@ async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.A
             await asyncio.to_thread(parts.cgroups.claim, made)
 
 
-async def _end(parts: Parts, key: str) -> None:
+async def _end(parts: Parts, key: str, runtime: Runtime) -> None:
     """Kill the process, and remove its state from the runtime and the monitor."""
     try:
-        await parts.runtime.delete(key)
+        await runtime.delete(key)
         process = parts.monitor.processes.get(key)
         if process is not None:
             await asyncio.wait({process.exit}, timeout=END_LIMIT)
@@ -159,6 +163,8 @@ async def launch(
     EngineError, OSError.
     """
     limits.ensure_descriptors(limits.PER_START)
+    runtime = runtime_of(record, parts)
+    parts.runtimes.check_configured(record.host.runtime)
     parts.grace_period.expect()
     async with contextlib.AsyncExitStack() as undo:
         async with contextlib.AsyncExitStack() as borrowed:
@@ -186,7 +192,7 @@ async def launch(
             stubs = await asyncio.to_thread(
                 lambda: bundle.write(
                     *(record, directory, rootfs, network_path, networks, mounted.sources),
-                    *(parts.runtime, parts.cgroups, joined, placed, where),
+                    *(runtime, parts.cgroups, joined, placed, where),
                     *(parts.networks.host_gateways(), parts.devices),
                 )
             )
@@ -198,6 +204,7 @@ async def launch(
                 key=record.id,
                 bundle=where,
                 cgroup=cgroup_of(record),
+                runtime=runtime,
                 tty=record.config.tty,
                 open_stdin=record.config.open_stdin,
                 stdin_once=record.config.stdin_once,
@@ -227,6 +234,11 @@ def directory_of(config: Config, container_id: str) -> Path:
 def cgroup_of(record: ContainerRecord) -> str:
     """A container's control group, from the root of each hierarchy."""
     return cgroups.path(record.id, record.host.cgroup_parent)
+
+
+def runtime_of(record: ContainerRecord, parts: Parts) -> Runtime:
+    """The runtime that makes and ends its processes."""
+    return parts.runtimes.of(record.host.runtime)
 
 
 def log_path(config: Config, record: ContainerRecord) -> Path | None:
@@ -316,11 +328,11 @@ async def _discard(record: ContainerRecord, parts: Parts) -> None:
     if record.host.device_requests:  # their hooks at the end of a run are the runtime's affair
         await _end_what_is_left(record, parts)
         return
-    await parts.runtime.discard(record.id, cgroup_of(record), parts.cgroups)
+    await runtime_of(record, parts).discard(record.id, cgroup_of(record), parts.cgroups)
 
 
 async def _end_what_is_left(record: ContainerRecord, parts: Parts) -> None:
-    await parts.runtime.delete(record.id)
+    await runtime_of(record, parts).delete(record.id)
     await remove_cgroup(parts, cgroup_of(record))
 
 

@@ -16,7 +16,7 @@ from engine.networks.attachments import Attachments
 from engine.networks.networks import Networks
 from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
-from engine.runtime.oci import Runtime
+from engine.runtime.runtimes import Runtimes
 from engine.storage.snapshots import Snapshots
 from engine.system.grace_period import GracePeriod
 from engine.system.observers import Observers
@@ -62,7 +62,7 @@ class Parts:
     attachments: Attachments
     volumes: VolumeStore
     monitor: Monitor
-    runtime: Runtime
+    runtimes: Runtimes
     cgroups: Cgroups
     grace_period: GracePeriod
     events: EventLog

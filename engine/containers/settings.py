@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.containers import body, bundle, create, devices, lifecycle, sharing
+from engine.containers import body, bundle, create, devices, launch, lifecycle, sharing
 from engine.containers import update as limits
 from engine.containers.container import Container
 from engine.containers.lifecycle import Verb
@@ -263,7 +263,7 @@ async def _apply(container: Container, before: HostConfig, after: HostConfig, su
         await _lifted("CPU quota", parts.cgroups.lift, cgroup, "cpu")
     if resources.pids is not None and resources.pids.limit == limits.NO_LIMIT:
         await _lifted("limit of processes", parts.cgroups.lift, cgroup, "pids")
-    await parts.runtime.update(container.id, resources)
+    await launch.runtime_of(container.record, parts).update(container.id, resources)
 
 
 async def _lifted(what: str, action: Callable[..., None], *arguments: object) -> None:

@@ -21,11 +21,11 @@ from pathlib import Path
 import msgspec
 
 from engine.containers import devices, mount_points, security
-from engine.containers.body import init_program, strings
+from engine.containers.body import strings
 from engine.containers.limits import check_exec_size, cpu_time, default_memory_swap, rlimit
 from engine.containers.store import ContainerRecord
 from engine.networks.sandboxes import SETTINGS
-from engine.runtime import capabilities, cdi, cgroups, seccomp
+from engine.runtime import capabilities, cdi, cgroups, init, seccomp
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
@@ -270,7 +270,7 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     temporary, shallow = mount_points.temporary(host), mount_points.shallow(host)
     own |= {destination: _tmpfs(destination, options) for destination, options in temporary.items()}
     if _has_init(host):
-        own[INIT] = bind(init_program(), INIT, False, "rprivate")
+        own[INIT] = bind(init.program(), INIT, False, "rprivate")
     for each in record.mounts:  # of a record that an earlier version made
         mount_points.check_destination(each.destination, "" if isinstance(each.name, str) else each.source)
     for destination in temporary:

@@ -50,6 +50,8 @@ SECCOMP_PROGRAM = "run.oci.seccomp_bpf_data"
 PROBE_SECONDS = 10
 COMMAND_SECONDS = 60
 
+_WITH_KEYRING_OPTION = ("crun", "runc", "youki")
+
 COMMAND_NOT_FOUND, COMMAND_NOT_INVOKED, NOT_STARTED = 127, 126, 128
 """Exit codes of a container that could not start, as `docker run` documents them."""
 
@@ -85,6 +87,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """The reason for this choice, in a sentence for the log and `engined check`."""
     root: str
+    family: str = ""
+    """The program's own name, the first word of `--version`; empty: `name`."""
     takes_program: bool = False
     """True if it accepts a compiled seccomp filter (`SECCOMP_PROGRAM`), which saves more than half
     of a start.
@@ -115,10 +119,12 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                 hierarchies.discard(cgroups.PARENT)
             if trial.works:
                 reason = "chosen by the operator" if choice else "; ".join(rejected) or "preferred"
+                family, version = words_of_version(path)
                 found = cls(
                     name=Path(path).name,
                     path=path,
-                    version=_version(path),
+                    version=version,
+                    family=family,
                     reason=reason,
                     root=str(run / "runtime"),
                     takes_program=trial.takes_program,
@@ -140,9 +146,10 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         dense host exhausts.
         """
         console = ("--console-socket", CONSOLE) if tty else ()
+        keyring = ("--no-new-keyring",) if self._family in _WITH_KEYRING_OPTION else ()
         return (
             *self._command("run", log=log),
-            *("--detach", "--no-new-keyring", "--bundle", str(bundle), "--pid-file", str(pid_file)),
+            *("--detach", *keyring, "--bundle", str(bundle), "--pid-file", str(pid_file)),
             *(*console, key),
         )
 
@@ -215,7 +222,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
 
         The caller has already removed limits of -1 (`Cgroups.lift`).
         """
-        if self.name != "runc":
+        if self._family != "runc":
             # crun writes -1 as it is, which the kernel refuses. runc needs it, or its next update
             # would restore the old limit.
             if resources.cpu is not None and resources.cpu.quota == -1:
@@ -230,6 +237,10 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         With a compiled filter the section is included too, as a fallback.
         """
         return profile.section, {SECCOMP_PROGRAM: profile.program} if self.takes_program and profile.program else {}
+
+    @property
+    def _family(self) -> str:
+        return self.family or self.name
 
     def _command(self, verb: str, *, log: Path | str = "") -> tuple[str, ...]:
         logging_options = ("--log", str(log), "--log-format", "json") if log else ()
@@ -431,14 +442,16 @@ def _elf(machine: str) -> bytes:
     return header + segment + code
 
 
-def _version(path: str) -> str:
-    """The second or third word of `crun version 1.8.1`; empty for other output."""
+def words_of_version(path: str) -> tuple[str, str]:
+    """Name and version from the output of `--version`, such as `crun version 1.8.1`; empty for
+    other output. Executes the program.
+    """
     try:
         text = _spawn((path, "--version"), b"", PROBE_SECONDS).stdout.decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    found = re.search(r"version\s+(\S+)", text)
-    return found[1] if found else ""
+        return "", ""
+    found = re.search(r"(\S+)\s+version\s+(\S+)", text)
+    return (found[1], found[2]) if found else ("", "")
 
 
 def _cure(reason: str, hierarchies: Cgroups) -> str:

@@ -34,6 +34,7 @@ from engine.events import EventLog
 from engine.monitor.handles import Exit, Process
 from engine.networks.attachments import Joined
 from engine.runtime.cgroups import Support
+from engine.runtime.runtimes import Runtimes
 from engine.storage.records import Change, Table
 from engine.storage.snapshots import Ingest, Usage
 from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig, MountPoint, RestartPolicy
@@ -468,7 +469,7 @@ class Engine:
             "attachments": self.networks,
             "volumes": Volumes(world),
             "monitor": self.monitor,
-            "runtime": Runtime(world),
+            "runtimes": Runtimes(Runtime(world)),
             "cgroups": Cgroups(world),
             "grace_period": GracePeriod(),
             "events": self.events,

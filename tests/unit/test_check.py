@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import check
+from engine.runtime import init
 from engine.runtime.cgroups import Cgroups
 
 
@@ -38,6 +39,14 @@ def test_what_is_wanted_grows_with_the_plan() -> None:
     small, large = ({name: wanted for _, name, wanted in check.settings(count)} for count in (10, 10_000))
     assert all(small[name] <= large[name] for name in small)
     assert large["fs.inotify.max_user_instances"] == 10_128
+
+
+def test_an_init_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init, "_SEARCH", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert check.init() == check.Finding("init", False, "`docker run --init` is refused", "apt install tini")
+    (tmp_path / "catatonit").touch(mode=0o755)
+    assert check.init() == check.Finding("init", True, f"{tmp_path}/catatonit")
 
 
 def test_ports_and_files() -> None:
