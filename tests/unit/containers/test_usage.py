@@ -61,7 +61,7 @@ def test_a_size_is_kept_until_something_changes(walks: Walks) -> None:
     assert walks.done == ["a", "b", "a"]
 
 
-@pytest.mark.parametrize("state", [State.RUNNING, State.PAUSED, State.RESTARTING, State.DEAD])
+@pytest.mark.parametrize("state", [State.RUNNING, State.PAUSED, State.RESTARTING, State.REMOVING])
 def test_others_are_counted_each_time(walks: Walks, state: State) -> None:
     sizes, one = Sizes(), container("a", state)
     assert own(sizes, one) == [1] and own(sizes, one) == [2]
