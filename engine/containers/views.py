@@ -126,8 +126,8 @@ def summary(record: ContainerRecord, names: list[str], text: str, image: str = "
 
 def with_status(encoded: bytes, status: str) -> bytes:
     """An encoded summary with another Status text, whose words change with time alone."""
-    # No string in it can match the field, because quotes in strings are escaped. No object after it
-    # has a string of that name: Health comes before it.
+    # It is the last field: labels, annotations and driver options may have the same key. No string
+    # can match it, because quotes in strings are escaped.
     begin = encoded.rindex(_STATUS) + len(_STATUS)
     return b"%b%b%b" % (encoded[:begin], status.encode(), encoded[encoded.index(b'"', begin) :])
 

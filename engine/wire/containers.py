@@ -421,10 +421,11 @@ class ContainerSummary(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     labels: dict[str, str]
     state: str | msgspec.UnsetType
     health: HealthSummary | msgspec.UnsetType = msgspec.UNSET
-    status: str
     host_config: SummaryHostConfig | msgspec.UnsetType
     network_settings: SummaryNetworks | msgspec.UnsetType
     mounts: list[MountPoint] | msgspec.UnsetType
+    status: str
+    """The last field: `views.with_status` replaces it in the encoded object."""
 
 
 class HealthLogEntry(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):

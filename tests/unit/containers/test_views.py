@@ -96,8 +96,10 @@ def test_summary_has_what_the_specification_lists() -> None:
 @given(st.text(), st.text(), st.text())
 def test_the_status_of_an_encoded_summary_is_replaced_and_nothing_else(key: str, value: str, name: str) -> None:
     config = msgspec.structs.replace(RECORD.config, labels={"Status": "", key: value, '"Status":"': '"Status":"x"'})
-    networks = {"Status": EndpointSettings(aliases=['"Status":"', name]), name: EndpointSettings()}
-    record = msgspec.structs.replace(RECORD, config=config, networks=networks)
+    options = {"Status": "", key: value}
+    networks = {"Status": EndpointSettings(aliases=['"Status":"', name], driver_opts=options), name: EndpointSettings()}
+    host = msgspec.structs.replace(RECORD.host, annotations=options)
+    record = msgspec.structs.replace(RECORD, config=config, networks=networks, host=host)
     before, after = (
         msgspec.json.encode(views.summary(record, ["/" + name], text))
         for text in ("Up 9 seconds", "Up 10 seconds (Paused)")
