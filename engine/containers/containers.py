@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from engine.containers import boot, create, removal, settings, sharing, transient
+from engine.containers import boot, create, image_mounts, removal, settings, sharing, transient
 from engine.containers.container import Container
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.launch import BUNDLES, ROOT
@@ -57,6 +57,7 @@ class Containers:
         records = self.parts.store.load()
         await self.parts.volumes.open({record.id: record.mounts for record in records.values()})
         for record in sorted(records.values(), key=lambda each: each.created):
+            image_mounts.retain(record, self.parts.snapshots)
             self._add(Container(self.parts, await self._with_own_name(record), self))
         await asyncio.to_thread(detached_mounts.make_private, self.parts.config.run / ROOT)
         left = await self.parts.snapshots.resume(self.parts.monitor.kept)
@@ -293,6 +294,7 @@ class Containers:
             ImageUser(container.id, container.record.name, container.running)
             for container in self._all.values()
             if container.record.image_id == image_id
+            or any(mount.image_id == image_id for mount in container.record.image_mounts)
         ]
         users += [
             ImageUser(container_id, "", False) for container_id, used in self._creating.items() if used == image_id

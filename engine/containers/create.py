@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.containers import body, endpoints, limits, mount_points, spec
+from engine.containers import body, endpoints, image_mounts, limits, mount_points, spec
 from engine.containers.body import Link
 from engine.containers.parts import Parts
 from engine.containers.sharing import Find, network_owner
@@ -34,7 +34,7 @@ from engine.networks.network import PREDEFINED_NAMES
 from engine.runtime.cgroups import Support
 from engine.system import files
 from engine.system.threads import uninterrupted
-from engine.wire.containers import Config, CreateBody, HostConfig, MountPoint, NetworkingConfig
+from engine.wire.containers import Config, CreateBody, HostConfig, NetworkingConfig
 
 
 class Draft(NamedTuple):
@@ -85,6 +85,11 @@ def draft(
         config = msgspec.structs.replace(config, hostname=os.uname().nodename if on_host else container_id[:12])
     if host.network_mode == "host" and host.port_bindings:
         warnings.append("Published ports are discarded when using host network mode")
+    if not wanted.from_older.volume_driver_unnoticed and mount_points.ignores_volume_driver(host):
+        warnings.append(
+            "WARNING: the container-wide volume-driver configuration is ignored for volumes specified via 'mount'. "
+            "Use '--mount type=volume,volume-driver=...' instead"
+        )
     networks = endpoints.Wanted({}, {})
     if not shares_network:
         networks = endpoints.wanted(
@@ -106,7 +111,12 @@ def draft(
         links=_links(parts, find, host),
     )
     mounted = msgspec.structs.replace(config, volumes=None) if complete else config
-    return Draft(record, mount_points.mount_points(mounted, host, _volumes_from(find, host)), warnings)
+    recursive = not wanted.from_older.flat_read_only
+    mounts = mount_points.mount_points(
+        mounted, host, _volumes_from(find, host, recursive), image=parts.images.get, recursive=recursive
+    )
+    record = msgspec.structs.replace(record, mount_options=mounts.options, image_mounts=mounts.images)
+    return Draft(record, mounts, warnings)
 
 
 def _placed(host: HostConfig, support: Support, parts: Parts) -> HostConfig:
@@ -143,17 +153,31 @@ async def with_host(
     if host.network_mode != record.host.network_mode:
         shares = bool(body.joined(host.network_mode))
         networks = {} if shares else endpoints.wanted(parts.networks, host.network_mode, NetworkingConfig()).networks
-    mounts = mount_points.mount_points(record.config, host, [*record.mounts, *_volumes_from(find, host)])
-    changed = msgspec.structs.replace(record, host=host, networks=networks, links=_links(parts, find, host))
-    if host.mounts:
-        await asyncio.to_thread(mount_points.check_sources, host)
+    mounts = mount_points.mount_points(
+        record.config,
+        host,
+        [mount_points.inherited(record), *_volumes_from(find, host, recursive=False)],
+        image=parts.images.get,
+    )
+    changed = msgspec.structs.replace(
+        record,
+        host=host,
+        networks=networks,
+        links=_links(parts, find, host),
+        mount_options=mounts.options,
+        image_mounts=mounts.images,
+    )
     named = mount_points.named_volumes(host)
-    async with parts.volumes.claim(record.id, mounts.points, named, mounts.volumes) as claim:
-        changed = msgspec.structs.replace(changed, mounts=claim.mounts)
-        if record.parent:
-            await claim.populate(mounts.populated, lambda: parts.snapshots.open_content(record.parent))
-        await commit(changed, *claim.changes)
+    async with image_mounts.retained(changed, parts.snapshots):
+        if host.mounts:
+            await asyncio.to_thread(mount_points.check_sources, host)
+        async with parts.volumes.claim(record.id, mounts.points, named, mounts.volumes) as claim:
+            changed = msgspec.structs.replace(changed, mounts=claim.mounts)
+            if record.parent:
+                await claim.populate(mounts.populated, lambda: parts.snapshots.open_content(record.parent))
+            await commit(changed, *claim.changes)
     parts.volumes.release(record.id, _volumes(record) - _volumes(changed))
+    await image_mounts.release(record, parts.snapshots)
 
 
 def _volumes(record: ContainerRecord) -> set[str]:
@@ -179,9 +203,19 @@ async def commit(
 
     Once the row is being written, cancelling the caller does not undo the create.
     """
+    async with image_mounts.retained(drafted.record, parts.snapshots):
+        if drafted.record.host.mounts:
+            await asyncio.to_thread(mount_points.check_sources, drafted.record.host)
+        cancelled = await _commit(drafted, parts, created, transient)
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _commit(
+    drafted: Draft, parts: Parts, created: Callable[[ContainerRecord], None], transient: bool
+) -> asyncio.CancelledError | None:
+    """Returns the cancellation of the caller that came too late to undo the create."""
     record, mounts = drafted.record, drafted.mounts
-    if record.host.mounts:
-        await asyncio.to_thread(mount_points.check_sources, record.host)
     named = mount_points.named_volumes(record.host)
     cancelled: asyncio.CancelledError | None = None
     async with parts.volumes.claim(record.id, mounts.points, named, mounts.volumes) as claim:
@@ -200,8 +234,7 @@ async def commit(
             assert isinstance(error, asyncio.CancelledError)
             cancelled = error
         created(record)
-    if cancelled is not None:
-        raise cancelled
+    return cancelled
 
 
 _IN_IMAGES: set[tuple[str, str]] = set()
@@ -268,16 +301,16 @@ def _child(find: Find, link: Link) -> ContainerRecord:
     return child
 
 
-def _volumes_from(find: Find, host: HostConfig) -> list[MountPoint]:
+def _volumes_from(find: Find, host: HostConfig, recursive: bool) -> list[mount_points.Inherited]:
     """Mounts of the containers that VolumesFrom names, read-only if the entry or the mount itself
-    is.
+    is. `recursive`: see `mount_points.inherited`.
     """
-    inherited: list[MountPoint] = []
+    inherited: list[mount_points.Inherited] = []
     for text in host.volumes_from or ():
         name, writable = mount_points.parse_volumes_from(text)
         try:
             source = find(name)
         except NotFound as error:
             raise InvalidParameter(f"VolumesFrom: {error.message}") from error
-        inherited += [msgspec.structs.replace(each, rw=each.rw and writable) for each in source.record.mounts]
+        inherited.append(mount_points.inherited(source.record, writable=writable, recursive=recursive))
     return inherited

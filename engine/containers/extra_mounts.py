@@ -142,7 +142,7 @@ async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
         beside.append(Tree(trees[-1]))
         here[destination] = f"/proc/self/fd/{trees[-1]}"
         mounts[destination] = spec.bind(
-            source, destination, each.writable, "rprivate", shallow=True, here=here[destination]
+            source, destination, each.writable, "rprivate", options=spec.ALONE, here=here[destination]
         )
         if stat.S_ISDIR(os.fstat(each.source).st_mode):
             directories.add(destination)

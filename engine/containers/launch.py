@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import Config
-from engine.containers import bundle, extra_mounts, mount_points, sharing
+from engine.containers import bundle, extra_mounts, image_mounts, mount_points, sharing
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
@@ -178,11 +178,13 @@ async def launch(
             network_path, networks = await _join_network(record, parts, joined, undo)
             if record.host.mounts:
                 await asyncio.to_thread(mount_points.check_sources, record.host)
-            mounted = await parts.volumes.mount(record.id, record.mounts, borrowed)
+            subpaths = mount_points.subpaths(record)
+            mounted = await parts.volumes.mount(record.id, record.mounts, borrowed, subpaths)
             undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
             record = msgspec.structs.replace(record, mounts=mounted.points)
+            images = await image_mounts.binds(record, parts.snapshots, borrowed)
             placed = await borrowed.enter_async_context(
-                extra_mounts.placed(extra, parts.snapshots.mount_namespace, root)
+                extra_mounts.placed([*images, *extra], parts.snapshots.mount_namespace, root)
             )
             rootfs = parts.snapshots.mounted(record.id)
             # Variables that no record has may be secrets, so they are not written below ROOT.

@@ -13,16 +13,20 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from engine.containers.store import ContainerRecord, ImageMount, MountOptions
 from engine.errors import InvalidParameter
+from engine.images.record import ImageRecord
 from engine.wire.containers import (
     BindOptions,
     Config,
     HostConfig,
+    ImageOptions,
     Mount,
     MountPoint,
     TmpfsOptions,
@@ -31,8 +35,11 @@ from engine.wire.containers import (
 )
 from engine.wire.volumes import VolumeCreate
 
-_MODES = {"ro", "rw", "z", "Z", "nocopy", "shared", "rshared", "slave", "rslave", "private", "rprivate"}
+_CONSISTENCIES = {"consistent", "cached", "delegated"}
+"""Words for Docker Desktop's shared directories. They have no effect on Linux."""
 _PROPAGATIONS = {"shared", "rshared", "slave", "rslave", "private", "rprivate"}
+_PRIVATE = ("", "private", "rprivate")
+_MODES = {"ro", "rw", "z", "Z", "nocopy", *_CONSISTENCIES, *_PROPAGATIONS}
 
 
 class Bind(msgspec.Struct, frozen=True):
@@ -71,6 +78,7 @@ def parse_bind(text: str) -> Bind:
         or {"ro", "rw"} <= set(options)
         or {"z", "Z"} <= set(options)
         or len(propagations) > 1
+        or len(_CONSISTENCIES.intersection(options)) > 1
         or (named and propagations)
         or (not named and "nocopy" in options)
     ):
@@ -210,7 +218,9 @@ def check(mount: Mount) -> None:
 
 
 def _check(mount: Mount) -> None:
-    if mount.type not in ("bind", "volume", "tmpfs"):
+    if mount.type == "cluster":
+        raise InvalidParameter("a cluster volume needs a swarm")
+    if mount.type not in ("bind", "volume", "tmpfs", "image"):
         raise InvalidParameter("mount type unknown")
     if not mount.target:
         raise InvalidParameter("field Target must not be empty")
@@ -222,18 +232,24 @@ def _check(mount: Mount) -> None:
         (mount.bind_options, "BindOptions", "bind"),
         (mount.volume_options, "VolumeOptions", "volume"),
         (mount.tmpfs_options, "TmpfsOptions", "tmpfs"),
+        (mount.image_options, "ImageOptions", "image"),
     ):
         if options is not None and mount.type != kind:
             raise InvalidParameter(f"field {field} must not be specified")
-    if mount.consistency not in ("", "default", "consistent", "cached", "delegated"):
+    if mount.consistency not in ("", "default", *_CONSISTENCIES):
         raise InvalidParameter(f"invalid consistency: {mount.consistency}")
     if mount.type == "bind":
         _check_bind(mount)
     elif mount.type == "volume":
         _check_volume(mount)
+    elif mount.type == "image":
+        if not mount.source:
+            raise InvalidParameter("field Source must not be empty")
+        _check_subpath((mount.image_options or ImageOptions()).subpath, "image")
     else:
         if mount.source:
             raise InvalidParameter("field Source must not be specified")
+        _check_tmpfs(mount.tmpfs_options or TmpfsOptions())
         tmpfs_options(_options_text(mount))
 
 
@@ -244,19 +260,59 @@ def _check_bind(mount: Mount) -> None:
     _check_absolute(mount.source)
     if options.propagation and options.propagation not in _PROPAGATIONS:
         raise InvalidParameter(f"invalid propagation mode: {options.propagation}")
-    if options.read_only_force_recursive:
-        raise InvalidParameter("BindOptions.ReadOnlyForceRecursive is not supported by this engine")
-    if options.read_only_non_recursive and not mount.read_only:
-        raise InvalidParameter("BindOptions.ReadOnlyNonRecursive needs ReadOnly")
+    if options.read_only_non_recursive and options.read_only_force_recursive:
+        raise InvalidParameter("mount options conflict: ReadOnlyNonRecursive && ReadOnlyForceRecursive")
+    for given, field in (
+        (options.read_only_non_recursive, "ReadOnlyNonRecursive"),
+        (options.read_only_force_recursive, "ReadOnlyForceRecursive"),
+    ):
+        if given and not mount.read_only:
+            raise InvalidParameter(f"BindOptions.{field} needs ReadOnly")
+    if options.read_only_force_recursive and options.non_recursive:
+        raise InvalidParameter("mount options conflict: NonRecursive && ReadOnlyForceRecursive")
+    if options.read_only_force_recursive and options.propagation not in _PRIVATE:
+        raise InvalidParameter(
+            f"BindOptions.ReadOnlyForceRecursive needs the propagation mode rprivate: {options.propagation}"
+        )
 
 
 def _check_volume(mount: Mount) -> None:
-    if mount.volume_options is not None and mount.volume_options.subpath:
-        raise InvalidParameter("VolumeOptions.Subpath is not supported by this engine")
+    subpath = (mount.volume_options or VolumeOptions()).subpath
+    if subpath and not mount.source:
+        raise InvalidParameter("must not set Subpath when using anonymous volumes")
+    _check_subpath(subpath, "volume")
     if not mount.source and mount.read_only:
         raise InvalidParameter("must not set ReadOnly mode when using anonymous volumes")
     if "\0" in mount.source:
         raise InvalidParameter("Source must not hold a NUL character")
+
+
+def _check_subpath(subpath: str, of: str) -> None:
+    """As Go's filepath.IsLocal: relative, and no `..` leads above its beginning."""
+    depth = 0
+    for part in subpath.split("/"):
+        depth += {"": 0, ".": 0, "..": -1}.get(part, 1)
+        if depth < 0:
+            break
+    if depth < 0 or subpath.startswith("/") or "\0" in subpath:
+        raise InvalidParameter(f"subpath must be a relative path within the {of}")
+
+
+def _check_tmpfs(options: TmpfsOptions) -> None:
+    if options.size_bytes < 0:
+        raise InvalidParameter(f"TmpfsOptions.SizeBytes must not be negative: {options.size_bytes}")
+    if not 0 <= options.mode <= 0o7777:
+        raise InvalidParameter(f"TmpfsOptions.Mode must be a file mode: {options.mode}")
+    for pair in options.options or ():
+        if not 1 <= len(pair) <= 2:
+            raise InvalidParameter("invalid option array length")
+        word = "=".join(pair)
+        try:
+            if not word or "," in word:
+                raise InvalidParameter(word)
+            tmpfs_options(word)
+        except InvalidParameter as error:
+            raise InvalidParameter(f"invalid option: {word[:100]}") from error
 
 
 def _check_absolute(path: str) -> None:
@@ -285,12 +341,44 @@ def temporary(host: HostConfig) -> dict[str, str]:
     }
 
 
-def shallow(host: HostConfig) -> frozenset[str]:
-    """Destinations of the binds that leave out the mounts below their source."""
-    return frozenset(
-        normal_path(mount.target, mount.target)
+def options_of(record: ContainerRecord) -> dict[str, MountOptions]:
+    """How its volumes and binds are mounted, by destination. A record of an earlier version of the
+    engine has only what its HostConfig says.
+    """
+    return _options(record.host, recursive=False) | record.mount_options
+
+
+def subpaths(record: ContainerRecord) -> dict[str, str]:
+    """The parts of volumes that are mounted, by destination, where it is not the whole volume."""
+    return {place: options.subpath for place, options in options_of(record).items() if options.subpath}
+
+
+def _options(host: HostConfig, *, recursive: bool) -> dict[str, MountOptions]:
+    """Of Binds and Mounts. `recursive`: what is read-only is so with the mounts below it."""
+    found: dict[str, MountOptions] = {}
+    default: Literal["", "recursive"] = "recursive" if recursive else ""
+    for bind in map(parse_bind, host.binds or ()):
+        if bind.read_only:
+            found[bind.destination] = MountOptions(read_only=default)
+    for mount in host.mounts or ():
+        options = mount.bind_options or BindOptions()
+        found[normal_path(mount.target, mount.target)] = MountOptions(
+            shallow=options.non_recursive,
+            read_only="forced"
+            if options.read_only_force_recursive
+            else ""
+            if options.read_only_non_recursive or not mount.read_only
+            else default,
+            subpath=(mount.volume_options or VolumeOptions()).subpath,
+        )
+    return {destination: options for destination, options in found.items() if options != MountOptions()}
+
+
+def ignores_volume_driver(host: HostConfig) -> bool:
+    """True if it has a VolumeDriver, which does not apply to a volume of Mounts that has none."""
+    return bool(host.volume_driver) and any(
+        mount.type == "volume" and (mount.volume_options or VolumeOptions()).driver_config is None
         for mount in host.mounts or ()
-        if mount.bind_options is not None and mount.bind_options.non_recursive
     )
 
 
@@ -307,8 +395,17 @@ def check_sources(host: HostConfig) -> None:
             )
 
 
-def _point(mount: Mount) -> MountPoint:
-    destination = normal_path(mount.target, mount.target)
+def _image_mount(mount: Mount, destination: str, image: ImageRecord) -> ImageMount:
+    return ImageMount(
+        destination=destination,
+        name=mount.source,
+        image_id=image.id,
+        chain_id=image.chain_ids[-1] if image.chain_ids else "",
+        subpath=(mount.image_options or ImageOptions()).subpath,
+    )
+
+
+def _point(mount: Mount, destination: str) -> MountPoint:
     if mount.type == "bind":
         propagation = (mount.bind_options or BindOptions()).propagation or "rprivate"
         return MountPoint(
@@ -339,17 +436,71 @@ class Mounts(NamedTuple):
     """Destinations of the volumes into which the image's content is copied."""
     volumes: dict[str, VolumeCreate]
     """Options and labels for volumes that do not exist yet, by name."""
+    options: dict[str, MountOptions]
+    """By destination, of `points`."""
+    images: tuple[ImageMount, ...]
 
 
-def mount_points(config: Config, host: HostConfig, inherited: Iterable[MountPoint] = ()) -> Mounts:
+class Inherited(NamedTuple):
+    """The mounts of another container, for VolumesFrom."""
+
+    points: Sequence[MountPoint] = ()
+    options: Mapping[str, MountOptions] = MappingProxyType({})
+    images: Sequence[ImageMount] = ()
+
+
+def inherited(record: ContainerRecord, *, writable: bool = True, recursive: bool = False) -> Inherited:
+    """Its mounts, read-only if `writable` is False or the mount itself is.
+
+    `recursive`: one that becomes read-only is so with the mounts below it.
+    """
+    points = [msgspec.structs.replace(each, rw=each.rw and writable) for each in record.mounts]
+    options = options_of(record)
+    if recursive and not writable:
+        for each in record.mounts:
+            if each.rw:
+                before = options.get(each.destination, MountOptions())
+                options[each.destination] = msgspec.structs.replace(before, read_only="recursive")
+    return Inherited(points, options, record.image_mounts)
+
+
+Find = Callable[[str], ImageRecord]
+"""The image of a name. Raises NotFound."""
+
+
+def mount_points(
+    config: Config,
+    host: HostConfig,
+    others: Iterable[Inherited] = (),
+    *,
+    image: Find | None = None,
+    recursive: bool = False,
+) -> Mounts:
     """Binds and Mounts, then those of VolumesFrom, then an anonymous volume for each of Volumes,
     each where the place is free.
 
-    A tmpfs has its place before all but Binds and Mounts. Raises InvalidParameter when two that the
-    body names share a destination.
+    A tmpfs has its place before all but Binds and Mounts. `image` finds those of Mounts.
+    `recursive`: what is read-only is so with the mounts below it.
+
+    Raises InvalidParameter when two that the body names share a destination, NotFound (image).
     """
     tmpfs = temporary(host)
-    found = {each.destination: each for each in inherited if each.destination not in tmpfs}
+    found: dict[str, MountPoint] = {}
+    options: dict[str, MountOptions] = {}
+    images: dict[str, ImageMount] = {}
+    for other in others:
+        for point in other.points:
+            images.pop(point.destination, None)
+            options.pop(point.destination, None)
+            found[point.destination] = point
+        for each in other.images:
+            found.pop(each.destination, None)
+            images[each.destination] = each
+        options |= other.options
+    for destination in tmpfs:
+        found.pop(destination, None)
+        images.pop(destination, None)
+    own = _options(host, recursive=recursive)
     taken = {normal_path(path, path) for path in host.tmpfs or {}}
     populated: set[str] = set()
     volumes: dict[str, VolumeCreate] = {}
@@ -362,6 +513,7 @@ def mount_points(config: Config, host: HostConfig, inherited: Iterable[MountPoin
     for text in host.binds or ():
         bind = parse_bind(text)
         take(bind.destination)
+        images.pop(bind.destination, None)
         if bind.named and "nocopy" not in bind.mode.split(","):
             populated.add(bind.destination)
         found[bind.destination] = MountPoint(
@@ -375,29 +527,38 @@ def mount_points(config: Config, host: HostConfig, inherited: Iterable[MountPoin
             propagation=bind.propagation,
         )
     for mount in host.mounts or ():
-        take(normal_path(mount.target, mount.target))
+        destination = normal_path(mount.target, mount.target)
+        take(destination)
         if mount.type == "tmpfs":
             continue
-        point = _point(mount)
-        found[point.destination] = point
+        if mount.type == "image":
+            found.pop(destination, None)
+            assert image is not None
+            images[destination] = _image_mount(mount, destination, image(mount.source))
+            continue
+        images.pop(destination, None)
+        point = found[destination] = _point(mount, destination)
         if isinstance(point.name, str):
-            options = mount.volume_options or VolumeOptions()
-            driver = options.driver_config or VolumeDriver()
-            volumes[point.name] = VolumeCreate(labels=options.labels or {}, driver_opts=driver.options or {})
-            if not options.no_copy:
-                populated.add(point.destination)
+            given = mount.volume_options or VolumeOptions()
+            driver = given.driver_config or VolumeDriver()
+            volumes[point.name] = VolumeCreate(labels=given.labels or {}, driver_opts=driver.options or {})
+            if not given.no_copy and not given.subpath:
+                populated.add(destination)
     for path in config.volumes or ():
         destination = normal_path(path if path.startswith("/") else f"/{path}", path)
-        if destination not in found and destination not in taken:
+        if destination not in found and destination not in images and destination not in taken:
             populated.add(destination)
             found[destination] = MountPoint(
                 type="volume", name=secrets.token_hex(32), destination=destination, driver=host.volume_driver
             )
-    for destination in tmpfs:
+    for destination in (*tmpfs, *images):
         check_destination(destination)
     for point in found.values():
         check_destination(point.destination, "" if isinstance(point.name, str) else point.source)
-    return Mounts(tuple(found.values()), frozenset(populated), volumes)
+    # one that the body names has only its own options
+    options = {place: each for place, each in options.items() if place not in taken} | own
+    options = {place: each for place, each in options.items() if place in found}
+    return Mounts(tuple(found.values()), frozenset(populated), volumes, options, tuple(images.values()))
 
 
 def named_volumes(host: HostConfig) -> set[str]:

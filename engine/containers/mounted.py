@@ -15,15 +15,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.containers import body, bundle
+from engine.containers import body, bundle, image_mounts, mount_points
 from engine.containers.container import Container
 from engine.errors import EngineError, ServerError
 from engine.monitor.handles import Process
 from engine.system import detached_mounts, files, namespaces
+from engine.system.detached_mounts import MountNamespace
 from engine.system.threads import uninterrupted
 
 
@@ -59,13 +60,17 @@ async def engine_mounts(container: Container) -> AsyncIterator[list[Mounted]]:
             owner = container.peers.get(joined).directory
     written = await asyncio.to_thread(bundle.network_files, owner)
     sources = {target: Source(path, target, True) for target, path in written.items()}
-    async with parts.volumes.opened(container.id, record.mounts) as volumes:
+    async with (
+        image_mounts.opened(record, parts.snapshots) as images,
+        parts.volumes.opened(container.id, record.mounts, mount_points.subpaths(record)) as volumes,
+    ):
         for point, source in volumes:
             bind = "" if isinstance(point.name, str) else point.source
             sources[point.destination] = Source(source, point.destination, point.rw, bind)
         process = parts.monitor.processes.get(container.id)
+        inside = [Source(source, each.destination, False) for each, source in images]
         # not `spawn`: awaited below, and its failure is raised
-        cloning = asyncio.create_task(asyncio.to_thread(clone, sources.values(), process))
+        cloning = asyncio.create_task(_cloned(sources.values(), process, inside, parts.snapshots.mount_namespace))
         try:
             yield await asyncio.shield(cloning)
         finally:
@@ -76,6 +81,25 @@ async def engine_mounts(container: Container) -> AsyncIterator[list[Mounted]]:
                     # Closing the last descriptor of a detached mount unmounts it, which waits for
                     # an RCU grace period.
                     await uninterrupted(asyncio.to_thread(_close, cloning.result()))
+
+
+async def _cloned(
+    sources: Iterable[Source], process: Process | None, inside: Sequence[Source], namespace: MountNamespace
+) -> list[Mounted]:
+    """As `clone`. `inside`: sources in the engine's mount namespace."""
+    found = await asyncio.to_thread(clone, sources, process)
+    if not inside:
+        return found
+    try:
+        found += await namespace.run(lambda: clone(inside, None))
+    except BaseException:
+        await asyncio.to_thread(_close, found)
+        raise
+    return sorted(found, key=_depth)
+
+
+def _depth(each: Source | Mounted) -> int:
+    return each.destination.count("/")
 
 
 def _close(mounts: Iterable[Mounted]) -> None:
@@ -90,7 +114,7 @@ def clone(sources: Iterable[Source], process: Process | None) -> list[Mounted]:
     """
     found: list[Mounted] = []
     try:
-        for each in sorted(sources, key=lambda each: each.destination.count("/")):
+        for each in sorted(sources, key=_depth):
             tree = _as_it_is_there(each, process) if each.bind and process is not None else _clone(each)
             if tree is not None:
                 found.append(Mounted(tree, each.destination, each.writable))

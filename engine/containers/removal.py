@@ -16,7 +16,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from engine.containers import lifecycle, mount_points
+from engine.containers import image_mounts, lifecycle, mount_points
 from engine.containers.lifecycle import State, Verb
 from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.system.files import remove_tree
@@ -104,6 +104,7 @@ async def _erase(container: Container, verb: Verb, volumes: bool, deleted: list[
     container.parts.monitor.drop(container.id)
     outcomes = await asyncio.gather(
         container.parts.snapshots.remove(container.id),
+        image_mounts.release(before, container.parts.snapshots),
         asyncio.to_thread(remove_tree, container.directory),
         return_exceptions=True,
     )

@@ -23,9 +23,10 @@ import msgspec
 from engine.containers import devices, mount_points, security
 from engine.containers.body import strings
 from engine.containers.limits import check_exec_size, cpu_time, default_memory_swap, rlimit
-from engine.containers.store import ContainerRecord
+from engine.containers.store import ContainerRecord, MountOptions
+from engine.errors import InvalidParameter
 from engine.networks.sandboxes import SETTINGS
-from engine.runtime import capabilities, cdi, cgroups, init, seccomp
+from engine.runtime import capabilities, cdi, cgroups, features, init, seccomp
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
@@ -267,7 +268,7 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
         )
         for name in ("resolv.conf", "hostname", "hosts")
     }
-    temporary, shallow = mount_points.temporary(host), mount_points.shallow(host)
+    temporary, options = mount_points.temporary(host), mount_points.options_of(record)
     own |= {destination: _tmpfs(destination, options) for destination, options in temporary.items()}
     if _has_init(host):
         own[INIT] = bind(init.program(), INIT, False, "rprivate")
@@ -278,7 +279,8 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     own |= {
         each.destination: bind(
             *(place.sources.get(each.destination, each.source), each.destination, each.rw, each.propagation),
-            shallow=each.destination in shallow,
+            options=options.get(each.destination, _DEFAULT),
+            runtime=place.runtime,
         )
         for each in record.mounts
     }
@@ -340,20 +342,40 @@ def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Iterable[oci.M
 _CGROUP = "/sys/fs/cgroup"
 
 
+_DEFAULT = MountOptions()
+ALONE = MountOptions(shallow=True)
+
+
 def bind(
-    source: str, destination: str, writable: bool, propagation: str, *, shallow: bool = False, here: str = ""
+    source: str,
+    destination: str,
+    writable: bool,
+    propagation: str,
+    *,
+    options: MountOptions = _DEFAULT,
+    here: str = "",
+    runtime: Runtime | None = None,
 ) -> oci.Mount:
-    """A bind. `here`: the source's path for this process, if it is not `source`."""
+    """A bind. `here`: the source's path for this process, if it is not `source`. `runtime`: for
+    options that not every runtime has.
+    """
     # A bind has only the flags given here, so the flags of the source's own mount are repeated.
     forbidden = _forbidden(here or source)
-    access = "rw" if writable and "ro" not in forbidden else "ro"
-    options = (
-        "bind" if shallow else "rbind",
-        propagation or "rprivate",
-        access,
+    access = ["rw" if writable and "ro" not in forbidden else "ro"]
+    if not writable and options.read_only and not options.shallow:
+        if runtime is not None and features.recursive_read_only(runtime):
+            access.append("rro")
+        elif options.read_only == "forced":
+            raise InvalidParameter(f"{destination}: the runtime cannot make the mounts below it read-only")
+    propagation = propagation or "rprivate"
+    words = (
+        "bind" if options.shallow else "rbind",
+        # For crun a recursive propagation makes the bind recursive too.
+        propagation.removeprefix("r") if options.shallow else propagation,
+        *access,
         *(each for each in forbidden if each != "ro"),
     )
-    return oci.Mount(destination=destination, type="bind", source=source, options=options)
+    return oci.Mount(destination=destination, type="bind", source=source, options=words)
 
 
 _FORBIDDING = {

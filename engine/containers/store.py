@@ -9,6 +9,8 @@ of them would block the loop.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from engine.containers.lifecycle import State
@@ -56,6 +58,31 @@ class Status(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=
     """The last signal that a client sent to this run: an exit by it counts as the user's."""
 
 
+class MountOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
+    """How a volume or bind is mounted, beyond what its MountPoint shows."""
+
+    shallow: bool = False
+    """A bind without the mounts below its source."""
+    read_only: Literal["", "recursive", "forced"] = ""
+    """If it is read-only: `recursive` makes the mounts below it read-only too where the runtime
+    can, `forced` fails where it cannot."""
+    subpath: str = ""
+    """The part of a volume that is mounted, relative to the volume; empty: all of it."""
+
+
+class ImageMount(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
+    """An image's content as a read-only mount."""
+
+    destination: str
+    name: str
+    """The image as the client named it."""
+    image_id: str
+    chain_id: str
+    """Its topmost layer; empty for an image without layers. The container retains it."""
+    subpath: str = ""
+    """The part of the image that is mounted; empty: all of it."""
+
+
 class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """The record of one container.
 
@@ -79,6 +106,10 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     ports: tuple[Published, ...] = ()
     """Its published ports while it runs."""
     mounts: tuple[MountPoint, ...] = ()
+    """Volumes and binds."""
+    mount_options: dict[str, MountOptions] = {}
+    """Of those, by destination, where they are not the default."""
+    image_mounts: tuple[ImageMount, ...] = ()
     links: dict[str, str] = {}
     """Alias → id of each container that it is linked to on the default bridge."""
     link_hosts: tuple[str, ...] = ()

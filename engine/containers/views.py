@@ -205,12 +205,16 @@ def inspect(
 
 
 def _mounts(record: ContainerRecord) -> list[MountPoint]:
-    """Volumes and binds, and the tmpfs of HostConfig.Mounts; those of HostConfig.Tmpfs are not
-    shown, as in Docker.
+    """Volumes, binds and images, and the tmpfs of HostConfig.Mounts; those of HostConfig.Tmpfs are
+    not shown, as in Docker.
     """
     shown = [
         each if each.type else msgspec.structs.replace(each, type="volume" if isinstance(each.name, str) else "bind")
         for each in record.mounts
+    ]
+    shown += [
+        MountPoint(type="image", name=mount.name, source=mount.image_id, destination=mount.destination, rw=False)
+        for mount in record.image_mounts
     ]
     shown += [
         MountPoint(type="tmpfs", destination=mount.target, rw=not mount.read_only)

@@ -55,6 +55,13 @@ def open_without_links(root: int, path: str | bytes, flags: int = os.O_RDONLY) -
     return _open(root, path, flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
 
 
+def open_beneath(root: int, path: str | bytes, flags: int = os.O_RDONLY) -> int:
+    """As `open_in_root`, but a path that leaves the root is EXDEV: one with `..` above it, and any
+    absolute link.
+    """
+    return _open(root, path, flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+
+
 def _open(root: int, path: str | bytes, flags: int, mode: int, resolve: int) -> int:
     how = _OpenHow(flags | os.O_CLOEXEC, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, resolve)
     name = os.fsencode(path) or b"."

@@ -25,18 +25,20 @@ import logging
 import os
 import re
 import socket
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from engine._fast import copy, tree
+from engine._fast import tree
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.system import detached_mounts, files, mounts
 from engine.system.tasks import spawn
 from engine.system.threads import submit
+from engine.volumes import sources
 
 NAME = "local"
 HIDDEN = ".volume-"
@@ -177,6 +179,16 @@ def resolved(data: str) -> str:
 
 
 # --- the driver -----------------------------------------------------------------------------------
+
+
+class Content(NamedTuple):
+    """What of a volume is mounted somewhere."""
+
+    name: str
+    path: str = ""
+    """Where a plugin has mounted it; empty for a volume of this driver."""
+    subpath: str = ""
+    """The part that is wanted, relative to it; empty: all of it."""
 
 
 class LocalDriver:
@@ -427,25 +439,31 @@ class LocalDriver:
             reason = "a link" if error.errno in (errno.ELOOP, errno.EXDEV) else (error.strerror or "").lower()
             raise ServerError(f"volume {name}: {self.mountpoint(name)} is not its directory: {reason}") from error
 
-    async def place(self, container_id: str, names: Mapping[str, str]) -> dict[str, str]:
+    async def place(self, container_id: str, wanted: Mapping[str, Content]) -> dict[str, str]:
         """Attach the content of volumes at places for the runtime that no container can change,
         until `leave_places`.
 
-        `names` by destination, like the returned paths.
+        `wanted` by destination, like the returned paths.
         """
         if leaving := self._leaving.get(container_id):
             await leaving
-        return await self._in_thread(self._place, container_id, names)
+        return await self._in_thread(self._place, container_id, wanted)
 
-    def _place(self, container_id: str, names: Mapping[str, str]) -> dict[str, str]:
+    def _place(self, container_id: str, wanted: Mapping[str, Content]) -> dict[str, str]:
         directory = self._run / container_id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found: dict[str, str] = {}
-        for index, (destination, name) in enumerate(names.items()):
+        for index, (destination, content) in enumerate(wanted.items()):
             target = f"{directory}/{index}"
-            os.mkdir(target, 0o700)
-            with self._data(name) as descriptor:
+            descriptor = self._open_content(content)
+            try:
+                if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                    os.mkdir(target, 0o700)
+                else:
+                    os.mknod(target, 0o600)
                 tree = detached_mounts.clone(descriptor, recursive=True)
+            finally:
+                os.close(descriptor)
             try:
                 detached_mounts.attach(tree, target)
             finally:
@@ -453,9 +471,18 @@ class LocalDriver:
             found[destination] = target
         return found
 
-    async def open_content(self, name: str) -> int:
-        """A descriptor of its content, including a mount on it. The caller closes it."""
-        return await self._in_thread(self._open_data, name)
+    async def open_content(self, content: Content) -> int:
+        """A descriptor (O_PATH) of it, including a mount on it. The caller closes it."""
+        return await self._in_thread(self._open_content, content)
+
+    def _open_content(self, content: Content) -> int:
+        top = sources.open_path(content.path) if content.path else self._open_data(content.name)
+        if not content.subpath:
+            return top
+        try:
+            return sources.open_below(top, content.name, content.subpath)
+        finally:
+            os.close(top)
 
     def leave_places(self, container_id: str) -> None:
         """Unmount those places in the background: each unmount waits for an RCU grace period,
@@ -471,7 +498,10 @@ class LocalDriver:
             for target in directory.iterdir():
                 with contextlib.suppress(ServerError):
                     detached_mounts.detach(str(target))
-                target.rmdir()
+                if target.is_dir():
+                    target.rmdir()
+                else:
+                    target.unlink()
             directory.rmdir()
         except FileNotFoundError:
             return
@@ -513,22 +543,6 @@ class LocalDriver:
         with self._data(HIDDEN + name if staged else name) as place:
             target = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            populate(name, source, target)
+            sources.populate(name, source, target)
         finally:
             os.close(target)
-
-
-def populate(name: str, source: int, target: int) -> None:
-    """As `LocalDriver.populate`, into any directory, such as a plugin's mount."""
-    if os.listdir(target):
-        return
-    try:
-        copy.copy_tree(source, target)
-    except OSError as error:
-        for entry in os.listdir(source):
-            with contextlib.suppress(OSError):
-                tree.remove_tree(target, os.fsencode(entry))
-        raise ServerError(
-            f"error while copying the image's content into volume {name}: {error.filename}: "
-            f"{(error.strerror or '').lower()}"
-        ) from error

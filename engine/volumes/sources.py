@@ -3,7 +3,7 @@ the image's content below a destination.
 
 Blocking: run them in a thread. Descriptors are the caller's to close.
 Raises: InvalidParameter for a destination that is a file of the image, ServerError that names the
-path and the kernel's reason.
+path and the kernel's reason; see `open_below` for its own.
 Not here: the local driver's directories (`local.py`).
 """
 
@@ -15,9 +15,9 @@ import os
 import stat
 from collections.abc import Iterable
 
-from engine.errors import InvalidParameter, ServerError
+from engine._fast import copy, tree
+from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.system import files, mounts
-from engine.volumes import local
 from engine.wire.containers import MountPoint
 
 
@@ -41,6 +41,23 @@ def open_in_image(root: int, destination: str) -> int | None:
         if error.errno in (errno.ENOENT, errno.ELOOP):
             return None
         raise ServerError(f"the image's {destination}: {error.strerror}") from error
+
+
+def open_below(top: int, name: str, subpath: str) -> int:
+    """A descriptor (O_PATH) of a part of a volume or image, whose content `top` is and `name` the
+    name for messages. Links are followed within it only.
+
+    Raises NotFound when there is no such file, InvalidParameter when a link leads out of it.
+    """
+    try:
+        return files.open_beneath(top, subpath, os.O_PATH)
+    except OSError as error:
+        place = f"{name}/{subpath}"
+        if error.errno in (errno.EXDEV, errno.ELOOP):
+            raise InvalidParameter(f"{place}: path concatenation escapes the base directory") from error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise NotFound(f"cannot access path {place}: {(error.strerror or '').lower()}") from error
+        raise ServerError(f"cannot access path {place}: {(error.strerror or '').lower()}") from error
 
 
 def ensure_sources(points: Iterable[MountPoint]) -> None:
@@ -84,8 +101,26 @@ def _ensure_source(point: MountPoint) -> None:
         raise ServerError(f"path {point.source} is mounted on {above.target} but it is not a shared or slave mount")
 
 
+def populate(name: str, source: int, target: int) -> None:
+    """Copy the content, mode and owner of the directory `source` into the directory `target` if
+    that is empty. Raises ServerError; then the copy has been removed.
+    """
+    if os.listdir(target):
+        return
+    try:
+        copy.copy_tree(source, target)
+    except OSError as error:
+        for entry in os.listdir(source):
+            with contextlib.suppress(OSError):
+                tree.remove_tree(target, os.fsencode(entry))
+        raise ServerError(
+            f"error while copying the image's content into volume {name}: {error.filename}: "
+            f"{(error.strerror or '').lower()}"
+        ) from error
+
+
 def populate_path(name: str, source: int, path: str) -> None:
-    """As `local.populate`, into the directory where a plugin has mounted the volume."""
+    """As `populate`, into the directory where a plugin has mounted the volume."""
     try:
         target = files.open_directory(path)
     except OSError as error:
@@ -93,6 +128,6 @@ def populate_path(name: str, source: int, path: str) -> None:
             f"error while copying the image's content into volume {name}: {path}: {(error.strerror or '').lower()}"
         ) from error
     try:
-        local.populate(name, source, target)
+        populate(name, source, target)
     finally:
         os.close(target)

@@ -41,7 +41,7 @@ from engine.storage.records import Change, Records
 from engine.system.threads import whole
 from engine.volumes import local, sources, views
 from engine.volumes.driver import Driver
-from engine.volumes.local import LocalDriver
+from engine.volumes.local import Content, LocalDriver
 from engine.volumes.plugin import PluginDriver, PluginDrivers
 from engine.volumes.views import ANONYMOUS, VolumeRecord
 from engine.wire.containers import MountPoint
@@ -439,9 +439,15 @@ class VolumeStore:
             await driver.unmount(name, user)
 
     async def mount(
-        self, container_id: str, points: Sequence[MountPoint], borrowed: contextlib.AsyncExitStack
+        self,
+        container_id: str,
+        points: Sequence[MountPoint],
+        borrowed: contextlib.AsyncExitStack,
+        subpaths: Mapping[str, str] = MappingProxyType({}),
     ) -> Mounted:
         """Mount the sources of its mounts for a start. On failure nothing stays mounted.
+
+        `subpaths`: by destination, where only a part of the volume is mounted.
 
         Resources that only the runtime needs for its start are released when `borrowed` closes, the
         rest by `unmount`.
@@ -449,7 +455,7 @@ class VolumeStore:
         changed: list[MountPoint] = []
         paths: dict[str, str] = {}
         done: list[MountPoint] = []
-        to_place: dict[str, str] = {}
+        to_place: dict[str, Content] = {}
         try:
             if binds := [point for point in points if not isinstance(point.name, str)]:
                 await asyncio.to_thread(sources.ensure_sources, binds)
@@ -461,8 +467,11 @@ class VolumeStore:
                 async with self._lock(record.name):
                     path = await driver.mount(record.name, record.options, _user(container_id, point))
                 done.append(point)
+                subpath = subpaths.get(point.destination, "")
                 if record.driver == local.NAME:
-                    to_place[point.destination] = record.name
+                    to_place[point.destination] = Content(record.name, subpath=subpath)
+                elif subpath:
+                    to_place[point.destination] = Content(record.name, path, subpath)
                 else:
                     paths[point.destination] = path
                 changed.append(msgspec.structs.replace(point, source=path))
@@ -511,10 +520,10 @@ class VolumeStore:
 
     @contextlib.asynccontextmanager
     async def opened(
-        self, container_id: str, points: Sequence[MountPoint]
+        self, container_id: str, points: Sequence[MountPoint], subpaths: Mapping[str, str] = MappingProxyType({})
     ) -> AsyncIterator[list[tuple[MountPoint, int]]]:
         """Descriptors of the sources of its mounts, whether it runs or not, including mounts on
-        them. They are closed with the context.
+        them. They are closed with the context. `subpaths`: as for `mount`.
         """
         user = f"{container_id}/{secrets.token_hex(8)}"
         found: list[tuple[MountPoint, int]] = []
@@ -528,10 +537,11 @@ class VolumeStore:
                 async with self._lock(record.name):
                     path = await driver.mount(record.name, record.options, _user(user, point))
                     stack.push_async_callback(self._leave, record, driver, _user(user, point))
+                    where = Content(record.name, subpath=subpaths.get(point.destination, ""))
                     if record.driver == local.NAME:
-                        found.append((point, await self._local.open_content(record.name)))
+                        found.append((point, await self._local.open_content(where)))
                 if record.driver != local.NAME:
-                    found.append((point, await asyncio.to_thread(sources.open_path, path)))
+                    found.append((point, await self._local.open_content(where._replace(path=path))))
             yield found
 
     async def _leave(self, record: VolumeRecord, driver: Driver, user: str) -> None:

@@ -141,6 +141,10 @@ class TmpfsOptions(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=
     options: list[list[str]] | None = None
 
 
+class ImageOptions(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
+    subpath: str = ""
+
+
 class Mount(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True, gc=False):
     """One entry of HostConfig.Mounts, of API 1.25 and newer."""
 
@@ -152,6 +156,7 @@ class Mount(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, f
     bind_options: BindOptions | None = None
     volume_options: VolumeOptions | None = None
     tmpfs_options: TmpfsOptions | None = None
+    image_options: ImageOptions | None = None
 
 
 class HostConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
@@ -276,6 +281,10 @@ class FromOlder(msgspec.Struct, kw_only=True, frozen=True):
     warnings: list[str] = msgspec.field(default_factory=list)
     endpoints_unchecked: bool = False
     """Endpoints are checked when the container starts, not at its creation."""
+    flat_read_only: bool = False
+    """Read-only binds and volumes leave the mounts below them as they are."""
+    volume_driver_unnoticed: bool = False
+    """No warning of a VolumeDriver that does not apply to Mounts."""
 
 
 class CreateBody(Config, rename="pascal", kw_only=True, frozen=True):
@@ -370,10 +379,10 @@ class CopyConfig(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class MountPoint(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
-    """A volume, bind or tmpfs as inspect and list show it."""
+    """A mount as inspect and list show it. Records have those of volumes and binds."""
 
     type: str = ""
-    """`volume`, `bind` or `tmpfs`; empty in records of earlier versions of this engine."""
+    """`volume`, `bind`, `tmpfs` or `image`; empty in records of earlier versions of this engine."""
     name: str | msgspec.UnsetType = msgspec.UNSET
     source: str = ""
     destination: str = ""

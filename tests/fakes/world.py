@@ -281,7 +281,7 @@ class Volumes:
             await self.world.point("give volumes back")
             raise
 
-    async def mount(self, container_id: str, points: Any, borrowed: Any) -> Any:
+    async def mount(self, container_id: str, points: Any, borrowed: Any, subpaths: Any = ()) -> Any:
         await self.world.point("mount volumes")
         self.world.volumes.add(container_id)
         return SimpleNamespace(points=tuple(points), sources={})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.api.versions.change import Change, Flag, ignoring
+from engine.api.versions.mounts import ignoring_option
 from engine.wire.containers import CreateBody, UpdateBody
 
 
@@ -25,4 +26,11 @@ CHANGES = (
     ),
     Change("1.40", "update takes PidsLimit", of=UpdateBody, upgrade=ignoring("PidsLimit"), down_to="1.25"),
     Change("1.40", "build takes outputs", flag=Flag.BUILD_OUTPUTS, down_to="1.25"),
+    Change(
+        "1.40",
+        "create takes NonRecursive of binds in Mounts",
+        of=CreateBody,
+        upgrade=ignoring_option("BindOptions", "NonRecursive"),
+        down_to="1.25",
+    ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from engine.api.versions.change import Change, Flag, ignoring
+from engine.api.versions.mounts import ignoring_foreign_options, ignoring_option
 from engine.wire.containers import ContainerInspect, CreateBody
 from engine.wire.exec import ExecCreate, ExecStart
 from engine.wire.system import CacheRecord, DiskUsage
@@ -35,7 +36,6 @@ CHANGES = (
         of=ContainerInspect,
         downgrade={"HostConfig.KernelMemory": lambda found: found.host_config.kernel_memory or 0},
     ),
-    Change("1.42", "options of another type of mount are refused", flag=Flag.MOUNT_OPTIONS_MATCH, down_to="1.25"),
     Change("1.42", "stop and restart take signal", flag=Flag.STOP_SIGNAL, down_to="1.25"),
     Change("1.42", "exec takes ConsoleSize", of=ExecCreate, upgrade=ignoring("ConsoleSize"), down_to="1.25"),
     Change("1.42", "start of an exec takes ConsoleSize", of=ExecStart, upgrade=ignoring("ConsoleSize"), down_to="1.25"),
@@ -57,6 +57,20 @@ CHANGES = (
         "create of a volume takes ClusterVolumeSpec",
         of=VolumeCreate,
         upgrade=ignoring("ClusterVolumeSpec"),
+        down_to="1.25",
+    ),
+    Change(
+        "1.42",
+        "create takes CreateMountpoint of binds in Mounts",
+        of=CreateBody,
+        upgrade=ignoring_option("BindOptions", "CreateMountpoint"),
+        down_to="1.25",
+    ),
+    Change(
+        "1.42",
+        "options of another type of mount are refused",
+        of=CreateBody,
+        upgrade=ignoring_foreign_options,
         down_to="1.25",
     ),
 )

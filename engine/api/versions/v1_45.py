@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from engine.api.versions.change import Change, Flag
+from engine.api.versions.mounts import option, refusing
 from engine.networks.network import PREDEFINED_NAMES
-from engine.wire.containers import ContainerInspect, EndpointSettings
+from engine.wire.containers import ContainerInspect, CreateBody, EndpointSettings
 
 
 def _with_names(found: ContainerInspect) -> dict[str, EndpointSettings]:
@@ -29,5 +30,12 @@ CHANGES = (
         "aliases are those that were asked for; DNSNames has them all",
         of=ContainerInspect,
         downgrade={"NetworkSettings.Networks": _with_names},
+    ),
+    Change(
+        "1.45",
+        "create takes Subpath of volumes in Mounts",
+        of=CreateBody,
+        upgrade=refusing(option("VolumeOptions", "Subpath"), "VolumeOptions.Subpath needs API v1.45 or newer"),
+        down_to="1.25",
     ),
 )

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from engine.api.versions.change import Change, Flag
 from engine.api.versions.endpoints import interface_sysctls, without
+from engine.api.versions.mounts import refusing, without_volume_driver_warning
 from engine.wire.containers import CreateBody
 
 CHANGES = (
-    Change("1.48", "create warns of a VolumeDriver beside volumes in Mounts", flag=Flag.VOLUME_DRIVER_WARNING),
+    Change(
+        "1.48",
+        "create warns of a VolumeDriver beside volumes in Mounts",
+        of=CreateBody,
+        upgrade=without_volume_driver_warning,
+    ),
     Change(
         "1.48",
         "sysctls of an interface are driver options of its endpoint alone",
@@ -21,6 +27,13 @@ CHANGES = (
         "1.48",
         "build/prune takes reserved-space, max-used-space and min-free-space",
         flag=Flag.PRUNE_SPACE,
+        down_to="1.25",
+    ),
+    Change(
+        "1.48",
+        "create takes images in Mounts",
+        of=CreateBody,
+        upgrade=refusing(lambda mount: mount.get("Type") == "image", 'Mount type "Image" needs API v1.48 or newer'),
         down_to="1.25",
     ),
 )

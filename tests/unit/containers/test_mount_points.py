@@ -3,6 +3,7 @@ mounts."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.containers import mount_points
+from engine.containers.mount_points import Inherited
+from engine.containers.store import ContainerRecord, ImageMount, MountOptions
 from engine.errors import InvalidParameter
+from engine.images.record import ImageRecord
 from engine.wire.containers import Config, HostConfig, Mount, MountPoint
+from engine.wire.images import ImageConfig
 
 
 def test_binds_are_shown_as_mounts() -> None:
@@ -48,8 +53,8 @@ def test_tmpfs_options(given: str, expected: tuple[str, ...] | None) -> None:
 
 
 def test_binds_take_the_place_of_inherited_mounts() -> None:
-    inherited = mount_points.mount_points(Config(), HostConfig(binds=["/a:/x", "/b:/y", "/d:/t"])).points
-    found = mount_points.mount_points(Config(), HostConfig(binds=["/c:/x"], tmpfs={"/t/": ""}), inherited).points
+    inherited = Inherited(mount_points.mount_points(Config(), HostConfig(binds=["/a:/x", "/b:/y", "/d:/t"])).points)
+    found = mount_points.mount_points(Config(), HostConfig(binds=["/c:/x"], tmpfs={"/t/": ""}), [inherited]).points
     assert {each.destination: each.source for each in found} == {"/x": "/c", "/y": "/b"}
     with pytest.raises(InvalidParameter, match="Duplicate mount point: /t"):
         mount_points.mount_points(Config(), HostConfig(binds=["/c:/t"], tmpfs={"/t/": ""}))
@@ -58,7 +63,7 @@ def test_binds_take_the_place_of_inherited_mounts() -> None:
 def test_volumes_without_a_name_are_made_where_nothing_else_is() -> None:
     config = Config(volumes={"/a": {}, "/b/": {}, "/t": {}, "relative": {}})
     host_config = HostConfig(binds=["named:/a:nocopy", "other:/c"], tmpfs={"/t": ""}, volume_driver="d")
-    points, populated, _ = mount_points.mount_points(config, host_config)
+    points, populated, *_ = mount_points.mount_points(config, host_config)
     assert [each.destination for each in points] == ["/a", "/c", "/b", "/relative"]
     assert populated == {"/b", "/c", "/relative"}
     anonymous = points[2]
@@ -104,6 +109,18 @@ def test_mounts_that_hide_nothing_of_proc_and_sys() -> None:
     for bind in ("/:/sys", "/sys/kernel:/sys", "/sys:/proc"):
         with pytest.raises(InvalidParameter, match="invalid mount destination"):
             mount_points.mount_points(Config(), HostConfig(binds=[bind]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "accepted"),
+    [("cached", True), ("ro,delegated", True), ("consistent", True), ("cached,consistent", False), ("default", False)],
+)
+def test_words_of_consistency_have_no_effect(mode: str, accepted: bool) -> None:
+    if accepted:
+        assert mount_points.parse_bind(f"/a:/b:{mode}").read_only == ("ro" in mode.split(","))
+        return
+    with pytest.raises(InvalidParameter, match="invalid mode"):
+        mount_points.parse_bind(f"/a:/b:{mode}")
 
 
 @given(text=st.text(alphabet="ab/:.,rowzZ\0nc", max_size=30))
@@ -154,18 +171,218 @@ def mount(**fields: Any) -> Mount:
         ({"Type": "volume", "Target": "/x", "BindOptions": {}}, "field BindOptions must not be specified"),
         ({"Type": "bind", "Source": "/s", "Target": "/x", "BindOptions": {"Propagation": "p"}}, "invalid propagation"),
         ({"Type": "volume", "Target": "/x", "ReadOnly": True}, "ReadOnly mode when using anonymous volumes"),
-        ({"Type": "volume", "Source": "v", "Target": "/x", "VolumeOptions": {"Subpath": "a"}}, "Subpath"),
-        ({"Type": "tmpfs", "Source": "s", "Target": "/x"}, "field Source must not be specified"),
-        ({"Type": "tmpfs", "Target": "/x", "TmpfsOptions": {"Options": [["bogus"]]}}, "bogus"),
         (
-            {"Type": "bind", "Source": "/s", "Target": "/x", "BindOptions": {"ReadOnlyForceRecursive": True}},
-            "ReadOnlyForceRecursive is not supported",
+            {"Type": "volume", "Target": "/x", "VolumeOptions": {"Subpath": "a"}},
+            "must not set Subpath when using anonymous volumes",
         ),
+        ({"Type": "image", "Target": "/x"}, 'invalid mount config for type "image": field Source must not be empty'),
+        ({"Type": "image", "Source": "i", "Target": "/x", "TmpfsOptions": {}}, "field TmpfsOptions must not be"),
+        ({"Type": "volume", "Target": "/x", "ImageOptions": {}}, "field ImageOptions must not be specified"),
+        ({"Type": "cluster", "Source": "c", "Target": "/x"}, "needs a swarm"),
+        ({"Type": "tmpfs", "Source": "s", "Target": "/x"}, "field Source must not be specified"),
+        ({"Type": "tmpfs", "Target": "/x", "TmpfsOptions": {"SizeBytes": -1}}, "SizeBytes must not be negative"),
+        ({"Type": "tmpfs", "Target": "/x", "TmpfsOptions": {"Mode": 0o10000}}, "Mode must be a file mode"),
     ],
 )
 def test_mounts_that_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameter, match=re.escape(words)):
         mount_points.check(mount(**fields))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([["bogus"]], "invalid option: bogus"),
+        ([["noexec"], ["exec", "1"]], "invalid option: exec=1"),
+        ([["exec,suid"]], "invalid option: exec,suid"),
+        ([[""]], "invalid option: "),
+        ([[]], "invalid option array length"),
+        ([["uid", "1", "2"]], "invalid option array length"),
+    ],
+)
+def test_tmpfs_options_that_are_refused(options: list[list[str]], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"{re.escape(words)}$"):
+        mount_points.check(mount(Type="tmpfs", Target="/x", TmpfsOptions={"Options": options}))
+
+
+@pytest.mark.parametrize(
+    ("read_only", "options", "words"),
+    [
+        (True, {"ReadOnlyForceRecursive": True}, ""),
+        (True, {"ReadOnlyForceRecursive": True, "Propagation": "private"}, ""),
+        (True, {"ReadOnlyNonRecursive": True, "Propagation": "rslave"}, ""),
+        (False, {"ReadOnlyForceRecursive": True}, "BindOptions.ReadOnlyForceRecursive needs ReadOnly"),
+        (False, {"ReadOnlyNonRecursive": True}, "BindOptions.ReadOnlyNonRecursive needs ReadOnly"),
+        (True, {"ReadOnlyForceRecursive": True, "Propagation": "rslave"}, "needs the propagation mode rprivate"),
+        (True, {"ReadOnlyForceRecursive": True, "ReadOnlyNonRecursive": True}, "mount options conflict"),
+        (True, {"ReadOnlyForceRecursive": True, "NonRecursive": True}, "mount options conflict"),
+    ],
+)
+def test_recursively_read_only_binds(read_only: bool, options: dict[str, Any], words: str) -> None:
+    given = mount(Type="bind", Source="/s", Target="/x", ReadOnly=read_only, BindOptions=options)
+    if not words:
+        mount_points.check(given)
+        return
+    with pytest.raises(InvalidParameter, match=re.escape(words)):
+        mount_points.check(given)
+
+
+SUBPATHS = {
+    "a": True,
+    "a/b/": True,
+    "./a": True,
+    "a/../b": True,
+    "a/..": True,
+    "...": True,
+    "": True,
+    "..": False,
+    "/a": False,
+    "a/../..": False,
+    "../a": False,
+    "a/../../b/c": False,
+    "a\0b": False,
+}
+
+
+@pytest.mark.parametrize("of", ["volume", "image"])
+@pytest.mark.parametrize("subpath", SUBPATHS)
+def test_subpaths(subpath: str, of: str) -> None:
+    given = mount(Type=of, Source="s", Target="/x", **{f"{of.capitalize()}Options": {"Subpath": subpath}})
+    if SUBPATHS[subpath]:
+        mount_points.check(given)
+        return
+    with pytest.raises(InvalidParameter, match=f"subpath must be a relative path within the {of}"):
+        mount_points.check(given)
+
+
+@given(text=st.text(alphabet="./a\0", max_size=12))
+def test_a_subpath_stays_within_its_volume(text: str) -> None:
+    """Every beginning of one that is accepted names a place at or below the top."""
+    try:
+        mount_points.check(mount(Type="volume", Source="s", Target="/x", VolumeOptions={"Subpath": text}))
+    except InvalidParameter as error:
+        assert "subpath must be a relative path" in error.message
+        return
+    parts = text.split("/")
+    for end in range(len(parts) + 1):
+        assert not os.path.normpath("/".join(parts[:end]) or ".").startswith((".." + "/", "/"))
+        assert os.path.normpath("/".join(parts[:end]) or ".") != ".."
+
+
+IMAGE = ImageRecord(id="sha256:1", config=ImageConfig(), chain_ids=("c0", "c1"))
+
+
+def test_image_mounts() -> None:
+    found = mount_points.mount_points(
+        Config(volumes={"/i": {}, "/v": {}}),
+        HostConfig(
+            mounts=[
+                mount(Type="image", Source="busybox", Target="/i/"),
+                mount(Type="image", Source="busybox", Target="/j", ImageOptions={"Subpath": "bin"}),
+            ]
+        ),
+        [Inherited(points=[MountPoint(type="bind", source="/s", destination="/j")])],
+        image={"busybox": IMAGE}.__getitem__,
+    )
+    assert [each.destination for each in found.points] == ["/v"]
+    expected = ImageMount(destination="/i", name="busybox", image_id="sha256:1", chain_id="c1")
+    assert found.images == (expected, msgspec.structs.replace(expected, destination="/j", subpath="bin"))
+    with pytest.raises(InvalidParameter, match="invalid mount destination"):
+        mount_points.mount_points(
+            Config(),
+            HostConfig(mounts=[mount(Type="image", Source="busybox", Target="/proc/1")]),
+            image={"busybox": IMAGE}.__getitem__,
+        )
+
+
+def record(host: HostConfig, *, recursive: bool) -> ContainerRecord:
+    found = mount_points.mount_points(Config(), host, image=lambda name: IMAGE, recursive=recursive)
+    return ContainerRecord(
+        id="c",
+        name="c",
+        created=0,
+        image_id="",
+        parent="",
+        path="",
+        args=(),
+        config=Config(),
+        host=host,
+        mounts=found.points,
+        mount_options=found.options,
+        image_mounts=found.images,
+    )
+
+
+HOST = HostConfig(
+    binds=["/a:/ro:ro", "/b:/rw", "v:/vro:ro"],
+    mounts=[
+        mount(Type="bind", Source="/s", Target="/plain", ReadOnly=True),
+        mount(Type="bind", Source="/s", Target="/alone", ReadOnly=True, BindOptions={"ReadOnlyNonRecursive": True}),
+        mount(Type="bind", Source="/s", Target="/forced", ReadOnly=True, BindOptions={"ReadOnlyForceRecursive": True}),
+        mount(Type="bind", Source="/s", Target="/flat", BindOptions={"NonRecursive": True}),
+        mount(Type="volume", Source="w", Target="/part", VolumeOptions={"Subpath": "a/b"}),
+        mount(Type="tmpfs", Target="/t", ReadOnly=True),
+        mount(Type="image", Source="busybox", Target="/i"),
+    ],
+)
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+def test_how_mounts_are_made(recursive: bool) -> None:
+    read_only: Any = "recursive" if recursive else ""
+    found = record(HOST, recursive=recursive)
+    expected = {
+        "/ro": MountOptions(read_only=read_only),
+        "/vro": MountOptions(read_only=read_only),
+        "/plain": MountOptions(read_only=read_only),
+        "/forced": MountOptions(read_only="forced"),
+        "/flat": MountOptions(shallow=True),
+        "/part": MountOptions(subpath="a/b"),
+    }
+    assert mount_points.options_of(found) == {
+        place: options for place, options in expected.items() if options != MountOptions()
+    }
+    assert mount_points.subpaths(found) == {"/part": "a/b"}
+    # A record of an earlier version of the engine has only the HostConfig. It was not recursive.
+    earlier = msgspec.structs.replace(found, mount_options={})
+    assert mount_points.options_of(earlier) == {
+        place: options
+        for place, options in expected.items()
+        if options.read_only != "recursive" and options != MountOptions()
+    }
+
+
+def test_options_are_inherited() -> None:
+    """A part of a volume stays a part, and what becomes read-only is so with the mounts below."""
+    of = record(HOST, recursive=True)
+    inherited = mount_points.inherited(of, writable=False, recursive=True)
+    heir = mount_points.mount_points(Config(), HostConfig(binds=["/z:/flat", "/y:/i"]), [inherited], recursive=True)
+    assert heir.options == {
+        "/ro": MountOptions(read_only="recursive"),
+        "/rw": MountOptions(read_only="recursive"),
+        "/vro": MountOptions(read_only="recursive"),
+        "/plain": MountOptions(read_only="recursive"),
+        "/forced": MountOptions(read_only="forced"),
+        "/part": MountOptions(subpath="a/b", read_only="recursive"),
+    }
+    assert heir.images == ()
+    assert mount_points.mount_points(Config(), HostConfig(), [inherited]).images == of.image_mounts
+    rw = {each.destination for each in heir.points if each.rw}
+    assert rw == {"/flat", "/i"}
+
+
+def test_a_volume_driver_that_mounts_ignore() -> None:
+    volume = mount(Type="volume", Source="v", Target="/x")
+    named = mount(Type="volume", Source="v", Target="/x", VolumeOptions={"DriverConfig": {"Name": "d"}})
+    for mounts, driver, ignored in (
+        ([volume], "d", True),
+        ([volume], "", False),
+        ([named], "d", False),
+        ([mount(Type="tmpfs", Target="/x")], "d", False),
+        ([], "d", False),
+    ):
+        host = HostConfig(mounts=mounts, volume_driver=driver)
+        assert mount_points.ignores_volume_driver(host) is ignored, host
 
 
 def test_mounts_of_each_type() -> None:
@@ -196,7 +413,7 @@ def test_mounts_of_each_type() -> None:
     )
     for each in host.mounts or ():
         mount_points.check(each)
-    points, populated, volumes = mount_points.mount_points(Config(volumes={"/t": {}}), host)
+    points, populated, volumes, *_ = mount_points.mount_points(Config(volumes={"/t": {}}), host)
     found = {each.destination: each for each in points}
     assert set(found) == {"/y", "/x", "/anonymous", "/z", "/w"}
     assert found["/x"] == MountPoint(type="volume", name="v", destination="/x", driver="local")
@@ -205,7 +422,6 @@ def test_mounts_of_each_type() -> None:
     assert populated == {"/anonymous"}
     assert (volumes["v"].driver_opts, volumes["v"].labels) == ({"o": "size=1m"}, {"a": "b"})
     assert mount_points.named_volumes(host) == {"v"}
-    assert mount_points.shallow(host) == {"/z"}
     assert mount_points.temporary(host) == {"/u": "exec", "/t": "ro,size=4096,mode=1777,exec,uid=5"}
     assert mount_points.tmpfs_options("ro,size=4096,mode=1777,exec,uid=5") == (
         *("nosuid", "nodev", "ro", "exec"),

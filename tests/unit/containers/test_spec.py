@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine.containers import limits, security, spec
-from engine.containers.store import ContainerRecord
+from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter, NotFound
 from engine.runtime import capabilities, seccomp
 from engine.runtime.cgroups import Cgroups, Support
@@ -354,6 +354,30 @@ def test_device_cgroup_rules() -> None:
         {"allow": True, "type": "c", "major": 1, "minor": 2, "access": "r"},
         {"allow": True, "type": "a", "access": "rwm"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "writable", "version", "expected"),
+    [
+        (MountOptions(), True, "1.8", ("rbind", "rprivate", "rw")),
+        (MountOptions(), False, "1.8", ("rbind", "rprivate", "ro")),
+        (MountOptions(read_only="recursive"), False, "1.8", ("rbind", "rprivate", "ro", "rro")),
+        (MountOptions(read_only="recursive"), False, "1.3", ("rbind", "rprivate", "ro")),
+        (MountOptions(read_only="recursive"), True, "1.8", ("rbind", "rprivate", "rw")),
+        (MountOptions(read_only="forced"), False, "1.8", ("rbind", "rprivate", "ro", "rro")),
+        (MountOptions(read_only="forced"), False, "1.3", None),
+        (MountOptions(read_only="recursive", shallow=True), False, "1.3", ("bind", "private", "ro")),
+    ],
+)
+def test_options_of_a_bind(
+    options: MountOptions, writable: bool, version: str, expected: tuple[str, ...] | None
+) -> None:
+    runtime = Runtime(name="crun", path="/nowhere/crun", version=version, reason="", root="/run")
+    if expected is None:
+        with pytest.raises(InvalidParameter, match="/d: the runtime cannot make the mounts below it read-only"):
+            spec.bind("/nowhere", "/d", writable, "", options=options, runtime=runtime)
+        return
+    assert spec.bind("/nowhere", "/d", writable, "", options=options, runtime=runtime).options == expected
 
 
 def test_masked_and_read_only_paths() -> None:
