@@ -272,6 +272,8 @@ async def attach(engine: Engine, request: Request) -> HijackReply:
 def attach_websocket(engine: Engine, request: Request) -> HijackReply:
     container = engine.containers.get(request.parameters["id"])
     wanted = _attach_query(request)
+    if not request.version.has(Flag.WEBSOCKET_STREAMS):
+        wanted = msgspec.structs.replace(wanted, stdin=True, stdout=True, stderr=True)
     container.check_attach()
     upgrade = Upgrade(request)
     hijack = request.hijack(RAW_STREAM)
@@ -281,7 +283,11 @@ def attach_websocket(engine: Engine, request: Request) -> HijackReply:
         await attach_client(container, descriptor, wanted, head=b"", early=b"", framed=False)
 
     descriptor = hijack.descriptor()
-    engine.websockets.start(upgrade, descriptor, hijack.head, hijack.early, join, takes=wanted.stream and wanted.stdin)
+    engine.websockets.start(
+        *(upgrade, descriptor, hijack.head, hijack.early, join),
+        takes=wanted.stream and wanted.stdin,
+        binary=request.version.has(Flag.WEBSOCKET_BINARY),
+    )
     return hijack.release()
 
 

@@ -2,8 +2,8 @@
 messages and a plain socket.
 
 The payload of the client's messages, of any kind and length, is written to the socket as it
-arrives. Bytes from the socket become messages: text if they are UTF-8, binary otherwise, so that
-nothing is lost and no text is invalid. Neither side is read faster than the other accepts, and no
+arrives. Bytes from the socket become binary messages, or, for older clients, text if they are UTF-8
+and binary otherwise, so that nothing is lost and no text is invalid. Neither side is read faster than the other accepts, and no
 message is held whole.
 
 The relay runs in the daemon: unlike an attach over a plain socket, it ends with the daemon, and the
@@ -71,14 +71,25 @@ class Relays:
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[None], _Relay] = {}
 
-    def start(self, upgrade: Upgrade, descriptor: int, head: bytes, early: bytes, join: Join, *, takes: bool) -> None:
+    def start(
+        self,
+        upgrade: Upgrade,
+        descriptor: int,
+        head: bytes,
+        early: bytes,
+        join: Join,
+        *,
+        takes: bool,
+        binary: bool,
+    ) -> None:
         """Relay between the client behind `descriptor` (owned from now on) and the stream that
         `join` makes.
 
         `early`: bytes that came behind the request. `takes`: the client's input goes to the stream;
-        otherwise it is dropped.
+        otherwise it is dropped. `binary`: all messages to the client are binary, not only those
+        that are no text.
         """
-        relay = _Relay(upgrade, socket.socket(fileno=descriptor), takes)
+        relay = _Relay(upgrade, socket.socket(fileno=descriptor), takes, binary)
         task = spawn(relay.run(upgrade.accept(head), early, join), "relaying a websocket")
         self._tasks[task] = relay
         task.add_done_callback(lambda task: self._tasks.pop(task, None))
@@ -99,10 +110,11 @@ class Relays:
 class _Relay:
     """One client."""
 
-    def __init__(self, upgrade: Upgrade, client: socket.socket, takes: bool) -> None:
+    def __init__(self, upgrade: Upgrade, client: socket.socket, takes: bool, binary: bool) -> None:
         self._protocol = upgrade.protocol
         self._client = client
         self._takes = takes
+        self._binary = binary
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
 
@@ -150,12 +162,7 @@ class _Relay:
 
     async def _output(self, near: socket.socket) -> None:
         while chunk := await self._loop.sock_recv(near, READ_SIZE):
-            message: Event
-            try:
-                message = TextMessage(data=chunk.decode())
-            except UnicodeDecodeError:
-                message = BytesMessage(data=chunk)
-            await self.send(message)
+            await self.send(BytesMessage(data=chunk) if self._binary else _message(chunk))
         await self.send(CloseConnection(CloseReason.NORMAL_CLOSURE))
 
     async def _input(self, near: socket.socket, data: bytes) -> None:
@@ -180,6 +187,13 @@ class _Relay:
             # the stream has ended, which `_output` reports
             with suppress(BrokenPipeError, ConnectionResetError):
                 await self._loop.sock_sendall(near, payload)
+
+
+def _message(chunk: bytes) -> Event:
+    try:
+        return TextMessage(data=chunk.decode())
+    except UnicodeDecodeError:
+        return BytesMessage(data=chunk)
 
 
 def _shortened(text: str) -> str:

@@ -22,9 +22,11 @@ ALL = "stream=1&stdin=1&stdout=1&stderr=1"
 
 
 @contextlib.contextmanager
-def attached(engine: TempEngine, identifier: str, query: str = ALL) -> Iterator[websocket.WebSocket]:
+def attached(
+    engine: TempEngine, identifier: str, query: str = ALL, version: str = "/v1.24"
+) -> Iterator[websocket.WebSocket]:
     connection = websocket.create_connection(
-        f"ws://localhost/v1.24/containers/{identifier}/attach/ws?{query}", socket=client.connect(engine.socket)
+        f"ws://localhost{version}/containers/{identifier}/attach/ws?{query}", socket=client.connect(engine.socket)
     )
     try:
         yield connection
@@ -70,6 +72,36 @@ def test_both_streams_without_headers_then_a_normal_close(engine: TempEngine) ->
         received, code = to_end(connection)
     assert received == b"".join(b"%d\n" % number for number in range(1, 3001))
     assert code == 1000
+
+
+@pytest.mark.parametrize(
+    ("version", "opcode"),
+    [
+        ("/v1.24", websocket.ABNF.OPCODE_TEXT),
+        ("/v1.27", websocket.ABNF.OPCODE_TEXT),
+        ("/v1.28", websocket.ABNF.OPCODE_BINARY),
+        ("", websocket.ABNF.OPCODE_BINARY),
+    ],
+)
+def test_messages_are_binary_from_1_28_on(engine: TempEngine, version: str, opcode: int) -> None:
+    identifier = engine.started("cat", OpenStdin=True)
+    with attached(engine, identifier, version=version) as connection:
+        connection.send("hello\n")
+        assert connection.recv_data() == (opcode, b"hello\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("", [b"err\n"]), ("/v1.42", [b"err\n"]), ("/v1.41", [b"out\n", b"err\n"]), ("/v1.25", [b"out\n", b"err\n"])],
+)
+def test_streams_are_chosen_from_1_42_on(engine: TempEngine, version: str, expected: list[bytes]) -> None:
+    """Older clients of 1.25 to 1.41 get all streams, whatever they ask for."""
+    identifier = engine.create("sh", "-c", "echo out; sleep 0.3; echo err >&2; sleep 0.3; read word", OpenStdin=True)
+    with attached(engine, identifier, "stream=1&stdin=1&stderr=1", version) as connection:
+        engine.post(f"/containers/{identifier}/start")
+        assert [data(connection.recv()) for _ in expected] == expected
+        connection.send("go on\n")
+        assert to_end(connection) == (b"", 1000)
 
 
 def test_text_is_always_valid_and_nothing_is_lost(engine: TempEngine) -> None:
