@@ -28,7 +28,7 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport (
     EEXIST, EINTR, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOMEM, ENOSPC, ENOTDIR, EOPNOTSUPP, EPERM, errno,
 )
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset, strcmp, strlen, strncmp, strrchr
@@ -121,6 +121,9 @@ cdef class _Extraction:
     cdef bint root_met
     cdef int races                  # attempts that failed because others used this entry's name
     cdef bint into                  # `unpack`: a live container, across its mounts
+    cdef bint owned                 # all entries get `uid` and `gid`
+    cdef uint32_t uid
+    cdef uint32_t gid
     cdef bint keep_kinds            # a directory is not replaced by another type, nor the reverse
     cdef const char *base           # directory in the root that names are relative to
     cdef size_t base_length
@@ -362,6 +365,9 @@ cdef class _Extraction:
                 return -1
             if got == 0:
                 break
+            if self.owned:
+                self.reader.entry.uid = self.uid
+                self.reader.entry.gid = self.gid
             if self.place() < 0:
                 return -1
         return self.reader.drain()
@@ -933,15 +939,16 @@ def apply(
     return extraction.size, reader.entries, list(implied), extraction.refused
 
 
-def unpack(source, int root, bytes at not None, *, bint keep_kinds=False):
+def unpack(source, int root, bytes at not None, *, bint keep_kinds=False, tuple owner=None):
     """Extract an uncompressed archive into the directory `at` below the descriptor of a container's
     root.
 
     `at` is a clean relative path, b"" for the root. As with tar, an entry replaces a file of its
     name, and a directory is merged and gets the archive's owner, mode and time; `at` itself is
     unchanged. `keep_kinds`: raise ArchiveError if an entry would replace a directory by another
-    type, or the reverse. Links in the path are followed within the root. Call it in the mount
-    namespace of the container, where the kernel refuses to remove mount points (EBUSY).
+    type, or the reverse. `owner`: uid and gid of all entries, in place of the archive's. Links in
+    the path are followed within the root. Call it in the mount namespace of the container, where
+    the kernel refuses to remove mount points (EBUSY).
 
     Returns bytes of files and link targets, the number of entries, and the number of extended
     attributes that were not set.
@@ -951,6 +958,9 @@ def unpack(source, int root, bytes at not None, *, bint keep_kinds=False):
     cdef int status
     extraction.into = True
     extraction.keep_kinds = keep_kinds
+    if owner is not None:
+        extraction.owned = True
+        extraction.uid, extraction.gid = owner
     extraction.base = at
     extraction.base_length = len(at)
     with nogil:

@@ -46,8 +46,11 @@ async def get(engine: Engine, request: Request) -> Reply | StreamReply:
 
 async def put(engine: Engine, request: Request) -> Reply:
     name, query = request.parameters["id"], request.query
-    keep_kinds = parameters.boolean(query, "noOverwriteDirNonDir")
-    await archive.put(engine.containers.get(name), query.get("path", ""), name, request.body, keep_kinds=keep_kinds)
+    await archive.put(
+        *(engine.containers.get(name), query.get("path", ""), name, request.body),
+        keep_kinds=parameters.boolean(query, "noOverwriteDirNonDir"),
+        own=parameters.boolean(query, "copyUIDGID"),
+    )
     return empty_reply(request)
 
 

@@ -43,6 +43,7 @@ from engine.containers.container import Container
 from engine.containers.mount_points import temporary
 from engine.containers.mounted import Mounted, engine_mounts
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason_with_file
+from engine.runtime import users
 from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.system import detached_mounts, files, mounts
 from engine.system.feed import Feed
@@ -454,8 +455,19 @@ def _changes(upper: str, lower: list[str]) -> list[PathChange]:
 # --- into a container -----------------------------------------------------------------------------
 
 
-async def put(container: Container, path: str, name: str, body: AsyncIterator[bytes], *, keep_kinds: bool) -> None:
-    """Extract an archive, packed or not, into a directory. `keep_kinds`: rule 5."""
+async def put(
+    container: Container,
+    path: str,
+    name: str,
+    body: AsyncIterator[bytes],
+    *,
+    keep_kinds: bool,
+    own: bool = False,
+) -> None:
+    """Extract an archive, packed or not, into a directory. `keep_kinds`: rule 5. `own`: all entries
+    belong to the user of the container's configuration, if it names one.
+    """
+    user = container.record.config.user if own else ""
     asked = parse(path)
     async with _root(container, writable=True) as root:
         namespace = container.parts.snapshots.mount_namespace
@@ -465,8 +477,9 @@ async def put(container: Container, path: str, name: str, body: AsyncIterator[by
         def extract() -> None:
             kind = compression_of(incoming.head(MAGIC))
             source = Inflated(incoming, kind) if kind else incoming
+            owner = users.owner(root.descriptor, user) if user else None
             try:
-                _layer.unpack(source, root.descriptor, os.fsencode(asked.path), keep_kinds=keep_kinds)
+                _layer.unpack(source, root.descriptor, os.fsencode(asked.path), keep_kinds=keep_kinds, owner=owner)
             except ArchiveError as error:
                 raise InvalidParameter(f"Error processing tar file: {error}") from error
             except OSError as error:

@@ -66,6 +66,12 @@ def lookup(rootfs: Path | str, user: str, group_add: Iterable[str] = ()) -> Iden
         os.close(root)
 
 
+def owner(root: int, user: str) -> tuple[int, int]:
+    """uid and gid of `user` in the root behind a descriptor. Blocks and raises as `lookup`."""
+    found = identity(user, (), _read(root, "etc/passwd"), _read(root, "etc/group"))
+    return found.uid, found.gid
+
+
 def identity(user: str, group_add: Iterable[str], passwd: bytes, group: bytes) -> Identity:
     """As `lookup`, from the content of the files."""
     user_word, _, group_word = user.partition(":")

@@ -336,6 +336,29 @@ def test_no_overwrite_dir_non_dir(engine: TempEngine, filled: str, value: str) -
     assert content(engine, filled, "/d/sub") == b"file" and get(engine, filled, "/d/one") != {}
 
 
+def test_files_of_the_containers_user(engine: TempEngine) -> None:
+    """`docker cp -a`: the entries get the user of the container's configuration, if there is
+    one.
+    """
+    passwd = Node("etc/passwd", b"app:x:1000:50::/:/bin/sh\n")
+    entries = [directory("d", uid=7), Node("d/file", b"x")]
+
+    def owners(user: str, more: str) -> str:
+        container = engine.create("sh", "-c", "stat -c %u:%g /d /d/file", User=user)
+        assert put(engine, container, "/", [passwd]).status == 200
+        assert put(engine, container, "/", entries, more).status == 200
+        engine.post(f"/containers/{container}/start")
+        engine.wait(container)
+        return engine.logs(container).decode()
+
+    assert owners("app", "&copyUIDGID=true") == "1000:50\n1000:50\n"
+    assert owners("1000:99", "&copyUIDGID=1") == "1000:99\n1000:99\n"
+    assert owners("app", "&copyUIDGID=0") == owners("", "&copyUIDGID=1") == "7:0\n0:0\n"
+    unknown = engine.create("true", User="nobody-here")
+    answer = put(engine, unknown, "/", entries, "&copyUIDGID=1")
+    assert (answer.status, "nobody-here" in answer.message) == (400, True)
+
+
 def test_read_only_root(engine: TempEngine, tmp_path: Path) -> None:
     host = {"ReadonlyRootfs": True, "Binds": [f"{tmp_path}:/vol"]}
     container = engine.started("sleep", "1000", host=host)

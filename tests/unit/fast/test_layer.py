@@ -532,11 +532,19 @@ def test_no_archive_writes_outside(
 # --- into a container -----------------------------------------------------------------------------
 
 
-def put(play: Playground, data: bytes | Sequence[Node], at: bytes = b"", *, keep_kinds: bool = False) -> None:
+def put(
+    play: Playground,
+    data: bytes | Sequence[Node],
+    at: bytes = b"",
+    *,
+    keep_kinds: bool = False,
+    owner: tuple[int, int] | None = None,
+) -> None:
     """As `Playground.apply`, for `unpack`."""
     descriptor = os.open(play.root, os.O_RDONLY)
+    source = io.BytesIO(data if isinstance(data, bytes) else tar(data))
     try:
-        layer.unpack(io.BytesIO(data if isinstance(data, bytes) else tar(data)), descriptor, at, keep_kinds=keep_kinds)
+        layer.unpack(source, descriptor, at, keep_kinds=keep_kinds, owner=owner)
     finally:
         os.close(descriptor)
         assert play._outside() == play._before
@@ -561,6 +569,18 @@ def test_unpack_goes_where_it_is_told_and_keeps_what_is_there(play: Playground) 
     assert (stat.S_IMODE(found.stat().st_mode), found.stat().st_uid) == (0o750, 3)
     assert sorted(os.listdir(found)) == [".wh.kept", "kept", "new", "same"]
     assert (found / "same").samefile(found / "new") and (play.root / "in/a/b").read_text() == "made"
+
+
+def test_unpack_for_one_owner(play: Playground) -> None:
+    (play.root / "in").mkdir()
+    nodes = [directory("d", uid=3), Node("d/file", b"x"), symlink("d/link", "file"), hard_link("same", "d/file")]
+    put(play, nodes, b"in", owner=(1000, 2000))
+    for name in ("d", "d/file", "d/link", "same"):
+        found = os.lstat(play.root / "in" / name)
+        assert (found.st_uid, found.st_gid) == (1000, 2000), name
+    assert os.lstat(play.root / "in").st_uid == 0
+    put(play, [Node("high", b"x")], owner=(2**32 - 2, 2**31))
+    assert os.lstat(play.root / "high").st_uid == 2**32 - 2
 
 
 def test_unpack_replaces_links_and_follows_those_in_the_way(play: Playground) -> None:
