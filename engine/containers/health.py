@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 SECOND = 1_000_000_000
 DEFAULT_INTERVAL = 30 * SECOND
+DEFAULT_START_INTERVAL = 5 * SECOND
+"""As in Docker, except that a shorter interval is not made longer by it."""
 DEFAULT_TIMEOUT = 30 * SECOND
 DEFAULT_RETRIES = 3
 KEPT_RESULTS = 5
@@ -85,7 +87,7 @@ def probe_of(config: Config) -> Probe | None:
         interval=check.interval or DEFAULT_INTERVAL,
         timeout=check.timeout or DEFAULT_TIMEOUT,
         start_period=check.start_period,
-        start_interval=check.start_interval or check.interval or DEFAULT_INTERVAL,
+        start_interval=check.start_interval or min(check.interval or DEFAULT_INTERVAL, DEFAULT_START_INTERVAL),
         retries=check.retries or DEFAULT_RETRIES,
     )
 

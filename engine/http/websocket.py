@@ -3,8 +3,8 @@ messages and a plain socket.
 
 The payload of the client's messages, of any kind and length, is written to the socket as it
 arrives. Bytes from the socket become binary messages, or, for older clients, text if they are UTF-8
-and binary otherwise, so that nothing is lost and no text is invalid. Neither side is read faster than the other accepts, and no
-message is held whole.
+and binary otherwise, so that nothing is lost and no text is invalid. Neither side is read faster
+than the other accepts, and no message is held whole.
 
 The relay runs in the daemon: unlike an attach over a plain socket, it ends with the daemon, and the
 client gets a Close (1001).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine import times
-from engine.api.versions.change import Change
+from engine.api.versions.change import Change, ignoring
 from engine.api.versions.endpoints import mac_of_container, one_endpoint, without
 from engine.api.versions.mounts import flat_read_only, option, refusing
 from engine.wire.containers import CreateBody
@@ -30,6 +30,13 @@ CHANGES = (
         "read-only binds are read-only with the mounts below them",
         of=CreateBody,
         upgrade=flat_read_only,
+    ),
+    Change(
+        "1.44",
+        "health checks take StartInterval",
+        of=CreateBody,
+        upgrade=ignoring("Healthcheck.StartInterval"),
+        down_to="1.25",
     ),
     Change("1.44", "create takes several endpoints", of=CreateBody, upgrade=one_endpoint),
     # The last row is applied first.

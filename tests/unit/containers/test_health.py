@@ -49,9 +49,20 @@ def test_zero_is_the_default() -> None:
         interval=30 * SECOND,
         timeout=30 * SECOND,
         start_period=0,
-        start_interval=30 * SECOND,
+        start_interval=5 * SECOND,
         retries=3,
     )
+
+
+def test_the_start_interval() -> None:
+    def of(**changes: int) -> int:
+        found = probe_of(Config(healthcheck=Healthcheck(test=["CMD", "a"], **changes)))
+        assert found is not None
+        return found.start_interval
+
+    assert of(interval=SECOND) == SECOND
+    assert of(interval=60 * SECOND) == 5 * SECOND
+    assert of(interval=SECOND, start_interval=7 * SECOND) == 7 * SECOND
 
 
 def test_the_shell_is_the_container_s() -> None:

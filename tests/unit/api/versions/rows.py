@@ -363,7 +363,7 @@ BODIES: dict[type, dict[str, Any]] = {
     CreateBody: {
         "Image": "busybox",
         "StopSignal": "SIGINT",
-        "Healthcheck": {"Test": ["CMD", "true"]},
+        "Healthcheck": {"Test": ["CMD", "true"], "StartInterval": 1_000_000},
         "NetworkingConfig": {"EndpointsConfig": {"n": {"Aliases": ["a"]}}},
         "HostConfig": {
             "CpuPercent": 1,

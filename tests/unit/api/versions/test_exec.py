@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.api.versions import VERSIONS, Flag
+from engine.wire.containers import CreateBody
 from engine.wire.exec import ExecCreate, ExecStart
-from tests.unit.api.versions.rows import EXEC, reply, request
+from tests.unit.api.versions.rows import EXEC, check_new_parameter, reply, request
 
 
 def test_1_25_detach_keys_are_bytes() -> None:
@@ -32,3 +33,7 @@ def test_1_42_media_types() -> None:
 def test_1_42_stop_takes_a_signal() -> None:
     found = [VERSIONS[name].has(Flag.STOP_SIGNAL) for name in ("1.24", "1.25", "1.41", "1.42")]
     assert found == [True, False, False, True]
+
+
+def test_1_44_start_interval() -> None:
+    check_new_parameter(CreateBody, "Healthcheck.StartInterval", "1.44", "1.43")
