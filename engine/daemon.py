@@ -57,6 +57,7 @@ from engine.networks.networks import Networks
 from engine.runtime import apparmor, cgroups
 from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
+from engine.runtime.programs import Programs
 from engine.runtime.runtimes import Runtimes
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
@@ -295,6 +296,7 @@ class Daemon:
             execs=self.execs,
             images=self.images,
             networks=self.networks,
+            programs=Programs(self.runtimes.paths()).read,
             remote=self.remote,
             sessions=self.sessions,
             statistics=self.statistics,

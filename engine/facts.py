@@ -48,6 +48,15 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
 
 
+class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What programs that the engine executes say about themselves."""
+
+    init_version: str = ""
+    """Of the init program; empty if the host has none."""
+    features: dict[str, str] = msgspec.field(default_factory=dict)
+    """By the name of a runtime: a JSON object (OCI runtime specification, features.md)."""
+
+
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """The current values that the parts of the engine contribute to /info."""
 

@@ -15,7 +15,7 @@ from engine.containers.containers import Containers
 from engine.containers.exec import Execs
 from engine.containers.stats import Statistics
 from engine.events import EventLog
-from engine.facts import Counts, Host
+from engine.facts import Counts, Host, ProgramFacts
 from engine.http.websocket import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
@@ -42,6 +42,8 @@ class Engine:
     execs: Execs
     images: ImageStore
     networks: Networks
+    programs: Callable[[], ProgramFacts]
+    """Blocks on processes at times."""
     remote: Remote
     statistics: Statistics
     usage: Usages

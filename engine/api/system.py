@@ -49,6 +49,8 @@ INDEX = "https://index.docker.io/v1/"
 _ALWAYS_INSECURE = ("127.0.0.0/8", "::1/128")
 
 PRODUCT = "engined"
+INIT = "docker-init"
+FEATURES = "org.opencontainers.runtime-spec.features"
 
 _PING = (
     ("Cache-Control", "no-cache, no-store, must-revalidate"),
@@ -74,8 +76,9 @@ def experimental(engine: Engine, request: Request) -> Reply:
     raise Unimplemented("checkpoints of containers are not supported by this engine")
 
 
-def version(engine: Engine, request: Request) -> Reply:
+async def version(engine: Engine, request: Request) -> Reply:
     """GET /version."""
+    programs = await asyncio.to_thread(engine.programs)
     host, counts = engine.host, engine.counts()
     go_version = f"none (Python {host.python})"
     details = {
@@ -89,12 +92,17 @@ def version(engine: Engine, request: Request) -> Reply:
         "MinAPIVersion": MINIMUM,
         "Os": host.os,
     }
-    runtime = Component(name=counts.runtime, version=counts.runtime_version, details={})
+    components = [
+        Component(name="Engine", version=__version__, details=details),
+        Component(name=counts.runtime, version=counts.runtime_version, details={}),
+    ]
+    if programs.init_version:
+        components.append(Component(name=INIT, version=programs.init_version, details={}))
     return json_reply(
         request,
         VersionInfo(
             platform=Platform(PRODUCT),
-            components=[Component(name="Engine", version=__version__, details=details), runtime],
+            components=components,
             version=__version__,
             api_version=NEWEST,
             min_api_version=MINIMUM,
@@ -110,7 +118,7 @@ def version(engine: Engine, request: Request) -> Reply:
 
 async def info(engine: Engine, request: Request) -> Reply:
     """GET /info: facts about the host as of the engine's start, and current counts."""
-    devices = await asyncio.to_thread(engine.devices)
+    devices, programs = await asyncio.to_thread(lambda: (engine.devices(), engine.programs()))
     host, counts, has = engine.host, engine.counts(), request.version.has
     return json_reply(
         request,
@@ -167,19 +175,24 @@ async def info(engine: Engine, request: Request) -> Reply:
             experimental_build=False,
             server_version=__version__,
             security_options=list(host.security_options),
-            runtimes={name: Runtime(path) for name, path in counts.runtimes.items()},
+            runtimes={name: _runtime(path, programs.features.get(name)) for name, path in counts.runtimes.items()},
             default_runtime=counts.runtime,
             swarm=SwarmInfo(),
             live_restore_enabled=True,
             containerd_commit=_NONE,
             runc_commit=Commit(counts.runtime_version),
-            init_commit=_NONE,
+            init_binary=INIT,
+            init_commit=Commit(programs.init_version) if programs.init_version else _NONE,
             firewall_backend=FirewallBackend("nftables"),
             cdi_spec_dirs=[str(directory) for directory in engine.config.cdi_specs],
             discovered_devices=[DiscoveredDevice("cdi", name) for name in devices] or msgspec.UNSET,
             warnings=_warnings(host, engine.config),
         ),
     )
+
+
+def _runtime(path: str, features: str | None) -> Runtime:
+    return Runtime(path, msgspec.UNSET if features is None else {FEATURES: features})
 
 
 _NONE = Commit("N/A")

@@ -442,14 +442,19 @@ def _elf(machine: str) -> bytes:
     return header + segment + code
 
 
+def output(path: str, argument: str) -> bytes:
+    """The standard output of a program; empty if it cannot be executed or does not end soon."""
+    try:
+        return _spawn((path, argument), b"", PROBE_SECONDS).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+
+
 def words_of_version(path: str) -> tuple[str, str]:
     """Name and version from the output of `--version`, such as `crun version 1.8.1`; empty for
     other output. Executes the program.
     """
-    try:
-        text = _spawn((path, "--version"), b"", PROBE_SECONDS).stdout.decode(errors="replace")
-    except (OSError, subprocess.TimeoutExpired):
-        return "", ""
+    text = output(path, "--version").decode(errors="replace")
     found = re.search(r"(\S+)\s+version\s+(\S+)", text)
     return (found[1], found[2]) if found else ("", "")
 

@@ -63,7 +63,10 @@ class RegistryConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True)
 
 
 class Runtime(msgspec.Struct, frozen=True):
+    """`status`: documents about it, as text, by the names of their specifications."""
+
     path: str
+    status: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Commit(msgspec.Struct, rename="pascal", frozen=True):
@@ -151,7 +154,7 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     default_runtime: str
     swarm: SwarmInfo
     live_restore_enabled: bool
-    init_binary: str = "docker-init"
+    init_binary: str
     containerd_commit: Commit
     runc_commit: Commit
     init_commit: Commit

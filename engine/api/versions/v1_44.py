@@ -8,8 +8,10 @@ from engine.api.versions.endpoints import mac_of_container, one_endpoint, withou
 from engine.api.versions.mounts import flat_read_only, option, refusing
 from engine.wire.containers import CreateBody
 from engine.wire.images import ImageInspect, ImageSummary
+from engine.wire.system import Runtime
 
 CHANGES = (
+    Change("1.44", "info shows the status of runtimes", of=Runtime, downgrade={"status": None}),
     Change(
         "1.44",
         "images have no VirtualSize",

@@ -14,7 +14,7 @@ from engine.api.routes import ROUTES, Route
 from engine.api.versions import LATEST, VERSIONS
 from engine.config import Config
 from engine.events import EventLog
-from engine.facts import Counts, Host
+from engine.facts import Counts, Host, ProgramFacts
 from engine.http.messages import Body, Headers, Query, Reply, Request
 
 HOST = Host(
@@ -59,6 +59,7 @@ def engine() -> Engine:
         execs=absent,
         images=absent,
         networks=absent,
+        programs=lambda: ProgramFacts(init_version="0.19.0", features={"crun": '{"ociVersionMin":"1.0.0"}'}),
         remote=absent,
         statistics=absent,
         usage=absent,

@@ -12,7 +12,7 @@ from engine import __version__
 from engine.api.application import Application
 from engine.api.routes import ROUTES
 from engine.config import Config
-from engine.facts import Host
+from engine.facts import Host, ProgramFacts
 from engine.system import host
 from tests.unit.api.parts import HOST, application, ask, engine, shown
 
@@ -64,6 +64,7 @@ def test_version() -> None:
                 },
             },
             {"Name": "crun", "Version": "1.8.1", "Details": {}},
+            {"Name": "docker-init", "Version": "0.19.0", "Details": {}},
         ],
     }
 
@@ -107,7 +108,10 @@ def test_info_of_newer_versions() -> None:
     assert not {"ClusterStore", "ClusterAdvertise", "SystemStatus", "KernelMemory", "KernelMemoryTCP"} & found.keys()
     assert not {"Containerd", "NRI", "ProductLicense", "ExecutionDriver", "BridgeNfIptables"} & found.keys()
     assert found["SecurityOptions"] == ["name=apparmor", "name=seccomp,profile=builtin"]
-    assert found["RuncCommit"] == {"ID": "1.8.1"} and found["InitBinary"] == "docker-init"
+    assert found["RuncCommit"] == {"ID": "1.8.1"} and found["ContainerdCommit"] == {"ID": "N/A"}
+    assert found["InitCommit"] == {"ID": "0.19.0"} and found["InitBinary"] == "docker-init"
+    features = {"org.opencontainers.runtime-spec.features": '{"ociVersionMin":"1.0.0"}'}
+    assert found["Runtimes"] == {"crun": {"path": "/usr/bin/crun", "status": features}}
     assert found["FirewallBackend"] == {"Driver": "nftables"}
     assert (found["CgroupVersion"], found["OSVersion"]) == ("2", "12")
     assert found["Swarm"]["RemoteManagers"] is None and found["GenericResources"] is None
@@ -128,6 +132,13 @@ def test_devices() -> None:
     assert found["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
     assert found["DiscoveredDevices"] == [{"Source": "cdi", "ID": name} for name in names]
     assert "DiscoveredDevices" not in shown(ask(APP, "/info"))
+
+
+def test_without_programs() -> None:
+    app = Application(dataclasses.replace(engine(), programs=ProgramFacts))
+    found = shown(ask(app, "/info"))
+    assert found["InitCommit"] == {"ID": "N/A"} and found["Runtimes"] == {"crun": {"path": "/usr/bin/crun"}}
+    assert [each["Name"] for each in shown(ask(app, "/version"))["Components"]] == ["Engine", "crun"]
 
 
 def test_warnings() -> None:

@@ -1,0 +1,87 @@
+"""What the programs that the engine executes say about themselves, for /info and /version: the
+features of OCI runtimes, the version of the init program.
+
+A program is executed at the first request, and again only when its file has changed, so that a
+start of the engine does not wait for it.
+
+Owns:    the answers. Threads: any, one at a time. Raises nothing: a program that does not answer
+has no features and no version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from engine.errors import InvalidParameter
+from engine.facts import ProgramFacts
+from engine.runtime import init
+from engine.runtime.oci import output, words_of_version
+
+T = TypeVar("T")
+
+_LONGEST = 1 << 20
+"""Bytes of features that are shown."""
+
+
+class Programs:
+    """See the module."""
+
+    def __init__(self, runtimes: Mapping[str, str]) -> None:
+        """`runtimes`: paths by name."""
+        self._runtimes = runtimes
+        self._reading = threading.Lock()
+        self._features = _Answers(features)
+        self._versions = _Answers(words_of_version)
+
+    def read(self) -> ProgramFacts:
+        """Blocks on processes."""
+        with self._reading:
+            found = {name: self._features.of(path) for name, path in self._runtimes.items()}
+            version = ""
+            with contextlib.suppress(InvalidParameter):  # there is none
+                _, version = self._versions.of(init.program())
+        return ProgramFacts(init_version=version, features={name: text for name, text in found.items() if text})
+
+
+class _Answers(Generic[T]):
+    """Answers by program, as long as its file stays the same."""
+
+    def __init__(self, ask: Callable[[str], T]) -> None:
+        self._ask = ask
+        self._known: dict[str, tuple[object, T]] = {}
+
+    def of(self, path: str) -> T:
+        identity = _identity(path)
+        known = self._known.get(path)
+        if known is None or known[0] != identity:
+            known = self._known[path] = identity, self._ask(path)
+        return known[1]
+
+
+def _identity(path: str) -> object:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return error.errno
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def features(path: str) -> str:
+    """The JSON object that `RUNTIME features` writes (OCI runtime specification, features.md), on
+    one line; empty for a runtime without that command.
+    """
+    text = output(path, "features")
+    try:
+        found = msgspec.json.decode(text) if len(text) <= _LONGEST else None
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return ""
+    return msgspec.json.encode(found).decode() if isinstance(found, dict) else ""
+
+
+__all__ = ["Programs", "features"]
