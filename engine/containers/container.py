@@ -528,14 +528,18 @@ class Container:
             return self.process
 
     async def stop_with_engine(self, timeout: float) -> None:
-        """End it and its pending work; the next daemon applies its restart policy."""
+        """End it and its pending work; the next daemon applies its restart policy.
+
+        `timeout` is a limit: a container with a shorter StopTimeout of its own is killed sooner.
+        """
         async with self.lock:
             self.planned.cancel()
             process = self.process
             if process is not None:
                 await self._send(process, self._stop_signal, fatal=True)
         if process is not None:
-            await self._ended(process, timeout)
+            own = self.record.config.stop_timeout
+            await self._ended(process, min(timeout, own) if isinstance(own, int) and own >= 0 else timeout)
             self.publish("stop")
         await self.settled()
 
