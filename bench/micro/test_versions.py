@@ -1,7 +1,8 @@
 """Older shapes of replies: an inspect at every version, against the newest.
 
-Run `python -m pytest bench/micro/test_versions.py -s`; prints one JSON object. Budget: at most
-twice the newest.
+Run `python -m pytest bench/micro/test_versions.py -s`; prints one JSON object. Budget: at most four
+times the newest. It is paid once after a change of a container, because replies are kept encoded:
+the row `inspect-1` of `python -m bench.run --api VERSION` has the same figure at every version.
 """
 
 from __future__ import annotations

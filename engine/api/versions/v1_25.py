@@ -8,6 +8,7 @@ from typing import Any
 from engine.api.versions.change import Change, Flag, without
 from engine.api.versions.endpoints import unchecked
 from engine.api.versions.host_config import SINCE_1_25
+from engine.api.versions.network_settings import complete
 from engine.containers.streams import spell_detach_keys
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, EndpointSettings
 from engine.wire.events import Message
@@ -89,14 +90,7 @@ CHANGES = (
         "1.25",
         "inspect shows no fields of the default bridge that are always empty",
         of=ContainerInspect,
-        downgrade={
-            "NetworkSettings.Bridge": lambda _: "",
-            "NetworkSettings.HairpinMode": lambda _: False,
-            "NetworkSettings.LinkLocalIPv6Address": lambda _: "",
-            "NetworkSettings.LinkLocalIPv6PrefixLen": lambda _: 0,
-            "NetworkSettings.SecondaryIPAddresses": lambda _: None,
-            "NetworkSettings.SecondaryIPv6Addresses": lambda _: None,
-        },
+        downgrade={"NetworkSettings": complete},
     ),
     Change("1.25", "volumes show CreatedAt and Options", of=Volume, downgrade=without("CreatedAt", "Options")),
     Change("1.25", "events show scope", of=Message, downgrade=without("scope")),

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from engine.api.versions.change import Change, Flag, Source, without
+from engine.api.versions.change import Change, Flag, without
 from engine.api.versions.endpoints import mac_with_warning
 from engine.api.versions.images import complete_config
+from engine.api.versions.network_settings import with_bridge
 from engine.containers.body import EMPTY_BINDINGS
-from engine.networks.network import BRIDGE
-from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, Created, EndpointSettings
+from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, Created
 from engine.wire.events import Message
 from engine.wire.images import ImageInspect
 from engine.wire.system import DiskUsage
 
 _NAMED = ("container", "image")
 """The types of events that have `status` and `id`."""
-
-_NONE = EndpointSettings()
-
-
-def _of_bridge(field: str) -> Source:
-    """A field of the endpoint on the default bridge."""
-    return lambda found: getattr(found.network_settings.networks.get(BRIDGE, _NONE), field)
-
 
 CHANGES = (
     Change(
@@ -56,16 +48,7 @@ CHANGES = (
         "1.52",
         "inspect shows the endpoint on the default bridge in Networks alone",
         of=ContainerInspect,
-        downgrade={
-            "NetworkSettings.EndpointID": _of_bridge("endpoint_id"),
-            "NetworkSettings.Gateway": _of_bridge("gateway"),
-            "NetworkSettings.GlobalIPv6Address": _of_bridge("global_ipv6_address"),
-            "NetworkSettings.GlobalIPv6PrefixLen": _of_bridge("global_ipv6_prefix_len"),
-            "NetworkSettings.IPAddress": _of_bridge("ip_address"),
-            "NetworkSettings.IPPrefixLen": _of_bridge("ip_prefix_len"),
-            "NetworkSettings.IPv6Gateway": _of_bridge("ipv6_gateway"),
-            "NetworkSettings.MacAddress": _of_bridge("mac_address"),
-        },
+        downgrade={"NetworkSettings": with_bridge},
     ),
     Change("1.52", "the list shows Health", of=ContainerSummary, downgrade=without("Health")),
     Change("1.52", "save and load take several platforms", flag=Flag.MANY_PLATFORMS),
