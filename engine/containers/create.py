@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.containers import body, endpoints, image_mounts, limits, mount_points, spec
+from engine.containers import body, endpoints, image_mounts, limits, mount_points, security, spec
 from engine.containers.body import Link
 from engine.containers.parts import Parts
 from engine.containers.sharing import Find, network_owner
@@ -72,6 +72,12 @@ def draft(
         image = parts.images.get(config.image)
         # A 404, as from dockerd: clients then pull the image for that platform.
         platforms.check(config.image, image.config, platforms.parse(platform) if platform else None)
+        if not platform and platforms.mismatch(config.image, image.config, platforms.HOST):
+            own, host_platform = map(platforms.text_of, (platforms.of_image(image.config), platforms.HOST))
+            warnings.append(
+                f"The requested image's platform ({own}) does not match the detected host platform "
+                f"({host_platform}) and no specific platform was requested"
+            )
     parts.grace_period.expect()  # most containers are started at once
     if not complete:
         config = body.merged(config, image.config.config or Config())
@@ -121,11 +127,17 @@ def draft(
 
 def _placed(host: HostConfig, support: Support, parts: Parts) -> HostConfig:
     """With the defaults that depend on this host, as inspect shows them. Raises InvalidParameter
-    for an unknown runtime.
+    for an unknown runtime, and for control groups that must not be writable.
     """
+    cgroups = host.cgroupns_mode or ("private" if support.unified else "host")
+    own = support.unified and cgroups == "private"
+    if security.parse(host.security_opt or ()).writable_cgroups and not (own or host.privileged):
+        raise InvalidParameter(
+            "SecurityOpt: writable-cgroups needs cgroup v2 and a cgroup namespace of the container's own"
+        )
     return msgspec.structs.replace(
         host,
-        cgroupns_mode=host.cgroupns_mode or ("private" if support.unified else "host"),
+        cgroupns_mode=cgroups,
         runtime=parts.runtimes.checked(host.runtime or ""),
     )
 

@@ -1,12 +1,14 @@
 """SecurityOpt: parses the entries, and checks that this host supports them.
 
 Rules: Docker's `--security-opt`: `no-new-privileges[=BOOL]`, `seccomp=unconfined|builtin|PROFILE`
-(the CLI sends the profile's JSON, not its file), `apparmor=PROFILE`, `label=…`. Old clients
-separate with `:` instead of `=`. Not here: compiling a profile to a filter (`runtime/seccomp.py`).
+(the CLI sends the profile's JSON, not its file), `apparmor=PROFILE`, `label=…`,
+`writable-cgroups[=BOOL]`. Old clients separate with `:` instead of `=`. Not here: compiling a
+profile to a filter (`runtime/seccomp.py`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import msgspec
@@ -50,6 +52,8 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     """Under a seccomp profile."""
     profile: seccomp.Custom | None = None
     """The client's own profile instead of the default one."""
+    writable_cgroups: bool | None = None
+    """Whether /sys/fs/cgroup is writable, if the entries say so."""
     apparmor: str = ""
     """The requested profile; empty: the engine's default."""
 
@@ -67,21 +71,22 @@ def parse(options: Iterable[str]) -> Security:
 
     A later entry of a kind replaces an earlier one.
     """
-    no_new_privileges, confined, apparmor_profile = False, True, ""
+    confined, apparmor_profile = True, ""
+    switches: dict[str, bool | None] = {"no-new-privileges": False, "writable-cgroups": None}
     profile: seccomp.Custom | None = None
     for option in options:
-        if option == "no-new-privileges":
-            no_new_privileges = True
+        if option in switches:
+            switches[option] = True
             continue
         if option == "disable":  # of old clients, for label=disable
             continue
         name, separator, value = _split(option)
         if not separator:
-            raise InvalidParameter(f"SecurityOpt: invalid --security-opt: {_shown(option)}")
-        if name == "no-new-privileges":
+            raise InvalidParameter(f"SecurityOpt: invalid --security-opt 1: {_shown(option)}")
+        if name in switches:
             if value not in _BOOLEANS:
-                raise InvalidParameter(f"SecurityOpt: invalid value of no-new-privileges: {_shown(option)}")
-            no_new_privileges = _BOOLEANS[value]
+                raise InvalidParameter(f"SecurityOpt: invalid --security-opt 2: {_shown(option)}: not a boolean")
+            switches[name] = _BOOLEANS[value]
         elif name == "seccomp":
             confined = value != UNCONFINED
             profile = None if value in (UNCONFINED, "builtin", "") else seccomp.custom(value)
@@ -92,8 +97,14 @@ def parse(options: Iterable[str]) -> Security:
             if apparmor_profile not in ("", UNCONFINED):
                 _check_loaded(apparmor_profile)
         elif name != "label":
-            raise InvalidParameter(f"SecurityOpt: invalid --security-opt: {_shown(option)}")
-    return Security(no_new_privileges=no_new_privileges, confined=confined, profile=profile, apparmor=apparmor_profile)
+            raise InvalidParameter(f"SecurityOpt: invalid --security-opt 2: {_shown(option)}")
+    return Security(
+        no_new_privileges=bool(switches["no-new-privileges"]),
+        writable_cgroups=switches["writable-cgroups"],
+        confined=confined,
+        profile=profile,
+        apparmor=apparmor_profile,
+    )
 
 
 def shown_apparmor_profile(options: Iterable[str]) -> str:
@@ -123,4 +134,4 @@ def _check_loaded(profile: str) -> None:
 
 
 def _shown(option: str) -> str:
-    return repr(option[:100])
+    return json.dumps(option[:100])

@@ -115,7 +115,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     if _has_init(host):
         arguments = [INIT, "--", *arguments]
     check_exec_size(arguments, variables, _stack(host))
-    seen = mounts(record, place)
+    seen = mounts(record, place, wanted.writable_cgroups)
     return oci.Spec(
         oci_version=oci.VERSION,
         process=oci.Process(
@@ -237,7 +237,7 @@ def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) ->
 # --- mounts ---------------------------------------------------------------------------------------
 
 
-def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
+def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None = None) -> list[oci.Mount]:
     """The standard ones first, then the container's by depth, so that one inside another comes
     after it.
 
@@ -245,6 +245,7 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
     """
     host = record.host
     access = "rw" if host.privileged else "ro"
+    of_cgroups = access if writable_cgroups is None else "rw" if writable_cgroups else "ro"
     shared = "/dev/shm" if host.ipc_mode == "host" else place.shm
     if shared:
         shm = oci.Mount(destination="/dev/shm", type="bind", source=shared, options=("rbind", "rprivate"))
@@ -258,7 +259,7 @@ def mounts(record: ContainerRecord, place: Place) -> list[oci.Mount]:
         _DEV,
         _PTS,
         oci.Mount(destination="/sys", type="sysfs", source="sysfs", options=(*_SYSTEM, access)),
-        oci.Mount(destination=_CGROUP, type="cgroup", source="cgroup", options=(*_SYSTEM, "relatime", access)),
+        oci.Mount(destination=_CGROUP, type="cgroup", source="cgroup", options=(*_SYSTEM, "relatime", of_cgroups)),
         _MQUEUE,
         *(() if host.ipc_mode == "none" else (shm,)),
     ]

@@ -3,7 +3,9 @@ version, and its effect in the container."""
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,23 @@ def test_the_platform_of_a_create_from_1_41_on(engine: TempEngine) -> None:
         assert answer.status == status, answer
 
 
+def test_an_image_of_another_platform(engine: TempEngine) -> None:
+    """Without `platform` it is a warning: the image may run by emulation."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("empty"))
+    imported = f"/v{NEWEST}/images/create?fromSrc=-&repo=foreign&platform=linux%2Fs390x"
+    assert engine.request("POST", imported, archive.getvalue()).status == 200
+    body = {"Image": "foreign", "Cmd": ["true"]}
+    created = engine.request("POST", f"/v{NEWEST}/containers/create", body).json()
+    (warning,) = created["Warnings"]
+    assert warning.startswith("The requested image's platform (linux/s390x) does not match the detected host platform")
+    asked = engine.request("POST", f"/v{NEWEST}/containers/create?platform=linux%2Fs390x", body).json()
+    assert asked["Warnings"] == []
+    engine.remove_all()
+    assert engine.request("DELETE", f"/v{NEWEST}/images/foreign").status == 200
+
+
 def test_the_gateway_of_the_host(engine: TempEngine) -> None:
     """On the default bridge, on a user's network and without a network. `extra_hosts` of compose
     and all Testcontainers use it.
@@ -187,6 +206,17 @@ def test_capabilities_in_any_spelling(engine: TempEngine) -> None:
         refused = {"Image": "busybox", "HostConfig": {field: ["x"]}}
         answer = engine.request("POST", f"/v{NEWEST}/containers/create", refused)
         assert (answer.status, answer.message) == (400, f'invalid {field}: unknown capability: "CAP_X"')
+
+
+def test_control_groups_are_writable_only_where_they_are_its_own(engine: TempEngine) -> None:
+    for mode in ("host", "private"):
+        host = {"SecurityOpt": ["writable-cgroups"], "CgroupnsMode": mode}
+        answer = engine.request("POST", f"/v{NEWEST}/containers/create", {"Image": "busybox", "HostConfig": host})
+        if cgroups.V2 and mode == "private":
+            identifier = started(engine, "mkdir", "/sys/fs/cgroup/below", **host)
+            assert engine.wait(identifier) == 0
+        else:
+            assert answer.status == 400 and "writable-cgroups needs cgroup v2" in answer.message
 
 
 # --- update ---------------------------------------------------------------------------------------

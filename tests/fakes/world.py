@@ -38,6 +38,7 @@ from engine.runtime.runtimes import Runtimes
 from engine.storage.records import Change, Table
 from engine.storage.snapshots import Ingest, Usage
 from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig, MountPoint, RestartPolicy
+from engine.wire.images import ImageConfig
 from tests.fakes.monitor import FakeMonitor, Host
 
 T = TypeVar("T")
@@ -361,7 +362,7 @@ class Images:
     def get(self, name: str) -> Any:
         if name != "busybox":
             raise NotFound(f"No such image: {name}")
-        return SimpleNamespace(id="sha256:" + "0" * 64, chain_ids=(), config=SimpleNamespace(config=Config(cmd=["sh"])))
+        return SimpleNamespace(id="sha256:" + "0" * 64, chain_ids=(), config=ImageConfig(config=Config(cmd=["sh"])))
 
 
 class GracePeriod:

@@ -35,6 +35,19 @@ def test_entries(options: list[str], expected: tuple[bool, bool]) -> None:
     assert (found.no_new_privileges, found.confined) == expected
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("word", 'invalid --security-opt 1: "word"'),
+        ("name=x", 'invalid --security-opt 2: "name=x"'),
+        ("writable-cgroups=2", 'invalid --security-opt 2: "writable-cgroups=2": not a boolean'),
+    ],
+)
+def test_entries_that_are_none(option: str, words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        security.parse([option])
+
+
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Stands for the kernel's files of AppArmor, and for apparmor_parser, which is not

@@ -140,6 +140,18 @@ def test_security_options(options: list[str], no_new_privileges: bool, confined:
     assert ("seccomp" in document["linux"]) is confined
 
 
+def test_writable_control_groups() -> None:
+    for option, privileged, access in (
+        ([], False, "ro"),
+        (["writable-cgroups"], False, "rw"),
+        (["writable-cgroups=true"], False, "rw"),
+        (["writable-cgroups=false"], True, "ro"),
+        ([], True, "rw"),
+    ):
+        found = mounts_of(built(place(cgroups=V2), security_opt=option, privileged=privileged))["/sys/fs/cgroup"]
+        assert found["options"][-1] == access
+
+
 @pytest.mark.parametrize("option", ["seccomp={}", "seccomp=/file", "no-new-privileges=maybe"])
 def test_wrong_security_options(option: str) -> None:
     with pytest.raises(InvalidParameter, match="SecurityOpt"):
