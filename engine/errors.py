@@ -98,6 +98,10 @@ class ServerError(EngineError):
     """500: the host, the runtime or the kernel failed. The message says which, and why."""
 
 
+class WrongState(ServerError):
+    """500 up to API 1.24, 409 later: the state of the object does not permit it."""
+
+
 class Unimplemented(EngineError):
     """501: the operation exists, and this engine or driver does not have it."""
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import msgspec
@@ -34,7 +34,7 @@ from engine.containers.signals import signal_number
 from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
 from engine.containers.waiting import Condition, Ended
-from engine.errors import Conflict, InvalidParameter, NotFound
+from engine.errors import Conflict, InvalidParameter, NotFound, Unimplemented, WrongState
 from engine.http.hijack import HijackReply
 from engine.http.messages import Reply, Request, StreamReply
 from engine.http.websocket import Upgrade
@@ -343,7 +343,8 @@ async def top(engine: Engine, request: Request) -> Reply:
 async def resize(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
     rows, columns = (parameters.integer(request.query, name, minimum=0, maximum=65535) for name in ("h", "w"))
-    await settings.resize(container, rows, columns)
+    with _refusals(request):
+        await settings.resize(container, rows, columns)
     return empty_reply(request, "text/plain")
 
 
@@ -356,8 +357,25 @@ async def start(engine: Engine, request: Request) -> Reply:
             raise InvalidParameter("starting container with HostConfig was deprecated since v1.10 and removed in v1.12")
         host = parameters.decode_json(body, HostConfig)
         await settings.set_host(container, host, engine.containers.support)
-    await container.start()
+    with _refusals(request):
+        await container.start()
     return empty_reply(request)
+
+
+@contextlib.contextmanager
+def _refusals(request: Request, prefix: str = "") -> Iterator[None]:
+    """What the container's state does not permit, as the request's version reports it."""
+    try:
+        yield
+    except WrongState as error:
+        if not request.version.has(Flag.STATE_CONFLICTS):
+            raise
+        words = error.message
+        raise Conflict(prefix + words[:1].lower() + words[1:] if prefix else words) from error
+
+
+def checkpoints(engine: Engine, request: Request) -> Reply:
+    raise Unimplemented("This experimental feature is disabled by default. This engine has no checkpoints.")
 
 
 async def stop(engine: Engine, request: Request) -> Reply:
@@ -382,7 +400,8 @@ def _stop_signal(request: Request) -> int | None:
 async def kill(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
     number = signal_number(request.query.get("signal", "") or "SIGKILL")
-    await container.kill(number, must_run=request.version.has(Flag.KILL_NEEDS_A_PROCESS))
+    with _refusals(request, f"cannot kill container: {request.parameters['id']}: "):
+        await container.kill(number, must_run=request.version.has(Flag.KILL_NEEDS_A_PROCESS))
     return empty_reply(request)
 
 
@@ -399,12 +418,14 @@ async def rename(engine: Engine, request: Request) -> Reply:
 
 
 async def pause(engine: Engine, request: Request) -> Reply:
-    await engine.containers.get(request.parameters["id"]).pause()
+    with _refusals(request):
+        await engine.containers.get(request.parameters["id"]).pause()
     return empty_reply(request)
 
 
 async def unpause(engine: Engine, request: Request) -> Reply:
-    await engine.containers.get(request.parameters["id"]).unpause()
+    with _refusals(request):
+        await engine.containers.get(request.parameters["id"]).unpause()
     return empty_reply(request)
 
 

@@ -43,7 +43,16 @@ from engine.containers.parts import Parts, Peers
 from engine.containers.signals import signal_number
 from engine.containers.store import ContainerRecord, Status
 from engine.containers.waiting import Condition, Ended, Ends, Starts
-from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, NotModified, ServerError
+from engine.errors import (
+    Conflict,
+    EngineError,
+    Forbidden,
+    InvalidParameter,
+    NotFound,
+    NotModified,
+    ServerError,
+    WrongState,
+)
 from engine.monitor.handles import Exit, LaunchFailed, LogReading, Process
 from engine.networks.endpoints import configured
 from engine.runtime import oci
@@ -709,12 +718,12 @@ class Container:
         return launch.runtime_of(self.record, self.parts)
 
     async def _freeze(self, freeze: bool) -> None:
-        """Raises ServerError when its process has ended, though the record does not show that
+        """Raises WrongState when its process has ended, though the record does not show that
         yet.
         """
         try:
             await (self._runtime.pause if freeze else self._runtime.resume)(self.id)
         except NotFound as error:
-            raise ServerError(f"Container {self.id} is not running") from error
+            raise WrongState(f"Container {self.id} is not running") from error
         if self.process is None or self.process.exit.done():
-            raise ServerError(f"Container {self.id} is not running")
+            raise WrongState(f"Container {self.id} is not running")

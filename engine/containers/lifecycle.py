@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from engine.errors import Conflict, EngineError, NotModified, ServerError
+from engine.errors import Conflict, EngineError, NotModified, WrongState
 
 
 class State(StrEnum):
@@ -66,12 +66,12 @@ _C, _R, _P, _T, _E, _D = State.CREATED, State.RUNNING, State.PAUSED, State.RESTA
 
 _STARTED = Refusal(NotModified, "Container {id} is already started")
 _STOPPED = Refusal(NotModified, "Container {id} is already stopped")
-_PAUSED_START = Refusal(ServerError, "Cannot start a paused container, try unpause instead.")
+_PAUSED_START = Refusal(WrongState, "Cannot start a paused container, try unpause instead.")
 _DEAD = Refusal(Conflict, "Container {id} is marked for removal and cannot be started.")
-_NOT_RUNNING = Refusal(ServerError, "Container {id} is not running")
-_PAUSED_RESTARTING = Refusal(ServerError, "Container {id} is restarting, wait until the container is running")
-_ALREADY_PAUSED = Refusal(ServerError, "Container {id} is already paused")
-_NOT_PAUSED = Refusal(ServerError, "Container {id} is not paused")
+_NOT_RUNNING = Refusal(WrongState, "Container {id} is not running")
+_PAUSED_RESTARTING = Refusal(WrongState, "Container {id} is restarting, wait until the container is running")
+_ALREADY_PAUSED = Refusal(WrongState, "Container {id} is already paused")
+_NOT_PAUSED = Refusal(WrongState, "Container {id} is not paused")
 _ATTACH_PAUSED = Refusal(Conflict, "Container {id} is paused. Unpause the container before attach")
 _UPDATE_DEAD = Refusal(Conflict, "Container {id} is marked for removal and cannot be updated.")
 _REMOVE_RUNNING = Refusal(

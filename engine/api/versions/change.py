@@ -43,6 +43,7 @@ class Flag(enum.Enum):
     NO_SWARM_IS_503 = "what needs a swarm answers 503 outside of one, not 406"
     BUILD_AUX = "build streams the image's id in aux"
     NETWORKS_LISTED_SHORT = "the list of networks has no Containers"
+    STATE_CONFLICTS = "what the state of a container does not permit is a conflict"
     EXEC_ALWAYS_HIJACKS = "start of an exec hijacks the connection although nothing is attached"
     WEBSOCKET_BINARY = "attach/ws sends binary frames"
     WAIT_CONDITION = "wait takes condition"

@@ -46,6 +46,7 @@ CHANGES = (
     Change("1.25", "an X-Registry-Auth that cannot be read means none", flag=Flag.UNREADABLE_AUTH),
     Change("1.25", "build numbers its steps as N/M", flag=Flag.NUMBERED_STEPS),
     Change("1.25", "build warns of unused build arguments", flag=Flag.UNUSED_ARGUMENTS_WARN),
+    Change("1.25", "what the state of a container does not permit is a conflict", flag=Flag.STATE_CONFLICTS),
     Change(
         "1.25",
         "start of an exec hijacks the connection although nothing is attached",

@@ -5,7 +5,7 @@ import pytest
 
 from engine.containers import listing
 from engine.containers.lifecycle import TABLE, Refusal, State, Verb, following
-from engine.errors import Conflict, EngineError, NotModified, ServerError
+from engine.errors import Conflict, EngineError, NotModified, WrongState
 
 OF_CLIENTS = (
     *(Verb.START, Verb.STOP, Verb.KILL, Verb.PAUSE, Verb.UNPAUSE, Verb.ATTACH, Verb.RESIZE, Verb.UPDATE),
@@ -44,9 +44,9 @@ def test_following_gives_a_state_or_raises_the_tables_kind(state: State, verb: V
         (State.PAUSED, Verb.ATTACH, Conflict, "is paused"),
         (State.RUNNING, Verb.REMOVE, Conflict, "You cannot remove a running container abc"),
         (State.PAUSED, Verb.REMOVE, Conflict, "You cannot remove a running container abc"),
-        (State.EXITED, Verb.KILL, ServerError, "Container abc is not running"),
-        (State.EXITED, Verb.RESIZE, ServerError, "Container abc is not running"),
-        (State.RUNNING, Verb.UNPAUSE, ServerError, "Container abc is not paused"),
+        (State.EXITED, Verb.KILL, WrongState, "Container abc is not running"),
+        (State.EXITED, Verb.RESIZE, WrongState, "Container abc is not running"),
+        (State.RUNNING, Verb.UNPAUSE, WrongState, "Container abc is not paused"),
     ],
 )
 def test_refusals_say_what_the_specification_says(

@@ -37,3 +37,7 @@ def test_1_42_stop_takes_a_signal() -> None:
 
 def test_1_44_start_interval() -> None:
     check_new_parameter(CreateBody, "Healthcheck.StartInterval", "1.44", "1.43")
+
+
+def test_1_25_states_conflict() -> None:
+    assert [VERSIONS[name].has(Flag.STATE_CONFLICTS) for name in ("1.24", "1.25")] == [False, True]
