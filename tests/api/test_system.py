@@ -167,6 +167,31 @@ def test_events_of_images_that_are_made(builder: TempEngine) -> None:
         assert [event["Actor"]["ID"] for event in found] == expected
 
 
+def test_events_of_prunes(own_engine: TempEngine) -> None:
+    """`docker system prune` asks in this order."""
+    engine = own_engine
+    engine.create("true")
+    engine.request("POST", f"/v{NEWEST}/networks/create", {"Name": "unused"})
+    engine.request("POST", f"/v{NEWEST}/volumes/create", {"Name": "unused"})
+    begin = time.time()
+    reclaimed = {}
+    for kind, path in (
+        ("container", "/containers/prune"),
+        ("network", "/networks/prune"),
+        ("volume", '/volumes/prune?filters={"all":["1"]}'),
+        ("image", '/images/prune?filters={"dangling":["0"]}'),
+        ("builder", "/build/prune?all=1"),
+    ):
+        answer = engine.request("POST", f"/v{NEWEST}{path}")
+        assert answer.status == 200, answer
+        reclaimed[kind] = str(answer.json().get("SpaceReclaimed", 0))
+    assert int(reclaimed["image"]) > 0
+    found = past(engine, begin, NEWEST, event=["prune"])
+    assert [event["Type"] for event in found] == [*reclaimed]
+    for event in found:
+        assert event["Actor"] == {"ID": "", "Attributes": {"reclaimed": reclaimed[event["Type"]]}}
+
+
 @pytest.mark.parametrize(
     ("version", "accept", "expected"),
     [
