@@ -7,16 +7,16 @@ Not here: the size of one container, and how it is counted (`listing.py`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from engine.containers import listing
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.errors import NotFound
 
 AT_ONCE = 64
-"""Containers whose files are counted at the same time."""
+"""Containers whose files are counted in one piece of work. Between two of them the threads that
+count can do others.
+"""
 
 _RESTING = frozenset((State.CREATED, State.EXITED))
 
@@ -29,17 +29,22 @@ class Sizes:
         """The generation of a container that did not run, and its sizes then, by its id."""
 
     async def of(self, containers: Sequence[Container]) -> list[tuple[int, int]]:
-        """`listing.sizes` of each. Those of other containers are no longer kept."""
+        """As `listing.sizes`: the bytes of its own layer, and of its whole root. Those of other
+        containers are no longer kept.
+        """
         known = {container.id: kept for container in containers if (kept := self._find(container))}
         found = {key: sizes for key, (_, sizes) in known.items()}
+        bases: dict[str, int] = {}
         walked = [container for container in containers if container.id not in known]
         for begin in range(0, len(walked), AT_ONCE):
             batch = walked[begin : begin + AT_ONCE]
             # Read before the walk: a change during it makes the size outdated.
             generations = [container.generation for container in batch]
             resting = [_rests(container) for container in batch]
-            sizes = await asyncio.gather(*(listing.sizes(container) for container in batch))
-            for container, generation, rests, size in zip(batch, generations, resting, sizes, strict=True):
+            own = await batch[0].parts.snapshots.usages([container.id for container in batch])
+            for container, generation, rests in zip(batch, generations, resting, strict=True):
+                usage = own.get(container.id)
+                size = (0, 0) if usage is None else (usage.size, usage.size + _below(container, bases))
                 found[container.id] = size
                 if rests:
                     known[container.id] = generation, size
@@ -49,6 +54,14 @@ class Sizes:
     def _find(self, container: Container) -> tuple[int, tuple[int, int]] | None:
         kept = self._kept.get(container.id)
         return kept if kept is not None and kept[0] == container.generation else None
+
+
+def _below(container: Container, bases: dict[str, int]) -> int:
+    """Bytes of the layers below its own; `bases` has those of the layers seen so far."""
+    parent = container.record.parent
+    if parent not in bases:
+        bases[parent] = sum(layer.size for layer in container.parts.snapshots.chain(parent))
+    return bases[parent]
 
 
 def _rests(container: Container) -> bool:

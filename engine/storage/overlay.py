@@ -43,7 +43,7 @@ import os
 import secrets
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -647,6 +647,10 @@ class OverlaySnapshots:
         path = self.upper(key)
         return Usage(*await asyncio.get_running_loop().run_in_executor(self._counting, _usage, path))
 
+    async def usages(self, keys: Sequence[str]) -> dict[str, Usage]:
+        paths = {key: self.upper(key) for key in keys if key in self._snapshots}
+        return await asyncio.get_running_loop().run_in_executor(self._counting, _usages, paths)
+
     # --- removal and sweep ------------------------------------------------------------------------
 
     async def _discard(self, changes: list[Change], numbers: list[int]) -> None:
@@ -785,6 +789,14 @@ def _usage(path: Path) -> tuple[int, int]:
         return tree.usage(directory)
     finally:
         os.close(directory)
+
+
+def _usages(paths: Mapping[str, Path]) -> dict[str, Usage]:
+    found = {}
+    for key, path in paths.items():
+        with contextlib.suppress(FileNotFoundError):  # it is being removed
+            found[key] = Usage(*_usage(path))
+    return found
 
 
 def _boot_id() -> str:
