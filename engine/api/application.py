@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable
 from engine import __version__
 from engine.api import replies, routes
 from engine.api.engine import Engine
-from engine.api.versions import LATEST, NEWEST, VERSIONS, Version, spoken
+from engine.api.versions import LATEST, NEWEST, VERSIONS, Flag, Version, spoken
 from engine.errors import InvalidParameter, NotFound
 from engine.http.messages import AnyReply, Reply, Request
 from engine.http.router import Router
@@ -40,7 +40,7 @@ class Application:
 
     def __call__(self, request: Request) -> AnyReply | Awaitable[AnyReply]:
         """Answer a request. Raises NotFound for a path or method without a route in that version,
-        InvalidParameter for a version that is not served.
+        InvalidParameter for a version that is not served, and for a route of a later version.
         """
         key = (request.method, request.path)
         found = self._found.get(key)
@@ -65,6 +65,10 @@ class Application:
         for route in rows:
             if route.since <= version.release < route.until:
                 return route, version, parameters
+        later = [route.since for route in rows if route.since > version.release]
+        if later and version.has(Flag.LATER_ROUTES_NAMED):
+            major, minor = min(later)
+            raise InvalidParameter(f"{method} {below[:300]} requires minimum API version {major}.{minor}")
         raise NotFound("page not found")
 
     def is_hijack(self, method: str, path: str) -> bool:

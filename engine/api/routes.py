@@ -125,9 +125,6 @@ ROUTES: tuple[Route, ...] = (
     HEAD("/containers/{id}/archive", archive.inspect, since="1.20"),
     GET("/containers/{id}/archive", archive.get, since="1.20", mode=STREAM),
     PUT("/containers/{id}/archive", archive.put, since="1.20"),
-    GET("/containers/{id}/checkpoints", system.experimental, since="1.25"),
-    POST("/containers/{id}/checkpoints", system.experimental, since="1.25"),
-    DELETE("/containers/{id}/checkpoints/{checkpoint}", system.experimental, since="1.25"),
     # Exec
     POST("/containers/{id}/exec", exec.create, 201),
     POST("/exec/{id}/start", exec.start, mode=HIJACK),

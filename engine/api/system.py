@@ -18,7 +18,7 @@ from engine.api.parameters import boolean
 from engine.api.replies import encode, json_reply
 from engine.api.versions import MINIMUM, NEWEST, Flag
 from engine.config import Config
-from engine.errors import InvalidParameter, Unimplemented
+from engine.errors import InvalidParameter
 from engine.facts import Host
 from engine.http.messages import Reply, Request
 from engine.usage import Kind, Turn, Usage, Usages
@@ -69,11 +69,6 @@ def ping(engine: Engine, request: Request) -> Reply:
     headers.
     """
     return _PONG_HEAD if request.method == "HEAD" else _PONG
-
-
-def experimental(engine: Engine, request: Request) -> Reply:
-    """Routes that dockerd serves in its experimental mode alone: checkpoints."""
-    raise Unimplemented("checkpoints of containers are not supported by this engine")
 
 
 async def version(engine: Engine, request: Request) -> Reply:

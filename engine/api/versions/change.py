@@ -40,6 +40,7 @@ class Flag(enum.Enum):
     START_TAKES_NO_HOST_CONFIG = "start takes no HostConfig"
     NUMBERED_STEPS = "build numbers its steps as N/M"
     UNUSED_ARGUMENTS_WARN = "build warns of unused build arguments"
+    LATER_ROUTES_NAMED = "a request of a later version is refused with 400 and that version, not with 404"
     NO_SWARM_IS_503 = "what needs a swarm answers 503 outside of one, not 406"
     BUILD_AUX = "build streams the image's id in aux"
     NETWORKS_LISTED_SHORT = "the list of networks has no Containers"

@@ -79,6 +79,7 @@ CHANGES = (
         downgrade={"State": lambda found: _dead(found.state)},
     ),
     Change("1.25", "inspect shows Platform", of=ContainerInspect, downgrade=without("Platform")),
+    Change("1.25", Flag.LATER_ROUTES_NAMED.value, flag=Flag.LATER_ROUTES_NAMED),
     Change("1.25", "what needs a swarm answers 503 outside of one, not 406", flag=Flag.NO_SWARM_IS_503),
     Change("1.25", "create checks what networks allow their endpoints", of=CreateBody, upgrade=unchecked),
     Change(

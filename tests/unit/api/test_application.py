@@ -173,7 +173,18 @@ def test_outside_a_swarm(method: str, path: str) -> None:
 @pytest.mark.parametrize(("version", "method", "path"), LATER)
 def test_what_later_versions_have_outside_a_swarm(version: str, method: str, path: str) -> None:
     assert ask(application(), f"/v{version}{path}", method).status == 503
-    assert ask(application(), f"/v1.{int(version[2:]) - 1}{path}", method).status == 404
+    before = ask(application(), f"/v1.{int(version[2:]) - 1}{path}", method)
+    assert before.status == (404 if version == "1.25" else 400)
+
+
+def test_a_request_of_a_later_version_names_it() -> None:
+    """From 1.25 on, as dockerd; a version without it says nothing about it before."""
+    for version, path, since in (("1.29", "/configs", "1.30"), ("1.25", "/distribution/a/b/json", "1.30")):
+        reply = ask(application(), f"/v{version}{path}")
+        assert (reply.status, shown(reply)["message"]) == (400, f"GET {path} requires minimum API version {since}")
+    assert ask(application(), "/v1.24/configs").status == 404
+    assert ask(application(), "/v1.25/configs", "PATCH").status == 404
+    assert ask(application(), "/v1.55/containers/x/copy", "POST").status == 404, "one of earlier versions"
 
 
 @pytest.mark.parametrize("path", ["/swarm/init", "/swarm/join"])
