@@ -129,7 +129,7 @@ def test_volumes_of_a_swarm(engine: TempEngine) -> None:
         503,
         "volume update only valid for cluster volumes, but swarm is unavailable",
     )
-    assert engine.request("PUT", "/v1.41/volumes/x?version=1", {}).status == 404
+    assert engine.request("PUT", "/v1.41/volumes/x?version=1", {}).status == 400
     body = {"Name": "cluster", "ClusterVolumeSpec": {"Group": "g"}}
     answer = engine.request("POST", "/v1.55/volumes/create", body)
     assert answer.status == 503 and "ClusterVolumeSpec" in answer.message
