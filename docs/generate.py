@@ -41,6 +41,7 @@ _EXAMPLES = {
     "tls_key": '"/etc/engined/server.key"',
     "runtime": '"/usr/bin/crun"',
     "add_runtime": '["kata=/opt/kata/bin/kata-runtime"]',
+    "init_path": '"/usr/bin/tini-static"',
     "bridge_subnet": '"172.30.0.0/16"',
     "insecure_registry": '["registry.example:5000", "10.0.0.0/8"]',
     "registry_mirror": '["https://mirror.example"]',

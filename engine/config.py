@@ -89,6 +89,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[str, ...],
         _option("--add-runtime", "NAME=PATH", "Further OCI runtime, which containers choose by name.", "none"),
     ] = ()
+    init: Annotated[
+        bool,
+        _option("--init", "", "Run an init program in every container whose create does not say otherwise."),
+    ] = False
+    init_path: Annotated[
+        str,
+        _option(
+            "--init-path",
+            "PATH",
+            "Init program, linked statically.",
+            "docker-init, tini-static or catatonit, whichever is installed",
+        ),
+    ] = ""
     cdi_specs: Annotated[
         tuple[Path, ...],
         _option(
@@ -279,6 +292,8 @@ def _convert(values: dict[str, Any]) -> Config:
         )
     if not 0 < len(config.bridge.encode()) <= 15:
         raise ValueError(f"--bridge {config.bridge!r}: must have 1 to 15 bytes, as every interface name")
+    if config.init_path and not os.path.isabs(config.init_path):
+        raise ValueError(f"--init-path {config.init_path}: must be an absolute path")
     names = [name for name, _ in map(_runtime, config.runtimes)]
     if len(set(names)) < len(names):
         raise ValueError(f"--add-runtime: a name is given twice: {', '.join(names)}")

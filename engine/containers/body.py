@@ -21,7 +21,7 @@ from engine.errors import InvalidParameter
 from engine.networks import ports
 from engine.networks.network import BRIDGE, DEFAULT_MODES
 from engine.networks.requested import SYSCTLS
-from engine.runtime import capabilities, init
+from engine.runtime import capabilities
 from engine.wire.containers import (
     Config,
     CreateBody,
@@ -189,8 +189,6 @@ def checked_host(host: HostConfig) -> HostConfig:
     policy = checked_restart_policy(host.restart_policy)
     if host.auto_remove and policy.name != "no":
         raise InvalidParameter("can't create 'AutoRemove' container with restart policy")
-    if host.init:
-        init.program()
     masked, readonly = ((), ()) if host.privileged else (security.MASKED_PATHS, security.READONLY_PATHS)
     log = LogConfig(type=host.log_config.type or "json-file", config=host.log_config.config)
     if len(host.console_size) != 2 or min(host.console_size) < 0:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from engine.config import Config
 from engine.containers import mount_points, program, spec
 from engine.containers.body import HOST_GATEWAY
 from engine.containers.extra_mounts import Placed
@@ -66,6 +67,7 @@ def write(
     bundle: Path,
     gateways: Sequence[str],
     named: cdi.Registry,
+    config: Config,
 ) -> list[str]:
     """Write all files of one start. `rootfs`: the container's root as seen from here. `sources`: by
     destination, mounts that the runtime does not find at their Source. `extra`: mounts that the
@@ -91,6 +93,7 @@ def write(
         files=joined.files,
         extra=extra.mounts,
         environment=extra.environment,
+        config=config,
         edits=named.edits(record.host.device_requests or ()),
     )
     document = spec.build(record, place)

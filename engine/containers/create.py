@@ -31,6 +31,7 @@ from engine.images import platforms
 from engine.images.record import ImageRecord
 from engine.logs import drivers
 from engine.networks.network import PREDEFINED_NAMES
+from engine.runtime import init
 from engine.runtime.cgroups import Support
 from engine.system import files
 from engine.system.threads import uninterrupted
@@ -127,8 +128,10 @@ def draft(
 
 def _placed(host: HostConfig, support: Support, parts: Parts) -> HostConfig:
     """With the defaults that depend on this host, as inspect shows them. Raises InvalidParameter
-    for an unknown runtime, and for control groups that must not be writable.
+    for an unknown runtime, a missing init program, and control groups that must not be writable.
     """
+    if spec.has_init(host, parts.config):
+        init.program(parts.config.init_path)
     cgroups = host.cgroupns_mode or ("private" if support.unified else "host")
     own = support.unified and cgroups == "private"
     if security.parse(host.security_opt or ()).writable_cgroups and not (own or host.privileged):

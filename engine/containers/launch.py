@@ -195,7 +195,7 @@ async def launch(
                 lambda: bundle.write(
                     *(record, directory, rootfs, network_path, networks, mounted.sources),
                     *(runtime, parts.cgroups, joined, placed, where),
-                    *(parts.networks.host_gateways(), parts.devices),
+                    *(parts.networks.host_gateways(), parts.devices, parts.config),
                 )
             )
             namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))

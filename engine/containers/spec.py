@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.config import Config
 from engine.containers import devices, mount_points, security
 from engine.containers.body import strings
 from engine.containers.limits import check_exec_size, cpu_time, default_memory_swap, rlimit
@@ -82,6 +83,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Mounts by destination that the record does not have (`extra_mounts.py`)."""
     environment: tuple[str, ...] = ()
     """Variables that the record does not have, likewise."""
+    config: Config = Config()
     edits: cdi.Edits = cdi.NONE
     """Changes for the devices that it has by name."""
 
@@ -112,7 +114,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         home=place.identity.home,
     )
     arguments = [record.path, *record.args]
-    if _has_init(host):
+    if has_init(host, place.config):
         arguments = [INIT, "--", *arguments]
     check_exec_size(arguments, variables, _stack(host))
     seen = mounts(record, place, wanted.writable_cgroups)
@@ -156,9 +158,12 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
 INIT = "/sbin/docker-init"
 
 
-def _has_init(host: HostConfig) -> bool:
-    """As in Docker: in another container's pid namespace it would not be the first process."""
-    return host.init is True and host.pid_mode in ("", "private")
+def has_init(host: HostConfig, config: Config) -> bool:
+    """True if an init program is its first process. As in Docker, not in a pid namespace of others,
+    where it would not be the first.
+    """
+    wanted = host.init if isinstance(host.init, bool) else config.init
+    return wanted and host.pid_mode in ("", "private")
 
 
 def _console_size(record: ContainerRecord) -> oci.Box | None:
@@ -271,8 +276,8 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
     }
     temporary, options = mount_points.temporary(host), mount_points.options_of(record)
     own |= {destination: _tmpfs(destination, options) for destination, options in temporary.items()}
-    if _has_init(host):
-        own[INIT] = bind(init.program(), INIT, False, "rprivate")
+    if has_init(host, place.config):
+        own[INIT] = bind(init.program(place.config.init_path), INIT, False, "rprivate")
     for each in record.mounts:  # of a record that an earlier version made
         mount_points.check_destination(each.destination, "" if isinstance(each.name, str) else each.source)
     for destination in temporary:

@@ -17,8 +17,14 @@ NAMES = ("docker-init", "tini-static", "catatonit")
 _SEARCH = "/usr/libexec/docker:/usr/local/bin:/usr/bin:/bin:/usr/libexec/podman:/usr/sbin:/sbin"
 
 
-def program() -> str:
-    """Its path on this host. Raises InvalidParameter without one."""
+def program(configured: str = "") -> str:
+    """Its path on this host: the configured one if there is one. Raises InvalidParameter if it is
+    missing.
+    """
+    if configured:
+        if os.access(configured, os.X_OK):
+            return configured
+        raise InvalidParameter(f"Init: {configured} is not an executable file")
     for name in NAMES:
         found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_SEARCH}")
         if found is not None:

@@ -23,7 +23,7 @@ def choosy() -> Iterator[TempEngine]:
     wrapper = engine.base / "wrapper"
     wrapper.write_text(f'#!/bin/sh\necho "$*" >>{engine.base}/executed\nexec runc "$@"\n')
     wrapper.chmod(0o755)
-    engine.arguments = ("--add-runtime", f"slow={wrapper}", "--add-runtime", "gone=/not/there")
+    engine.arguments = ("--init", "--add-runtime", f"slow={wrapper}", "--add-runtime", "gone=/not/there")
     with engine:
         engine.load_busybox()
         yield engine
@@ -82,6 +82,15 @@ def test_an_unknown_and_a_missing_runtime(engine: TempEngine) -> None:
     answer = engine.request("POST", f"/v{NEWEST}/containers/{identifier}/start")
     assert answer.status == 500 and "/not/there" in answer.message, answer
     assert engine.inspect(identifier)["State"]["Running"] is False
+
+
+def test_an_init_by_default(engine: TempEngine) -> None:
+    for given, first in (({}, "/sbin/docker-init"), ({"Init": None}, "/sbin/docker-init"), ({"Init": False}, "cat")):
+        body = {"Image": "busybox", "Cmd": ["cat", "/proc/1/cmdline"], "HostConfig": {"NetworkMode": "none"} | given}
+        identifier = engine.request("POST", f"/v{NEWEST}/containers/create", body).json()["Id"]
+        engine.post(f"/containers/{identifier}/start")
+        assert engine.wait(identifier) == 0
+        assert engine.logs(identifier).decode().split("\0")[0] == first
 
 
 def test_they_are_in_info(engine: TempEngine) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import check
+from engine.errors import InvalidParameter
 from engine.runtime import init
 from engine.runtime.cgroups import Cgroups
 
@@ -47,6 +48,9 @@ def test_an_init_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert check.init() == check.Finding("init", False, "`docker run --init` is refused", "apt install tini")
     (tmp_path / "catatonit").touch(mode=0o755)
     assert check.init() == check.Finding("init", True, f"{tmp_path}/catatonit")
+    assert init.program("/bin/true") == "/bin/true"
+    with pytest.raises(InvalidParameter, match="Init: /not/there is not an executable file"):
+        init.program("/not/there")
 
 
 def test_ports_and_files() -> None:

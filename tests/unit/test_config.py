@@ -57,6 +57,7 @@ def test_relative_directories_become_absolute(monkeypatch: pytest.MonkeyPatch, t
         (["--bridge", "a-name-that-is-too-long"], "--bridge"),
         (["--run", "/" + "r" * 60], "--run"),
         (["--registry-mirror", "ftp://x"], "--registry-mirror"),
+        (["--init-path", "tini"], "--init-path tini: must be an absolute path"),
         (["--add-runtime", "kata"], "--add-runtime 'kata': must be NAME=PATH"),
         (["--add-runtime", "kata=bin/kata"], "--add-runtime 'kata=bin/kata': must be NAME=PATH, with an absolute path"),
         (["--add-runtime", "a b=/bin/x"], "--add-runtime 'a b=/bin/x'"),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.config import Config as EngineConfig
 from engine.containers import limits, security, spec
 from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter, NotFound
@@ -138,6 +139,21 @@ def test_security_options(options: list[str], no_new_privileges: bool, confined:
     document = built(security_opt=options)
     assert document["process"].get("noNewPrivileges", False) is no_new_privileges
     assert ("seccomp" in document["linux"]) is confined
+
+
+@pytest.mark.parametrize(
+    ("given", "default", "expected"),
+    [(True, False, True), (None, False, False), (None, True, True), (False, True, False)],
+)
+def test_init(given: bool | None, default: bool, expected: bool) -> None:
+    at = place(config=EngineConfig(init=default, init_path="/bin/true"))
+    document = built(at, init=given)
+    assert (document["process"]["args"][:2] == ["/sbin/docker-init", "--"]) is expected
+    assert ("/sbin/docker-init" in mounts_of(document)) is expected
+    if expected:
+        bound = mounts_of(document)["/sbin/docker-init"]
+        assert bound["source"] == "/bin/true" and "ro" in bound["options"]
+    assert built(at, init=given, pid_mode="host")["process"]["args"][0] != "/sbin/docker-init"
 
 
 def test_writable_control_groups() -> None:
