@@ -350,6 +350,8 @@ async def resize(engine: Engine, request: Request) -> Reply:
 
 async def start(engine: Engine, request: Request) -> Reply:
     _detach_keys(request)
+    if request.query.get("checkpoint", ""):
+        raise InvalidParameter("checkpoint is only supported in experimental mode")
     container = engine.containers.get(request.parameters["id"])
     body = (await request.body.read(CREATE_LIMIT)).strip()
     if body not in (b"", b"{}", b"null"):

@@ -41,6 +41,8 @@ def test_checkpoints(engine: TempEngine, version: str) -> None:
         answer = engine.request(method, target)
         assert (answer.status, "experimental" in answer.message) == (501, True)
     assert engine.request("GET", f"/v1.24/containers/{identifier}/checkpoints").status == 404
+    answer = engine.request("POST", f"{version}/containers/{identifier}/start?checkpoint=one")
+    assert (answer.status, "experimental" in answer.message) == (400, True)
 
 
 def test_renames_that_are_refused(engine: TempEngine) -> None:
