@@ -57,7 +57,7 @@ class Index:
 
     def get(self, name: str) -> ImageRecord:
         """By reference (latest when it has no tag), id, or a prefix of an id that only one image
-        has.
+        has. `name@ID` is the image with that id, as in Docker.
 
         Raises NotFound as Docker does, with the complete name (`busybox:latest`) or with the fault
         of its form.
@@ -67,14 +67,15 @@ class Index:
             return found
         missing = name
         try:
-            wanted = reference.parse(name).tagged()
+            parsed = reference.parse(name)
+            wanted = parsed.tagged()
         except InvalidParameter as error:
             missing = f"{name}: {error.message}"
         else:
-            image_id = self._by_name.get(wanted.canonical)
-            if image_id is not None:
+            image_id = self._by_name.get(wanted.canonical, wanted.digest)
+            if image_id in self._images:
                 return self._images[image_id]
-            missing = wanted.familiar
+            missing = (parsed if parsed.digest else wanted).familiar
         prefix = name.removeprefix("sha256:")
         if prefix and set(prefix) <= set("0123456789abcdef"):
             matches = [image_id for image_id in self._images if image_id.startswith(prefix, 7)]

@@ -69,8 +69,12 @@ class Reference(NamedTuple):
         return self._with(self.familiar_repository)
 
     def tagged(self) -> Reference:
-        """With the default tag, when it has neither tag nor digest."""
-        return self if self.tag or self.digest else self._replace(tag=DEFAULT_TAG)
+        """With the default tag, when it has neither tag nor digest. A digest makes the tag
+        meaningless: it may have moved to another image since.
+        """
+        if self.digest:
+            return self._replace(tag="")
+        return self if self.tag else self._replace(tag=DEFAULT_TAG)
 
 
 def split(text: str) -> tuple[str, str]:

@@ -238,7 +238,7 @@ class ImageStore:
         async with self._changing:
             record = self.get(name, platform)
             done: list[Deletion] = []
-            by_id = record.id.startswith(name.removeprefix("sha256:"), 7)
+            by_id = record.id.startswith(name.removeprefix("sha256:"), 7) or name.endswith(f"@{record.id}")
             if by_id:
                 if record.in_one_repository:
                     self._check_unused(record, force=force, references=False)

@@ -75,6 +75,7 @@ def test_refused(text: str, message: str) -> None:
 def test_tags() -> None:
     assert reference.parse("x").tagged().familiar == "x:latest"
     assert reference.parse(f"x@{DIGEST}").tagged().tag == ""
+    assert reference.parse(f"x:old@{DIGEST}").tagged() == reference.parse(f"x@{DIGEST}")
     assert reference.with_tag("docker.io/library/x", "").familiar == "x:latest"
     assert reference.with_tag("localhost:5000/x", "y").familiar == "localhost:5000/x:y"
     assert reference.with_tag("x:a", "b").familiar == "x:b"

@@ -21,9 +21,10 @@ import msgspec
 import pytest
 import zstandard
 
+from engine import times
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
 from engine.events import EventLog
-from engine.images import views
+from engine.images import reference, views
 from engine.images.layers import chain_ids
 from engine.images.progress import bar
 from engine.images.record import ImageUser
@@ -399,6 +400,43 @@ def test_get(run: Run) -> None:
         }.items():
             with pytest.raises(NotFound, match=message):
                 stage.images.get(name)
+
+    run(work)
+
+
+def test_a_digest_counts_not_the_tag_beside_it(run: Run) -> None:
+    """`name:tag@digest`, as compose files pin images."""
+
+    async def work(stage: Stage) -> None:
+        await stage.load(docker_archive(ONE, TWO))
+        pulled = reference.parse(f"one@{digest(b'manifest')}")
+        await stage.images.adopt(ONE.configuration(), stage.images.get("one").config, digest=pulled)
+        for name in (f"one@{pulled.digest}", f"one:latest@{pulled.digest}", f"one:moved@{pulled.digest}"):
+            assert stage.images.get(name).id == ONE.id
+        for name in (f"other@{ONE.id}", f"one:x@{ONE.id}"):
+            assert stage.images.get(name).id == ONE.id
+        missing = f"one:latest@{digest(b'another')}"
+        with pytest.raises(NotFound, match=f"No such image: {missing}"):
+            stage.images.get(missing)
+        assert lines(await stage.images.delete(f"one:moved@{pulled.digest}")) == [{"Untagged": f"one@{pulled.digest}"}]
+        assert {"Deleted": ONE.id} in lines(await stage.images.delete(f"one@{ONE.id}"))
+
+    run(work)
+
+
+def test_the_time_of_the_last_tag(run: Run) -> None:
+    def time_of(stage: Stage, name: str) -> int:
+        shown = views.inspect(stage.images.index, stage.images.snapshots, name).metadata.last_tag_time
+        return times.parse_rfc3339(shown)
+
+    async def work(stage: Stage) -> None:
+        await stage.load(docker_archive(ONE, BARE))
+        assert time_of(stage, BARE.id) == 0
+        first = time_of(stage, "one")
+        await stage.images.tag("one", "one")
+        second = time_of(stage, "one")
+        await stage.images.tag(BARE.id, "one")
+        assert second == time_of(stage, ONE.id) and time_of(stage, "one") >= second >= first > 0
 
     run(work)
 
