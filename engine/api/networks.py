@@ -6,38 +6,46 @@ from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.kept import Entry
 from engine.api.replies import empty_reply, encoded_reply, json_reply
+from engine.api.versions import Flag
 from engine.containers import settings
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, NotFound
 from engine.http.messages import Reply, Request
 from engine.networks.endpoints import Network
 from engine.networks.network import FILTERS
 from engine.wire.networks import Network as Shown
-from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect, NetworksPruned
+from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect, NetworkInspect, NetworksPruned
 
 
 def list_all(engine: Engine, request: Request) -> Reply:
     found = engine.networks.select(parameters.filters(request.query, FILTERS))
-    return encoded_reply(request, b"[" + b",".join([_encoded(engine, each, request) for each in found]) + b"]\n")
+    whole = not request.version.has(Flag.NETWORKS_LISTED_SHORT)
+    return encoded_reply(request, b"[" + b",".join([_encoded(engine, each, request, whole) for each in found]) + b"]\n")
 
 
 def inspect(engine: Engine, request: Request) -> Reply:
-    return encoded_reply(request, _encoded(engine, engine.networks.get(request.parameters["id"]), request) + b"\n")
+    parameters.strict_boolean(request.query, "verbose")  # details of swarm networks
+    network = engine.networks.get(request.parameters["id"])
+    scope = request.query.get("scope", "")
+    if scope not in ("", network.record.scope):
+        raise NotFound(f"network {request.parameters['id']} not found in scope {scope}")
+    return encoded_reply(request, _encoded(engine, network, request) + b"\n")
 
 
-def _encoded(engine: Engine, network: Network, request: Request) -> bytes:
-    """The encoded network, kept until the network changes."""
-    shape = request.version.shape(Shown)
+def _encoded(engine: Engine, network: Network, request: Request, whole: bool = True) -> bytes:
+    """The encoded network, kept until the network changes. `whole`: as inspect shows it."""
+    shape = request.version.shape(NetworkInspect if whole else Shown)
     entries = engine.kept.of(shape)
     kept = entries.get(network.record.id)
     if kept is None or kept.generation != network.generation:
-        body = shape.encode(engine.networks.shown(network))
+        body = shape.encode(engine.networks.inspected(network) if whole else engine.networks.shown(network))
         kept = entries[network.record.id] = Entry(network.generation, body)
     return kept.body
 
 
 async def create(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkCreate)
-    return json_reply(request, await engine.networks.create(body))
+    unique = request.version.has(Flag.UNIQUE_NETWORK_NAMES) or body.check_duplicate
+    return json_reply(request, await engine.networks.create(body, unique))
 
 
 async def connect(engine: Engine, request: Request) -> Reply:

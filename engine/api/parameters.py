@@ -31,6 +31,9 @@ FILTERS_LIMIT = 10_000
 
 _FALSE = frozenset(("", "0", "no", "false", "none"))
 _FILTER_BOOLEANS = {"1": True, "True": True, "true": True, "0": False, "False": False, "false": False}
+_GO_BOOLEANS = dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True) | dict.fromkeys(
+    ("0", "f", "F", "false", "FALSE", "False"), False
+)
 _INT64 = range(-(1 << 63), 1 << 63)
 
 Filters = dict[str, list[str]]
@@ -41,6 +44,14 @@ def boolean(query: Query, name: str, default: bool = False) -> bool:
     """True for anything but 0, no, false, none (in any case) and the empty text, as in Docker."""
     text = query.get(name)
     return default if text is None else text.strip().lower() not in _FALSE
+
+
+def strict_boolean(query: Query, name: str) -> bool:
+    """A boolean as Go's ParseBool reads it; False when absent or empty. Raises InvalidParameter."""
+    text = query.get(name, "")
+    if text and text not in _GO_BOOLEANS:
+        raise InvalidParameter(f"invalid value for {name}: {text[:100]!r} is not a boolean")
+    return _GO_BOOLEANS.get(text, False)
 
 
 def integer(

@@ -104,7 +104,7 @@ class BridgeDriver:
         except BaseException:
             remove(self._links, made.bridge, self._alias, lent)
             raise
-        if 4 not in record.chosen_by_user and self._contested(made):
+        if 4 in made.pools and 4 not in record.chosen_by_user and self._contested(made):
             self.unmake(made)
             raise SubnetContested
 

@@ -31,6 +31,7 @@ from engine.networks.driver import Driver, Gateways, SubnetContested
 from engine.networks.endpoints import Network
 from engine.networks.filter import Filter
 from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, Subnet, free_subnet, span, unique_local_subnet
+from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
 from engine.networks.network import BRIDGE
 from engine.networks.ports import relay_socket
@@ -104,7 +105,11 @@ class Drivers:
         self._engine_id = engine_id
         links = self._kernel = RouteSocket()
         self._bridges = BridgeDriver(links, self.filter, self.alias, self._configured)
-        self._by_name = {"bridge": self._bridges, "macvlan": MacvlanDriver(links, self.alias)}
+        self._by_name = {
+            "bridge": self._bridges,
+            "macvlan": MacvlanDriver(links, self.alias),
+            "ipvlan": IpvlanDriver(links, self.alias),
+        }
 
     def close(self, networks: Iterable[Network], remove: bool) -> None:
         """With `remove` also delete the rules, and the links that the engine made."""
@@ -202,9 +207,9 @@ class Drivers:
                 raise Forbidden(
                     f"network {record.name}: subnet {given}: Pool overlaps with other one on this address space"
                 )
-        if record.enable_ipv6 and not any(":" in config.subnet for config in record.ipam.config):
+        if 6 in record.versions and not any(":" in config.subnet for config in record.ipam.config):
             record = network.with_pool(record, unique_local_subnet(self._engine_id, record.id))
-        if 4 in record.chosen_by_user:
+        if 4 in record.chosen_by_user or 4 not in record.versions:
             made.record = network.with_gateways(record)
             made.fill()
             driver.make(made)
@@ -241,7 +246,8 @@ class Drivers:
         """
         networks = [found for found, _ in plans]
         first, *others = networks
-        interfaces = _named([endpoints.interface(found, settings) for found, settings in plans])
+        prefixes = [found.options.prefix for found in networks]
+        interfaces = _named([endpoints.interface(found, settings) for found, settings in plans], prefixes)
         with error_context(first, container_id):
             namespace, endpoint_id = self.of(first).new_sandbox(first, interfaces[0], () if others else gateways)
         ids = [endpoint_id]
@@ -261,7 +267,7 @@ class Drivers:
         """Add an endpoint to a sandbox in use; returns its id."""
         with error_context(found, container_id):
             interface = endpoints.interface(found, given)
-            name = interface.name or sandboxes.free_name(namespace)
+            name = interface.name or sandboxes.free_name(namespace, found.options.prefix)
             return self.of(found).plug(found, namespace, name, interface)
 
     def unplug(
@@ -282,8 +288,9 @@ class Drivers:
         self.bridges.reflect(endpoint_id)
 
 
-def _named(interfaces: Sequence[Interface]) -> list[Interface]:
-    """The interfaces of a new sandbox with names: the requested one, or the next free one.
+def _named(interfaces: Sequence[Interface], prefixes: Sequence[str]) -> list[Interface]:
+    """The interfaces of a new sandbox with names: the requested one, or the next free one of the
+    prefix.
 
     Raises InvalidParameter for a name that is requested twice.
     """
@@ -293,8 +300,8 @@ def _named(interfaces: Sequence[Interface]) -> list[Interface]:
             raise InvalidParameter(f"endpoint.ifname: two interfaces of a container cannot be named {each.name}")
         taken |= {each.name} if each.name else set()
     named = []
-    for each in interfaces:
-        name = each.name or sandboxes.next_name(sandboxes.PREFIX, taken)
+    for each, prefix in zip(interfaces, prefixes, strict=True):
+        name = each.name or sandboxes.next_name(prefix, taken)
         taken.add(name)
         named.append(each._replace(name=name))
     return named

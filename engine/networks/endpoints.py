@@ -17,10 +17,11 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip
 
 import msgspec
 
+from engine.errors import Forbidden
 from engine.networks import network, requested
 from engine.networks.filter import BridgeRules
 from engine.networks.ipam import Address, AddressPool, mac_address
-from engine.networks.network import NetworkRecord, Options
+from engine.networks.network import IPVLAN, NetworkRecord, Options
 from engine.networks.ports import Published
 from engine.networks.publishing import Request, Target
 from engine.networks.sandboxes import Interface
@@ -126,6 +127,12 @@ class Network:
 # --- addresses ------------------------------------------------------------------------------------
 
 
+def check_usable(found: Network) -> None:
+    """Raises Forbidden for a network that only has configuration for others."""
+    if found.record.config_only:
+        raise Forbidden(f"network {found.record.name}: containers cannot be on a configuration network")
+
+
 def allocate(
     found: Network,
     wanted: EndpointSettings,
@@ -140,6 +147,7 @@ def allocate(
     endpoint.
     """
     record = found.record
+    check_usable(found)
     static = {**requested.wanted_addresses(record, wanted), **assigned}
     requested.link_local_addresses(record.name, wanted)
     requested.driver_options(record.name, wanted.driver_opts)
@@ -159,23 +167,23 @@ def allocate(
     settings = intent(wanted, record)
     if not taken:
         return settings
-    gateways = {} if found.closed else found.gateways
-    first = taken[4]
-    assert isinstance(first, IPv4Address)
+    found.generation += 1
+    gateways = {} if found.closed or found.options.layer3 else found.gateways
     return msgspec.structs.replace(
         settings,
         gateway=str(gateways[4].ip) if 4 in gateways else "",
-        ip_address=str(first),
-        ip_prefix_len=found.pools[4].subnet.prefixlen,
+        ip_address=str(taken.get(4, "")),
+        ip_prefix_len=found.pools[4].subnet.prefixlen if 4 in taken else 0,
         ipv6_gateway=str(gateways[6].ip) if 6 in gateways else "",
         global_ipv6_address=str(taken.get(6, "")),
         global_ipv6_prefix_len=found.pools[6].subnet.prefixlen if 6 in taken else 0,
-        mac_address=mac.lower().replace("-", ":") or mac_address(first),
+        mac_address="" if record.driver == IPVLAN else mac or mac_address(taken.get(4) or taken[6]),
     )
 
 
 def release(found: Network, settings: EndpointSettings) -> None:
     """Give an endpoint's addresses back to the pools."""
+    found.generation += 1
     for address in addresses(settings):
         if address.version in found.pools:
             found.pools[address.version].give(address)
@@ -188,7 +196,9 @@ def addresses(settings: EndpointSettings) -> list[Address]:
 
 def interface(found: Network, settings: EndpointSettings) -> Interface:
     """MAC, addresses and MTU of the endpoint's link inside the sandbox."""
-    inner = [with_prefix(ip_address(settings.ip_address), settings.ip_prefix_len)]
+    inner: list[IPv4Interface | IPv6Interface] = []
+    if settings.ip_address:
+        inner.append(with_prefix(ip_address(settings.ip_address), settings.ip_prefix_len))
     if settings.global_ipv6_address:
         inner.append(with_prefix(ip_address(settings.global_ipv6_address), settings.global_ipv6_prefix_len))
     for address in requested.link_local_addresses(found.record.name, settings):
@@ -265,9 +275,12 @@ def target(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network
     """The endpoint that published ports lead to: the one of the default route, if the host is the
     router there.
     """
-    chosen = next((each for each in ranked(endpoints, networks) if each.gateway), None)
+    order = ranked(endpoints, networks)
+    chosen = next((each for each in order if each.gateway), None)
+    chosen = chosen or next((each for each in order if each.ipv6_gateway), None)
     found = networks.get(chosen.network_id) if chosen is not None else None
     if chosen is None or found is None or not found.routes:
         return None
+    fourth = IPv4Address(chosen.ip_address) if chosen.ip_address else None
     sixth = IPv6Address(chosen.global_ipv6_address) if chosen.global_ipv6_address else None
-    return Target(chosen.endpoint_id, (IPv4Address(chosen.ip_address), sixth), found.options.host_binding)
+    return Target(chosen.endpoint_id, (fourth, sixth), found.options.host_binding)

@@ -74,9 +74,11 @@ def unique_local_subnet(engine_id: str, network_id: str) -> IPv6Network:
     return IPv6Network((b"\xfd" + prefix + bytes(8), 64))
 
 
-def mac_address(address: IPv4Address) -> str:
-    """Docker's scheme: 02:42 and the address, so a reused address keeps its MAC in ARP tables."""
-    return (b"\x02\x42" + address.packed).hex(":")
+def mac_address(address: Address) -> str:
+    """Docker's scheme: 02:42 and the address, so a reused address keeps its MAC in ARP tables. Of
+    an IPv6 address it has the last bytes.
+    """
+    return (b"\x02\x42" + address.packed[-4:]).hex(":")
 
 
 def hosts(subnet: Subnet) -> tuple[int, int]:
@@ -117,6 +119,15 @@ class AddressPool:
     def __len__(self) -> int:
         """The number of addresses in use."""
         return len(self._used)
+
+    def counts(self) -> tuple[int, int]:
+        """The numbers of addresses of the subnet that are in use or reserved, and of those that
+        `take` may return.
+        """
+        unfit = self.subnet.num_addresses - (self._last - self._first + 1)
+        taken = self._used | {number for number in self._excluded if self._first <= number <= self._last}
+        within = sum(self._low <= number <= self._high for number in taken)
+        return unfit + len(taken), max(0, self._high - self._low + 1 - within)
 
     def take(self) -> Address:
         """The next free address.

@@ -26,37 +26,37 @@ from engine.networks.sandboxes import Interface
 from engine.system import links
 from engine.system.netlink import rtnl
 from engine.system.netlink.codec import NetlinkError
-from engine.system.netlink.rtnl import RouteSocket
+from engine.system.netlink.rtnl import Link, RouteSocket
 from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
 
 
-class MacvlanDriver:
-    """One engine's macvlan networks."""
+class OverParent:
+    """What drivers have in common whose links are over a link of the host, the parent."""
 
     routes = False
 
     def __init__(self, kernel: RouteSocket, alias: str) -> None:
         """`alias` marks parents that the engine made."""
-        self._kernel = kernel
+        self.kernel = kernel
         self._alias = alias
 
     def links(self, found: Network) -> Sequence[str]:
         return (found.options.parent,) if found.record.parent_made else ()
 
     def make(self, made: Network) -> None:
-        parent_made = open_parent(self._kernel, made.record.name, made.options, self._alias)
+        parent_made = open_parent(self.kernel, made.record.name, made.options, self._alias)
         made.record = msgspec.structs.replace(made.record, parent_made=parent_made)
 
     def restore(self, found: Network) -> None:
         if found.record.parent_made:
-            open_parent(self._kernel, found.record.name, found.options, self._alias)
+            open_parent(self.kernel, found.record.name, found.options, self._alias)
 
     def unmake(self, found: Network) -> None:
         if found.record.parent_made:
             try:
-                remove_parent(self._kernel, found.options.parent, self._alias)
+                remove_parent(self.kernel, found.options.parent, self._alias)
             except OSError as error:
                 _log.warning("network %s: %s", found.record.name, error)
 
@@ -66,7 +66,7 @@ class MacvlanDriver:
     def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
         namespace = sandboxes.empty()
         try:
-            endpoint_id = self.plug(found, namespace, sandboxes.INSIDE, interface)
+            endpoint_id = self.plug(found, namespace, interface.name or sandboxes.INSIDE, interface)
             if gateways:
                 sandboxes.route(namespace, gateways)
         except BaseException:
@@ -75,17 +75,33 @@ class MacvlanDriver:
         return namespace, endpoint_id
 
     def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
-        network, options = found.record.name, found.options
-        parent = self._kernel.link(options.parent)
+        raise NotImplementedError
+
+    def parent(self, found: Network) -> Link:
+        """Raises ServerError when it is missing."""
+        parent = self.kernel.link(found.options.parent)
         if parent is None:
-            raise ServerError(f"network {network}: parent link {options.parent} does not exist on this host")
+            raise ServerError(
+                f"network {found.record.name}: parent link {found.options.parent} does not exist on this host"
+            )
+        return parent
+
+    def released(self, endpoint_id: str) -> None:
+        """The kernel removes the link with its namespace."""
+
+
+class MacvlanDriver(OverParent):
+    """One engine's macvlan networks."""
+
+    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
+        parent, mode = self.parent(found).ifindex, found.options.mode
         request = rtnl.create_macvlan(
-            name, parent=parent.ifindex, namespace=namespace, mode=options.mode, mac=interface.mac, mtu=interface.mtu
+            name, parent=parent, namespace=namespace, mode=mode, mac=interface.mac, mtu=interface.mtu
         )
-        failure = self._kernel.outcomes([request])[0]
+        failure = self.kernel.outcomes([request])[0]
         if failure is not None:
             if failure.errno == errno.EOPNOTSUPP:
-                raise ServerError(f"network {network}: this kernel has no macvlan") from failure
+                raise ServerError(f"network {found.record.name}: this kernel has no macvlan") from failure
             raise failure
         try:
             sandboxes.finish(namespace, name, interface)
@@ -97,9 +113,6 @@ class MacvlanDriver:
     def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
         if namespace >= 0:
             sandboxes.remove_by_mac(namespace, settings.mac_address)
-
-    def released(self, endpoint_id: str) -> None:
-        """The kernel removes a macvlan with its namespace."""
 
 
 def open_parent(kernel: RouteSocket, network: str, options: Options, alias: str) -> bool:
@@ -113,7 +126,7 @@ def open_parent(kernel: RouteSocket, network: str, options: Options, alias: str)
     if len(name.encode()) > 15:
         raise InvalidParameter(f"{where} does not exist on this host: a link's name has at most 15 bytes")
     if name == "lo":
-        raise InvalidParameter(f"{where}: loopback interface is not a valid macvlan parent link")
+        raise InvalidParameter(f"{where}: loopback interface is not a valid parent link")
     found = kernel.link(name)
     if found is not None:
         return found.alias == alias

@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueError, ip_network
+from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueError, ip_interface, ip_network
 
 import msgspec
 
@@ -19,7 +19,7 @@ from engine import labels, patterns
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.networks.ipam import Address, Subnet, hosts, parsed_address
 from engine.storage.records import Records
-from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate
+from engine.wire.networks import IPAM, ConfigReference, IPAMConfig, NetworkCreate
 
 BRIDGE, HOST, NONE = "bridge", "host", "none"
 
@@ -33,6 +33,10 @@ DEFAULT_MODES = ("", "default", BRIDGE)
 FILTERS = frozenset(("dangling", "driver", "id", "label", "name", "scope", "type"))
 """Filters of the list in API 1.24, and `dangling` and `scope`, which Docker added later."""
 
+PREFIX = "eth"
+"""Interfaces in containers are eth0, eth1, …"""
+_PREFIX = re.compile(r"[A-Za-z]{1,11}")
+
 BRIDGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
 _LONGEST_NAME = 255
 """Bytes, the same limit as for a file's name."""
@@ -41,7 +45,25 @@ _LEAST_MTU_OF_IPV6 = 1280
 OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE = ("0", "f", "F", "false", "FALSE", "False")
-_MACVLAN_MODES = ("bridge", "private", "vepa", "passthru")
+_MODES = {
+    "macvlan": ("bridge", "private", "vepa", "passthru"),
+    "ipvlan": ("l2", "l3", "l3s"),
+}
+"""Modes of the drivers whose links are over a link of the host, the default first."""
+_IPVLAN_FLAGS = ("bridge", "private", "vepa")
+IPVLAN = "ipvlan"
+CONFIGURATION = "null"
+"""The driver that a configuration-only network shows."""
+
+_REFUSED = {
+    "bridge.gateway_mode_ipv4": ("", "nat"),
+    "bridge.gateway_mode_ipv6": ("", "nat"),
+    "bridge.inhibit_ipv4": ("", *_FALSE),
+    "bridge.trusted_host_interfaces": ("",),
+    "host_ipv4": ("",),
+    "host_ipv6": ("",),
+}
+"""Options of Docker that this engine has not, and the values that change nothing."""
 
 
 class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -55,8 +77,14 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     created: int
     scope: str = "local"
     internal: bool = False
+    attachable: bool = False
+    config_only: bool = False
+    """The network only has configuration for others."""
+    config_from: str = ""
+    """The name of the network that it has its configuration from."""
     options: dict[str, str] = {}
     labels: dict[str, str] = {}
+    enable_ipv4: bool = True
     enable_ipv6: bool = False
     ipam: IPAM = IPAM()
     """As given, with subnets and gateways filled in."""
@@ -77,7 +105,7 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     @property
     def versions(self) -> tuple[int, ...]:
         """The IP versions that the network has."""
-        return (4, 6) if self.enable_ipv6 else (4,)
+        return ((4,) if self.enable_ipv4 else ()) + ((6,) if self.enable_ipv6 else ())
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +118,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host_binding: str = ""
     mtu: int = 0
     parent: str = ""
-    """The parent of a macvlan network; never empty there."""
+    """The parent of a macvlan or ipvlan network; never empty there."""
     dummy: bool = False
     """True if the parent is a dummy link, which leads nowhere."""
-    mode: str = "bridge"
+    mode: str = ""
+    """Of a macvlan or ipvlan network."""
+    flag: str = ""
+    """Of an ipvlan network: which of its containers reach one another."""
+    prefix: str = PREFIX
+    """Names of interfaces in containers begin with it."""
+
+    @property
+    def layer3(self) -> bool:
+        """True for an ipvlan network without neighbours and gateways: its links route."""
+        return self.mode in ("l3", "l3s")
 
 
 def options(record: NetworkRecord) -> Options:
@@ -101,12 +139,11 @@ def options(record: NetworkRecord) -> Options:
 
     Raises InvalidParameter naming network, option and value.
     """
-    given: dict[str, str] = {}
-    for key, value in record.options.items():
-        for prefix in OPTION_PREFIXES:
-            if key.startswith(prefix):
-                given[key.removeprefix(prefix)] = value
+    given = own_options(record.options)
     where = f"network {record.name}"
+    for key, harmless in _REFUSED.items():
+        if given.get(key, "") not in harmless:
+            raise InvalidParameter(f"{where}: option {key}={given[key][:100]} is not supported by this engine")
     if _boolean(given.get("bridge.default_bridge"), False, f"{where}: default_bridge"):
         raise Forbidden(f"{where}: there is one default bridge, and it is predefined")
     bridge = given.get("bridge.name", "")
@@ -118,22 +155,44 @@ def options(record: NetworkRecord) -> Options:
     text = given.get("driver.mtu", "")
     if text and not (text.isascii() and text.isdigit() and len(text) < 6 and (text == "0" or 68 <= int(text) <= 65535)):
         raise InvalidParameter(f"{where}: mtu {text[:100]!r} is not a number from 68 to 65535")
-    mode = record.options.get("macvlan_mode", "") or "bridge"
-    if record.driver == "macvlan" and mode not in _MACVLAN_MODES:
-        raise InvalidParameter(f"{where}: requested macvlan mode {mode[:100]!r} is not valid")
-    parent, dummy = record.options.get("parent", ""), False
-    if record.driver == "macvlan" and (record.internal or not parent):  # Docker's rule and name
-        parent, dummy = f"dm-{record.id[:12]}", True
+    prefix = given.get("container_iface_prefix", "") or PREFIX
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidParameter(f"{where}: container_iface_prefix {prefix[:100]!r} is not 1 to 11 letters")
+    mode, flag, parent, dummy = "", "", "", False
+    modes = _MODES.get(record.driver)
+    if modes is not None:
+        mode = record.options.get(f"{record.driver}_mode", "") or modes[0]
+        if mode not in modes:
+            raise InvalidParameter(f"{where}: requested {record.driver} mode {mode[:100]!r} is not valid")
+        parent = record.options.get("parent", "")
+        if record.internal or not parent:  # Docker's rule and names
+            parent, dummy = f"{'dm' if record.driver == 'macvlan' else 'di'}-{record.id[:12]}", True
+    if record.driver == IPVLAN:
+        flag = record.options.get("ipvlan_flag", "") or _IPVLAN_FLAGS[0]
+        if flag not in _IPVLAN_FLAGS:
+            raise InvalidParameter(f"{where}: requested ipvlan flag {flag[:100]!r} is not valid")
     return Options(
         bridge=bridge,
         icc=_boolean(given.get("bridge.enable_icc"), True, f"{where}: enable_icc"),
         masquerade=_boolean(given.get("bridge.enable_ip_masquerade"), True, f"{where}: enable_ip_masquerade"),
         host_binding=binding,
         mtu=int(text or 0),
-        parent=parent if record.driver == "macvlan" else "",
+        parent=parent,
         dummy=dummy,
         mode=mode,
+        flag=flag,
+        prefix=prefix,
     )
+
+
+def own_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options that have one of the prefixes, without it."""
+    return {
+        key.removeprefix(prefix): value
+        for key, value in options.items()
+        for prefix in OPTION_PREFIXES
+        if key.startswith(prefix)
+    }
 
 
 def _boolean(text: str | None, default: bool, what: str) -> bool:
@@ -153,38 +212,49 @@ def checked(body: NetworkCreate) -> NetworkRecord:
 
     Raises InvalidParameter, Forbidden (predefined), NotFound (driver).
     """
-    name = body.name
-    # Docker takes any name that is not blank. Names are written to logs, and are a part of paths
-    # and of URLs.
-    if not name.strip() or "/" in name or name in (".", "..") or not name.isprintable():
-        raise InvalidParameter(
-            f"invalid network name {name[:100]!r}: it must not be blank, '.' or '..', nor have slashes or control "
-            "characters"
-        )
-    if len(name.encode()) > _LONGEST_NAME:
-        raise InvalidParameter(f"invalid network name {name[:100]!r}: it is longer than {_LONGEST_NAME} bytes")
-    if name in (*PREDEFINED_NAMES, "default"):
-        raise Forbidden(f"operation is not permitted on predefined {name} network")
+    name = _checked_name(body.name)
     driver = body.driver or "bridge"
-    if driver in ("host", "null"):
+    if body.config_only:
+        if body.internal or body.attachable or body.ingress or body.scope:
+            raise Forbidden(
+                f"network {name}: configuration network can only contain network specific fields. Network operator "
+                "fields like [ ingress | internal | attachable | scope ] are not supported."
+            )
+        if body.config_from.network:
+            raise Forbidden(f"network {name}: a configuration network cannot depend on another configuration network")
+        driver = CONFIGURATION
+    elif driver in ("host", "null"):
         raise Forbidden(f'network {name}: only one instance of "{driver}" network is allowed')
-    if driver not in ("bridge", "macvlan"):
+    elif driver not in ("bridge", *_MODES):
         raise NotFound(f'network {name}: driver "{driver[:100]}": plugin not found')
+    if body.scope not in ("", "local"):
+        raise InvalidParameter(f"network {name}: scope {body.scope[:100]!r}: this engine has local networks alone")
+    if body.ingress:
+        raise InvalidParameter(f"network {name}: an ingress network needs a swarm")
     if body.ipam.driver not in ("", "default"):
         raise NotFound(f'network {name}: IPAM driver "{body.ipam.driver[:100]}": plugin not found')
+    enabled = {version: _enabled(body, version) for version in (4, 6)}
+    if not any(enabled.values()):
+        raise InvalidParameter(f"network {name}: IPv4 or IPv6 must be enabled")
     pools = [_checked_pool(name, config) for config in body.ipam.config]
     # IPv4 first: clients read Config[0].
     given = sorted((pool for pool in pools if pool.subnet), key=lambda pool: ip_network(pool.subnet).version)
     versions = [ip_network(pool.subnet).version for pool in given]
     if len(set(versions)) != len(versions) or (len(pools) != len(versions) and 4 in versions):
         raise Forbidden(f"network {name}: {driver} driver doesn't support multiple subnets of one IP version")
+    if 4 in versions and not enabled[4]:
+        raise InvalidParameter(f"network {name}: subnet {given[0].subnet}: IPv4 is not enabled")
     record = NetworkRecord(
         id=secrets.token_hex(32),
         name=name,
         driver=driver,
         created=time.time_ns(),
         internal=body.internal,
-        enable_ipv6=body.enable_ipv6,
+        attachable=body.attachable,
+        config_only=body.config_only,
+        config_from=body.config_from.network,
+        enable_ipv4=enabled[4],
+        enable_ipv6=enabled[6],
         options=body.options,
         labels=body.labels,
         ipam=IPAM(driver="default", options=body.ipam.options, config=given),
@@ -196,6 +266,54 @@ def checked(body: NetworkCreate) -> NetworkRecord:
             f"network {name}: mtu {meant.mtu} is less than {_LEAST_MTU_OF_IPV6}, the least that IPv6 works with"
         )
     return record
+
+
+def _checked_name(name: str) -> str:
+    # Docker takes any name that is not blank. Names are written to logs, and are a part of paths
+    # and of URLs.
+    if not name.strip() or "/" in name or name in (".", "..") or not name.isprintable():
+        raise InvalidParameter(
+            f"invalid network name {name[:100]!r}: it must not be blank, '.' or '..', nor have slashes or control "
+            "characters"
+        )
+    if len(name.encode()) > _LONGEST_NAME:
+        raise InvalidParameter(f"invalid network name {name[:100]!r}: it is longer than {_LONGEST_NAME} bytes")
+    if name in (*PREDEFINED_NAMES, "default"):
+        raise Forbidden(f"operation is not permitted on predefined {name} network")
+    return name
+
+
+def _enabled(body: NetworkCreate, version: int) -> bool:
+    """True if the network has this IP version: by its field, by its option, or by default."""
+    given = body.enable_ipv4 if version == 4 else body.enable_ipv6
+    if isinstance(given, bool):
+        return given
+    option = f"enable_ipv{version}"
+    return _boolean(own_options(body.options).get(option), version == 4, f"network {body.name}: {option}")
+
+
+def configured_by(body: NetworkCreate, configuration: NetworkRecord) -> NetworkCreate:
+    """The body with what a configuration-only network has for it. Raises Forbidden."""
+    where = f"network {body.name}"
+    if not configuration.config_only:
+        raise Forbidden(f"{where}: {configuration.name} is not a configuration network")
+    if body.options:
+        raise Forbidden(
+            f"{where}: network driver options are not supported if the network depends on a configuration network"
+        )
+    if body.labels or body.ipam.config or body.ipam.options or body.enable_ipv4 is False or body.enable_ipv6 is True:
+        raise Forbidden(
+            f"{where}: user supplied configurations are not supported if the network depends on a configuration network"
+        )
+    return msgspec.structs.replace(
+        body,
+        options=configuration.options,
+        labels=configuration.labels,
+        ipam=configuration.ipam,
+        enable_ipv4=configuration.enable_ipv4,
+        enable_ipv6=configuration.enable_ipv6,
+        config_from=ConfigReference(network=configuration.name),
+    )
 
 
 def _checked_pool(name: str, config: IPAMConfig) -> IPAMConfig:
@@ -240,13 +358,15 @@ def excluded(config: IPAMConfig) -> dict[str, str]:
 
 
 def _network(text: str, what: str) -> Subnet:
-    """Host bits are cleared, as Docker does."""
     try:
         if "/" not in text:
             raise ValueError("it has no prefix length")
-        return ip_network(text, strict=False)
+        found = ip_network(text, strict=False)
     except (AddressValueError, NetmaskValueError, ValueError) as error:
         raise InvalidParameter(f"{what}: invalid CIDR address: {text[:100]!r}") from error
+    if ip_interface(text).ip != found.network_address:
+        raise InvalidParameter(f"{what}: invalid subnet {text}: it should be {found}")
+    return found
 
 
 def _within(part: Subnet, whole: Subnet) -> bool:
@@ -266,7 +386,7 @@ def pools(record: NetworkRecord) -> Iterator[tuple[Subnet, Address, IPAMConfig]]
     """Subnet and gateway of each IP version that the network serves."""
     for config in record.ipam.config:
         subnet = ip_network(config.subnet)
-        if subnet.version == 4 or record.enable_ipv6:
+        if subnet.version in record.versions:
             yield subnet, parsed_address(config.gateway, f"network {record.name}: gateway"), config
 
 

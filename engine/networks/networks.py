@@ -22,26 +22,40 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address, ip_network
+from typing import Any
 
 import msgspec
 
 from engine.config import Config
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
-from engine.networks import bridge, network, requested
+from engine.networks import bridge, endpoints, network, requested
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network
-from engine.networks.network import BRIDGE, NetworkStore
+from engine.networks.network import BRIDGE, NetworkRecord, NetworkStore
 from engine.networks.repair import Repair
 from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Records
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
+from engine.times import rfc3339
 from engine.wire import networks as wire
 from engine.wire.containers import EndpointSettings
-from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate, NetworkCreated
+from engine.wire.networks import (
+    IPAM,
+    ConfigReference,
+    IPAMConfig,
+    IPAMStatus,
+    NetworkCreate,
+    NetworkCreated,
+    NetworkStatus,
+    SubnetStatus,
+)
 
 _log = logging.getLogger(__name__)
+
+_MOST = (1 << 64) - 1
+"""The largest number of addresses that replies have."""
 
 
 class Networks:
@@ -137,40 +151,63 @@ class Networks:
             return mode
 
     def check_endpoint(self, text: str, wanted: EndpointSettings) -> None:
-        """Raises InvalidParameter for settings that a network does not allow its endpoints. One
-        that does not exist is fine.
+        """Raises InvalidParameter for settings that a network does not allow its endpoints,
+        Forbidden if it has none. One that does not exist is fine.
         """
         try:
             found = self.get(text)
         except EngineError:
             return
+        endpoints.check_usable(found)
         for version, address in requested.wanted_addresses(found.record, wanted).items():
             found.pools[version].check(address)
 
     def shown(self, found: Network) -> wire.Network:
-        """The network as clients see it."""
+        """The network as lists show it."""
+        return wire.Network(**self._fields(found))
+
+    def inspected(self, found: Network) -> wire.NetworkInspect:
+        """The network with its endpoints and its numbers of addresses."""
+        record = found.record
+        counts = {str(pool.subnet): pool.counts() for pool in found.pools.values()}
+        subnets = {
+            subnet: SubnetStatus(ips_in_use=min(used, _MOST), dynamic_ips_available=min(free, _MOST))
+            for subnet, (used, free) in counts.items()
+        }
+        return wire.NetworkInspect(
+            **self._fields(found),
+            containers={
+                sandbox.container_id: _resource(sandbox.name, sandbox.endpoints[record.id])
+                for sandbox in found.sandboxes.values()
+                if record.id in sandbox.endpoints
+            },
+            status=NetworkStatus(ipam=IPAMStatus(subnets=subnets)) if subnets else msgspec.UNSET,
+        )
+
+    def _fields(self, found: Network) -> dict[str, Any]:
         record = found.record
         ipam, options = record.ipam, record.options
         if record.name == BRIDGE:
             pool = found.pools[4]
             ipam = IPAM(config=[IPAMConfig(subnet=str(pool.subnet), gateway=str(self.gateway))])
             options = _default_options(found.bridge)
-        return wire.Network(
-            name=record.name,
-            id=record.id,
-            scope=record.scope,
-            driver=record.driver,
-            enable_ipv6=record.enable_ipv6,
-            ipam=ipam,
-            internal=record.internal,
-            containers={
-                sandbox.container_id: _resource(sandbox.name, sandbox.endpoints[record.id])
-                for sandbox in found.sandboxes.values()
-                if record.id in sandbox.endpoints
-            },
-            options=options,
-            labels=record.labels,
-        )
+        return {
+            "name": record.name,
+            "id": record.id,
+            "created": rfc3339(record.created),
+            "scope": record.scope,
+            "driver": record.driver,
+            "enable_ipv4": record.enable_ipv4,
+            "enable_ipv6": record.enable_ipv6,
+            "ipam": ipam,
+            "internal": record.internal,
+            "attachable": record.attachable,
+            "ingress": False,
+            "config_from": ConfigReference(network=record.config_from),
+            "config_only": record.config_only,
+            "options": options,
+            "labels": record.labels,
+        }
 
     @property
     def gateway(self) -> IPv4Address:
@@ -191,19 +228,27 @@ class Networks:
 
     # --- create and remove ------------------------------------------------------------------------
 
-    async def create(self, body: NetworkCreate) -> NetworkCreated:
-        """A new network.
+    async def create(self, body: NetworkCreate, unique: bool = True) -> NetworkCreated:
+        """A new network; `unique` refuses a name in use.
 
-        Raises InvalidParameter, Forbidden (predefined; overlap), NotFound (driver), Conflict
-        (name); a failure leaves nothing behind.
+        Raises InvalidParameter, Forbidden (predefined; overlap), NotFound (driver; configuration
+        network), Conflict (name); a failure leaves nothing behind.
         """
-        return await uninterrupted(self._create(body))
+        return await uninterrupted(self._create(body, unique))
 
-    async def _create(self, body: NetworkCreate) -> NetworkCreated:
-        record = network.checked(body)
+    async def _create(self, body: NetworkCreate, unique: bool) -> NetworkCreated:
         async with self._changing:
-            if body.check_duplicate:
+            if body.config_from.network and not body.config_only:
+                body = network.configured_by(body, self._configuration(body.config_from.network))
+            record = network.checked(body)
+            if unique:
                 self._store.check_duplicate(record.name)
+            if record.config_only:
+                made = Network(record, network.options(record), routes=False)
+                await self._store.add(record)
+                self.by_id[record.id] = made
+                self.publish(made, "create")
+                return NetworkCreated(record.id, "")
             warning = self._store.warning(record.name)
             made = Network(record, network.options(record), routes=self.drivers.routes(record.driver))
             if made.options.bridge and any(made.bridge == each.bridge for each in self.by_id.values()):
@@ -228,6 +273,13 @@ class Networks:
             self.by_id[record.id] = made
         self.publish(made, "create")
         return NetworkCreated(record.id, warning)
+
+    def _configuration(self, name: str) -> NetworkRecord:
+        """Raises NotFound."""
+        for each in self.by_id.values():
+            if each.record.name == name and each.record.config_only:
+                return each.record
+        raise NotFound(f"configuration network {name!r} not found")
 
     async def _out_of_the_way(self, made: Network) -> None:
         """Wait for removed networks whose bridge is not down yet and has the new one's name or
@@ -269,12 +321,17 @@ class Networks:
                 raise Forbidden(f"{record.name} is a pre-defined network and cannot be removed")
             if found.sandboxes:
                 raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
+            if self._configures(record):
+                raise Forbidden(f"configuration network {record.name!r} is in use")
             del self.by_id[record.id]
             try:
                 await self._store.remove(record)
             except BaseException:
                 self.by_id[record.id] = found
                 raise
+            if record.config_only:
+                self.publish(found, "destroy")
+                return
             driver = self.drivers.of(found)
             if driver.slow_to_unmake(found):
                 task = spawn(self._take_down(found), f"network {record.name}: removal of its links")
@@ -282,6 +339,10 @@ class Networks:
             else:
                 await self.workers.run(driver.unmake, found)
         self.publish(found, "destroy")
+
+    def _configures(self, record: NetworkRecord) -> bool:
+        """True if another network has its configuration from this one."""
+        return record.config_only and any(each.record.config_from == record.name for each in self.by_id.values())
 
     async def prune(self, selection: Selection) -> list[Network]:
         """Remove the user-defined networks that no running container is on, as far as the selection
@@ -294,7 +355,8 @@ class Networks:
         with self._pruning:
             for found in [*self.by_id.values()]:
                 record = found.record
-                if record.predefined or found.sandboxes or not selection.matches(record.created, record.labels):
+                used = record.predefined or record.config_only or found.sandboxes
+                if used or not selection.matches(record.created, record.labels):
                     continue
                 try:
                     await self.remove(record.id)

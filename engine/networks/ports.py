@@ -145,14 +145,15 @@ def wanted(
     *,
     publish_all: bool,
     default_ip: str = "",
+    ipv4: bool = True,
     ipv6: bool = False,
 ) -> list[Wanted]:
     """The requested ports of a container, neighbours merged.
 
     Explicit ports come first, so that no ephemeral one takes them. `default_ip` replaces an empty
-    HostIp; `ipv6`: the container has an IPv6 address.
+    HostIp; `ipv4`, `ipv6`: the container has an address of that version.
     """
-    anywhere = (default_ip,) if default_ip else ANY if ipv6 else ANY[:1]
+    anywhere = (default_ip,) if default_ip else ANY[not ipv4 : 2 if ipv6 else 1]
     asked = [
         Wanted(port, protocol, (host_ip,) if host_ip else anywhere, first, last)
         for port, protocol, host_ip, first, last in _bindings(bindings)

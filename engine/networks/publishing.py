@@ -97,6 +97,7 @@ class Publishing:
             request.bindings,
             publish_all=request.publish_all,
             default_ip=target.host_binding,
+            ipv4=target.addresses[0] is not None,
             ipv6=target.addresses[1] is not None,
         )
         if not asked:
@@ -104,6 +105,8 @@ class Publishing:
         try:
             if target.addresses[1] is None:
                 _check_ipv4_alone(asked)
+            if target.addresses[0] is None:
+                _check_ipv6_alone(asked)
             return await self._publish(owner, target, asked)
         except (PortTaken, NetfilterError, OSError) as error:
             raise ServerError(
@@ -298,6 +301,19 @@ def _check_ipv4_alone(asked: Sequence[choice.Wanted]) -> None:
                 raise PortTaken(
                     f"Bind for {choice.shown(host_ip, each.first)} failed: "
                     "the container has no IPv6 address, its network no IPv6"
+                )
+
+
+def _check_ipv6_alone(asked: Sequence[choice.Wanted]) -> None:
+    """Raises PortTaken for an IPv4 address of the host, or ::1, which is relayed by IPv4, if the
+    container has no IPv4 address.
+    """
+    for each in asked:
+        for host_ip in each.host_ips:
+            if ":" not in host_ip or host_ip == "::1":
+                raise PortTaken(
+                    f"Bind for {choice.shown(host_ip, each.first)} failed: "
+                    "the container has no IPv4 address, its network no IPv4"
                 )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from engine.errors import InvalidParameter
 from engine.networks.ipam import Address, parsed_address
-from engine.networks.network import OPTION_PREFIXES, NetworkRecord
+from engine.networks.network import IPVLAN, OPTION_PREFIXES, NetworkRecord
 from engine.wire.containers import EndpointSettings
 
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
@@ -110,6 +110,8 @@ def wanted_addresses(record: NetworkRecord, settings: EndpointSettings) -> dict[
             raise InvalidParameter(
                 f"network {record.name}: network-scoped alias is supported only for containers in user defined networks"
             )
+    if record.driver == IPVLAN and settings.mac_address:
+        raise InvalidParameter(f"network {record.name}: ipvlan interfaces do not support custom mac address assignment")
     for version, address in found.items():
         if version not in record.chosen_by_user or version not in record.versions:
             raise InvalidParameter(

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from engine.errors import EngineError, InvalidParameter
 from engine.networks import host
+from engine.networks.network import PREFIX
 from engine.networks.requested import PLACE
 from engine.system import namespaces, sysctls
 from engine.system.netlink import rtnl
@@ -52,7 +53,6 @@ LINGER = 5.0
 The kernel does not while a process holds the namespace.
 """
 
-PREFIX = "eth"
 INSIDE = "eth0"
 PORTS = 1023
 """Ports of one bridge (BR_MAX_PORTS of the kernel, without the one that it does not use)."""
@@ -256,6 +256,32 @@ def remove_by_mac(namespace: int, mac: str) -> None:
         for link in inside.links():
             if link.address == mac:
                 inside.outcomes([rtnl.delete_link(link.name)])
+
+
+def remove(namespace: int, name: str) -> None:
+    """Delete the link of this name in a namespace, if there is one."""
+    with _inside(namespace) as inside:
+        inside.outcomes([rtnl.delete_link(name)])
+
+
+def remove_by_address(namespace: int, address: IPv4Address | IPv6Address) -> None:
+    """Delete the link that has this address in a namespace, if there is one."""
+    with _inside(namespace) as inside:
+        index = inside.owner(address)
+        for link in inside.links():
+            if link.ifindex == index:
+                inside.outcomes([rtnl.delete_link(link.name)])
+
+
+def route_by_link(namespace: int, name: str, versions: Iterable[int]) -> None:
+    """Default routes of these IP versions by a link, where the namespace has none."""
+    with _inside(namespace) as inside:
+        link = inside.link(name)
+        if link is None:
+            raise NetlinkError(errno.ENODEV, f"{name} is not in its namespace")
+        for failure in inside.outcomes(rtnl.add_link_route(version, link.ifindex) for version in versions):
+            if failure is not None and failure.errno != errno.EEXIST:
+                raise failure
 
 
 @contextlib.contextmanager

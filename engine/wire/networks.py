@@ -44,19 +44,54 @@ class EndpointResource(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     ipv6_address: str = msgspec.field(default="", name="IPv6Address")
 
 
+class ConfigReference(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """The configuration-only network that another one takes its configuration from; "" for none."""
+
+    network: str = ""
+
+
 class Network(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """GET /networks/{id}, and one element of GET /networks."""
+    """One element of GET /networks."""
 
     name: str
     id: str
+    created: str
     scope: str
     driver: str
+    enable_ipv4: bool = msgspec.field(name="EnableIPv4")
     enable_ipv6: bool = msgspec.field(name="EnableIPv6")
     ipam: IPAM = msgspec.field(name="IPAM")
     internal: bool
-    containers: dict[str, EndpointResource]
+    attachable: bool
+    ingress: bool
+    config_from: ConfigReference
+    config_only: bool
     options: dict[str, str]
     labels: dict[str, str]
+
+
+class SubnetStatus(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """Numbers of addresses of a subnet, at most 2**64 - 1."""
+
+    ips_in_use: int = msgspec.field(name="IPsInUse")
+    """Assigned or reserved."""
+    dynamic_ips_available: int = msgspec.field(name="DynamicIPsAvailable")
+    """Those that an endpoint without a static address may get."""
+
+
+class IPAMStatus(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    subnets: dict[str, SubnetStatus]
+
+
+class NetworkStatus(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    ipam: IPAMStatus = msgspec.field(name="IPAM")
+
+
+class NetworkInspect(Network, rename="pascal", kw_only=True, frozen=True):
+    """GET /networks/{id}."""
+
+    containers: dict[str, EndpointResource]
+    status: NetworkStatus | msgspec.UnsetType = msgspec.UNSET
 
 
 class NetworkCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
@@ -64,10 +99,17 @@ class NetworkCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
 
     name: str = ""
     check_duplicate: bool = False
+    """Requests before 1.25. In newer ones it has no meaning."""
     driver: str = ""
+    scope: str = ""
     internal: bool = False
+    attachable: bool = False
+    ingress: bool = False
+    config_only: bool = False
+    config_from: ConfigReference = ConfigReference()
     ipam: IPAM = msgspec.field(default_factory=IPAM, name="IPAM")
-    enable_ipv6: bool = msgspec.field(default=False, name="EnableIPv6")
+    enable_ipv4: bool | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="EnableIPv4")
+    enable_ipv6: bool | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="EnableIPv6")
     options: dict[str, str] = msgspec.field(default_factory=dict)
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 

@@ -42,6 +42,7 @@ class Flag(enum.Enum):
     UNUSED_ARGUMENTS_WARN = "build warns of unused build arguments"
     LATER_ROUTES_NAMED = "a request of a later version is refused with 400 and that version, not with 404"
     NO_SWARM_IS_503 = "what needs a swarm answers 503 outside of one, not 406"
+    UNIQUE_NETWORK_NAMES = "names of networks are unique"
     BUILD_AUX = "build streams the image's id in aux"
     NETWORKS_LISTED_SHORT = "the list of networks has no Containers"
     STATE_CONFLICTS = "what the state of a container does not permit is a conflict"
@@ -76,7 +77,6 @@ class Flag(enum.Enum):
     DELETE_PLATFORMS = "delete of an image takes platforms"
     NO_BRIDGE_NF = "info has no BridgeNfIptables and BridgeNfIp6tables"
     MANY_PLATFORMS = "save and load take several platforms"
-    NETWORK_STATUS = "inspect of a network shows Status"
     DF_VERBOSE = "system/df takes verbose"
     EVENTS_LINES = "events are application/jsonl"
 

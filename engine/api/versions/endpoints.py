@@ -1,4 +1,4 @@
-"""Upgrades of what older create bodies say about endpoints.
+"""Upgrades of what older create bodies say about endpoints and subnets.
 
 Each function changes the JSON object of a create body in place. What moves to an endpoint moves to
 the one of the main network, which HostConfig.NetworkMode names, as in dockerd's handlers.
@@ -7,6 +7,8 @@ Raises: InvalidParameter, in dockerd's words.
 
 from __future__ import annotations
 
+import contextlib
+from ipaddress import ip_network
 from typing import Any
 
 from engine.containers.body import of_interface
@@ -101,6 +103,17 @@ def interface_sysctls(request: Body) -> None:
 def unchecked(request: Body) -> None:
     """What a network does not allow its endpoints is refused at the start, not at create."""
     _notes(request)["endpoints_unchecked"] = True
+
+
+def without_host_bits(request: Body) -> None:
+    """Clear the host bits of a new network's subnets and ranges."""
+    pools = _object(request, "IPAM").get("Config")
+    for pool in pools if isinstance(pools, list) else ():
+        for name in ("Subnet", "IPRange"):
+            text = pool.get(name) if isinstance(pool, dict) else None
+            if isinstance(text, str) and "/" in text:
+                with contextlib.suppress(ValueError):
+                    pool[name] = str(ip_network(text, strict=False))
 
 
 def _mode(request: Body) -> str:

@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 from engine.api.versions.change import Change, Flag, without
-from engine.api.versions.endpoints import unchecked
+from engine.api.versions.endpoints import unchecked, without_host_bits
 from engine.api.versions.host_config import SINCE_1_25
 from engine.api.versions.network_settings import complete
 from engine.containers.streams import spell_detach_keys
@@ -14,6 +14,7 @@ from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBod
 from engine.wire.events import Message
 from engine.wire.exec import ExecInspect
 from engine.wire.images import ImageInspect, ImageSummary
+from engine.wire.networks import Network, NetworkCreate, NetworkInspect
 from engine.wire.stats import Stats
 from engine.wire.system import Info, RegistryConfig, VersionInfo
 from engine.wire.volumes import Volume
@@ -81,6 +82,17 @@ CHANGES = (
     Change("1.25", "inspect shows Platform", of=ContainerInspect, downgrade=without("Platform")),
     Change("1.25", Flag.LATER_ROUTES_NAMED.value, flag=Flag.LATER_ROUTES_NAMED),
     Change("1.25", "what needs a swarm answers 503 outside of one, not 406", flag=Flag.NO_SWARM_IS_503),
+    Change("1.25", "names of networks are unique", flag=Flag.UNIQUE_NETWORK_NAMES),
+    Change("1.25", "subnets have no host bits", of=NetworkCreate, upgrade=without_host_bits),
+    *(
+        Change(
+            "1.25",
+            "networks show Created, EnableIPv4, Attachable, Ingress and configuration networks",
+            of=kind,
+            downgrade=without("Created", "EnableIPv4", "Attachable", "Ingress", "ConfigFrom", "ConfigOnly"),
+        )
+        for kind in (Network, NetworkInspect)
+    ),
     Change("1.25", "create checks what networks allow their endpoints", of=CreateBody, upgrade=unchecked),
     Change(
         "1.25",

@@ -12,6 +12,7 @@ from engine.containers.body import EMPTY_BINDINGS
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, Created
 from engine.wire.events import Message
 from engine.wire.images import ImageInspect
+from engine.wire.networks import NetworkInspect
 from engine.wire.system import DiskUsage
 
 _NAMED = ("container", "image")
@@ -52,7 +53,7 @@ CHANGES = (
     ),
     Change("1.52", "the list shows Health", of=ContainerSummary, downgrade=without("Health")),
     Change("1.52", "save and load take several platforms", flag=Flag.MANY_PLATFORMS),
-    Change("1.52", "inspect of a network shows Status", flag=Flag.NETWORK_STATUS),
+    Change("1.52", "inspect of a network shows Status", of=NetworkInspect, downgrade=without("Status")),
     Change("1.52", "system/df takes verbose", flag=Flag.DF_VERBOSE, down_to="1.25"),
     Change(
         "1.52",

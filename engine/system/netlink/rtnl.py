@@ -49,6 +49,9 @@ _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA, _IFLA_BRPORT_MODE, _IFLA_BRPORT_IS
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
 _IFLA_MACVLAN_MODE = 1
 _MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
+_IFLA_IPVLAN_MODE, _IFLA_IPVLAN_FLAGS = 1, 2
+_IPVLAN_MODES = ("l2", "l3", "l3s")
+_IPVLAN_FLAGS = ("bridge", "private", "vepa")
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
 _IFA_F_NODAD = 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
@@ -56,6 +59,7 @@ _SKIP_STATISTICS = 8
 
 _IFF_UP = 1
 _RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST = 254, 3, 0, 1
+_RT_SCOPE_LINK = 253
 
 _BUFFER = 256 << 10
 _BATCH = 64
@@ -147,6 +151,15 @@ class RouteSocket(NetlinkSocket):
                 found.append(Address(owner, ipaddress.IPv4Interface((local, prefix))))
         return found
 
+    def owner(self, address: IPAddress) -> int:
+        """The index of the link that has this address; 0 when none has it."""
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        for answer in self.dump(Request(_GETADDR, 0, _ADDRESS.pack(family, 0, 0, 0, 0), "list of addresses")):
+            found = read_attributes(answer, _ADDRESS.size)
+            if address.packed in (found.get(_IFA_LOCAL), found.get(_IFA_ADDRESS)):
+                return int(_ADDRESS.unpack_from(answer)[4])
+        return 0
+
     def address_spans(self) -> list[tuple[int, int, int]]:
         """First and last number of the subnet of every IPv4 address, and its link's index.
 
@@ -208,6 +221,21 @@ def create_macvlan(name: str, *, parent: int, namespace: int, mode: str, mac: st
         body += u32(_IFLA_MTU, mtu)
     body += nest(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, "macvlan") + data)
     return Request(_NEWLINK, CREATE | EXCL, body, f"macvlan {name}")
+
+
+def create_ipvlan(name: str, *, parent: int, namespace: int, mode: str, flag: str, mtu: int = 0) -> Request:
+    """Create an ipvlan link over the link with index `parent`, directly in the namespace with this
+    descriptor. It has its parent's MAC. `mode`: l2, l3, l3s; `flag`: bridge, private, vepa.
+    """
+    data = attribute(_IFLA_IPVLAN_MODE, struct.pack("=H", _IPVLAN_MODES.index(mode)))
+    if flag != _IPVLAN_FLAGS[0]:
+        data += attribute(_IFLA_IPVLAN_FLAGS, struct.pack("=H", _IPVLAN_FLAGS.index(flag)))
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text(_IFLA_IFNAME, name)
+    body += u32(_IFLA_LINK, parent) + u32(_IFLA_NET_NS_FD, namespace)
+    if mtu:
+        body += u32(_IFLA_MTU, mtu)
+    body += nest(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, "ipvlan") + nest(_IFLA_INFO_DATA, data))
+    return Request(_NEWLINK, CREATE | EXCL, body, f"ipvlan {name}")
 
 
 def change_link(
@@ -300,6 +328,14 @@ def delete_address(index: int, interface: Interface) -> Request:
     body = _ADDRESS.pack(family, interface.network.prefixlen, 0, 0, index)
     body += attribute(_IFA_LOCAL, interface.ip.packed) + attribute(_IFA_ADDRESS, interface.ip.packed)
     return Request(_DELADDR, 0, body, f"removal of address {interface}")
+
+
+def add_link_route(version: int, index: int) -> Request:
+    """Add a default route of this IP version by the link of that index, which needs no gateway."""
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    scope = _RT_SCOPE_UNIVERSE if version == 6 else _RT_SCOPE_LINK
+    body = _ROUTE.pack(*(family, 0, 0, 0, _RT_TABLE_MAIN, _RTPROT_BOOT, scope, _RTN_UNICAST, 0))
+    return Request(_NEWROUTE, CREATE | EXCL, body + u32(_RTA_OIF, index), "default route by a link")
 
 
 def add_default_route(gateway: IPAddress, index: int = 0, *, replace: bool = False) -> Request:

@@ -98,7 +98,10 @@ class Host:
         monkeypatch.setattr(netfilter, "available", lambda: True)
         monkeypatch.setattr(netfilter, "run", self._run)
         monkeypatch.setattr(namespaces, "of_process", lambda *_: self.namespace())
-        for name in ("plug", "unplug", "empty", "finish", "route", "free_name", "remove_by_mac", "close"):
+        for name in (
+            *("plug", "unplug", "empty", "finish", "route", "free_name", "close"),
+            *("remove", "remove_by_mac", "remove_by_address", "route_by_link"),
+        ):
             monkeypatch.setattr(sandboxes, name, getattr(self, f"_{name}"))
         assert macvlan.sandboxes is sandboxes
 
@@ -148,6 +151,17 @@ class Host:
         inner = self.namespaces[namespace]
         for name in [name for name, each in inner.items() if each.mac == mac]:
             del inner[name]
+
+    def _remove_by_address(self, namespace: int, address: IPv4Address | IPv6Address) -> None:
+        inner = self.namespaces[namespace]
+        for name in [name for name, each in inner.items() if address in [one.ip for one in each.addresses]]:
+            del inner[name]
+
+    def _remove(self, namespace: int, name: str) -> None:
+        self.namespaces[namespace].pop(name, None)
+
+    def _route_by_link(self, namespace: int, name: str, versions: Iterable[int]) -> None:
+        self.step(f"route by {name}: {[*versions]}")
 
     def _close(self, namespace: int) -> None:
         if namespace >= 0:
@@ -238,7 +252,7 @@ class Kernel:
             if name in world.links:
                 raise NetlinkError(errno.EEXIST, request.what)
             kind = codec.read_text(codec.read_attributes(attributes[LINKINFO])[KIND])
-            if kind != "macvlan":  # which comes into being inside a namespace
+            if kind not in ("macvlan", "ipvlan"):  # which comes into being inside a namespace
                 world.add_link(name, kind)
             return
         if name not in world.links:

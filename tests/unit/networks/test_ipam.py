@@ -80,6 +80,46 @@ def test_mac_carries_the_address() -> None:
     assert mac_address(IPv4Address("172.17.0.2")) == "02:42:ac:11:00:02"
 
 
+def test_mac_of_an_ipv6_address() -> None:
+    assert mac_address(IPv6Address("fd00::1:2:3")) == "02:42:00:02:00:03"
+
+
+def test_counts() -> None:
+    """The network's address, the broadcast address and the gateway are not free."""
+    addresses = pool()
+    assert addresses.counts() == (3, 5)
+    addresses.claim(IPv4Address("10.0.0.2"))
+    assert addresses.counts() == (4, 4)
+    subnet = IPv4Network("10.0.0.0/24")
+    addresses = AddressPool(
+        "net", subnet, (subnet[1], subnet[18], IPv4Address("10.9.9.9")), IPv4Network("10.0.0.16/29")
+    )
+    addresses.take()
+    addresses.claim(subnet[200])
+    assert addresses.counts() == (6, 6)
+    sixth = IPv6Network("fd00::/64")
+    assert AddressPool("net", sixth, (sixth[1],)).counts() == (2, 2**64 - 2)
+
+
+@given(st.sets(st.integers(0, 15), max_size=9), st.sets(st.integers(0, 15), max_size=4), st.integers(0, 3))
+def test_counts_agree_with_what_is_given(used: set[int], excluded: set[int], part: int) -> None:
+    subnet = IPv4Network("10.0.0.0/28")
+    given_from = None if part == 3 else IPv4Network(f"10.0.0.{part * 4}/30")
+    addresses = AddressPool("net", subnet, [subnet[number] for number in excluded], given_from)
+    for number in used - excluded - {0, 15}:
+        addresses.claim(subnet[number])
+    in_use, free = addresses.counts()
+    assert in_use == len(used | excluded | {0, 15})
+    taken = 0
+    while True:
+        try:
+            addresses.take()
+        except ServerError:
+            break
+        taken += 1
+    assert taken == free
+
+
 def test_addresses_go_round() -> None:
     addresses = pool()
     first = addresses.take()

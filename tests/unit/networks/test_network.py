@@ -18,6 +18,7 @@ from engine.networks.network import (
     NetworkRecord,
     NetworkStore,
     checked,
+    configured_by,
     matches,
     options,
     with_gateways,
@@ -138,8 +139,8 @@ def test_a_whole_body() -> None:
                     "Options": {"o": "p"},
                     "Config": [
                         {
-                            "Subnet": "10.1.2.3/16",
-                            "IPRange": "10.1.5.9/24",
+                            "Subnet": "10.1.0.0/16",
+                            "IPRange": "10.1.5.0/24",
                             "AuxAddress": {"router": "10.1.0.1"},
                             "AuxiliaryAddresses": {"printer": "10.1.0.2"},
                         },
@@ -236,11 +237,92 @@ def test_names_that_docker_takes(name: str) -> None:
         ({"Options": {"engine.network.bridge.host_binding_ipv4": "x"}}, InvalidParameter, "host_binding_ipv4"),
         ({"Options": {"com.docker.network.bridge.default_bridge": "true"}}, Forbidden, "one default bridge"),
         ({"Driver": "macvlan", "Options": {"parent": "p", "macvlan_mode": "x"}}, InvalidParameter, "macvlan mode 'x'"),
+        ({"Driver": "ipvlan", "Options": {"ipvlan_mode": "l4"}}, InvalidParameter, "ipvlan mode 'l4'"),
+        ({"Driver": "ipvlan", "Options": {"ipvlan_flag": "x"}}, InvalidParameter, "ipvlan flag 'x'"),
+        ({"IPAM": pool(Subnet="10.1.2.3/16")}, InvalidParameter, r"invalid subnet 10.1.2.3/16: it should be 10.1.0.0"),
+        ({"IPAM": pool(Subnet="fd00::1/64")}, InvalidParameter, "it should be fd00::/64"),
+        ({"IPAM": pool(Subnet="10.0.0.0/24", IPRange="10.0.0.9/28")}, InvalidParameter, "IPRange: invalid subnet 10"),
+        (
+            {"EnableIPv4": False, "IPAM": pool(Subnet="10.0.0.0/24"), "EnableIPv6": True},
+            InvalidParameter,
+            "IPv4 is not",
+        ),
+        ({"EnableIPv4": False}, InvalidParameter, "network net: IPv4 or IPv6 must be enabled"),
+        ({"Options": {"com.docker.network.enable_ipv4": "x"}}, InvalidParameter, "enable_ipv4: 'x' is not a boolean"),
+        ({"Scope": "swarm"}, InvalidParameter, "scope 'swarm': this engine has local networks alone"),
+        ({"Ingress": True}, InvalidParameter, "an ingress network needs a swarm"),
+        ({"ConfigOnly": True, "Internal": True}, Forbidden, "Network operator fields"),
+        ({"ConfigOnly": True, "Attachable": True}, Forbidden, "Network operator fields"),
+        ({"ConfigOnly": True, "ConfigFrom": {"Network": "a"}}, Forbidden, "cannot depend on another configuration"),
+        (
+            {"Options": {"com.docker.network.bridge.gateway_mode_ipv4": "routed"}},
+            InvalidParameter,
+            "option bridge.gateway_mode_ipv4=routed is not supported",
+        ),
+        ({"Options": {"com.docker.network.bridge.inhibit_ipv4": "1"}}, InvalidParameter, "inhibit_ipv4=1 is not"),
+        ({"Options": {"com.docker.network.host_ipv4": "10.0.0.1"}}, InvalidParameter, "host_ipv4=10.0.0.1 is not"),
+        ({"Options": {"com.docker.network.container_iface_prefix": "a0"}}, InvalidParameter, "iface_prefix 'a0'"),
     ],
 )
 def test_bad_bodies(fields: dict[str, Any], kind: type[EngineError], words: str) -> None:
     with pytest.raises(kind, match=words):
         checked(body(**fields))
+
+
+def test_options_that_change_nothing() -> None:
+    given = {
+        "com.docker.network.bridge.gateway_mode_ipv4": "nat",
+        "com.docker.network.bridge.inhibit_ipv4": "false",
+        "com.docker.network.advertise_addr_nmsgs": "3",
+        "com.docker.network.container_iface_prefix": "net",
+    }
+    assert options(checked(body(Options=given))).prefix == "net"
+
+
+def test_ip_versions() -> None:
+    option = "com.docker.network.enable_ipv"
+    for fields, versions in (
+        ({}, (4,)),
+        ({"EnableIPv6": True}, (4, 6)),
+        ({"EnableIPv4": False, "EnableIPv6": True}, (6,)),
+        ({"Options": {f"{option}6": "1"}}, (4, 6)),
+        ({"Options": {f"{option}6": "1", f"{option}4": "false"}}, (6,)),
+        ({"EnableIPv6": False, "Options": {f"{option}6": "1"}}, (4,)),
+        ({"EnableIPv6": False, "IPAM": pool(Subnet="fd00::/64")}, (4,)),
+    ):
+        assert checked(body(**fields)).versions == versions
+
+
+def test_parents() -> None:
+    for driver, letters in (("macvlan", "dm"), ("ipvlan", "di")):
+        record = checked(body(Driver=driver, Options={"parent": "lan0"}))
+        assert (options(record).parent, options(record).dummy) == ("lan0", False)
+        record = checked(body(Driver=driver, Options={"parent": "lan0"}, Internal=True))
+        assert (options(record).parent, options(record).dummy) == (f"{letters}-{record.id[:12]}", True)
+    meant = options(checked(body(Driver="ipvlan")))
+    assert (meant.mode, meant.flag, meant.layer3) == ("l2", "bridge", False)
+    meant = options(checked(body(Driver="ipvlan", Options={"ipvlan_mode": "l3s", "ipvlan_flag": "vepa"})))
+    assert (meant.mode, meant.flag, meant.layer3) == ("l3s", "vepa", True)
+    assert options(checked(body())).parent == ""
+
+
+def test_configuration_networks() -> None:
+    fields = {"Labels": {"a": "b"}, "EnableIPv6": True, "IPAM": pool(Subnet="10.0.0.0/24"), "Options": {"parent": "l"}}
+    configuration = checked(body(Name="conf", ConfigOnly=True, **fields))
+    assert (configuration.driver, configuration.config_only) == ("null", True)
+    made = checked(configured_by(body(Driver="macvlan", ConfigFrom={"Network": "conf"}, Internal=True), configuration))
+    assert (made.driver, made.config_from, made.config_only, made.internal) == ("macvlan", "conf", False, True)
+    assert (made.labels, made.options, made.enable_ipv6, made.ipam) == (
+        configuration.labels,
+        configuration.options,
+        True,
+        configuration.ipam,
+    )
+    for field, value in (*fields.items(), ("EnableIPv4", False)):
+        with pytest.raises(Forbidden, match="not supported if the network depends on a configuration network"):
+            configured_by(body(**{field: value}), configuration)
+    with pytest.raises(Forbidden, match="net is not a configuration network"):
+        configured_by(body(), checked(body()))
 
 
 @given(

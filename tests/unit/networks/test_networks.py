@@ -112,7 +112,7 @@ def test_a_network_and_a_sandbox(world: Host, tmp_path: Path) -> None:
             assert joined.path is not None and joined.path.startswith(f"/proc/{os.getpid()}/fd/")
             assert await networks.opened("c" * 64) == (Published("tcp", "0.0.0.0", 8080, 80),)
             assert elements(world)["any4"] == 1
-            assert networks.shown(found).containers["c" * 64].ipv4_address == "10.1.0.2/24"
+            assert networks.inspected(found).containers["c" * 64].ipv4_address == "10.1.0.2/24"
             with pytest.raises(Forbidden, match="has active endpoints"):
                 await networks.remove("web")
             await networks.leave("c" * 64)
@@ -554,7 +554,7 @@ def test_containers_that_ran_on(world: Host, tmp_path: Path) -> None:
         other = await second.join("d", "d", {"a": ANY}, "a")
         assert other.endpoints["a"].ip_address == "10.1.0.3"
         second.renamed("c", "web")
-        assert second.shown(second.get("a")).containers["c"].name == "web"
+        assert second.inspected(second.get("a")).containers["c"].name == "web"
         await second.leave("c")
         await second.leave("d")
         assert used(second) == {} and "any4" not in elements(world)
@@ -610,6 +610,100 @@ def test_check_and_check_connected(world: Host, tmp_path: Path) -> None:
                 await networks.create(body("a", CheckDuplicate=True))
             with pytest.raises(NotFound, match="container c has left its networks"):
                 await networks.connect("c", "a", ANY, PROCESS)
+
+    asyncio.run(run())
+
+
+def test_a_network_without_ipv4(world: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "HAS_IPV6", True)
+
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            before = snapshot(networks, world)
+            await networks.create(body("six", EnableIPv4=False, EnableIPv6=True))
+            six = networks.get("six")
+            (pool,) = six.record.ipam.config
+            assert (six.record.enable_ipv4, [*six.pools]) == (False, [6])
+            assert pool.subnet.startswith("fd") and pool.gateway
+            settings = (await networks.join("c", "c", {"six": ANY}, "six", request=PORTS)).endpoints["six"]
+            assert (settings.ip_address, settings.ip_prefix_len, settings.gateway) == ("", 0, "")
+            assert settings.ipv6_gateway == pool.gateway and settings.mac_address.startswith("02:42:")
+            (inside,) = [each for each in world.namespaces.values() if each]
+            assert [str(each.ip) for each in inside["eth0"].addresses] == [settings.global_ipv6_address]
+            (port,) = await networks.opened("c")
+            assert port.host_ip == "::"
+            (shown,) = networks.inspected(six).containers.values()
+            assert (shown.ipv4_address, shown.ipv6_address) == ("", f"{settings.global_ipv6_address}/64")
+            status = networks.inspected(six).status
+            assert status.ipam.subnets[pool.subnet].ips_in_use == 3
+            await networks.leave("c")
+            assert networks.inspected(six).status.ipam.subnets[pool.subnet].ips_in_use == 2
+            await networks.remove("six")
+            await asyncio.gather(*(task for _, task in networks._going.values()))
+            assert snapshot(networks, world) == before
+
+    asyncio.run(run())
+
+
+def test_a_configuration_network(world: Host, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            await networks.create(body("conf", "10.1.0.0/24", ConfigOnly=True, Labels={"a": "b"}))
+            with pytest.raises(NotFound, match="configuration network 'other' not found"):
+                await networks.create(body("net", ConfigFrom={"Network": "other"}))
+            await networks.create(body("net", ConfigFrom={"Network": "conf"}))
+            shown = networks.shown(networks.get("net"))
+            assert (shown.config_from.network, shown.labels, shown.ipam.config[0].subnet) == (
+                "conf",
+                {"a": "b"},
+                "10.1.0.0/24",
+            )
+            conf = networks.inspected(networks.get("conf"))
+            assert (conf.config_only, conf.driver, conf.status) == (True, "null", msgspec.UNSET)
+            for attempt in (
+                networks.join("c", "c", {"conf": ANY}, "conf"),
+                networks.remove("conf"),
+            ):
+                with pytest.raises(Forbidden, match="configuration network"):
+                    await attempt
+            with pytest.raises(Forbidden, match="configuration network"):
+                networks.check("c", "conf", ANY, [])
+            assert [each.record.name for each in await networks.prune(Selection())] == ["net"]
+        async with opened(tmp_path) as networks:
+            assert networks.get("conf").record.config_only
+            await networks.remove("conf")
+
+    asyncio.run(run())
+
+
+def test_ipvlan(world: Host, tmp_path: Path) -> None:
+    async def run() -> None:
+        world.add_link("lan0", "")
+        async with opened(tmp_path) as networks:
+            options = {"Options": {"parent": "lan0", "ipvlan_mode": "l3"}}
+            await networks.create(body("lan", "10.1.0.0/24", Driver="ipvlan", **options))
+            await networks.create(body("a", "10.2.0.0/24"))
+            before = snapshot(networks, world)
+            with pytest.raises(InvalidParameter, match="ipvlan interfaces do not support custom mac"):
+                networks.check("c", "lan", EndpointSettings(mac_address="02:42:00:00:00:01"), [])
+            settings = (await networks.join("c", "c", {"lan": ANY, "a": ANY}, "lan")).endpoints["lan"]
+            assert (settings.ip_address, settings.gateway, settings.mac_address) == ("10.1.0.2", "", "")
+            assert "ipvlan eth0" in world.steps and "route by eth0: [4]" in world.steps
+            await networks.disconnect("c", "lan")
+            (inside,) = [each for each in world.namespaces.values() if each]
+            assert [*inside] == ["eth1"]
+            await networks.leave("c")
+            assert snapshot(networks, world) == before
+
+            def refused(what: str) -> None:
+                if what.startswith("ipvlan"):
+                    raise NetlinkError(95, what)
+
+            world.fail = refused
+            with pytest.raises(ServerError, match="network lan: this kernel has no ipvlan"):
+                await networks.join("c", "c", {"lan": ANY}, "lan")
+            assert snapshot(networks, world) == before
+            world.fail = lambda _: None
 
     asyncio.run(run())
 

@@ -34,7 +34,17 @@ from engine.wire.events import Actor, Message
 from engine.wire.exec import ExecCreate, ExecInspect, ExecStart, ProcessConfig
 from engine.wire.images import DefaultConfig, HistoryItem, ImageInspect, ImageMetadata, ImageSummary, InspectRootFS
 from engine.wire.images import GraphDriver as ImageGraphDriver
-from engine.wire.networks import IPAM, Network, NetworkConnect, NetworkCreate, NetworkDisconnect
+from engine.wire.networks import (
+    IPAM,
+    ConfigReference,
+    IPAMStatus,
+    Network,
+    NetworkConnect,
+    NetworkCreate,
+    NetworkDisconnect,
+    NetworkInspect,
+    NetworkStatus,
+)
 from engine.wire.stats import NetworkStats, Stats
 from engine.wire.system import (
     CacheRecord,
@@ -250,18 +260,26 @@ STATS = Stats(
     networks={"eth0": NetworkStats(1, 2, 3, 4, 5, 6, 7, 8), "eth1": NetworkStats(*[10] * 8)},
 )
 
-NETWORK = Network(
-    name="n",
-    id="1" * 64,
-    scope="local",
-    driver="bridge",
-    enable_ipv6=False,
-    ipam=IPAM(),
-    internal=False,
-    containers={},
-    options={},
-    labels={},
-)
+NETWORK_FIELDS: dict[str, Any] = {
+    "name": "n",
+    "id": "n" * 64,
+    "created": "2026-01-02T03:04:05Z",
+    "scope": "local",
+    "driver": "bridge",
+    "enable_ipv4": True,
+    "enable_ipv6": False,
+    "ipam": IPAM(),
+    "internal": False,
+    "attachable": False,
+    "ingress": False,
+    "config_from": ConfigReference(),
+    "config_only": False,
+    "options": {},
+    "labels": {},
+}
+
+NETWORK = Network(**NETWORK_FIELDS)
+NETWORK_INSPECT = NetworkInspect(**NETWORK_FIELDS, containers={}, status=NetworkStatus(ipam=IPAMStatus(subnets={})))
 
 CACHE_RECORD = CacheRecord(
     id="2",
@@ -352,6 +370,7 @@ REPLIES: tuple[Any, ...] = (
     DISK_USAGE,
     STATS,
     NETWORK,
+    NETWORK_INSPECT,
     MESSAGE,
     IMAGE,
     IMAGE_INSPECT,

@@ -75,8 +75,8 @@ DATA = "IFLA_INFO_DATA"
 MAC = "02:42:01:02:03:04"
 
 
-def link(kind: int, flags: int, *attributes: tuple[str, Any], up: tuple[int, int] = (0, 0)) -> bytes:
-    fields = {"family": 0, "flags": up[0], "change": up[1]}
+def link(kind: int, flags: int, *attributes: tuple[str, Any], up: tuple[int, int] = (0, 0), index: int = 0) -> bytes:
+    fields = {"family": 0, "index": index, "flags": up[0], "change": up[1]}
     return theirs(ifinfmsg, kind, flags, fields, *attributes)
 
 
@@ -128,6 +128,22 @@ LINKS: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
             ("IFLA_MTU", 1400),
             (INFO, nested((KIND, "macvlan"), (DATA, nested(("IFLA_MACVLAN_MODE", "vepa"))))),
         ),
+    ),
+    "ipvlan": (
+        lambda: rtnl.create_ipvlan("eth1", parent=3, namespace=9, mode="l3s", flag="bridge", mtu=1400),
+        lambda: link(
+            NEWLINK,
+            NEW,
+            ("IFLA_IFNAME", "eth1"),
+            ("IFLA_LINK", 3),
+            ("IFLA_NET_NS_FD", 9),
+            ("IFLA_MTU", 1400),
+            (INFO, nested((KIND, "ipvlan"), (DATA, nested(("IFLA_IPVLAN_MODE", 2))))),
+        ),
+    ),
+    "name": (
+        lambda: rtnl.rename_link(7, "front"),
+        lambda: link(NEWLINK, 0, ("IFLA_IFNAME", "front"), index=7),
     ),
     "change": (
         lambda: rtnl.change_link(
@@ -244,6 +260,13 @@ ADDRESSES: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
 }
 
 
+def test_flags_of_ipvlan() -> None:
+    """pyroute2 does not know them (linux/if_link.h: IFLA_IPVLAN_FLAGS is 2)."""
+    vepa = rtnl.create_ipvlan("eth1", parent=3, namespace=9, mode="l2", flag="vepa")
+    information = codec.read_attributes(codec.read_attributes(vepa.body, LINK_SIZE)[18])
+    assert codec.read_attributes(information[2]) == {1: bytes(2), 2: struct.pack("=H", 2)}
+
+
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_addresses(name: str) -> None:
     mine, pyroute2s = ADDRESSES[name]
@@ -261,6 +284,13 @@ def test_routes(gateway: IPv4Address | IPv6Address, family: int, index: int, rep
         attributes.append(("RTA_OIF", index))
     wanted = theirs(rtmsg, NEWROUTE, CREATE | (REPLACE if replace else EXCL), fields, *attributes)
     assert ours(rtnl.add_default_route(gateway, index, replace=replace)) == wanted
+
+
+@pytest.mark.parametrize(("version", "family", "scope"), [(4, socket.AF_INET, 253), (6, socket.AF_INET6, 0)])
+def test_route_by_a_link(version: int, family: int, scope: int) -> None:
+    fields = {"family": family, "dst_len": 0, "table": 254, "proto": 3, "scope": scope, "type": 1}
+    wanted = theirs(rtmsg, NEWROUTE, CREATE | EXCL, fields, ("RTA_OIF", 7))
+    assert ours(rtnl.add_link_route(version, 7)) == wanted
 
 
 def test_link_is_read_as_pyroute2_writes_it() -> None:
