@@ -26,6 +26,9 @@ T = TypeVar("T")
 BODY_LIMIT = 4 * 1024 * 1024
 """Bytes of a JSON body, unless the caller says otherwise."""
 
+FROM_OLDER = "(older)"
+"""The field in which the upgrades of older requests leave notes."""
+
 FILTERS_LIMIT = 10_000
 """Values in all filters of one request."""
 
@@ -251,8 +254,10 @@ def decode_json(
             prepare(raw)
         kind: Any = of
         raw = _plan(kind)(raw if raw is not None else {}, "")
-        if upgrade is not None:
-            upgrade(raw)
+        if isinstance(raw, dict):
+            raw.pop(FROM_OLDER, None)  # not the client's to say
+            if upgrade is not None:
+                upgrade(raw)
         return msgspec.convert(raw, of)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeError) as error:
         raise InvalidParameter(f"invalid JSON body: {decoding_reason(error)}") from None

@@ -328,3 +328,42 @@ def test_any_json_is_a_struct_or_an_error(value: Any) -> None:
     else:
         assert isinstance(made, Outer)
         msgspec.msgpack.encode(made.io_max)
+
+
+@pytest.mark.parametrize("name", ["(older)", "(OLDER)"])
+def test_notes_of_upgrades_are_not_the_clients(name: str) -> None:
+    body = msgspec.json.encode({"Image": "busybox", name: {"endpoints_unchecked": True, "warnings": ["x"]}})
+    assert parameters.decode_json(body, CreateBody) == CreateBody(image="busybox")
+
+
+OFFERS = ("application/a", "application/b")
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", ""),
+        ("application/b", "application/b"),
+        ("APPLICATION/B ; Q=1", "application/b"),
+        ("application/b, application/a", "application/a"),
+        ("application/b;q=0.9,application/a;q=0.8", "application/b"),
+        ("application/a;q=0", ""),
+        ("application/a;q=x,application/b;q=0.001", "application/b"),
+        ("application/a;q=2", ""),
+        ("*/*, application/*", ""),
+        ("application/a;level=1", "application/a"),
+        (";;,,", ""),
+    ],
+)
+def test_accepted(accept: str, expected: str) -> None:
+    assert parameters.accepted(Headers([(b"Accept", accept.encode())]), OFFERS) == expected
+
+
+def test_accepted_in_two_headers() -> None:
+    headers = Headers([(b"accept", b"text/plain"), (b"Accept", b"application/b")])
+    assert parameters.accepted(headers, OFFERS) == "application/b"
+
+
+@given(st.text(st.characters(max_codepoint=255), max_size=40))
+def test_any_accept_header_is_read(accept: str) -> None:
+    assert parameters.accepted(Headers([(b"Accept", accept.encode("latin-1"))]), OFFERS) in ("", *OFFERS)

@@ -4,15 +4,23 @@ check each row.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import enum
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from engine.api import parameters, replies, versions
 from engine.api.versions import CHANGES, VERSIONS, Change, Shape, Table, Version, spoken, without
+from engine.api.versions.shapes import structs_in
 from engine.errors import InvalidParameter
+from engine.wire.containers import CreateBody
 from tests.unit.api.parts import request
 from tests.unit.api.versions.rows import BODIES, REPLIES
 
@@ -270,3 +278,60 @@ def test_too_new_and_too_old() -> None:
     for name in ("", "1", "1.", ".1", "x.y", "1.2.3", "1.٣", "9" * 5000 + ".1"):
         with pytest.raises(InvalidParameter, match="invalid API version"):
             spoken(name)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def _places(body: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(body, dict):
+        items = body.items()
+    elif isinstance(body, list):
+        items = enumerate(body)
+    for key, value in items:
+        yield from _places(value, (*place, key))
+
+
+def _with(body: Any, place: tuple[Any, ...], value: Any) -> Any:
+    if not place:
+        return value
+    changed = copy.copy(body)
+    changed[place[0]] = _with(body[place[0]], place[1:], value)
+    return changed
+
+
+@pytest.mark.parametrize("of", BODIES, ids=lambda of: of.__name__)
+@given(data=st.data())
+def test_bodies_of_wrong_types_are_refused_at_each_version(of: type, data: st.DataObject) -> None:
+    """An upgrade of an older request meets bodies that nothing has checked yet."""
+    place = data.draw(st.sampled_from([*_places(BODIES[of])]))
+    changed = _with(BODIES[of], place, data.draw(JSON))
+    if isinstance(changed, dict):
+        changed = changed | data.draw(st.sampled_from([{}, {"(older)": "x"}, {"(OLDER)": 1}]))
+    body = msgspec.json.encode(changed)
+    for version in VERSIONS.values():
+        with contextlib.suppress(InvalidParameter):
+            parameters.decode_json(body, of, version.upgrade(of))
+
+
+FIELDS = sorted({field.encode_name for kind in (CreateBody, *structs_in(CreateBody)) for field in fields(kind)})
+
+
+@given(data=st.data())
+def test_any_field_of_a_wrong_type_in_any_object_of_a_create(data: st.DataObject) -> None:
+    body = {"HostConfig": {"NetworkMode": "n"}, "NetworkingConfig": {"EndpointsConfig": {"n": {}}}}
+    place = data.draw(st.sampled_from([(), ("HostConfig",), ("NetworkingConfig", "EndpointsConfig", "n")]))
+    given_fields = data.draw(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
+    at: Any = body
+    for name in place:
+        at = at[name]
+    at |= given_fields
+    for version in VERSIONS.values():
+        with contextlib.suppress(InvalidParameter):
+            parameters.decode_json(msgspec.json.encode(body), CreateBody, version.upgrade(CreateBody))
