@@ -4,6 +4,7 @@ that have them and at older ones."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
+import docker
+import docker.errors
 import pytest
 
 from tests.archives import Image, Node, digest, docker_archive, oci_archive, tar
@@ -170,7 +173,7 @@ def test_distribution(clean: TempEngine, plain: Registry, guarded: Registry) -> 
             "Descriptor": {"mediaType": one.media_type, "digest": one.digest, "size": len(one.manifest)},
             "Platforms": [ARM64],
         }
-    assert clean.request("GET", f"/v1.29/distribution/{plain.host}/looked/at:one/json").status == 404
+    assert clean.request("GET", f"/v1.29/distribution/{plain.host}/looked/at:one/json").status == 400
     unknown = clean.request("GET", f"/distribution/{plain.host}/looked/at:none/json")
     assert unknown.status == 404 and "manifest unknown" in unknown.message
     assert clean.request("GET", "/distribution/UPPER/json").status == 400
@@ -199,22 +202,50 @@ def test_refused_credentials(clean: TempEngine, guarded: Registry) -> None:
         assert pull(clean, target, version=version, headers=headers).status == status, (version, headers)
 
 
+def test_attestations(clean: TempEngine) -> None:
+    refused = clean.request("GET", "/images/busybox/attestations")
+    assert refused.status == 501 and "attestations" in refused.message
+    assert clean.request("GET", "/images/nothing/attestations").status == 404
+    assert clean.request("GET", "/v1.54/images/busybox/attestations").status == 400
+
+
+def test_through_docker_py(clean: TempEngine, plain: Registry) -> None:
+    put_index(plain, "python")
+    with contextlib.closing(docker.DockerClient(f"unix://{clean.socket}", version="auto")) as client:
+        data = client.images.get_registry_data(f"{plain.host}/python:all")
+        assert data.has_platform("linux/arm64/v8") and data.has_platform("linux/amd64")
+        assert not data.has_platform("linux/s390x")
+        assert data.pull(platform="linux/arm64").attrs["Architecture"] == "arm64"
+        with pytest.raises(docker.errors.NotFound):
+            client.images.pull(f"{plain.host}/python", tag="all", platform="linux/s390x")
+
+
+def test_a_pinned_image(clean: TempEngine, plain: Registry) -> None:
+    """`name:tag@digest`: the tag may have moved."""
+    pinned = f"{plain.host}/pinned:old@{plain.put('pinned', 'new', IMAGE).digest}"
+    said(pull(clean, f"fromImage={pinned}"))
+    body = {"Image": pinned, "HostConfig": {"NetworkMode": "none"}}
+    created = clean.request("POST", "/containers/create", body)
+    assert created.status == 201, created
+    assert clean.inspect(created.json()["Id"])["Image"] == IMAGE.id
+
+
 def test_through_the_cli(clean: TempEngine, plain: Registry) -> None:
     environment = {name: value for name, value in clean.environment.items() if name != "DOCKER_API_VERSION"}
 
-    def docker(*arguments: str, status: int = 0) -> str:
+    def cli(*arguments: str, status: int = 0) -> str:
         done = subprocess.run(["docker", *arguments], env=environment, capture_output=True, timeout=60, check=False)
         assert done.returncode == status, done
         return (done.stdout + done.stderr).decode()
 
     put_index(plain, "cli")
     name = f"{plain.host}/cli:all"
-    docker("pull", "--platform", "linux/arm64", name)
-    assert docker("image", "inspect", "--format", "{{.Architecture}}", name) == "arm64\n"
-    assert "does not match" in docker("image", "inspect", "--platform", "linux/amd64", name, status=1)
-    assert "manifest list" in docker("pull", "--platform", "linux/s390x", name, status=1)
-    docker("pull", "-q", name)
-    assert docker("image", "inspect", "--platform", "linux/amd64", "--format", "{{.Architecture}}", name) == "amd64\n"
-    docker("history", "--platform", "linux/amd64", name)
-    assert name.rpartition(":")[0] in docker("image", "ls")
-    docker("image", "rm", "--platform", "linux/amd64", name)
+    cli("pull", "--platform", "linux/arm64", name)
+    assert cli("image", "inspect", "--format", "{{.Architecture}}", name) == "arm64\n"
+    assert "does not match" in cli("image", "inspect", "--platform", "linux/amd64", name, status=1)
+    assert "manifest list" in cli("pull", "--platform", "linux/s390x", name, status=1)
+    cli("pull", "-q", name)
+    assert cli("image", "inspect", "--platform", "linux/amd64", "--format", "{{.Architecture}}", name) == "amd64\n"
+    cli("history", "--platform", "linux/amd64", name)
+    assert name.rpartition(":")[0] in cli("image", "ls")
+    cli("image", "rm", "--platform", "linux/amd64", name)

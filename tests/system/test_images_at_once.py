@@ -4,11 +4,15 @@ response is consistent, and at the end nothing is damaged."""
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
+from tests import building
 from tests.archives import Image, Node, docker_archive, tar
 from tests.harness import TempEngine, until
 from tests.registry import Registry
@@ -17,6 +21,7 @@ from tests.system.test_images_killed import whole
 SECONDS = 6
 LAYERS = [tar([Node(f"l{at}/f{number}", b"%d" % number * 500) for number in range(50)]) for at in range(3)]
 IMAGE = Image(LAYERS, ["many:latest"], {"Cmd": ["true"]})
+ALL = quote(json.dumps({"dangling": ["false"]}))
 OTHER = Image([*LAYERS[:2], tar([Node("own", b"own")])], ["many:other"], {"Cmd": ["true"]})
 
 
@@ -81,3 +86,33 @@ def test_many_at_once() -> None:
                 answer = engine.request("DELETE", f"/v1.24/images/{image['Id']}?force=1")
                 assert answer.status in (200, 404), answer
         until("all of it is gone", lambda: whole(engine) == before)
+
+
+def test_prunes_during_builds(own_engine: TempEngine) -> None:
+    """A prune takes the images of steps that nothing else refers to yet. The builds go on."""
+    ended = threading.Event()
+
+    def prunes() -> int:
+        count = 0
+        while not ended.is_set():
+            answer = own_engine.request("POST", f"/images/prune?filters={ALL}")
+            assert answer.status == 200, answer
+            count += 1
+        return count
+
+    steps = "".join(f"ENV S{at}=1\nRUN echo {at} > /f{at}\n" for at in range(4))
+    with ThreadPoolExecutor(4) as pool:
+        pruning = pool.submit(prunes)
+        held = own_engine.create("true")  # its image stays
+        try:
+            for turn in range(3):
+                files = [f"FROM busybox\nLABEL n={turn}.{at}\n{steps}" for at in range(3)]
+                for built in pool.map(lambda file: building.build(own_engine, file, t="made"), files):
+                    assert built.error is None, built
+        finally:
+            ended.set()
+        assert pruning.result() > 0
+    own_engine.request("DELETE", f"/containers/{held}")
+    own_engine.restart()
+    assert own_engine.request("POST", f"/images/prune?filters={ALL}").status == 200
+    assert own_engine.request("GET", "/images/json?all=1").json() == []

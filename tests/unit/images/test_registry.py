@@ -22,7 +22,7 @@ import pytest
 import zstandard
 
 from engine.config import Config
-from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unauthorized
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unauthorized
 from engine.images.credentials import (
     NOBODY,
     Challenge,
@@ -921,6 +921,83 @@ def test_token_servers_that_give_none(tmp_path: Path, body: bytes) -> None:
             await ask.answer(401, WWW_Authenticate=f'Bearer realm="http://{ask.headers["host"]}/token"')
 
     refused(tmp_path, guarded, ServerError, "")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (',error="insufficient_scope"', NotFound, "denied: requested access to the resource is denied"),
+        (',error="invalid_token"', Unauthorized, "unauthorized: authentication required"),
+        ("", Unauthorized, "unauthorized: authentication required"),
+    ],
+)
+def test_a_token_that_does_not_suffice(tmp_path: Path, error: str, kind: type[EngineError], text: str) -> None:
+    """Docker Hub answers so for a repository that does not exist, whatever the credentials."""
+
+    async def guarded(ask: Ask) -> None:
+        if ask.path == "/token":
+            await ask.answer(200, b'{"token":"t"}')
+        else:
+            body = b'{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}'
+            realm = f'Bearer realm="http://{ask.headers["host"]}/token"{error}'
+            await ask.answer(401, body, WWW_Authenticate=realm)
+
+    async def work() -> None:
+        async with stage(tmp_path, guarded) as (server, puller):
+            for tag in ("t", ""):
+                with pytest.raises(kind, match=f"pull access denied.*{text if tag else ''}"):
+                    await puller.pull(f"{server.host}/a/b", tag, ME)
+            looked_at = Forbidden if kind is NotFound else Unauthorized
+            with pytest.raises(looked_at, match=text):
+                await puller.remote.described(f"{server.host}/a/b", ME)
+
+    run(work)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "kind"),
+    [
+        (404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}', {}, NotFound),
+        (401, b"", {}, Unauthorized),
+        (403, b"", {}, Forbidden),
+        (500, b"", {}, ServerError),
+        (200, b"garbage", {"Content_Type": OCI}, InvalidParameter),
+        (200, b'{"schemaVersion":1}', {"Content_Type": "application/json"}, InvalidParameter),
+    ],
+)
+def test_what_a_registry_answers_about_a_name(
+    tmp_path: Path, status: int, body: bytes, headers: dict[str, str], kind: type[EngineError]
+) -> None:
+    good = Good()
+    good.special[MANIFEST] = lambda ask: ask.answer(status, body, **headers)
+
+    async def work() -> None:
+        async with stage(tmp_path, good) as (server, puller):
+            with pytest.raises(kind):
+                await puller.remote.described(f"{server.host}/a/b:t", NOBODY)
+            for name, malformed in (("a" * 64, ServerError), ("UPPER", InvalidParameter)):
+                with pytest.raises(malformed):
+                    await puller.remote.described(name, NOBODY)
+
+    run(work)
+
+
+@needs_root
+def test_a_configuration_that_says_no_platform(tmp_path: Path) -> None:
+    good = Good()
+    config = b'{"rootfs":{}}'
+    good.blobs[digest(config)] = config
+    good.document["config"].update(digest=digest(config), size=len(config))
+
+    async def work() -> None:
+        async with stage(tmp_path, good) as (server, puller):
+            found = await puller.remote.described(f"{server.host}/a/b:t", NOBODY)
+            assert found.platforms == [] and found.descriptor.media_type == OCI
+            assert found.descriptor.digest == digest(good.manifest())
+
+    run(work)
 
 
 @needs_root
