@@ -596,6 +596,6 @@ def test_builds_at_once(builder: TempEngine) -> None:
 
 def test_every_version_and_none(builder: TempEngine) -> None:
     body = context("FROM busybox\nLABEL a=b\n")
-    found = {read(post(builder, body, api=f"v1.{minor}")).id for minor in range(18, 25)}
+    found = {read(post(builder, body, api=f"v1.{minor}")).id for minor in range(18, 56)}
     found.add(read(builder.request("POST", f"/build?{query({})}", body)).id)
     assert len(found) == 1
