@@ -126,13 +126,9 @@ def checked_host(host: HostConfig) -> HostConfig:
     ):
         if given:
             raise InvalidParameter(f"{field}: only supported on Windows")
-    for field, value in (
-        ("CpuRealtimePeriod", host.cpu_realtime_period),
-        ("CpuRealtimeRuntime", host.cpu_realtime_runtime),
-        ("Capabilities", host.capabilities),
-    ):
-        if value:
-            raise InvalidParameter(f"{field} is not supported by this engine")
+    check_realtime(host.cpu_realtime_period, host.cpu_realtime_runtime)
+    if host.capabilities:
+        raise InvalidParameter("Capabilities is not supported by this engine")
     for name in host.annotations or {}:
         if not name or "\0" in name:
             raise InvalidParameter("invalid Annotations: the empty string is not permitted as an annotation key")
@@ -422,6 +418,15 @@ def checked_restart_policy(policy: RestartPolicy) -> RestartPolicy:
             f"RestartPolicy: maximum retry count cannot be used with restart policy '{policy.name or 'no'}'"
         )
     return RestartPolicy(name=policy.name or "no", maximum_retry_count=policy.maximum_retry_count)
+
+
+def check_realtime(period: int, runtime: int) -> None:
+    """Raises InvalidParameter unless both are 0. Under v2 the kernel has no such limit; under v1 a
+    cgroup has no such time unless all groups above it are given some. Shared with update.
+    """
+    for field, value in (("CpuRealtimePeriod", period), ("CpuRealtimeRuntime", runtime)):
+        if value:
+            raise InvalidParameter(f"{field} is not supported by this engine")
 
 
 def check_address(text: str, field: str) -> None:

@@ -69,7 +69,7 @@ def requested(edits: cdi.Edits, user: oci.User) -> Iterator[tuple[oci.Device, oc
     Raises NotFound for a missing one.
     """
     for edit in edits.device_nodes:
-        kind, major, minor = edit.type, edit.major, edit.minor
+        kind, major, minor = edit.type.replace("u", _CHARACTER), edit.major, edit.minor
         if not kind or (kind != "p" and not (major or minor)):
             source = edit.host_path or edit.path
             try:

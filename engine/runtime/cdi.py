@@ -144,7 +144,8 @@ def _check(edits: Edits) -> None:
         if not set(node.permissions) <= set("rwm"):
             raise ValueError(f"device node {node.path[:100]!r}: permissions {node.permissions[:10]!r}")
     for mount in edits.mounts:
-        if not mount.container_path.startswith("/") or not mount.host_path:
+        target = mount.container_path
+        if not target.startswith("/") or not target.strip("/") or "\0" in target or not mount.host_path:
             raise ValueError(f"mount {mount.host_path[:100]!r} at {mount.container_path[:100]!r}: wrong path")
     for hook in edits.hooks:
         if hook.hook_name not in HOOKS or not hook.path.startswith("/"):

@@ -452,11 +452,13 @@ def output(path: str, argument: str) -> bytes:
 
 def words_of_version(path: str) -> tuple[str, str]:
     """Name and version from the output of `--version`, such as `crun version 1.8.1`; empty for
-    other output. Executes the program.
+    other output. A wrapper such as nvidia-container-runtime names the runtime that it executes.
+    Executes the program.
     """
     text = output(path, "--version").decode(errors="replace")
-    found = re.search(r"(\S+)\s+version\s+(\S+)", text)
-    return (found[1], found[2]) if found else ("", "")
+    found: list[tuple[str, str]] = re.findall(r"(\S+)\s+version:?\s+(\S+)", text)
+    known = [each for each in found if each[0] in _WITH_KEYRING_OPTION]
+    return (known or found or [("", "")])[0]
 
 
 def _cure(reason: str, hierarchies: Cgroups) -> str:

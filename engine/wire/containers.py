@@ -320,6 +320,8 @@ class UpdateBody(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     kernel_memory: int = 0
     nano_cpus: int = 0
     pids_limit: int | None = None
+    cpu_realtime_period: int = 0
+    cpu_realtime_runtime: int = 0
     blkio_weight_device: list[WeightDevice] | None = None
     blkio_device_read_bps: list[ThrottleDevice] | None = None
     blkio_device_write_bps: list[ThrottleDevice] | None = None

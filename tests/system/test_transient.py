@@ -79,7 +79,7 @@ class Site:
         await container.start()
         out = b"".join([data async for _, data in attached])
         attached.close()
-        code = await container.wait()
+        code = (await container.wait()).exit_code
         ingest = await self.containers.take(container)
         extraction = await self.daemon.images.layers.seal(ingest, self.image.chain_ids[-1], drop=drop)
         assert digest(ingest.path) == extraction.diff_id

@@ -73,6 +73,12 @@ def test_number_of_processes() -> None:
     assert merged(limited, UpdateBody(), SUPPORT)[0].pids_limit == 9
 
 
+def test_real_time_is_refused() -> None:
+    for change in (UpdateBody(cpu_realtime_period=1), UpdateBody(cpu_realtime_runtime=1)):
+        with pytest.raises(InvalidParameter, match="is not supported by this engine"):
+            merged(HostConfig(), change, SUPPORT)
+
+
 def test_nano_cpus() -> None:
     after, _ = merged(HostConfig(), UpdateBody(nano_cpus=500_000_000), SUPPORT)
     assert resources(HostConfig(), after, SUPPORT) == oci.Resources(cpu=oci.Cpu(quota=50_000, period=100_000))

@@ -108,6 +108,7 @@ def test_a_specification_in_yaml() -> None:
         (device(deviceNodes=[{"path": "/dev/x", "permissions": "rx"}]), "permissions 'rx'"),
         (device(mounts=[{"hostPath": "/a", "containerPath": "b"}]), "wrong path"),
         (device(mounts=[{"hostPath": "", "containerPath": "/b"}]), "wrong path"),
+        (device(mounts=[{"hostPath": "/a", "containerPath": "//"}]), "wrong path"),
         (device(hooks=[{"hookName": "never", "path": "/bin/true"}]), "wrong name or path"),
         (device(hooks=[{"hookName": "prestart", "path": "true"}]), "wrong name or path"),
     ],

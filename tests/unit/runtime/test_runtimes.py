@@ -89,6 +89,7 @@ def test_what_is_found_on_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         ("crun version 1.8.1\ncommit: x", ("crun", "1.8.1")),
         ("runsc version release-20240101.0\nspec: 1.1.0", ("runsc", "release-20240101.0")),
+        ("NVIDIA Container Runtime version 1.14.6\ncommit: x\n\nrunc version 1.1.12", ("runc", "1.1.12")),
         ("kata-runtime  : 3.2.0", ("", "")),
         ("", ("", "")),
     ],
