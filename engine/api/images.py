@@ -118,7 +118,9 @@ def inspect(engine: Engine, request: Request) -> Reply:
     platform = _platform(request, Flag.INSPECT_PLATFORM)
     if platform is not None and has(Flag.INSPECT_MANIFESTS) and parameters.boolean(request.query, "manifests"):
         raise InvalidParameter("conflicting options: manifests and platform options cannot both be set")
-    maker = not has(Flag.IMAGE_WITHOUT_MAKER)
+    # docker-compose 1 speaks the newest version, and recreates no container without
+    # ContainerConfig.
+    maker = not has(Flag.IMAGE_WITHOUT_MAKER) or request.headers.get("user-agent", "").startswith("docker-compose/1.")
     images = engine.images
     found = views.inspect(images.index, images.snapshots, request.parameters["name"], platform, maker=maker)
     return json_reply(request, found)

@@ -98,6 +98,7 @@ KEPT = {
     ("images/pull.py", "download.task"): "awaited by each user of the download",
     ("images/registry/download.py", "self._writing"): "awaited by `_settle`",
     ("networks/attachments.py", "sandbox.opening"): "awaited by `opened` and `leave`",
+    ("usage.py", "self._running[kind]"): "awaited by `_shared`",
 }
 """Attributes that hold a task which `spawn` has not made, and where its failure goes."""
 
