@@ -134,8 +134,11 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
     if name == "volume":
         return [
             lambda container: any(
-                value in (mount.name, mount.destination, mount.source)
-                for mount in container.record.mounts
+                value in places
+                for places in (
+                    *((mount.name, mount.destination, mount.source) for mount in container.record.mounts),
+                    *((mount.name, mount.destination) for mount in container.record.image_mounts),
+                )
                 for value in values
             )
         ]

@@ -26,7 +26,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -49,6 +49,8 @@ THREADS = 4
 SLOW_THREADS = 32
 """For work that waits for a disk or a distant server: file systems, copies, removals."""
 
+_COUNTED_AT_ONCE = 32
+"""Volumes whose files one thread counts: a thread for each would take more time than the files."""
 _PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 _OPTIONS = ("type", "device", "o")
@@ -516,9 +518,16 @@ class LocalDriver:
         with self._data(name) as place:
             return not os.listdir(f"/proc/self/fd/{place}")
 
-    async def size(self, name: str, *, hidden: bool = False) -> int:
-        """Bytes of its files; -1 when they cannot be counted. `hidden`: after `hide`."""
-        return await self._in_slow_thread(self._size, HIDDEN + name if hidden else name)
+    async def sizes(self, names: Sequence[str]) -> list[int]:
+        """Bytes of the files of each; -1 where they cannot be counted. After `hide` a volume has
+        the name with the prefix HIDDEN.
+        """
+        parts = [names[begin : begin + _COUNTED_AT_ONCE] for begin in range(0, len(names), _COUNTED_AT_ONCE)]
+        counted = await asyncio.gather(*(self._in_slow_thread(self._sizes, part) for part in parts))
+        return [size for part in counted for size in part]
+
+    def _sizes(self, names: Sequence[str]) -> list[int]:
+        return [self._size(name) for name in names]
 
     def _size(self, name: str) -> int:
         try:

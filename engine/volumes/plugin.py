@@ -6,13 +6,14 @@ Raises: NotFound for a driver that does not exist, ServerError for one that fail
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
 from engine.plugins.protocol import Plugin, Plugins
-from engine.volumes import local
-from engine.wire.volumes import PluginVolume, VolumeAnswer
+from engine.volumes import local, views
+from engine.wire.volumes import PluginVolume, Volume, VolumeAnswer
 
 _KIND = "VolumeDriver"
 
@@ -121,8 +122,36 @@ class PluginDrivers:
     def active(self) -> list[str]:
         return self._plugins.active(_KIND)
 
-    async def names(self) -> list[str]:
-        return await self._plugins.names()
+    async def listed(self) -> tuple[dict[str, Volume], list[str]]:
+        """The volumes that plugins list, and an error for each plugin that does not answer."""
+        names = await self._plugins.names()
+        answers = await asyncio.gather(*(self._listed(name) for name in names), return_exceptions=True)
+        found: dict[str, Volume] = {}
+        warnings: list[str] = []
+        for answer in answers:
+            if isinstance(answer, EngineError):
+                warnings.append(answer.message)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                driver, volumes = answer
+                for each in volumes:
+                    found.setdefault(each.name, views.of_plugin(each, driver.name, driver.scope))
+        return found, warnings
+
+    async def _listed(self, name: str) -> tuple[PluginDriver, Sequence[PluginVolume]]:
+        driver = await self.get(name)
+        return driver, await driver.list()
+
+    async def find(self, name: str) -> tuple[PluginDriver, PluginVolume] | None:
+        """A volume that was created outside the engine: asks each plugin, the first that knows it
+        wins.
+        """
+        for each in await self._plugins.names():
+            with contextlib.suppress(EngineError):
+                driver = await self.get(each)
+                return driver, await driver.get(name)
+        return None
 
     async def close(self) -> None:
         await self._plugins.close()

@@ -45,7 +45,7 @@ from engine.volumes.local import Content, LocalDriver
 from engine.volumes.plugin import PluginDriver, PluginDrivers
 from engine.volumes.views import ANONYMOUS, VolumeRecord
 from engine.wire.containers import MountPoint
-from engine.wire.volumes import PluginVolume, UsageData, Volume, VolumeCreate
+from engine.wire.volumes import UsageData, Volume, VolumeCreate
 
 _log = logging.getLogger(__name__)
 _ANONYMOUS = re.compile(r"[0-9a-f]{64}")
@@ -157,7 +157,7 @@ class VolumeStore:
 
         Values of one filter name are alternatives, except labels, which must all match.
         """
-        found, warnings = await self._from_plugins()
+        found, warnings = await self._plugins.listed()
         for name, record in self._volumes.items():
             found[name] = views.merged(record, self._mountpoint(record), found.get(name))
         chosen = [
@@ -167,32 +167,11 @@ class VolumeStore:
         ]
         return sorted(chosen, key=lambda each: each.name), warnings
 
-    async def _from_plugins(self) -> tuple[dict[str, Volume], list[str]]:
-        """The volumes that plugins list, and an error for each plugin that does not answer."""
-        names = await self._plugins.names()
-        answers = await asyncio.gather(*(self._listed(name) for name in names), return_exceptions=True)
-        found: dict[str, Volume] = {}
-        warnings: list[str] = []
-        for answer in answers:
-            if isinstance(answer, EngineError):
-                warnings.append(answer.message)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                driver, volumes = answer
-                for each in volumes:
-                    found.setdefault(each.name, views.of_plugin(each, driver.name, driver.scope))
-        return found, warnings
-
-    async def _listed(self, name: str) -> tuple[PluginDriver, Sequence[PluginVolume]]:
-        driver = await self._plugins.get(name)
-        return driver, await driver.list()
-
     async def get(self, name: str) -> Volume:
         """One volume. Raises NotFound `get NAME: no such volume`."""
         record = self._volumes.get(name)
         if record is None:
-            found = await self._of_plugin(name)
+            found = await self._plugins.find(name)
             if found is None:
                 raise NotFound(f"get {name}: no such volume")
             driver, volume = found
@@ -202,16 +181,6 @@ class VolumeStore:
         plugin = await self._plugins.get(record.driver)
         shown = views.of_plugin(await plugin.get(name), plugin.name, plugin.scope)
         return views.merged(record, shown.mountpoint or record.path, shown)
-
-    async def _of_plugin(self, name: str) -> tuple[PluginDriver, PluginVolume] | None:
-        """Finds a volume that was created outside the engine: asks each plugin, the first that
-        knows it wins.
-        """
-        for each in await self._plugins.names():
-            with contextlib.suppress(EngineError):
-                driver = await self._plugins.get(each)
-                return driver, await driver.get(name)
-        return None
 
     @whole
     async def create(self, body: VolumeCreate) -> Volume:
@@ -242,7 +211,7 @@ class VolumeStore:
         One that only a plugin knows gets a record.
         """
         record = self._volumes.get(name)
-        if record is None and driver != local.NAME and (found := await self._of_plugin(name)):
+        if record is None and driver != local.NAME and (found := await self._plugins.find(name)):
             plugin, volume = found
             if driver in ("", plugin.name):
                 record = VolumeRecord(
@@ -263,7 +232,7 @@ class VolumeStore:
         """
         async with self._lock(name):
             record = self._volumes.get(name)
-            if record is None and (found := await self._of_plugin(name)):
+            if record is None and (found := await self._plugins.find(name)):
                 record = VolumeRecord(name=name, driver=found[0].name)
             if record is None:
                 if force:
@@ -321,7 +290,7 @@ class VolumeStore:
                 return None
             try:
                 await self._local.hide(name)
-                size = await self._local.size(name, hidden=True)
+                (size,) = await self._local.sizes([local.HIDDEN + name])
                 await self._delete(record, self._local)
             except EngineError as error:
                 _log.warning("volume %s is not pruned: %s", name, error.message)
@@ -331,7 +300,7 @@ class VolumeStore:
     async def usage(self) -> list[Volume]:
         """The local volumes without driver options, with their sizes and numbers of users."""
         records = [record for record in self._volumes.values() if views.is_plain(record)]
-        sizes = await asyncio.gather(*(self._local.size(record.name) for record in records))
+        sizes = await self._local.sizes([record.name for record in records])
         return [
             msgspec.structs.replace(
                 self._view(record),

@@ -257,3 +257,44 @@ def test_a_restart_of_the_daemon_keeps_the_plugins_count(plugin: VolumePlugin, e
     assert engine.request("DELETE", f"/v1.24/containers/{container}?force=1").status == 204
     assert plugin.mounted["v1"] == []
     assert engine.request("DELETE", "/v1.24/volumes/v1").status == 204
+
+
+def test_force_drops_a_volume_that_its_plugin_keeps(plugin: VolumePlugin, engine: TempEngine) -> None:
+    make(engine, Name="v1", Driver="far")
+    plugin.answers["VolumeDriver.Remove"] = {"Err": "the array is busy"}
+    refused = engine.request("DELETE", "/v1.55/volumes/v1")
+    assert (refused.status, "the array is busy" in refused.message) == (500, True)
+    assert engine.request("DELETE", "/v1.55/volumes/v1?force=1").status == 204
+    assert plugin.names("Remove") == ["v1", "v1"]
+    plugin.volumes.clear()
+    assert engine.request("GET", "/v1.55/volumes/v1").status == 404
+
+
+def test_when_a_plugin_made_a_volume(plugin: VolumePlugin, engine: TempEngine) -> None:
+    for said, shown in (("2020-01-02T03:04:05Z", "2020-01-02T03:04:05Z"), ("long ago", None)):
+        view = {"Name": "v1", "Mountpoint": "", "CreatedAt": said}
+        plugin.answers |= {"VolumeDriver.Get": {"Volume": view}, "VolumeDriver.List": {"Volumes": [view]}}
+        (listed,) = engine.request("GET", "/v1.55/volumes").json()["Volumes"]
+        assert listed.get("CreatedAt") == engine.request("GET", "/v1.55/volumes/v1").json().get("CreatedAt") == shown
+
+
+def test_a_prune_leaves_volumes_of_plugins(plugin: VolumePlugin, engine: TempEngine) -> None:
+    make(engine, Name="v1", Driver="far")
+    answer = engine.request("POST", "/v1.41/volumes/prune")
+    assert answer.json() == {"VolumesDeleted": [], "SpaceReclaimed": 0}
+    assert plugin.names("Remove") == []
+    assert make(engine, Driver="far")["Labels"] == {"com.docker.volume.anonymous": ""}
+
+
+def test_a_part_of_a_volume(plugin: VolumePlugin, engine: TempEngine) -> None:
+    place = Path(make(engine, Name="v1", Driver="far")["Mountpoint"])
+    (place / "d").mkdir(parents=True)
+    (place / "out").symlink_to("/etc")
+    for subpath, status in (("d", 204), ("out", 400), ("missing", 404)):
+        mount = {"Type": "volume", "Source": "v1", "Target": "/p", "VolumeOptions": {"Subpath": subpath}}
+        container = engine.create("touch", "/p/file", host={"Mounts": [mount]})
+        assert engine.request("POST", f"/v1.55/containers/{container}/start").status == status, subpath
+        if status == 204:
+            assert engine.wait(container) == 0
+    assert os.listdir(place / "d") == ["file"]
+    until("the plugin's mounts are given back", lambda: plugin.mounted["v1"] == [])

@@ -160,3 +160,46 @@ def test_trees_that_are_spread_are_a_hint_and_no_more(tmp_path: Path) -> None:
     files.spread("/proc")
     with pytest.raises(FileNotFoundError):
         files.spread(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("a/file", 0),
+        ("./a/../a/file", 0),
+        ("near/file", 0),
+        ("a/up/a/file", 0),
+        ("..", errno.EXDEV),
+        ("a/../../top/a", errno.EXDEV),
+        ("/a", errno.EXDEV),
+        ("absolute", errno.EXDEV),
+        ("far", errno.EXDEV),
+        ("loop", errno.ELOOP),
+        ("a/file/x", errno.ENOTDIR),
+        ("no", errno.ENOENT),
+        ("a\0b", errno.EINVAL),
+    ],
+)
+def test_beneath(tmp_path: Path, path: str, expected: int) -> None:
+    """Links are followed while they stay below the root."""
+    top = tmp_path / "top"
+    (top / "a").mkdir(parents=True)
+    (top / "a" / "file").touch()
+    for name, target in {
+        "near": "a",
+        "a/up": "..",
+        "absolute": str(top / "a"),
+        "far": "../top/a",
+        "loop": "loop",
+    }.items():
+        (top / name).symlink_to(target)
+    root = files.open_directory(top)
+    try:
+        if not expected:
+            os.close(files.open_beneath(root, path, os.O_PATH))
+            return
+        with pytest.raises(OSError) as caught:
+            files.open_beneath(root, path, os.O_PATH)
+        assert caught.value.errno == expected
+    finally:
+        os.close(root)
