@@ -276,6 +276,7 @@ def test_when_a_plugin_made_a_volume(plugin: VolumePlugin, engine: TempEngine) -
         plugin.answers |= {"VolumeDriver.Get": {"Volume": view}, "VolumeDriver.List": {"Volumes": [view]}}
         (listed,) = engine.request("GET", "/v1.55/volumes").json()["Volumes"]
         assert listed.get("CreatedAt") == engine.request("GET", "/v1.55/volumes/v1").json().get("CreatedAt") == shown
+    plugin.answers.clear()
 
 
 def test_a_prune_leaves_volumes_of_plugins(plugin: VolumePlugin, engine: TempEngine) -> None:

@@ -3,6 +3,7 @@ images."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from tests.archives import Image, Node, busybox_layer, directory, docker_archive, symlink, tar
 from tests.client import Answer
-from tests.harness import TempEngine, until
+from tests.harness import BREATH, TempEngine, until
 
 
 @pytest.fixture
@@ -112,6 +113,21 @@ def test_what_writes_writes_below(engine: TempEngine, tree: Path) -> None:
     assert output(engine, WRITES, VolumesFrom=[source]) == "writes\nwrites\nbelow\n"
     assert output(engine, WRITES, VolumesFrom=[f"{source}:ro"]) == "below\n"
     assert output(engine, WRITES, "1.43", VolumesFrom=[f"{source}:ro"]) == "writes\nbelow\n"
+
+
+@pytest.mark.parametrize("words", ["ro", "ro,rslave"])
+def test_the_host_for_agents(engine: TempEngine, tmp_path: Path, words: str) -> None:
+    """As programs that watch a host ask for it, with all that is mounted there."""
+    if words != "ro":
+        subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
+        subprocess.run(["mount", "--make-shared", tmp_path], check=True)
+    try:
+        source = "/" if words == "ro" else str(tmp_path)
+        script = f"touch /host/x /host{tmp_path}/x /sys/x 2>/dev/null || echo read-only; ls /host >/dev/null"
+        assert output(engine, script, Binds=[f"{source}:/host:{words}", "/sys:/sys:ro"]) == "read-only\n"
+    finally:
+        if words != "ro":
+            subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_read_only_bind_stays_so_after_a_restart_of_the_engine(engine: TempEngine, tree: Path) -> None:
@@ -280,6 +296,46 @@ def test_parts_of_images_that_cannot_be_mounted(
 ) -> None:
     container = created(engine, ["true"], Mounts=[image(subpath=subpath)])
     assert words in started(engine, container, status)
+
+
+def test_nothing_is_written_into_an_image(engine: TempEngine, data: str) -> None:
+    container = created(engine, ["true"], Mounts=[image()])
+    path = f"/v1.55/containers/{container}/archive?path=/i/d"
+    answer = engine.request("PUT", path, tar([Node("x", b"")]), {"Content-Type": "application/x-tar"})
+    assert answer.status == 403, answer
+
+
+def calls(engine: TempEngine) -> list[str]:
+    """Mounts that calls have made in the engine's mount namespace."""
+    tasks = Path(f"/proc/{engine.pid}/task")
+    found: set[str] = set()
+    for task in os.listdir(tasks):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            lines = (tasks / task / "mountinfo").read_text().splitlines()
+            found |= {line.split()[4] for line in lines if line.split()[4].startswith("/calls/")}
+    return sorted(found)
+
+
+def test_starts_leave_nothing(engine: TempEngine, data: str, volume: Path) -> None:
+    """Starts that succeed, and starts that fail at the last of several mounts."""
+    good = created(engine, ["true"], Mounts=[part("d"), image(), image("/j", subpath="d")])
+    bad = created(engine, ["true"], Mounts=[part("d"), image(), image("/j", subpath="none")])
+    worse = created(engine, ["true"], Mounts=[image(), part("d"), part("none", "/q")])
+
+    def once() -> None:
+        started(engine, good)
+        engine.wait(good)
+        started(engine, bad, 404)
+        started(engine, worse, 404)
+        answer = engine.request("GET", f"/v1.55/containers/{bad}/archive?path=/")
+        assert answer.status == 404, answer
+
+    once()
+    before = engine.descriptors()
+    for _ in range(BREATH + 4):
+        once()
+    until("no descriptor is left", lambda: engine.descriptors() <= before + BREATH)
+    until("no mount is left", lambda: calls(engine) == [])
 
 
 def test_layers_stay_as_long_as_a_container_mounts_them(engine: TempEngine, data: str) -> None:
