@@ -22,8 +22,10 @@ _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 IFNAME, SYSCTLS = "endpoint.ifname", "endpoint.sysctls"
 """Driver options, behind one of the prefixes of options."""
 
+# The docker CLI sends options of `--network` in lower case.
 _SYSCTL = re.compile(
-    r"net\.((?:ipv4|ipv6)\.(?:conf|neigh)|mpls\.conf)\.IFNAME\.([A-Za-z0-9_]{1,64})=([^\x00-\x1f\x7f]{1,256})"
+    r"net\.((?:ipv4|ipv6)\.(?:conf|neigh)|mpls\.conf)\.(?:IFNAME|ifname)"
+    r"\.([A-Za-z0-9_]{1,64})=([^\x00-\x1f\x7f]{1,256})"
 )
 _LINK_NAME = re.compile(r"[^\s/:\x00-\x1f\x7f]+")
 _LONGEST_LINK_NAME = 15

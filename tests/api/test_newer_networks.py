@@ -5,11 +5,12 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 from typing import Any
 from urllib.parse import quote
+from urllib.request import urlopen
 
 import pytest
 
 from tests.api.test_networks import create, disconnect, inspect, pools, run, sleeper
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine, free_ports, until
 
 
 def newer(engine: TempEngine, method: str, target: str, body: Any = None, status: int = 200) -> Any:
@@ -169,6 +170,30 @@ def test_networks_without_ipv4(engine: TempEngine) -> None:
     engine.restart()
     assert endpoints_of(engine, other)["six"]["GlobalIPv6Address"]
     run(engine, other, "ping", "-c", "1", "-W", "5", "here")
+
+
+def test_ports_of_a_container_without_ipv4(engine: TempEngine) -> None:
+    make(engine, "six", EnableIPv4=False, EnableIPv6=True)
+    gateway = inspect(engine, "six")["IPAM"]["Config"][0]["Gateway"]
+    (port,) = free_ports(1)
+    published = {"PortBindings": {"80/tcp": [{"HostPort": str(port)}]}}
+    serve = ("sh", "-c", "echo found > /index.html; exec httpd -f -p 80 -h /")
+    container = engine.started(*serve, network="six", host=published)
+    bindings = newer(engine, "GET", f"/containers/{container}/json")["NetworkSettings"]["Ports"]["80/tcp"]
+    assert bindings == [{"HostIp": "::", "HostPort": str(port)}]
+
+    def answer() -> str:
+        try:
+            with urlopen(f"http://[{gateway}]:{port}/index.html", timeout=10) as reply:
+                return str(reply.read().decode())
+        except OSError:
+            return ""
+
+    until("the container serves", lambda: answer() == "found\n")
+    published["PortBindings"]["80/tcp"][0] |= {"HostIp": "127.0.0.1"}
+    refused = engine.create("true", network="six", host=published)
+    words = engine.post(f"/containers/{refused}/start", 500).json()["message"]
+    assert "the container has no IPv4 address, its network no IPv4" in words
 
 
 def test_prefix_of_interfaces(engine: TempEngine) -> None:

@@ -123,6 +123,45 @@ async def _macvlan(directory: Path) -> None:
     os.close(lan)
 
 
+async def _ipvlan(directory: Path) -> None:
+    """A container on the LAN behind its parent's MAC address, or an error without the driver."""
+    with namespaces.new_network() as lan:
+        far = RouteSocket()
+    with RouteSocket() as kernel:
+        kernel.apply(rtnl.create_veth("lan0", "far0", lan), rtnl.change_link("lan0", up=True))
+        there, parent = far.link("far0"), kernel.link("lan0")
+        assert there and parent
+        far.apply(rtnl.change_link("far0", up=True), rtnl.add_address(there.ifindex, IPv4Interface("192.0.2.1/24")))
+        probe = rtnl.create_ipvlan("probe", parent=parent.ifindex, namespace=lan, mode="l2", flag="bridge")
+        (missing,) = kernel.outcomes([probe])
+        async with network(directory) as networks:
+            options = {"Driver": "ipvlan", "Options": {"parent": "lan0"}}
+            await networks.create(body("lan", "192.0.2.0/24", **options))
+            if missing is not None:
+                with pytest.raises(ServerError, match="network lan: this kernel has no ipvlan"):
+                    await networks.endpoint("one", on="lan")
+            else:
+                far.apply(rtnl.delete_link("probe"))
+                one = await networks.endpoint("one", on="lan")
+                assert (one.endpoint.ip_address, one.endpoint.mac_address) == ("192.0.2.2", "")
+                assert reaches(one, "192.0.2.1")
+                assert "default via 192.0.2.1" in inside(one, "ip", "route").stdout
+                seen = Sandbox(f"/proc/{os.getpid()}/fd/{lan}", one.endpoint)
+                assert parent.address in inside(seen, "ip", "neigh").stdout
+                await networks.leave("one")
+            await networks.remove("lan")
+            options["Options"]["ipvlan_mode"] = "l3"  # type: ignore[index]
+            await networks.create(body("routed", "192.0.3.0/24", **options))
+            if missing is None:
+                two = await networks.endpoint("two", on="routed")
+                assert "default dev eth0" in inside(two, "ip", "route").stdout
+                await networks.leave("two")
+            await networks.remove("routed")
+            kernel.apply(rtnl.delete_link("lan0"))
+    far.close()
+    os.close(lan)
+
+
 async def _macvlan_parents(directory: Path) -> None:
     """A VLAN of an existing link, or a dummy link without a parent, is created for a network and
     removed with it; existing links stay."""
@@ -355,7 +394,7 @@ async def _taken_by_another(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "scene",
-    [_traffic, _macvlan, _macvlan_parents, _no_names, _undone, _adopted, _swept, _taken_by_another],
+    [_traffic, _macvlan, _ipvlan, _macvlan_parents, _no_names, _undone, _adopted, _swept, _taken_by_another],
     ids=lambda scene: scene.__name__.strip("_"),
 )
 def test_networks(scene: Body, tmp_path: Path) -> None:
