@@ -307,8 +307,12 @@ class ImageStore:
         if not any(reference.read(tag).repository == wanted.repository for tag in tags):
             digests = tuple(digest for digest in digests if reference.read(digest).repository != wanted.repository)
         gone = [found for found in (*record.tags, *record.digests) if found not in (*tags, *digests)]
-        remaining = msgspec.structs.replace(record, tags=tags, digests=digests)
+        # Without a digest, the manifest that it was pulled with has no name left.
+        manifest = record.manifest if digests else ""
+        remaining = msgspec.structs.replace(record, tags=tags, digests=digests, manifest=manifest)
         await self._commit({record.id: remaining})
+        if manifest != record.manifest:
+            await self._drop_manifest(record.manifest)
         for canonical in gone:
             done.append(Deletion(untagged=reference.read(canonical).familiar))
             self._publish(record.id, "untag", record.id)

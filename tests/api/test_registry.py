@@ -396,7 +396,7 @@ def test_unknown_images_are_404(clean: TempEngine, plain: Registry) -> None:
 def test_passwords(clean: TempEngine, guarded: Registry) -> None:
     name = f"{guarded.host}/private/thing"
     load(clean, IMAGE, f"{name}:v1")
-    assert errors(push(clean, name, "v1")) == ["unauthorized: authentication required"]
+    assert errors(push(clean, name, "v1")) == ["no basic auth credentials"]
     wrong = {"X-Registry-Auth": base64.b64encode(json.dumps({"username": USER, "password": "?"}).encode()).decode()}
     assert "unauthorized" in errors(push(clean, name, "v1", wrong))[0]
     assert not errors(push(clean, name, "v1", guarded.auth))

@@ -362,7 +362,7 @@ def test_a_registry(builder: Docker) -> None:
     with Registry(password=True) as registry:
         name = f"{registry.host}/box:1"
         docker("tag", "busybox", name)
-        assert "authentication required" in docker("push", name, status=1).err
+        assert "no basic auth credentials" in docker("push", name, status=1).err
         wrong = docker("login", "-u", USER, "-p", "wrong", registry.host, status=1)
         assert "unauthorized" in wrong.err.lower() or "incorrect" in wrong.err.lower()
         docker("login", "-u", USER, "-p", PASSWORD, registry.host)
@@ -374,6 +374,7 @@ def test_a_registry(builder: Docker) -> None:
         assert docker("run", "--rm", *QUIET, "--pull", "always", name, "echo", "hi").out == "hi\n"
         docker("logout", registry.host)
         assert docker("manifest", "inspect", "--insecure", name, status=1).out == ""
+        docker("rmi", name)
 
 
 def test_what_is_not_served(docker: Docker) -> None:

@@ -674,11 +674,12 @@ async def failure_of(answer: aiohttp.ClientResponse) -> Failure:
         # The credentials are good, but not for this repository, which may not even exist (RFC 6750,
         # section 3.1).
         status, code, text = 403, "DENIED", "denied: requested access to the resource is denied"
-    if not text and status == 401:
+    if status == 401:
         # Docker CLIs and scripts know both texts: the first when a login was refused, the second
         # when there was none.
-        given = "Authorization" in answer.request_info.headers or body
-        text = "unauthorized: authentication required" if given else "no basic auth credentials"
+        if "Authorization" not in answer.request_info.headers and (_basic(answer) or not (text or body)):
+            text = "no basic auth credentials"
+        text = text or "unauthorized: authentication required"
     elif not text and status == 403 and not body:
         text = "denied: requested access to the resource is denied"
     elif not text and status == 429:
@@ -693,6 +694,12 @@ async def failure_of(answer: aiohttp.ClientResponse) -> Failure:
         delay = float(answer.headers.get("Retry-After", "0"))
     transient = status in (408, 425, 429) or (status >= 500 and status not in (501, 505))
     return Failure(text, status, code, transient=transient, delay=max(0.0, delay))
+
+
+def _basic(answer: aiohttp.ClientResponse) -> bool:
+    """True if a registry wants a name and a password."""
+    found = _choose(challenges(answer.headers.getall("WWW-Authenticate", [])))
+    return found is not None and found.scheme == "basic"
 
 
 def _insufficient_scope(answer: aiohttp.ClientResponse) -> bool:

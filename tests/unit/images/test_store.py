@@ -424,6 +424,26 @@ def test_a_digest_counts_not_the_tag_beside_it(run: Run) -> None:
     run(work)
 
 
+def test_a_manifest_goes_with_the_last_digest(run: Run) -> None:
+    """Also if the image stays with another name, as it was before it was pulled."""
+
+    async def work(stage: Stage) -> None:
+        await stage.load(docker_archive(ONE))
+        before = stage.on_disk()
+        pulled = [reference.parse(f"{name}@{digest(b'{}')}") for name in ("a.b/c", "a.b/d")]
+        for each in pulled:
+            await stage.images.adopt(
+                ONE.configuration(), stage.images.get("one").config, digest=each, manifest=b"{}", oci=True
+            )
+        for each, left in zip(pulled, (1, 0), strict=True):
+            assert stage.images.get("one").manifest == digest(b"{}")
+            await stage.images.delete(each.canonical)
+            assert len(stage.on_disk()[1]) - len(before[1]) == left
+        assert stage.on_disk() == before and stage.images.get("one").manifest == ""
+
+    run(work)
+
+
 def test_the_time_of_the_last_tag(run: Run) -> None:
     def time_of(stage: Stage, name: str) -> int:
         shown = views.inspect(stage.images.index, stage.images.snapshots, name).metadata.last_tag_time
