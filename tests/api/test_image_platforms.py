@@ -16,6 +16,7 @@ import docker
 import docker.errors
 import pytest
 
+from tests import building
 from tests.archives import Image, Node, digest, docker_archive, oci_archive, tar
 from tests.client import Answer
 from tests.harness import TempEngine
@@ -200,6 +201,19 @@ def test_refused_credentials(clean: TempEngine, guarded: Registry) -> None:
         ("1.55", auth(username=USER, password=PASSWORD), 200),
     ):
         assert pull(clean, target, version=version, headers=headers).status == status, (version, headers)
+
+
+def test_a_build_from_another_platform(clean: TempEngine, plain: Registry) -> None:
+    """What is here for this host is pulled for the platform that the Dockerfile names."""
+    put_index(plain, "base")
+    name = f"{plain.host}/base:all"
+    said(pull(clean, f"fromImage={name}"))
+    for platform, expected in (("linux/arm64", "arm64"), ("linux/amd64", "amd64")):
+        built = building.build(clean, f"FROM --platform={platform} {name}\nCOPY a /a\n", {"a": b"x"}, t="made")
+        assert built.error is None, built
+        assert clean.request("GET", "/images/made/json").json()["Architecture"] == expected
+    refused = building.build(clean, f"FROM --platform=linux/s390x {name}\nCOPY a /a\n", {"a": b"x"})
+    assert refused.error is not None and "no matching manifest for linux/s390x" in refused.error["error"]
 
 
 def test_attestations(clean: TempEngine) -> None:
