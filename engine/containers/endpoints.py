@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from engine.containers import body
 from engine.errors import EngineError, InvalidParameter
+from engine.networks import endpoints as of_networks
 from engine.networks import requested
-from engine.networks.endpoints import configured
 from engine.networks.network import HOST, NONE
 from engine.networks.networks import Networks
 from engine.wire.containers import EndpointSettings, NetworkingConfig
@@ -63,7 +63,7 @@ def wanted(networks: Networks, mode: str, asked: NetworkingConfig, *, unchecked:
     if reasons:
         raise InvalidParameter(reasons[0] if len(reasons) == 1 else "invalid endpoint settings:\n" + "\n".join(reasons))
     macs = {name: requested.mac_address(each.mac_address, name) for name, each in endpoints.items() if each.mac_address}
-    return Wanted({name: configured(each) for name, each in endpoints.items()}, macs)
+    return Wanted({name: of_networks.asked(each) for name, each in endpoints.items()}, macs)
 
 
 def _refusal(check: Callable[[], object]) -> str:

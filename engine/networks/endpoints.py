@@ -217,22 +217,25 @@ def with_prefix(address: Address, prefix: int) -> IPv4Interface | IPv6Interface:
 
 def intent(wanted: EndpointSettings, record: NetworkRecord) -> EndpointSettings:
     """The configured part of an endpoint on this network."""
-    return msgspec.structs.replace(configured(wanted), network_id=record.id)
+    return msgspec.structs.replace(asked(wanted), network_id=record.id)
+
+
+def asked(wanted: EndpointSettings) -> EndpointSettings:
+    """What a client may ask for, but for the MAC address, without what only the engine sets."""
+    return EndpointSettings(
+        ipam_config=wanted.ipam_config,
+        links=wanted.links,
+        aliases=wanted.aliases,
+        driver_opts=wanted.driver_opts,
+        gw_priority=wanted.gw_priority,
+    )
 
 
 def configured(settings: EndpointSettings) -> EndpointSettings:
     """The settings that remain of an endpoint when its container has ended: the configuration and
     the names, without addresses.
     """
-    return EndpointSettings(
-        ipam_config=settings.ipam_config,
-        links=settings.links,
-        aliases=settings.aliases,
-        driver_opts=settings.driver_opts,
-        gw_priority=settings.gw_priority,
-        network_id=settings.network_id,
-        dns_names=settings.dns_names,
-    )
+    return msgspec.structs.replace(asked(settings), network_id=settings.network_id, dns_names=settings.dns_names)
 
 
 def with_names(settings: EndpointSettings, container_id: str, name: str, hostname: str) -> EndpointSettings:

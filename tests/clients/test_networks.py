@@ -16,9 +16,9 @@ def inspected(docker: Docker, kind: str, name: str) -> Any:
 
 
 def test_several_networks(docker: Docker) -> None:
-    for name, subnet in (("one", "10.211.6.0/24"), ("two", "10.211.7.0/24")):
+    for name, subnet in (("one", "10.211.16.0/24"), ("two", "10.211.17.0/24")):
         docker("network", "create", "--subnet", subnet, name)
-    networks = ["--network", "name=one,ip=10.211.6.9,alias=nick", "--network", "name=two"]
+    networks = ["--network", "name=one,ip=10.211.16.9,alias=nick", "--network", "name=two"]
     if docker.minor >= 44:
         networks[3] += ",mac-address=02:42:00:00:06:01"
     if docker.minor >= 48:
@@ -31,22 +31,22 @@ def test_several_networks(docker: Docker) -> None:
     else:
         docker("run", "-d", "--name", "c", *networks, "busybox", "top")
     seen = inspected(docker, "container", "c")["NetworkSettings"]["Networks"]
-    assert seen["one"]["IPAddress"] == "10.211.6.9" and seen["two"]["IPAddress"].startswith("10.211.7.")
+    assert seen["one"]["IPAddress"] == "10.211.16.9" and seen["two"]["IPAddress"].startswith("10.211.17.")
     if docker.minor >= 44:
         assert seen["two"]["MacAddress"] == "02:42:00:00:06:01" and "nick" in seen["one"]["DNSNames"]
     if docker.minor >= 48:
-        assert "via 10.211.7.1" in docker("exec", "c", "ip", "route", "show", "default").out
+        assert "via 10.211.17.1" in docker("exec", "c", "ip", "route", "show", "default").out
         assert docker("exec", "c", "cat", "/proc/sys/net/ipv4/conf/back/log_martians").out == "1\n"
-        docker("network", "create", "--subnet", "10.211.8.0/24", "three")
+        docker("network", "create", "--subnet", "10.211.18.0/24", "three")
         docker("network", "connect", "--gw-priority", "2", "--driver-opt", f"{OPTION[11:]}ifname=third", "three", "c")
-        assert "via 10.211.8.1 dev third" in docker("exec", "c", "ip", "route", "show", "default").out
+        assert "via 10.211.18.1 dev third" in docker("exec", "c", "ip", "route", "show", "default").out
 
 
 def test_kinds_of_networks(docker: Docker) -> None:
-    docker("network", "create", "--config-only", "--subnet", "10.211.9.0/24", "--label", "a=b", "conf")
+    docker("network", "create", "--config-only", "--subnet", "10.211.19.0/24", "--label", "a=b", "conf")
     docker("network", "create", "--config-from", "conf", "--scope", "local", "mine")
     shown = inspected(docker, "network", "mine")
-    assert shown["IPAM"]["Config"][0]["Subnet"] == "10.211.9.0/24" and shown["ConfigFrom"] == {"Network": "conf"}
+    assert shown["IPAM"]["Config"][0]["Subnet"] == "10.211.19.0/24" and shown["ConfigFrom"] == {"Network": "conf"}
     assert "is in use" in docker("network", "rm", "conf", status=1).err
     assert "already exists" in docker("network", "create", "mine", status=1).err
     if docker.minor >= 48:

@@ -69,7 +69,9 @@ def mac_with_warning(request: Body) -> None:
     mode = _mode(request)
     if mode not in (HOST, "none") and not mode.startswith("container:"):
         endpoint = _main(request, "unable to migrate container-wide MAC address to a specific network")
-        if endpoint.setdefault("MacAddress", mac) != mac:
+        if not endpoint.get("MacAddress"):
+            endpoint["MacAddress"] = mac
+        elif endpoint["MacAddress"] != mac:
             raise InvalidParameter(
                 "the container-wide MAC address must match the endpoint-specific MAC address for the main network, "
                 "or be left empty"

@@ -42,7 +42,7 @@ NONE = EndpointSettings()
         ("bridge", {"a": {}, "b": {}}, {"a": NONE, "b": NONE}),
         ("host", {"host": {}}, {"host": NONE}),
         # what only the engine sets is not taken from a client
-        ("a", {"a": {"IPAddress": "1.2.3.4", "EndpointID": "e", "NetworkID": "", "Gateway": "g"}}, {"a": NONE}),
+        ("a", {"a": {"IPAddress": "1.2.3.4", "EndpointID": "e", "NetworkID": "n", "DNSNames": ["d"]}}, {"a": NONE}),
     ],
 )
 def test_requested_endpoints(mode: str, asked: dict[str, Any], found: dict[str, EndpointSettings]) -> None:

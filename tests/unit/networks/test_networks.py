@@ -18,12 +18,11 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.networks import bridge, dns, endpoints, host, macvlan, sandboxes
+from engine.networks import bridge, endpoints, host, macvlan, sandboxes
 from engine.networks.bridge import BridgeDriver
-from engine.networks.network import NetworkRecord, NetworkStore, Options
+from engine.networks.network import Options
 from engine.networks.ports import Published
 from engine.networks.publishing import Request
-from engine.pruning import Selection
 from engine.storage.records import Records
 from engine.system.netlink.codec import NetlinkError
 from engine.wire.containers import EndpointIPAMConfig, EndpointSettings, PortBinding
@@ -413,51 +412,6 @@ def test_a_network_with_an_endpoint_on_its_way_stays(world: Host, tmp_path: Path
     asyncio.run(run())
 
 
-def test_prune(world: Host, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path) as networks:
-            for name, labels in (("old", {}), ("kept", {"keep": "1"}), ("busy", {}), ("stuck", {})):
-                await networks.create(body(name, Labels=labels))
-            await networks.join("c", "c", {"busy": ANY}, "busy")
-            assert await networks.prune(Selection(until_ns=1)) == []
-            assert [each.record.name for each in await networks.prune(Selection(labels=("keep=1",)))] == ["kept"]
-            await networks.create(body("kept", Labels={"keep": "1"}))
-            removed = NetworkStore.remove
-
-            async def refused(store: NetworkStore, record: NetworkRecord) -> None:
-                assert (await asyncio.gather(networks.prune(Selection()), return_exceptions=True))[
-                    0
-                ].__class__ is Conflict
-                if record.name == "stuck":
-                    raise ServerError("the disk is full")
-                await removed(store, record)
-
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(NetworkStore, "remove", refused)
-                gone = await networks.prune(Selection(not_labels=("keep",)))
-            assert [each.record.name for each in gone] == ["old"]
-            assert sorted(each.record.name for each in networks if not each.record.predefined) == [
-                "busy",
-                "kept",
-                "stuck",
-            ]
-            await networks.leave("c")
-            assert len(await networks.prune(Selection())) == 3
-            event = networks.networks._events.history(0)[-1]
-            assert (event.type, event.action) == ("network", "prune")
-            assert (event.actor.id, event.actor.attributes) == ("", {"reclaimed": "0"})
-
-    asyncio.run(run())
-
-
-def test_what_host_gateway_means(world: Host, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path, bridge_subnet="10.9.0.5/24") as networks:
-            assert networks.host_gateways() == ["10.9.0.5"]
-
-    asyncio.run(run())
-
-
 def test_a_name_is_free_while_its_bridge_still_goes(world: Host, tmp_path: Path) -> None:
     async def run() -> None:
         async with opened(tmp_path) as networks:
@@ -610,145 +564,6 @@ def test_check_and_check_connected(world: Host, tmp_path: Path) -> None:
                 await networks.create(body("a", CheckDuplicate=True))
             with pytest.raises(NotFound, match="container c has left its networks"):
                 await networks.connect("c", "a", ANY, PROCESS)
-
-    asyncio.run(run())
-
-
-def test_a_network_without_ipv4(world: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "HAS_IPV6", True)
-
-    async def run() -> None:
-        async with opened(tmp_path) as networks:
-            before = snapshot(networks, world)
-            await networks.create(body("six", EnableIPv4=False, EnableIPv6=True))
-            six = networks.get("six")
-            (pool,) = six.record.ipam.config
-            assert (six.record.enable_ipv4, [*six.pools]) == (False, [6])
-            assert pool.subnet.startswith("fd") and pool.gateway
-            settings = (await networks.join("c", "c", {"six": ANY}, "six", request=PORTS)).endpoints["six"]
-            assert (settings.ip_address, settings.ip_prefix_len, settings.gateway) == ("", 0, "")
-            assert settings.ipv6_gateway == pool.gateway and settings.mac_address.startswith("02:42:")
-            (inside,) = [each for each in world.namespaces.values() if each]
-            assert [str(each.ip) for each in inside["eth0"].addresses] == [settings.global_ipv6_address]
-            (port,) = await networks.opened("c")
-            assert port.host_ip == "::"
-            (shown,) = networks.inspected(six).containers.values()
-            assert (shown.ipv4_address, shown.ipv6_address) == ("", f"{settings.global_ipv6_address}/64")
-            status = networks.inspected(six).status
-            assert status.ipam.subnets[pool.subnet].ips_in_use == 3
-            await networks.leave("c")
-            assert networks.inspected(six).status.ipam.subnets[pool.subnet].ips_in_use == 2
-            await networks.remove("six")
-            await asyncio.gather(*(task for _, task in networks._going.values()))
-            assert snapshot(networks, world) == before
-
-    asyncio.run(run())
-
-
-def test_a_configuration_network(world: Host, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path) as networks:
-            await networks.create(body("conf", "10.1.0.0/24", ConfigOnly=True, Labels={"a": "b"}))
-            with pytest.raises(NotFound, match="configuration network 'other' not found"):
-                await networks.create(body("net", ConfigFrom={"Network": "other"}))
-            await networks.create(body("net", ConfigFrom={"Network": "conf"}))
-            shown = networks.shown(networks.get("net"))
-            assert (shown.config_from.network, shown.labels, shown.ipam.config[0].subnet) == (
-                "conf",
-                {"a": "b"},
-                "10.1.0.0/24",
-            )
-            conf = networks.inspected(networks.get("conf"))
-            assert (conf.config_only, conf.driver, conf.status) == (True, "null", msgspec.UNSET)
-            for attempt in (
-                networks.join("c", "c", {"conf": ANY}, "conf"),
-                networks.remove("conf"),
-            ):
-                with pytest.raises(Forbidden, match="configuration network"):
-                    await attempt
-            with pytest.raises(Forbidden, match="configuration network"):
-                networks.check("c", "conf", ANY, [])
-            assert [each.record.name for each in await networks.prune(Selection())] == ["net"]
-        async with opened(tmp_path) as networks:
-            assert networks.get("conf").record.config_only
-            await networks.remove("conf")
-
-    asyncio.run(run())
-
-
-def test_ipvlan(world: Host, tmp_path: Path) -> None:
-    async def run() -> None:
-        world.add_link("lan0", "")
-        async with opened(tmp_path) as networks:
-            options = {"Options": {"parent": "lan0", "ipvlan_mode": "l3"}}
-            await networks.create(body("lan", "10.1.0.0/24", Driver="ipvlan", **options))
-            await networks.create(body("a", "10.2.0.0/24"))
-            before = snapshot(networks, world)
-            with pytest.raises(InvalidParameter, match="ipvlan interfaces do not support custom mac"):
-                networks.check("c", "lan", EndpointSettings(mac_address="02:42:00:00:00:01"), [])
-            settings = (await networks.join("c", "c", {"lan": ANY, "a": ANY}, "lan")).endpoints["lan"]
-            assert (settings.ip_address, settings.gateway, settings.mac_address) == ("10.1.0.2", "", "")
-            assert "ipvlan eth0" in world.steps and "route by eth0: [4]" in world.steps
-            await networks.disconnect("c", "lan")
-            (inside,) = [each for each in world.namespaces.values() if each]
-            assert [*inside] == ["eth1"]
-            await networks.leave("c")
-            assert snapshot(networks, world) == before
-
-            def refused(what: str) -> None:
-                if what.startswith("ipvlan"):
-                    raise NetlinkError(95, what)
-
-            world.fail = refused
-            with pytest.raises(ServerError, match="network lan: this kernel has no ipvlan"):
-                await networks.join("c", "c", {"lan": ANY}, "lan")
-            assert snapshot(networks, world) == before
-            world.fail = lambda _: None
-
-    asyncio.run(run())
-
-
-def test_names_of_interfaces(world: Host, tmp_path: Path) -> None:
-    def named(name: str) -> EndpointSettings:
-        return EndpointSettings(driver_opts={"com.docker.network.endpoint.ifname": name})
-
-    async def run() -> None:
-        async with opened(tmp_path) as networks:
-            for name in "abc":
-                await networks.create(body(name))
-            before = snapshot(networks, world)
-            with pytest.raises(InvalidParameter, match="cannot be named front"):
-                await networks.join("c", "c", {"a": named("front"), "b": named("front")}, "a")
-            assert snapshot(networks, world) == before
-            joined = await networks.join("c", "c", {"b": named("eth0"), "a": ANY, "c": named("back")}, "a")
-            (inside,) = [each for each in world.namespaces.values() if "back" in each]
-            addresses = {name: str(each.addresses[0].ip) for name, each in inside.items()}
-            assert addresses == {
-                "eth1": joined.endpoints["a"].ip_address,
-                "eth0": joined.endpoints["b"].ip_address,
-                "back": joined.endpoints["c"].ip_address,
-            }
-
-    asyncio.run(run())
-
-
-def test_names_follow_the_container(world: Host, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path) as networks:
-            await networks.create(body("a"))
-            wanted = {"a": EndpointSettings(aliases=["x", "host"]), "bridge": ANY}
-            joined = await networks.join("c" * 64, "one", wanted, "a", hostname="host")
-            assert joined.endpoints["a"].dns_names == ["one", "x", "host", "c" * 12]
-            assert joined.endpoints["a"].aliases == ["x", "host"] and joined.endpoints["bridge"].dns_names is None
-            networks.renamed("c" * 64, "two")
-            networks._names.add(
-                *["seen"],
-                **{"network_id": networks.get("a").record.id, "network": "a", "container_id": "seen"},
-                **{"names": ["seen"], "addresses": []},
-            )
-            assert networks._names.find("seen", dns.encoded("two") or b"")
-            assert networks._names.find("seen", dns.encoded("host") or b"")
-            assert not networks._names.find("seen", dns.encoded("one") or b"")
 
     asyncio.run(run())
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.api import parameters
 from engine.api.versions import VERSIONS
@@ -118,7 +120,7 @@ def test_the_mac_of_an_endpoint() -> None:
 def test_the_mac_of_the_container(mode: str) -> None:
     name = "mine" if mode == "mine" else "bridge"
     assert endpoints(create("1.52", asking(mode, MacAddress=MAC))) == {}
-    for version in ("1.51", "1.44", "1.43", "1.22"):
+    for version in ("1.51", "1.44", "1.43", "1.21"):
         made = create(version, asking(mode, MacAddress=MAC))
         assert macs(made) == {name: MAC}
         assert bool(made.from_older.warnings) is (version in ("1.51", "1.44"))
@@ -128,6 +130,7 @@ def test_the_mac_of_the_container(mode: str) -> None:
 def test_the_mac_of_the_container_beside_endpoints() -> None:
     assert macs(create("1.51", asking("a", MacAddress=MAC, a={"MacAddress": MAC}, b={}))) == {"a": MAC, "b": ""}
     assert macs(create("1.51", asking(MacAddress=MAC, default=None))) == {"default": MAC}
+    assert macs(create("1.51", asking("a", MacAddress=MAC, a={"MacAddress": ""}))) == {"a": MAC}
     assert macs(create("1.43", asking("a", MacAddress=MAC, another={"MacAddress": OTHER}))) == {"another": MAC}
     with pytest.raises(InvalidParameter, match="must match the endpoint-specific MAC address"):
         create("1.51", asking("a", MacAddress=MAC, a={"MacAddress": OTHER}))
@@ -181,3 +184,30 @@ def test_sysctls_of_an_interface_that_cannot_move() -> None:
     with pytest.raises(InvalidParameter, match="unable to find a network for sysctl net"):
         create("1.47", asking("a", Sysctls={"net.ipv4.conf.eth0.x": "2"}, b={}))
     assert create("1.47", asking("host", Sysctls=given)).host_config.sysctls == given
+
+
+_WORDS = st.sampled_from(["", "a", "bridge", "host", "eth0", "net.ipv4.conf.eth0.x", "net/a/b/c/d", MAC])
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | _WORDS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_WORDS, inner, max_size=2),
+    max_leaves=4,
+)
+_ENDPOINT = _JSON | st.fixed_dictionaries({}, optional={"MacAddress": _JSON, "DriverOpts": _JSON, "GwPriority": _JSON})
+_BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "MacAddress": _JSON,
+        "HostConfig": _JSON | st.fixed_dictionaries({}, optional={"NetworkMode": _JSON, "Sysctls": _JSON}),
+        "NetworkingConfig": _JSON
+        | st.fixed_dictionaries({"EndpointsConfig": _JSON | st.dictionaries(_WORDS, _ENDPOINT, max_size=2)}),
+    },
+)
+
+
+@given(st.sampled_from(["1.21", "1.24", "1.43", "1.47", "1.51", "1.55"]), _BODIES)
+def test_any_body_is_read_or_refused(version: str, body: dict[str, Any]) -> None:
+    try:
+        made = create(version, body)
+    except InvalidParameter:
+        return
+    assert isinstance(made, CreateBody)

@@ -6,9 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.api import parameters
 from engine.api.versions import VERSIONS
+from engine.errors import InvalidParameter
 from engine.wire.networks import NetworkCreate
 from tests.unit.api.versions.rows import NETWORK, NETWORK_INSPECT, check_new_field, reply
 
@@ -31,8 +34,8 @@ def test_status() -> None:
 
 
 def test_ipv4_off() -> None:
-    for version, given in (("1.48", False), ("1.47", msgspec.UNSET), ("1.25", msgspec.UNSET), ("1.24", False)):
-        assert create(version, EnableIPv4=False).enable_ipv4 is given
+    for version, found in (("1.48", False), ("1.47", msgspec.UNSET), ("1.25", msgspec.UNSET), ("1.24", False)):
+        assert create(version, EnableIPv4=False).enable_ipv4 is found
 
 
 def test_host_bits() -> None:
@@ -43,3 +46,17 @@ def test_host_bits() -> None:
     (pool,) = create("1.24", IPAM={"Config": [{"Subnet": "x/8", "IPRange": "10.0.0.1"}]}).ipam.config
     assert (pool.subnet, pool.ip_range) == ("x/8", "10.0.0.1")
     assert create("1.24", IPAM={"Config": []}).ipam.config == []
+
+
+_VALUE = st.none() | st.integers() | st.text(st.sampled_from("0123456789./:ab"), max_size=20)
+
+
+@given(
+    st.lists(_VALUE | st.dictionaries(st.sampled_from(["Subnet", "IPRange", "Gateway"]), _VALUE), max_size=2) | _VALUE
+)
+def test_any_pools_are_read_or_refused(pools: Any) -> None:
+    try:
+        made = create("1.24", IPAM={"Config": pools})
+    except InvalidParameter:
+        return
+    assert isinstance(made, NetworkCreate)
