@@ -76,7 +76,6 @@ class Flag(enum.Enum):
     INSPECT_PLATFORM = "inspect of an image takes platform"
     DELETE_PLATFORMS = "delete of an image takes platforms"
     NO_BRIDGE_NF = "info has no BridgeNfIptables and BridgeNfIp6tables"
-    MANY_PLATFORMS = "save and load take several platforms"
     DF_VERBOSE = "system/df takes verbose"
     EVENTS_LINES = "events are application/jsonl"
 

@@ -52,7 +52,6 @@ CHANGES = (
         downgrade={"NetworkSettings": with_bridge},
     ),
     Change("1.52", "the list shows Health", of=ContainerSummary, downgrade=without("Health")),
-    Change("1.52", "save and load take several platforms", flag=Flag.MANY_PLATFORMS),
     Change("1.52", "inspect of a network shows Status", of=NetworkInspect, downgrade=without("Status")),
     Change("1.52", "system/df takes verbose", flag=Flag.DF_VERBOSE, down_to="1.25"),
     Change(
