@@ -90,7 +90,7 @@ class BridgeDriver:
                     f"network {record.name}: subnet {subnet}: Pool overlaps with other one on this address space: "
                     "a link of this host has an address in it"
                 )
-        made.link, lent = open_user(self._links, made.bridge, self._alias, made.gateways.values(), made.options.mtu)
+        made.link, lent = open_user(self._links, made.bridge, self._alias, made.own_addresses, made.options.mtu)
         made.adopted = not self.made(made)
         made.record = msgspec.structs.replace(record, lent=tuple(map(str, lent)))
         try:
@@ -124,7 +124,7 @@ class BridgeDriver:
             found.gateways[4] = interface
             found.pools[4] = AddressPool(BRIDGE, interface.network, (interface.ip,))
         else:
-            gateways, mtu = found.gateways.values(), found.options.mtu
+            gateways, mtu = found.own_addresses, found.options.mtu
             found.link, _ = open_user(self._links, found.bridge, self._alias, gateways, mtu)
         found.adopted = not self.made(found)
 
@@ -199,7 +199,7 @@ class BridgeDriver:
                         assert isinstance(own, IPv4Interface)
                         link, _ = open_default(self._links, found.bridge, own)
                     else:
-                        gateways, mtu = found.gateways.values(), found.options.mtu
+                        gateways, mtu = found.own_addresses, found.options.mtu
                         link, _ = open_user(self._links, found.bridge, self._alias, gateways, mtu)
                     self._filter.returned(found.bridge)
                     self.replug(found, link)

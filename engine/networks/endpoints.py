@@ -105,8 +105,14 @@ class Network:
             internal=self.record.internal,
             icc=self.options.icc,
             masquerade=self.options.masquerade,
+            unprotected=self.options.unprotected,
             adopted=self.adopted,
         )
+
+    @property
+    def own_addresses(self) -> list[IPv4Interface | IPv6Interface]:
+        """The addresses of its bridge."""
+        return [each for version, each in self.gateways.items() if version not in self.options.bare]
 
     @property
     def lent(self) -> list[IPv4Interface | IPv6Interface]:

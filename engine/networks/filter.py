@@ -8,7 +8,7 @@ dropped. Elements and rules that other programs remove are put back (`mend`).
   whatever its source except internal networks. Its source address stays, unless the answer would
   not come back through this host: from the host's loopback, and within one bridge.
 - A bridge accepts answers, neighbours unless icc is off, and rewritten packets. Nothing leaves or
-  enters an internal one.
+  enters an internal one. An unprotected one accepts everything else, too.
 - 127.0.0.0/8 is allowed on lo alone. Routing would drop such packets too, but only after they had
   been rewritten, and not on a bridge that has route_localnet.
 - Router advertisements and redirects from bridges that the engine made do not reach the host, which
@@ -45,7 +45,7 @@ from engine.system.netlink.nft import Element, NftSocket
 
 _log = logging.getLogger(__name__)
 
-_OF_NETWORKS = ("bridges", "made", "internal", "inside", "masqueraded", "hairpin4", "hairpin6")
+_OF_NETWORKS = ("bridges", "made", "internal", "inside", "masqueraded", "open4", "open6", "hairpin4", "hairpin6")
 _OF_PORTS = ("address4", "any4", "address6", "any6", "relayed_anywhere", "relayed_at_loopback")
 
 RELAYED = IPv4Address("127.58.58.49")
@@ -61,6 +61,8 @@ add set inet {table} made {{ type ifname; }}
 add set inet {table} internal {{ type ifname; }}
 add set inet {table} inside {{ type ifname . ifname; }}
 add set inet {table} masqueraded {{ type ifname; }}
+add set inet {table} open4 {{ type ifname; }}
+add set inet {table} open6 {{ type ifname; }}
 add set inet {table} hairpin4 {{ type ipv4_addr . ifname; flags interval; }}
 add set inet {table} hairpin6 {{ type ipv6_addr . ifname; flags interval; }}
 add map inet {table} address4 {{ type inet_proto . ipv4_addr . inet_service : ipv4_addr . inet_service; }}
@@ -101,6 +103,8 @@ table inet {table} {{
         oifname @internal drop
         oifname @bridges ct state established,related accept
         oifname @bridges ct status dnat accept
+        meta nfproto ipv4 oifname @open4 accept
+        meta nfproto ipv6 oifname @open6 accept
         oifname @bridges drop
     }}
     chain into {{
@@ -149,6 +153,8 @@ class BridgeRules(NamedTuple):
     internal: bool = False
     icc: bool = True
     masquerade: bool = True
+    unprotected: tuple[int, ...] = ()
+    """IP versions by which other hosts reach every port of the containers."""
     adopted: bool = False
     """True if the engine did not make the bridge."""
 
@@ -423,6 +429,8 @@ def _of_network(rules: BridgeRules) -> Iterator[NamedElement]:
         yield "internal", Element(name)
     elif rules.masquerade:
         yield "masqueraded", Element(name)
+    for version in rules.unprotected:
+        yield f"open{version}", Element(name)
     for subnet in rules.subnets:
         yield (
             f"hairpin{subnet.version}",

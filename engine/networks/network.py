@@ -55,10 +55,8 @@ IPVLAN = "ipvlan"
 CONFIGURATION = "null"
 """The driver that a configuration-only network shows."""
 
+_GATEWAY_MODES = ("", "nat", "nat-unprotected", "isolated")
 _REFUSED = {
-    "bridge.gateway_mode_ipv4": ("", "nat"),
-    "bridge.gateway_mode_ipv6": ("", "nat"),
-    "bridge.inhibit_ipv4": ("", *_FALSE),
     "bridge.trusted_host_interfaces": ("",),
     "host_ipv4": ("",),
     "host_ipv6": ("",),
@@ -115,6 +113,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the link; empty: `br-` and the network's id."""
     icc: bool = True
     masquerade: bool = True
+    unprotected: tuple[int, ...] = ()
+    """IP versions by which other hosts reach every port of the containers."""
+    bare: tuple[int, ...] = ()
+    """IP versions of which the bridge has no address, so that the host is not on the network."""
     host_binding: str = ""
     mtu: int = 0
     parent: str = ""
@@ -155,6 +157,13 @@ def options(record: NetworkRecord) -> Options:
     text = given.get("driver.mtu", "")
     if text and not (text.isascii() and text.isdigit() and len(text) < 6 and (text == "0" or 68 <= int(text) <= 65535)):
         raise InvalidParameter(f"{where}: mtu {text[:100]!r} is not a number from 68 to 65535")
+    inhibited = (4,) if _boolean(given.get("bridge.inhibit_ipv4"), False, f"{where}: inhibit_ipv4") else ()
+    gateway_modes = {version: given.get(f"bridge.gateway_mode_ipv{version}", "") for version in (4, 6)}
+    for version, mode in gateway_modes.items():
+        if mode not in _GATEWAY_MODES:
+            raise InvalidParameter(f"{where}: gateway_mode_ipv{version} {mode[:100]!r} is not supported by this engine")
+        if mode == "isolated" and not record.internal:
+            raise InvalidParameter(f"{where}: gateway mode 'isolated' can only be used for an internal network")
     prefix = given.get("container_iface_prefix", "") or PREFIX
     if not _PREFIX.fullmatch(prefix):
         raise InvalidParameter(f"{where}: container_iface_prefix {prefix[:100]!r} is not 1 to 11 letters")
@@ -174,6 +183,8 @@ def options(record: NetworkRecord) -> Options:
     return Options(
         bridge=bridge,
         icc=_boolean(given.get("bridge.enable_icc"), True, f"{where}: enable_icc"),
+        unprotected=tuple(version for version, mode in gateway_modes.items() if mode == "nat-unprotected"),
+        bare=tuple(version for version, mode in gateway_modes.items() if mode == "isolated" or version in inhibited),
         masquerade=_boolean(given.get("bridge.enable_ip_masquerade"), True, f"{where}: enable_ip_masquerade"),
         host_binding=binding,
         mtu=int(text or 0),

@@ -11,7 +11,7 @@ import random
 import subprocess
 import threading
 import time
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,45 @@ async def _traffic(directory: Path) -> None:
         assert not inside(await networks.endpoint("four"), "cat", "/proc/net/if_inet6").stdout, "IPv6 is off elsewhere"
         for container in ("one", "both", "four"):
             await networks.leave(container)
+
+
+async def _gateway_modes(directory: Path) -> None:
+    """Another host reaches every port of an unprotected network, and none of another one. The host
+    is not on an isolated network."""
+    mode = "com.docker.network.bridge.gateway_mode_ipv"
+    with namespaces.new_network() as lan:
+        far = RouteSocket()
+    with RouteSocket() as kernel:
+        kernel.apply(rtnl.create_veth("lan0", "far0", lan), rtnl.change_link("lan0", up=True))
+        here, there = kernel.link("lan0"), far.link("far0")
+        assert here and there
+        kernel.apply(rtnl.add_address(here.ifindex, IPv4Interface("192.0.2.254/24")))
+        far.apply(rtnl.change_link("far0", up=True), rtnl.add_address(there.ifindex, IPv4Interface("192.0.2.1/24")))
+        far.apply(rtnl.add_default_route(IPv4Address("192.0.2.254"), there.ifindex))
+        async with network(directory) as networks:
+            await networks.create(body("open", "10.1.0.0/24", Options={f"{mode}4": "nat-unprotected"}))
+            await networks.create(body("shut", "10.2.0.0/24"))
+            options = {f"{mode}4": "isolated", f"{mode}6": "isolated"}
+            await networks.create(
+                body("alone", "10.3.0.0/24", "fd03::/64", EnableIPv6=True, Internal=True, Options=options)
+            )
+            found = {name: await networks.endpoint(name, on=name) for name in ("open", "shut", "alone")}
+            other = await networks.endpoint("other", on="alone")
+            host = Sandbox(f"/proc/{os.getpid()}/fd/{lan}", found["open"].endpoint)
+            assert reaches(host, "10.1.0.2") and not reaches(host, "10.2.0.2")
+            assert reaches(found["shut"], "192.0.2.1")
+            assert reaches(other, found["alone"].endpoint.ip_address)
+            assert reaches(other, found["alone"].endpoint.global_ipv6_address)
+            assert not reaches(other, "10.3.0.1")
+            link = kernel.link(networks.get("alone").bridge)
+            assert link and not kernel.addresses(link.ifindex)
+            for name in (*found, "other"):
+                await networks.leave(name)
+            for name in found:
+                await networks.remove(name)
+            kernel.apply(rtnl.delete_link("lan0"))
+    far.close()
+    os.close(lan)
 
 
 async def _macvlan(directory: Path) -> None:
@@ -394,7 +433,18 @@ async def _taken_by_another(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "scene",
-    [_traffic, _macvlan, _ipvlan, _macvlan_parents, _no_names, _undone, _adopted, _swept, _taken_by_another],
+    [
+        _traffic,
+        _gateway_modes,
+        _macvlan,
+        _ipvlan,
+        _macvlan_parents,
+        _no_names,
+        _undone,
+        _adopted,
+        _swept,
+        _taken_by_another,
+    ],
     ids=lambda scene: scene.__name__.strip("_"),
 )
 def test_networks(scene: Body, tmp_path: Path) -> None:

@@ -257,9 +257,14 @@ def test_names_that_docker_takes(name: str) -> None:
         (
             {"Options": {"com.docker.network.bridge.gateway_mode_ipv4": "routed"}},
             InvalidParameter,
-            "option bridge.gateway_mode_ipv4=routed is not supported",
+            "gateway_mode_ipv4 'routed' is not supported",
         ),
-        ({"Options": {"com.docker.network.bridge.inhibit_ipv4": "1"}}, InvalidParameter, "inhibit_ipv4=1 is not"),
+        ({"Options": {"com.docker.network.bridge.inhibit_ipv4": "x"}}, InvalidParameter, "inhibit_ipv4: 'x' is not"),
+        (
+            {"Options": {"com.docker.network.bridge.gateway_mode_ipv6": "isolated"}},
+            InvalidParameter,
+            "gateway mode 'isolated' can only be used for an internal network",
+        ),
         ({"Options": {"com.docker.network.host_ipv4": "10.0.0.1"}}, InvalidParameter, "host_ipv4=10.0.0.1 is not"),
         ({"Options": {"com.docker.network.container_iface_prefix": "a0"}}, InvalidParameter, "iface_prefix 'a0'"),
     ],
@@ -277,6 +282,19 @@ def test_options_that_change_nothing() -> None:
         "com.docker.network.container_iface_prefix": "net",
     }
     assert options(checked(body(Options=given))).prefix == "net"
+
+
+def test_gateway_modes() -> None:
+    four, six = (f"com.docker.network.bridge.gateway_mode_ipv{version}" for version in (4, 6))
+    for internal, chosen, unprotected, bare in (
+        (False, {}, (), ()),
+        (False, {four: "nat-unprotected"}, (4,), ()),
+        (False, {four: "nat", six: "nat-unprotected"}, (6,), ()),
+        (True, {four: "isolated", six: "isolated"}, (), (4, 6)),
+        (False, {"com.docker.network.bridge.inhibit_ipv4": "true"}, (), (4,)),
+    ):
+        meant = options(checked(body(Internal=internal, Options=chosen)))
+        assert (meant.unprotected, meant.bare) == (unprotected, bare)
 
 
 def test_ip_versions() -> None:
