@@ -62,6 +62,10 @@ def wanted(networks: Networks, mode: str, asked: NetworkingConfig, *, unchecked:
         reasons += refused
     if reasons:
         raise InvalidParameter(reasons[0] if len(reasons) == 1 else "invalid endpoint settings:\n" + "\n".join(reasons))
+    links = [requested.driver_options(name, each.driver_opts).name for name, each in endpoints.items()]
+    for link in links:
+        if link and links.count(link) > 1:
+            raise InvalidParameter(f"endpoint.ifname: two interfaces of a container cannot be named {link}")
     macs = {name: requested.mac_address(each.mac_address, name) for name, each in endpoints.items() if each.mac_address}
     return Wanted({name: of_networks.asked(each) for name, each in endpoints.items()}, macs)
 

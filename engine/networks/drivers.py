@@ -267,7 +267,10 @@ class Drivers:
         """Add an endpoint to a sandbox in use; returns its id."""
         with error_context(found, container_id):
             interface = endpoints.interface(found, given)
-            name = interface.name or sandboxes.free_name(namespace, found.options.prefix)
+            present = sandboxes.names(namespace)
+            if interface.name in present:
+                raise InvalidParameter(f"the container has an interface {interface.name} already")
+            name = interface.name or sandboxes.next_name(found.options.prefix, present)
             return self.of(found).plug(found, namespace, name, interface)
 
     def unplug(

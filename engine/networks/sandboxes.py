@@ -31,7 +31,6 @@ from typing import NamedTuple
 
 from engine.errors import EngineError, InvalidParameter
 from engine.networks import host
-from engine.networks.network import PREFIX
 from engine.networks.requested import PLACE
 from engine.system import namespaces, sysctls
 from engine.system.netlink import rtnl
@@ -239,10 +238,10 @@ def route(namespace: int, gateways: Iterable[IPv4Address | IPv6Address]) -> None
         inside.apply(*(rtnl.add_default_route(gateway, replace=True) for gateway in gateways))
 
 
-def free_name(namespace: int, prefix: str = PREFIX) -> str:
-    """The first of eth0, eth1, … that a namespace does not have."""
+def names(namespace: int) -> set[str]:
+    """Names of the links of a namespace."""
     with _inside(namespace) as inside:
-        return next_name(prefix, {link.name for link in inside.links()})
+        return {link.name for link in inside.links()}
 
 
 def next_name(prefix: str, taken: Collection[str]) -> str:

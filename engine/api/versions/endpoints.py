@@ -76,7 +76,10 @@ def mac_with_warning(request: Body) -> None:
                 "the container-wide MAC address must match the endpoint-specific MAC address for the main network, "
                 "or be left empty"
             )
-    _warn(request, "The container-wide MacAddress field is now deprecated. It should be specified in EndpointsConfig.")
+    _warn(
+        request,
+        "The container-wide MacAddress field is now deprecated. It should be specified in EndpointsConfig instead.",
+    )
 
 
 def interface_sysctls(request: Body) -> None:

@@ -50,6 +50,15 @@ def test_anything_else_is_true(value: str) -> None:
     assert parameters.boolean(query("follow=" + value), "follow") is True
 
 
+def test_strict_booleans() -> None:
+    for value, found in (("", False), ("1", True), ("T", True), ("true", True), ("0", False), ("FALSE", False)):
+        assert parameters.strict_boolean(query("a=" + value), "a") is found
+    assert parameters.strict_boolean(query("b=1"), "a") is False
+    for value in ("yes", "2", "tRUE", "+1"):
+        with pytest.raises(InvalidParameter, match="invalid value for a"):
+            parameters.strict_boolean(query("a=" + value), "a")
+
+
 @pytest.mark.parametrize("value", ["no", "No", "none", "NONE", "FALSE", "+0+", "+"])
 def test_other_words_for_false(value: str) -> None:
     assert parameters.boolean(query("stream=" + value), "stream", default=True) is False

@@ -29,6 +29,7 @@ def wanted(mode: str, /, *, unchecked: bool = False, **asked: Any) -> endpoints.
 
 
 NONE = EndpointSettings()
+IFNAME = {"com.docker.network.endpoint.ifname": "front"}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,7 @@ def test_requested_macs() -> None:
         ("a", {"a": {"IPAMConfig": {"IPv4Address": "x"}}}, "network a: IPv4Address: invalid IP address: 'x'"),
         ("a", {"a": {"MacAddress": "x"}}, "network a: invalid MacAddress 'x'"),
         ("full", {}, "network full takes none"),
+        ("a", {"a": {"DriverOpts": IFNAME}, "b": {"DriverOpts": IFNAME}}, "cannot be named front"),
         ("a", {"a": {"MacAddress": "x"}, "full": {}}, "invalid endpoint settings:\nnetwork a: invalid MacAddress"),
     ],
 )

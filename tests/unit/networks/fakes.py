@@ -99,7 +99,7 @@ class Host:
         monkeypatch.setattr(netfilter, "run", self._run)
         monkeypatch.setattr(namespaces, "of_process", lambda *_: self.namespace())
         for name in (
-            *("plug", "unplug", "empty", "finish", "route", "free_name", "close"),
+            *("plug", "unplug", "empty", "finish", "route", "names", "close"),
             *("remove", "remove_by_mac", "remove_by_address", "route_by_link"),
         ):
             monkeypatch.setattr(sandboxes, name, getattr(self, f"_{name}"))
@@ -144,8 +144,8 @@ class Host:
         self.step("route")
         self.routes[namespace] = [str(each) for each in gateways]
 
-    def _free_name(self, namespace: int, prefix: str = sandboxes.PREFIX) -> str:
-        return sandboxes.next_name(prefix, self.namespaces[namespace])
+    def _names(self, namespace: int) -> set[str]:
+        return {*self.namespaces[namespace]}
 
     def _remove_by_mac(self, namespace: int, mac: str) -> None:
         inner = self.namespaces[namespace]

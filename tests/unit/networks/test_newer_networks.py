@@ -15,7 +15,7 @@ from engine.pruning import Selection
 from engine.system.netlink.codec import NetlinkError
 from engine.wire.containers import EndpointSettings
 from tests.unit.networks.fakes import Host
-from tests.unit.networks.test_networks import ANY, PORTS, body, opened, snapshot, world
+from tests.unit.networks.test_networks import ANY, PORTS, PROCESS, body, opened, snapshot, world
 
 __all__ = ["world"]
 
@@ -172,6 +172,8 @@ def test_names_of_interfaces(world: Host, tmp_path: Path) -> None:
                 await networks.join("c", "c", {"a": named("front"), "b": named("front")}, "a")
             assert snapshot(networks, world) == before
             joined = await networks.join("c", "c", {"b": named("eth0"), "a": ANY, "c": named("back")}, "a")
+            with pytest.raises(InvalidParameter, match="the container has an interface back already"):
+                await networks.connect("c", "bridge", named("back"), PROCESS)
             (inside,) = [each for each in world.namespaces.values() if "back" in each]
             addresses = {name: str(each.addresses[0].ip) for name, each in inside.items()}
             assert addresses == {
