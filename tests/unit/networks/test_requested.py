@@ -32,7 +32,7 @@ def test_driver_options(options: dict[str, str] | None, found: DriverOptions) ->
     assert driver_options("n", options) == found
 
 
-@pytest.mark.parametrize("name", ["a/b", "a b", "a:b", ".", "..", "lo", "all", "default", "x" * 16, "eth%d", "ä" * 8])
+@pytest.mark.parametrize("name", ["a/b", "a b", "a:b", ".", "..", "lo", "all", "default", "x" * 16, "eth%d", "ä"])
 def test_bad_interface_names(name: str) -> None:
     with pytest.raises(InvalidParameter, match=re.escape("network n: endpoint.ifname: ")):
         driver_options("n", {IFNAME: name})
