@@ -157,6 +157,7 @@ def allocate(
     static = {**requested.wanted_addresses(record, wanted), **assigned}
     requested.link_local_addresses(record.name, wanted)
     requested.driver_options(record.name, wanted.driver_opts)
+    mac = requested.mac_address(mac, f"network {record.name}")
     taken: dict[int, Address] = {}
     try:
         for version, pool in found.pools.items():

@@ -348,7 +348,7 @@ async def _restart(directory: Path) -> None:
         await after.restore(
             "old", "old", {"bridge": sandbox.endpoint}, Process(container.pid, os.pidfd_open(container.pid))
         )
-        assert after.shown(after.get("bridge")).containers["old"].ipv4_address == "172.17.0.2/16"
+        assert after.inspected(after.get("bridge")).containers["old"].ipv4_address == "172.17.0.2/16"
         new = await after.endpoint("new")
         assert new.endpoint.ip_address == "172.17.0.3"
         assert reaches(new, "172.17.0.2")

@@ -186,7 +186,7 @@ def test_events_and_no_record() -> None:
         assert container.id not in {key for key, _ in records.rows("snapshot")}
         assert site.containers.get(container.record.name) is container
         assert [data async for data in attached] == []
-        assert await container.wait() == 0
+        assert (await container.wait()).exit_code == 0
         await site.snapshots.abandon(await site.containers.take(container))
         history = site.daemon.events.history(0)
         seen = [event.action for event in history if event.actor.id == container.id]
@@ -266,7 +266,7 @@ def test_output_is_complete_and_waits_for_its_reader() -> None:
         expected = b"".join(b"%d\n" % number for number in range(1, 2_000_000))[:size]
         assert streams[1] == expected and streams[2] == b"end\n"
         attached.close()
-        assert await container.wait() == 0
+        assert (await container.wait()).exit_code == 0
         await site.snapshots.abandon(await site.containers.take(container))
 
     in_daemon(story)
@@ -287,7 +287,7 @@ def test_output_goes_on_with_the_next_monitor() -> None:
                     await asyncio.sleep(0.01)
                 asyncio.get_running_loop().call_later(0.5, (Path(site.snapshots.mounted(container.id)) / "go").touch)
         assert found == b"first\nlast\n"
-        assert await container.wait() in (0, 255)
+        assert (await container.wait()).exit_code in (0, 255)
         await site.snapshots.abandon(await site.containers.take(container))
 
     in_daemon(story)
@@ -374,7 +374,7 @@ def test_the_disk_is_full_while_a_layer_is_made(small_disk: Path) -> None:
     async def story(site: Site) -> None:
         container = await site.create("sh", "-c", "for i in $(seq 300); do echo $i > /f$i; done; cat /dev/zero > /full")
         await container.start()
-        assert await container.wait() == 1
+        assert (await container.wait()).exit_code == 1
         ingest = await site.containers.take(container)
         fill(small_disk / "fill")  # what the removal of the container has freed
         with pytest.raises(ServerError, match="no space left on device"):
