@@ -25,8 +25,6 @@ DEFAULT_DETACH_KEYS = b"\x10\x11"  # ctrl-p,ctrl-q
 
 _CONTROL = {**{chr(code): code - 96 for code in range(97, 123)}, "@": 0, "[": 27, "\\": 28, "]": 29, "^": 30, "_": 31}
 
-_CONTROL_NAMES = {code: name for name, code in _CONTROL.items()} | {ord(","): ","}
-
 
 def parse_detach_keys(text: str | None) -> bytes:
     """Parses `a`, `ctrl-p,ctrl-q` to the bytes to wait for (Docker Engine API, ContainerAttach).
@@ -53,11 +51,6 @@ def parse_detach_keys(text: str | None) -> bytes:
                 f"Invalid escape keys ({text}) provided: {part!r} is neither a character nor ctrl-<value>"
             )
     return bytes(keys)
-
-
-def spell_detach_keys(keys: bytes) -> str:
-    """The text that `parse_detach_keys` parses to these bytes."""
-    return ",".join(f"ctrl-{_CONTROL_NAMES[key]}" if key in _CONTROL_NAMES else chr(key) for key in keys)
 
 
 def _parts(text: str) -> list[str]:

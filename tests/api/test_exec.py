@@ -455,7 +455,7 @@ def test_inspect(engine: TempEngine, box: str) -> None:
         "Running": False,
         "ExitCode": None,
         "CanRemove": False,
-        "DetachKeys": "ctrl-x",
+        "DetachKeys": "GA==",
         "OpenStdin": True,
         "OpenStdout": True,
         "OpenStderr": True,

@@ -64,10 +64,10 @@ def test_sizes_that_are_refused(engine: TempEngine, box: str) -> None:
 
 
 def test_inspect_shows_the_bytes_of_the_keys(engine: TempEngine, box: str) -> None:
+    """In base64 at every version: Go clients fail at anything else."""
     exec_id = created(engine, box, "true", Tty=True, DetachKeys="ctrl-x,a")
-    assert base64.b64decode(inspected(engine, exec_id, "")["DetachKeys"]) == b"\x18a"
-    assert base64.b64decode(inspected(engine, exec_id, "/v1.25")["DetachKeys"]) == b"\x18a"
-    assert inspected(engine, exec_id)["DetachKeys"] == "ctrl-x,a"
+    for version in ("", "/v1.25", "/v1.24"):
+        assert base64.b64decode(inspected(engine, exec_id, version)["DetachKeys"]) == b"\x18a"
     assert inspected(engine, created(engine, box, "true"), "")["DetachKeys"] == ""
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 from engine.api.versions.change import Change, Flag, without
 from engine.api.versions.endpoints import unchecked, without_host_bits
 from engine.api.versions.host_config import SINCE_1_25
 from engine.api.versions.network_settings import complete
-from engine.containers.streams import spell_detach_keys
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, EndpointSettings
 from engine.wire.events import Message
-from engine.wire.exec import ExecInspect
 from engine.wire.images import ImageInspect, ImageSummary
 from engine.wire.networks import Network, NetworkCreate, NetworkInspect
 from engine.wire.stats import Stats
@@ -52,12 +49,6 @@ CHANGES = (
         "1.25",
         "start of an exec hijacks the connection although nothing is attached",
         flag=Flag.EXEC_ALWAYS_HIJACKS,
-    ),
-    Change(
-        "1.25",
-        "inspect of an exec shows the bytes of DetachKeys, not their names",
-        of=ExecInspect,
-        downgrade={"DetachKeys": lambda found: spell_detach_keys(base64.b64decode(found.detach_keys))},
     ),
     Change(
         "1.25",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine._fast.logwriter import LogWriter
-from engine.containers.streams import DEFAULT_DETACH_KEYS, Wanted, attach, parse_detach_keys, spell_detach_keys
+from engine.containers.streams import DEFAULT_DETACH_KEYS, Wanted, attach, parse_detach_keys
 from engine.errors import InvalidParameter
 from engine.monitor.handles import Attached, Client
 
@@ -60,16 +60,6 @@ def test_any_text_gives_keys_or_a_refusal(text: str) -> None:
     except InvalidParameter:
         return
     assert len(keys) <= len(text) and (keys or not text)
-
-
-@given(st.binary(max_size=8).map(lambda keys: bytes(key & 0x7F for key in keys)))
-def test_keys_are_spelled_so_that_they_parse_to_the_same(keys: bytes) -> None:
-    assert parse_detach_keys(spell_detach_keys(keys)) == keys
-
-
-def test_spelled_keys() -> None:
-    assert spell_detach_keys(DEFAULT_DETACH_KEYS) == "ctrl-p,ctrl-q"
-    assert spell_detach_keys(b"a,") == "a,ctrl-,"
 
 
 def test_the_default_is_what_the_documentation_says() -> None:

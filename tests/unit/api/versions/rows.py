@@ -31,7 +31,7 @@ from engine.wire.containers import (
     UpdateBody,
 )
 from engine.wire.events import Actor, Message
-from engine.wire.exec import ExecCreate, ExecInspect, ExecStart, ProcessConfig
+from engine.wire.exec import ExecCreate, ExecStart
 from engine.wire.images import DefaultConfig, HistoryItem, ImageInspect, ImageMetadata, ImageSummary, InspectRootFS
 from engine.wire.images import GraphDriver as ImageGraphDriver
 from engine.wire.networks import (
@@ -341,20 +341,6 @@ CREATED = Created(
     "c" * 64, ["Following container port(s) have an empty list of port-bindings: 80/tcp. Such …", "another"]
 )
 
-EXEC = ExecInspect(
-    id="e" * 64,
-    running=True,
-    exit_code=None,
-    process_config=ProcessConfig(tty=True, entrypoint="sh", arguments=[], privileged=False, user=""),
-    open_stdin=True,
-    open_stderr=True,
-    open_stdout=True,
-    can_remove=False,
-    container_id="c" * 64,
-    detach_keys="EBE=",
-    pid=1,
-)
-
 ENDPOINT = EndpointSettings(driver_opts={"a": "b"}, gw_priority=1, dns_names=["web"])
 
 REPLIES: tuple[Any, ...] = (
@@ -376,7 +362,6 @@ REPLIES: tuple[Any, ...] = (
     IMAGE_INSPECT,
     HISTORY,
     VOLUME,
-    EXEC,
     CREATED,
 )
 

@@ -7,12 +7,7 @@ import pytest
 from engine.api.versions import VERSIONS, Flag
 from engine.wire.containers import CreateBody
 from engine.wire.exec import ExecCreate, ExecStart
-from tests.unit.api.versions.rows import EXEC, check_new_parameter, reply, request
-
-
-def test_1_25_detach_keys_are_bytes() -> None:
-    assert reply(EXEC, "1.25")["DetachKeys"] == "EBE="
-    assert reply(EXEC, "1.24")["DetachKeys"] == "ctrl-p,ctrl-q"
+from tests.unit.api.versions.rows import check_new_parameter, request
 
 
 @pytest.mark.parametrize("of", [ExecCreate, ExecStart])
