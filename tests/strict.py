@@ -325,13 +325,15 @@ SUMMARY = struct(
     Mounts=listed(MOUNT_POINT),
     ImageManifestDescriptor=DESCRIPTOR,
 )
-EXEC = struct(
+_EXEC: dict[str, Shape] = {
     **fields("ID ContainerID", TEXT),
     **fields("Running OpenStdin OpenStderr OpenStdout CanRemove", BOOL),
     **fields("ExitCode Pid", INT),
-    ProcessConfig=struct(tty=BOOL, privileged=BOOL, entrypoint=TEXT, user=TEXT, arguments=STRINGS),
-    DetachKeys=BYTES,
-)
+    "ProcessConfig": struct(tty=BOOL, privileged=BOOL, entrypoint=TEXT, user=TEXT, arguments=STRINGS),
+}
+EXEC = struct(**_EXEC, DetachKeys=BYTES)
+OLD_EXEC = struct(**_EXEC, DetachKeys=TEXT)
+"""Below 1.25 the keys are shown as they were given."""
 TOP = struct(Titles=STRINGS, Processes=listed(STRINGS))
 CHANGES = listed(struct(Path=TEXT, Kind=UINT8))
 WAITED = struct(StatusCode=INT, Error=struct(Message=TEXT))

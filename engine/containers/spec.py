@@ -368,7 +368,8 @@ def bind(
     # A bind has only the flags given here, so the flags of the source's own mount are repeated.
     forbidden = _forbidden(here or source)
     access = ["rw" if writable and "ro" not in forbidden else "ro"]
-    if not writable and options.read_only and not options.shallow:
+    # crun opens the destination of `rro` as a directory. Nothing is mounted below a file.
+    if not writable and options.read_only and not options.shallow and not _is_file(here or source):
         if runtime is not None and features.recursive_read_only(runtime):
             access.append("rro")
         elif options.read_only == "forced":
@@ -392,6 +393,11 @@ _FORBIDDING = {
     os.ST_NOATIME: "noatime",
     os.ST_NODIRATIME: "nodiratime",
 }
+
+
+def _is_file(source: str) -> bool:
+    """True if it exists and is no directory."""
+    return os.path.exists(source) and not os.path.isdir(source)
 
 
 def _forbidden(source: str) -> list[str]:

@@ -132,7 +132,15 @@ def played(engine: TempEngine, text: str) -> dict[str, Any]:
     (home / "play.yml").write_text(text)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DOCKER_", "ANSIBLE_"))}
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "-c", "local", "--diff", "play.yml"],
+        [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            "-i",
+            "localhost,",
+            "-c",
+            "local",
+            "--diff",
+            "play.yml",
+        ],
         cwd=home,
         env=kept
         | {

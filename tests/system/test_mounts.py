@@ -130,6 +130,12 @@ def test_the_host_for_agents(engine: TempEngine, tmp_path: Path, words: str) -> 
             subprocess.run(["umount", tmp_path], check=True)
 
 
+def test_a_read_only_file(engine: TempEngine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    script = "cat /new/file; touch /new/file 2>/dev/null || echo refused"
+    assert output(engine, script, Binds=[f"{tmp_path}/file:/new/file:ro"]) == "textrefused\n"
+
+
 def test_a_read_only_bind_stays_so_after_a_restart_of_the_engine(engine: TempEngine, tree: Path) -> None:
     container = created(engine, ["sh", "-c", WRITES], Binds=[f"{tree}:/m:ro"])
     engine.restart()

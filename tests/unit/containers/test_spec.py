@@ -408,6 +408,16 @@ def test_options_of_a_bind(
     assert spec.bind("/nowhere", "/d", writable, "", options=options, runtime=runtime).options == expected
 
 
+def test_a_read_only_file_has_nothing_below(tmp_path: Path) -> None:
+    """crun takes `rro` only for directories."""
+    (tmp_path / "file").touch()
+    runtime = Runtime(name="crun", path="/nowhere/crun", version="1.8", reason="", root="/run")
+    options = MountOptions(read_only="recursive")
+    for source, expected in ((tmp_path, ("ro", "rro")), (tmp_path / "file", ("ro",))):
+        seen = spec.bind(str(source), "/d", False, "", options=options, runtime=runtime).options
+        assert tuple(word for word in seen if word in ("rw", "ro", "rro")) == expected
+
+
 def test_masked_and_read_only_paths() -> None:
     """A list replaces the default, also an empty one: `--security-opt systempaths=unconfined`."""
     linux = built(place(cgroups=V2), masked_paths=["/proc/kcore"], readonly_paths=[])["linux"]
