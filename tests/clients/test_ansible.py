@@ -92,11 +92,19 @@ PLAYBOOK = """
         volumes: ["data:/data:ro", "/anonymous"]
         container_default_behavior: no_defaults
     - name: exec
-      community.docker.docker_container_exec: {{container: web, argv: [sh, -c, "echo $COLOUR; pwd"], chdir: /tmp, env: {{A: b}}}}
+      community.docker.docker_container_exec:
+        container: web
+        argv: [sh, -c, "echo $COLOUR; pwd"]
+        chdir: /tmp
+        env: {{A: b}}
       register: executed
       changed_when: executed.stdout_lines != ["{colour}", "/tmp"]
     - name: file
-      community.docker.docker_container_copy_into: {{container: host, content: words, container_path: /tmp/file, mode: "0644"}}
+      community.docker.docker_container_copy_into:
+        container: host
+        content: words
+        container_path: /tmp/file
+        mode: "0644"
     - name: container info
       community.docker.docker_container_info: {{name: web}}
 """
@@ -108,7 +116,11 @@ CLEAN = """
     group/community.docker.docker: {{docker_host: "unix://{socket}"}}
   tasks:
     - name: remove
-      community.docker.docker_container: {{name: "{{{{ item }}}}", state: absent, force_kill: true, keep_volumes: false}}
+      community.docker.docker_container:
+        name: "{{{{ item }}}}"
+        state: absent
+        force_kill: true
+        keep_volumes: false
       loop: [web, host]
     - name: network
       community.docker.docker_network: {{name: lan, state: absent}}

@@ -374,6 +374,7 @@ def test_a_registry(builder: Docker) -> None:
         assert "Status: Downloaded newer image" in pulled or "Image is up to date" in pulled
         assert docker("image", "inspect", "-f", "{{len .RepoDigests}}", name).line == "1"
         assert docker("run", "--rm", *QUIET, "--pull", "always", name, "echo", "hi").out == "hi\n"
+        docker("rmi", name)
         docker("logout", registry.host)
         assert docker("manifest", "inspect", "--insecure", name, status=1).out == ""
         docker("rmi", name)
