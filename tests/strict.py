@@ -325,15 +325,13 @@ SUMMARY = struct(
     Mounts=listed(MOUNT_POINT),
     ImageManifestDescriptor=DESCRIPTOR,
 )
-_EXEC: dict[str, Shape] = {
+EXEC = struct(
     **fields("ID ContainerID", TEXT),
     **fields("Running OpenStdin OpenStderr OpenStdout CanRemove", BOOL),
     **fields("ExitCode Pid", INT),
-    "ProcessConfig": struct(tty=BOOL, privileged=BOOL, entrypoint=TEXT, user=TEXT, arguments=STRINGS),
-}
-EXEC = struct(**_EXEC, DetachKeys=BYTES)
-OLD_EXEC = struct(**_EXEC, DetachKeys=TEXT)
-"""Below 1.25 the keys are shown as they were given."""
+    ProcessConfig=struct(tty=BOOL, privileged=BOOL, entrypoint=TEXT, user=TEXT, arguments=STRINGS),
+    DetachKeys=BYTES,
+)
 TOP = struct(Titles=STRINGS, Processes=listed(STRINGS))
 CHANGES = listed(struct(Path=TEXT, Kind=UINT8))
 WAITED = struct(StatusCode=INT, Error=struct(Message=TEXT))

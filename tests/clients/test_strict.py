@@ -222,8 +222,7 @@ def test_lists_and_inspects(world: World, version: str) -> None:
             continue
         if minor <= 18 and path == "/info":
             continue  # its booleans are numbers
-        older = minor < 25 and shape is strict.EXEC
-        if wrong := strict.faults(answer.json(), strict.OLD_EXEC if older else shape):
+        if wrong := strict.faults(answer.json(), shape):
             found[path] = wrong
     assert not found
 

@@ -22,6 +22,7 @@ const [wrong, warned] = sink();
 const [result, short] = await docker.run("busybox", ["sh", "-c", "echo out; echo err >&2; exit 3"], [out, wrong], {
   HostConfig: { NetworkMode: "none", Init: true }, Tty: false,
 });
+while (!printed() || !warned()) await sleep(10); // run() does not wait for the end of the streams
 seen.run = [result.StatusCode, printed(), warned()];
 await short.remove();
 
