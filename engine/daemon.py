@@ -62,7 +62,7 @@ from engine.runtime.runtimes import Runtimes
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
-from engine.system import host, memory, mounts, tasks
+from engine.system import detached_mounts, host, memory, mounts, tasks
 from engine.system.files import remove_tree, write_atomically
 from engine.system.grace_period import GracePeriod
 from engine.system.limits import open_descriptors
@@ -346,8 +346,9 @@ class Daemon:
         if self._leaves_nothing:
             root = self.config.run / ROOT
             mounts.unmount(root)
-            with contextlib.suppress(FileNotFoundError):  # the start failed before it was made
-                root.rmdir()
+            for place in (detached_mounts.place_beside(root), root):
+                with contextlib.suppress(FileNotFoundError):  # the start failed before it was made
+                    place.rmdir()
             for name in (
                 "config.json",
                 "stop-timeout",

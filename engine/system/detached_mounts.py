@@ -146,7 +146,10 @@ def detach(path: str) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Create `directory` as a private mount, for `MountNamespace.namespace_with`."""
+    """Create `directory` as a private mount, for `MountNamespace.namespace_with`.
+
+    `place_beside(directory)` exists on the host too: runc changes to the root's path for an exec.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_mount(directory):
         tree = clone(directory)
@@ -155,6 +158,7 @@ def make_private(directory: Path) -> None:
         finally:
             os.close(tree)
     mounts.mount("", directory, flags=mounts.MS_PRIVATE)  # under a shared mount it became shared
+    place_beside(directory).mkdir(mode=0o700, exist_ok=True)
 
 
 class Tree(NamedTuple):

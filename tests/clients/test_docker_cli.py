@@ -77,7 +77,7 @@ def test_what_is_created(docker: Docker) -> None:
         *("create", "--name", "all", "--init", "--cpus", "1.5", "--memory", "64m", "--memory-swap", "-1"),
         *("--pids-limit", "9", "--cgroupns", "private", "--ipc", "shareable", "--device-cgroup-rule", "c 1:3 r"),
         *("--stop-timeout", "3", "--stop-signal", "INT", "--restart", "on-failure:2", "--cap-add", "net_admin"),
-        *("--security-opt", "systempaths=unconfined", "--ulimit", "nofile=100:200", "--log-opt", "max-size=1m"),
+        *("--security-opt", "systempaths=unconfined", "--ulimit", "nofile=200:200", "--log-opt", "max-size=1m"),
         *("--sysctl", "net.core.somaxconn=64", "--tmpfs", "/t:size=1m", "--dns", "10.211.4.1", "--shm-size", "1m"),
         *("--health-cmd", "true", "--health-start-period", "2s", "--group-add", "7", "--oom-score-adj", "9"),
         *("--expose", "9/sctp", "--label", "a=b", "--read-only", "--blkio-weight", "0", "busybox", "top"),
@@ -98,7 +98,7 @@ def test_what_is_created(docker: Docker) -> None:
     assert [cap.upper().removeprefix("CAP_") for cap in host["CapAdd"]] == ["NET_ADMIN"]
     docker("start", "all")
     assert docker("exec", "all", "cat", "/proc/sys/net/core/somaxconn").out == "64\n"
-    assert docker("exec", "all", "sh", "-c", "ulimit -n; ulimit -Hn").out == "100\n200\n"
+    assert docker("exec", "all", "sh", "-c", "ulimit -n; ulimit -Hn").out == "200\n200\n"
 
 
 def test_newer_options(docker: Docker) -> None:

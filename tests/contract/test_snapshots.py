@@ -286,7 +286,7 @@ def test_shown_to_one(run_overlay: Run, tmp_path: Path) -> None:
         async with snapshots.shown("k", place) as namespace:
             (Path(snapshots.mounted("k")) / "file").touch()
             assert in_namespace(namespace, "ls", str(place)) == ["file"]
-            assert os.listdir(place) == []
+            assert os.listdir(place) == ["root"], "for the current directory of runc"
         await snapshots.unmount("k")
 
     try:

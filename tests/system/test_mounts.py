@@ -279,6 +279,14 @@ def test_an_image_is_mounted(engine: TempEngine, data: str) -> None:
     assert engine.wait(container) == 0, "the program is in the mounted image"
 
 
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+def test_exec_beside_a_mounted_image(engine: TempEngine, data: str, runtime: str) -> None:
+    """The root of such a container is at a place of its own, to which runc changes first."""
+    container = created(engine, ["top"], Mounts=[image()], Runtime=runtime)
+    started(engine, container)
+    assert engine.docker("exec", container, "cat", "/i/d/file").out == "new\n"
+
+
 @pytest.mark.parametrize(
     ("mount", "status", "words"),
     [
