@@ -275,7 +275,9 @@ comes from a file of a removed control group.
 
 
 def _spawn(argv: tuple[str, ...], stdin: bytes, seconds: int = COMMAND_SECONDS) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(argv, input=stdin, capture_output=True, timeout=seconds, check=False)
+    # SIGPIPE stays ignored: otherwise it kills crun in `delete` when a poststop hook ends without
+    # reading its input, and the container's state is left.
+    return subprocess.run(argv, input=stdin, capture_output=True, timeout=seconds, check=False, restore_signals=False)
 
 
 # --- errors of the runtime ------------------------------------------------------------------------

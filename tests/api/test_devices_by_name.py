@@ -31,7 +31,12 @@ def equipped() -> Iterator[TempEngine]:
     node = {"path": "/dev/thing0", "hostPath": "/dev/zero", "fileMode": 0o444}
     other = {"path": "/dev/thing1", "hostPath": "/dev/kmsg", "permissions": "w"}
     hooks = [
-        {"hookName": name, "path": "/bin/sh", "args": ["sh", "-c", f"echo {name} >>{engine.base}/hooks"], "env": []}
+        {
+            "hookName": name,
+            "path": "/bin/sh",
+            "args": ["sh", "-c", f"cat >/dev/null; echo {name} >>{engine.base}/hooks"],
+            "env": [],
+        }
         for name in ("createRuntime", "poststop")
     ]
     mount = {"hostPath": str(library), "containerPath": "/usr/lib/vendor/library", "options": ["ro", "nosuid", "bind"]}

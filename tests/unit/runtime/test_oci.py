@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.errors import InvalidParameter, NotFound, ServerError
@@ -86,3 +88,11 @@ def test_probe_program_is_a_static_elf(machine: str) -> None:
     assert program[:4] == b"\x7fELF"
     assert len(program) < 200
     assert oci._probe_spec(machine, "k", "/p").linux.cgroups_path == "/engined/k"
+
+
+def test_a_hook_that_reads_nothing_does_not_kill_the_runtime(tmp_path: Path) -> None:
+    """crun writes the container's state to a hook. The signal must not reach it."""
+    program = tmp_path / "crun"
+    program.write_text("#!/bin/sh\nkill -PIPE $$\n")
+    program.chmod(0o755)
+    asyncio.run(msgspec.structs.replace(RUNTIME, path=str(program)).delete("c1"))
