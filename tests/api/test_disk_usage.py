@@ -33,8 +33,8 @@ def test_an_engine_with_nothing() -> None:
         assert df(engine, version="1.44") == lists | {"LayersSize": 0}
 
 
-def test_sizes(engine: TempEngine) -> None:
-    engine.load_busybox()
+def test_sizes(own_engine: TempEngine) -> None:
+    engine = own_engine
     volume = "v-of-df"
     engine.request("POST", "/v1.44/volumes/create", {"Name": volume})
     writing = "dd if=/dev/zero of=/data/x bs=1M count=3; dd if=/dev/zero of=/x bs=1M count=2; echo ready; sleep 600"
@@ -122,11 +122,11 @@ def test_many_at_once(engine: TempEngine) -> None:
     assert all(len(each["Containers"]) == 20 for each in found)
 
 
-def test_docker_py(engine: TempEngine) -> None:
+def test_docker_py(own_engine: TempEngine) -> None:
     """It speaks the version that the engine names, which may have both forms."""
     import docker
 
-    engine.load_busybox()
+    engine = own_engine
     engine.create("true")
     with contextlib.closing(docker.DockerClient(base_url=f"unix://{engine.socket}", version="auto")) as client:
         found = client.df()
@@ -140,8 +140,8 @@ def docker(engine: TempEngine, *arguments: str) -> str:
     return subprocess.run(["docker", *arguments], env=environment, check=True, capture_output=True, text=True).stdout
 
 
-def test_docker(engine: TempEngine) -> None:
-    engine.load_busybox()
+def test_docker(own_engine: TempEngine) -> None:
+    engine = own_engine
     engine.create("true")
     lines = docker(engine, "system", "df", "--format", "{{json .}}").splitlines()
     rows = {each["Type"]: each for each in map(json.loads, lines)}
