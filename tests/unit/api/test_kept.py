@@ -8,13 +8,16 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from engine.api import networks
 from engine.api.kept import LISTS, Entry, KeptReplies
 from engine.api.versions import VERSIONS
 from engine.http.messages import Reply
 from engine.wire.containers import ContainerInspect
-from engine.wire.networks import IPAM, Network
+from engine.wire.networks import NetworkInspect
 from tests.unit.api.parts import engine, request
+from tests.unit.api.versions.rows import NETWORK_INSPECT
 
 
 def test_entries_by_shape_and_object() -> None:
@@ -32,24 +35,13 @@ def test_entries_by_shape_and_object() -> None:
 def test_an_object_is_encoded_again_when_its_generation_grows() -> None:
     shown = 0
 
-    def show(found: Any) -> Network:
+    def show(found: Any) -> NetworkInspect:
         nonlocal shown
         shown += 1
-        return Network(
-            name="n",
-            id=found.record.id,
-            scope="local",
-            driver="bridge",
-            enable_ipv6=False,
-            ipam=IPAM(),
-            internal=False,
-            containers={},
-            options={},
-            labels={},
-        )
+        return msgspec.structs.replace(NETWORK_INSPECT, id=found.record.id)
 
-    network: Any = SimpleNamespace(record=SimpleNamespace(id="1"), generation=0)
-    fake: Any = SimpleNamespace(get=lambda name: network, shown=show)
+    network: Any = SimpleNamespace(record=SimpleNamespace(id="1", scope="local"), generation=0)
+    fake: Any = SimpleNamespace(get=lambda name: network, inspected=show)
     parts = dataclasses.replace(engine(), networks=fake)
 
     def inspect(version: str) -> bytes:
