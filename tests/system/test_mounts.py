@@ -107,6 +107,18 @@ def test_read_only_with_the_mounts_below(
     assert output(engine, WRITES, version, **host) == expected
 
 
+@pytest.mark.parametrize("options", [None, {}, {"ReadOnlyForceRecursive": True}])
+def test_a_file_that_is_read_only(engine: TempEngine, tmp_path: Path, options: dict[str, Any] | None) -> None:
+    """`options` as above. Such as a configuration file, or the socket of an engine."""
+    (tmp_path / "file").write_text("content\n")
+    bind = {"Type": "bind", "Source": f"{tmp_path}/file", "Target": "/f", "ReadOnly": True}
+    host = {"Binds": [f"{tmp_path}/file:/f:ro"]} if options is None else {"Mounts": [bind | {"BindOptions": options}]}
+    host = {**host, "VolumesFrom": [created(engine, ["true"], Binds=[f"{tmp_path}/file:/g"]) + ":ro"]}
+    script = "cat /f /g; for x in /f /g; do echo x 2>/dev/null >$x || echo read-only; done"
+    assert output(engine, script, **host) == "content\ncontent\nread-only\nread-only\n"
+    assert output(engine, "ls /s", Binds=[f"{engine.socket}:/s:ro"]) == "/s\n"
+
+
 def test_what_writes_writes_below(engine: TempEngine, tree: Path) -> None:
     assert output(engine, WRITES, Binds=[f"{tree}:/m"]) == "writes\nwrites\nbelow\n"
     source = created(engine, ["true"], Binds=[f"{tree}:/m"])
@@ -176,7 +188,8 @@ def part(subpath: str, target: str = "/p", **more: Any) -> dict[str, Any]:
 
 
 def test_a_part_of_a_volume(engine: TempEngine, volume: Path) -> None:
-    mounts = [part("d"), part("./d/e/", "/q", ReadOnly=True), part("inside", "/r"), part("d/e/file", "/f")]
+    mounts = [part("d"), part("./d/e/", "/q", ReadOnly=True), part("inside", "/r")]
+    mounts.append(part("d/e/file", "/f", ReadOnly=True))
     script = "ls /p /q /r; cat /f; touch /p/new; touch /q/no 2>/dev/null || echo read-only; test ! -e /p/../d"
     assert output(engine, script, Mounts=mounts) == ("/p:\ne\n\n/q:\nfile\n\n/r:\nfile\ncontent\nread-only\n")
     assert sorted(os.listdir(volume / "d")) == ["e", "new"]

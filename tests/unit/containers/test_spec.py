@@ -398,14 +398,27 @@ def test_device_cgroup_rules() -> None:
     ],
 )
 def test_options_of_a_bind(
-    options: MountOptions, writable: bool, version: str, expected: tuple[str, ...] | None
+    tmp_path: Path, options: MountOptions, writable: bool, version: str, expected: tuple[str, ...] | None
 ) -> None:
+    """Of a directory. The flags of its own mount come after these words."""
     runtime = Runtime(name="crun", path="/nowhere/crun", version=version, reason="", root="/run")
+    source = str(tmp_path)
     if expected is None:
         with pytest.raises(InvalidParameter, match="/d: the runtime cannot make the mounts below it read-only"):
-            spec.bind("/nowhere", "/d", writable, "", options=options, runtime=runtime)
+            spec.bind(source, "/d", writable, "", options=options, runtime=runtime)
         return
-    assert spec.bind("/nowhere", "/d", writable, "", options=options, runtime=runtime).options == expected
+    found = spec.bind(source, "/d", writable, "", options=options, runtime=runtime).options
+    assert (found[: len(expected)], "rro" in found) == (expected, "rro" in expected)
+
+
+@pytest.mark.parametrize("version", ["1.8", "1.3"])
+@pytest.mark.parametrize("read_only", ["recursive", "forced"])
+def test_a_file_is_read_only_without_mounts_below(tmp_path: Path, read_only: Any, version: str) -> None:
+    runtime = Runtime(name="crun", path="/nowhere/crun", version=version, reason="", root="/run")
+    (tmp_path / "file").touch()
+    options = MountOptions(read_only=read_only)
+    found = spec.bind(str(tmp_path / "file"), "/f", False, "", options=options, runtime=runtime).options
+    assert "ro" in found and "rro" not in found
 
 
 def test_a_read_only_file_has_nothing_below(tmp_path: Path) -> None:
