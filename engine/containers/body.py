@@ -129,9 +129,11 @@ def checked_host(host: HostConfig) -> HostConfig:
     check_realtime(host.cpu_realtime_period, host.cpu_realtime_runtime)
     if host.capabilities:
         raise InvalidParameter("Capabilities is not supported by this engine")
-    for name in host.annotations or {}:
-        if not name or "\0" in name:
+    for name, value in (host.annotations or {}).items():
+        if not name:
             raise InvalidParameter("invalid Annotations: the empty string is not permitted as an annotation key")
+        if "\0" in name or "\0" in value:
+            raise InvalidParameter(f"invalid Annotations: {name[:100]!r}: must not contain a NUL character")
     for request in host.device_requests or ():
         if request.count and request.device_ids:
             raise InvalidParameter("DeviceRequests: cannot set both Count and DeviceIDs on device request")
@@ -141,6 +143,7 @@ def checked_host(host: HostConfig) -> HostConfig:
         for path in paths or ():
             if not path.startswith("/") or "\0" in path:
                 raise InvalidParameter(f"{field}: {path[:100]!r} is not an absolute path")
+            mount_points.check_length(path, f"{field}: {path[:100]!r}")
     _check_modes(host)
     _check_storage(host.storage_opt)
     _check_cgroup_parent(host.cgroup_parent)
@@ -153,8 +156,10 @@ def checked_host(host: HostConfig) -> HostConfig:
     for path, options in (host.tmpfs or {}).items():
         mount_points.normal_path(path, f"Tmpfs {path}")
         mount_points.tmpfs_options(options)
-    for name in host.sysctls or {}:
+    for name, value in (host.sysctls or {}).items():
         _check_sysctl(name, host)
+        if "\0" in value:
+            raise InvalidParameter(f"Sysctls: {name}: its value must not contain a NUL character")
     for device in host.devices or ():
         _check_device(device)
     capabilities.check(strings(host.cap_add) or (), strings(host.cap_drop) or ())

@@ -330,7 +330,7 @@ class Execs:
                 # The runtime reports it in obscure words such as "fork: cannot allocate memory".
                 failure = oci.Failure(_not_running(container), oci.COMMAND_NOT_INVOKED)
             elif isinstance(refusal, LaunchFailed):
-                failure = oci.start_failure(refusal.reason, (strings(config.cmd) or [""])[0])
+                failure = oci.start_failure(refusal.reason, (strings(config.cmd) or [""])[0], "exec")
             self._finish(exec_id, failure.exit_code, time.time_ns())
             if record.probe:
                 self._monitor.drop(exec_id)

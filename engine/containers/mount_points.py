@@ -62,11 +62,13 @@ def parse_bind(text: str) -> Bind:
 
     Raises InvalidParameter with the entry in it.
     """
+    if "\0" in text:
+        raise InvalidParameter(f"Invalid bind mount spec {text[:100]!r}: must not contain a NUL character")
     source, colon, rest = text.partition(":")
     destination, _, mode = rest.partition(":")
     if not colon and text.startswith("/"):
         return Bind("", normal_path(text, text), named=True, read_only=False, mode="", propagation="")
-    if not source or not destination or "\0" in text:
+    if not source or not destination:
         raise InvalidParameter(f"Invalid bind mount spec {text!r}: it must be host-src:container-dest[:options]")
     named = not source.startswith("/")
     destination = normal_path(destination, text)
@@ -120,6 +122,24 @@ _NAME_MAX, _PATH_MAX = 255, 4095
 """Bytes of a file name and of a path (limits.h), without the NUL character."""
 
 
+def check_length(path: str, what: str) -> None:
+    """Raises InvalidParameter, with `what` first, for a path that no file system takes."""
+    encoded = path.encode()
+    longest = max(map(len, encoded.split(b"/")))
+    if longest > _NAME_MAX or len(encoded) > _PATH_MAX:
+        raise InvalidParameter(
+            f"{what}: it has {len(encoded)} bytes of at most {_PATH_MAX}, and a name of {longest} of at most "
+            f"{_NAME_MAX}"
+        )
+
+
+def _clean(source: str) -> str:
+    """A bind's host path without doubled and trailing slashes, `.` and `..`, so that no directory
+    is made that only the spelling names.
+    """
+    return "/" + os.path.normpath(source).lstrip("/")
+
+
 def check_destination(destination: str, source: str = "") -> None:
     """Refuse a mount over /proc and /sys, which could hide masked paths and /proc/self/attr
     (CVE-2019-16884), and one whose path no file system takes.
@@ -127,13 +147,7 @@ def check_destination(destination: str, source: str = "") -> None:
     crun 1.8 does not refuse it. `source` is the host path of a bind: the host's own /proc at /proc
     and /sys at /sys hide nothing. Raises InvalidParameter.
     """
-    path = destination.encode()
-    longest = max(map(len, path.split(b"/")))
-    if longest > _NAME_MAX or len(path) > _PATH_MAX:
-        raise InvalidParameter(
-            f"invalid mount destination {destination[:100]!r}: it has {len(path)} bytes of at most {_PATH_MAX}, "
-            f"and a name of {longest} of at most {_NAME_MAX}"
-        )
+    check_length(destination, f"invalid mount destination {destination[:100]!r}")
     if destination in ("/proc", "/sys"):
         refused = normal_path(source, source) != destination if source.startswith("/") and source.strip("/") else True
     else:
@@ -316,7 +330,9 @@ def _check_tmpfs(options: TmpfsOptions) -> None:
 
 
 def _check_absolute(path: str) -> None:
-    if not path.startswith("/") or "\0" in path:
+    if "\0" in path:
+        raise InvalidParameter(f"invalid mount path: {path[:100]!r}: must not contain a NUL character")
+    if not path.startswith("/"):
         raise InvalidParameter(f"invalid mount path: '{path}' mount path must be absolute")
 
 
@@ -410,7 +426,7 @@ def _point(mount: Mount, destination: str) -> MountPoint:
         propagation = (mount.bind_options or BindOptions()).propagation or "rprivate"
         return MountPoint(
             type="bind",
-            source=normal_path(mount.source, mount.source) if mount.source.strip("/") else "/",
+            source=_clean(mount.source),
             destination=destination,
             rw=not mount.read_only,
             propagation=propagation,
@@ -519,7 +535,7 @@ def mount_points(
         found[bind.destination] = MountPoint(
             type="volume" if bind.named else "bind",
             name=(bind.source or secrets.token_hex(32)) if bind.named else msgspec.UNSET,
-            source="" if bind.named else bind.source,
+            source="" if bind.named else _clean(bind.source),
             destination=bind.destination,
             driver=host.volume_driver if bind.named else msgspec.UNSET,
             mode=bind.mode,

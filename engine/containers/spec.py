@@ -253,7 +253,7 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
     of_cgroups = access if writable_cgroups is None else "rw" if writable_cgroups else "ro"
     shared = "/dev/shm" if host.ipc_mode == "host" else place.shm
     if shared:
-        shm = oci.Mount(destination="/dev/shm", type="bind", source=shared, options=("rbind", "rprivate"))
+        shm = bind(shared, "/dev/shm", True, "")
     else:
         size = host.shm_size or DEFAULT_SHM_SIZE
         shm = oci.Mount(

@@ -16,7 +16,9 @@ Blocks on files: called in threads. Not here: how the edits get into config.json
 from __future__ import annotations
 
 import logging
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,13 +222,20 @@ def _specifications(directory: Path) -> Iterator[Specification]:
         return
     for path in paths:
         try:
-            with path.open("rb") as file:
-                text = file.read(FILE_LIMIT + 1)
-            if len(text) > FILE_LIMIT:
-                raise ValueError(f"has more than {FILE_LIMIT} bytes")
-            yield parse(text, json=path.suffix == ".json")
+            yield parse(_content(path), json=path.suffix == ".json")
         except (OSError, ValueError) as error:
             _log.warning("CDI: %s is skipped: %s", path, error)
+
+
+def _content(path: Path) -> bytes:
+    # Without O_NONBLOCK the opening of a FIFO waits for its writer.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("is no regular file")
+        text = file.read(FILE_LIMIT + 1)
+    if len(text) > FILE_LIMIT:
+        raise ValueError(f"has more than {FILE_LIMIT} bytes")
+    return text
 
 
 # --- drivers of requests --------------------------------------------------------------------------

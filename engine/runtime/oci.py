@@ -22,7 +22,7 @@ import struct
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -320,8 +320,8 @@ _STRERRORS = {
 }
 
 
-def start_failure(log: str, program: str) -> Failure:
-    """The error of a failed `run` or `exec` of `program`. `log`: the runtime's log.
+def start_failure(log: str, program: str, verb: Literal["create", "exec"] = "create") -> Failure:
+    """The error of a failed start or exec of `program`. `log`: the runtime's log.
 
     The texts are those that the docker CLI turns into exit codes 127 ("executable file not found",
     "no such file or directory") and 126 ("permission denied", "is a directory"); crun uses other
@@ -340,7 +340,7 @@ def start_failure(log: str, program: str) -> Failure:
     else:
         head, colon, cause = reason.rpartition(": ")
         reason = f"{head}{colon}{_STRERRORS.get(cause, cause)}"
-    message = f"OCI runtime create failed: {reason}"
+    message = f"OCI runtime {verb} failed: {reason}"
     code = failure_code(reason)
     kind = {COMMAND_NOT_FOUND: NotFound, COMMAND_NOT_INVOKED: InvalidParameter}.get(code, ServerError)
     return Failure(kind(message), code)

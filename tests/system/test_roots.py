@@ -67,6 +67,8 @@ def test_nothing_on_the_host(own_engine: TempEngine, tmp_path: Path) -> None:
     engine.docker("exec", first, "sh", "-c", "echo x > /v/x; echo s > /dev/shm/s")
     assert engine.docker("exec", first, "cat", "/f").out == "bound"
     assert engine.docker("exec", second, "cat", "/dev/shm/s").out == "s\n"
+    shm = engine.docker("exec", second, "grep", " /dev/shm ", "/proc/mounts").out
+    assert "nosuid,nodev,noexec" in shm, "the flags of the first container's mount"
     looked_into(engine, first, "word")
     assert on_host(engine) == []
     engine.post(f"/containers/{first}/restart?t=0")

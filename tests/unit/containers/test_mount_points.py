@@ -29,6 +29,15 @@ def test_binds_are_shown_as_mounts() -> None:
     assert (volume.name, volume.source, volume.driver, volume.rw) == ("vol", "", "", False)
 
 
+@pytest.mark.parametrize(
+    ("given", "source"), [("/no/../s", "/s"), ("/s/", "/s"), ("//s//t/.", "/s/t"), ("/../..", "/"), ("/", "/")]
+)
+def test_sources_of_binds_are_cleaned(given: str, source: str) -> None:
+    of_mount = mount(Type="bind", Source=given, Target="/b")
+    points, *_ = mount_points.mount_points(Config(), HostConfig(binds=[f"{given}:/a"], mounts=[of_mount]))
+    assert [point.source for point in points] == [source, source]
+
+
 def test_two_mounts_on_one_destination_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="Duplicate mount point: /x"):
         mount_points.mount_points(Config(), HostConfig(binds=["/a:/x", "/b:/x/"]))

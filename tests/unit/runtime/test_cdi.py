@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import string
 from pathlib import Path
 from typing import Any
@@ -180,10 +181,11 @@ def test_broken_files_are_skipped_with_a_reason(tmp_path: Path, caplog: pytest.L
     (tmp_path / "broken.yaml").write_text("kind: [")
     (tmp_path / "large.json").write_text(" " * (cdi.FILE_LIMIT + 1))
     (tmp_path / "directory.json").mkdir()
+    os.mkfifo(tmp_path / "fifo.json")  # without a writer: to open it must not wait for one
     (tmp_path / "other.txt").write_text("x")
     (tmp_path / "good.json").write_text(json.dumps(specification()))
     assert Registry((tmp_path,)).devices() == ["acme.com/thing=x"]
-    for name in ("broken.yaml", "large.json", "directory.json"):
+    for name in ("broken.yaml", "large.json", "directory.json", "fifo.json"):
         assert f"{tmp_path}/{name} is skipped" in caplog.text
     assert "other.txt" not in caplog.text
 

@@ -64,6 +64,8 @@ def test_failures_of_crun(message: str, kind: type[Exception], code: int, words:
     assert failure.exit_code == code == oci.failure_code(failure.error.message)
     assert failure.error.message.startswith("OCI runtime create failed: ")
     assert failure.error.message.endswith(words)
+    of_exec = oci.start_failure(line(message), "prog", "exec").error.message
+    assert of_exec == failure.error.message.replace("create", "exec", 1)
 
 
 def test_failure_without_words() -> None:
