@@ -215,15 +215,23 @@ def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
         return _inspect_with_size(engine, container, request)
     exec_ids = engine.execs.of(container.id)
     if exec_ids:
-        shown = views.inspect(container.record, container.directory, container.graph, exec_ids, container.links)
-        return json_reply(request, shown)
+        return json_reply(request, _shown(container, request, exec_ids))
     entries = engine.kept.of(request.version.shape(ContainerInspect))
     kept = entries.get(container.id)
     if kept is None or kept.generation != container.generation:
-        shown = views.inspect(container.record, container.directory, container.graph, None, container.links)
-        body = encode_reply(shown, request) + b"\n"
+        body = encode_reply(_shown(container, request), request) + b"\n"
         kept = entries[container.id] = Entry(container.generation, body)
     return encoded_reply(request, kept.body)
+
+
+def _shown(container: Container, request: Request, exec_ids: list[str] | None = None) -> ContainerInspect:
+    """The inspect reply. Versions of one shape of it also agree on Config.MacAddress, so that they
+    can share an encoded one.
+    """
+    return views.inspect(
+        *(container.record, container.directory, container.graph, exec_ids, container.links),
+        mac=not request.version.has(Flag.NO_REQUESTED_MAC),
+    )
 
 
 def inspect_link(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
@@ -251,9 +259,7 @@ def _attach_query(request: Request) -> Wanted:
 
 async def _inspect_with_size(engine: Engine, container: Container, request: Request) -> Reply:
     own, whole = await listing.sizes(container)
-    shown = views.inspect(
-        *(container.record, container.directory, container.graph, engine.execs.of(container.id), container.links)
-    )
+    shown = _shown(container, request, engine.execs.of(container.id))
     return json_reply(request, msgspec.structs.replace(shown, size_rw=own, size_root_fs=whole))
 
 

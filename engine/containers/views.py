@@ -41,8 +41,6 @@ FOREVER = 1 << 62
 NO_HEALTH = HealthSummary("none", 0)
 """Of a container without a health check."""
 _HEALTH = {"starting": " (health: starting)", "healthy": " (healthy)", "unhealthy": " (unhealthy)"}
-
-
 _REMOVING = "Removal In Progress"
 
 
@@ -159,10 +157,13 @@ def inspect(
     graph: dict[str, str],
     exec_ids: list[str] | None = None,
     links: list[str] | None = None,
+    *,
+    mac: bool = False,
 ) -> ContainerInspect:
     """The inspect reply.
 
     `directory` holds its files, `graph` are the paths of its overlay, `links` its links as shown.
+    `mac`: Config has the MAC address that was requested for the main network.
     """
     status = record.status
     running = status.state in (State.RUNNING, State.PAUSED, State.RESTARTING)
@@ -199,7 +200,11 @@ def inspect(
         host_config=msgspec.structs.replace(record.host, links=links) if record.host.links else record.host,
         graph_driver=GraphDriver(DRIVER_NAME, graph),
         mounts=_mounts(record),
-        config=msgspec.structs.replace(record.config, cmd=strings(record.config.cmd), mac_address=msgspec.UNSET),
+        config=msgspec.structs.replace(
+            record.config,
+            cmd=strings(record.config.cmd),
+            mac_address=(_requested_mac(record) if mac else "") or msgspec.UNSET,
+        ),
         network_settings=_network_settings(record),
     )
 
@@ -239,13 +244,14 @@ def _health(health: Health) -> HealthState:
 
 def _network_settings(record: ContainerRecord) -> NetworkSettings:
     status = record.status
-    settings = NetworkSettings(
+    return NetworkSettings(
         sandbox_id=record.id if status.pid else "",
         sandbox_key=f"/proc/{status.pid}/ns/net" if status.pid else "",
         ports=ports.bound(_exposed(record), record.ports) if status.pid else {},
         networks=record.networks,
     )
-    if record.macs or record.config.mac_address:
-        main = BRIDGE if record.host.network_mode in DEFAULT_MODES else record.host.network_mode
-        msgspec.structs.force_setattr(settings, "wanted_mac", record.requested_macs(main).get(main, ""))
-    return settings
+
+
+def _requested_mac(record: ContainerRecord) -> str:
+    main = BRIDGE if record.host.network_mode in DEFAULT_MODES else record.host.network_mode
+    return record.requested_macs(main).get(main, "")

@@ -8,8 +8,6 @@ a list, the type allows both; the engine stores and sends the list (`containers/
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
 Strings = list[str] | str | None
@@ -473,16 +471,13 @@ class ContainerState(msgspec.Struct, rename="pascal", kw_only=True, frozen=True)
     health: HealthState | msgspec.UnsetType = msgspec.UNSET
 
 
-class NetworkSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, dict=True):
+class NetworkSettings(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """`NetworkSettings` of inspect."""
 
     sandbox_id: str = msgspec.field(default="", name="SandboxID")
     sandbox_key: str = ""
     ports: dict[str, list[PortBinding] | None] = msgspec.field(default_factory=dict)
     networks: dict[str, EndpointSettings] | msgspec.UnsetType = msgspec.field(default_factory=dict)
-    wanted_mac: ClassVar[str] = ""
-    """The MAC address that was asked for on the main network. It is no field, because only
-    replies of older versions show it, as `Config.MacAddress`."""
 
 
 class GraphDriver(msgspec.Struct, rename="pascal", frozen=True):

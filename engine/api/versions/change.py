@@ -77,6 +77,7 @@ class Flag(enum.Enum):
     DELETE_PLATFORMS = "delete of an image takes platforms"
     NO_BRIDGE_NF = "info has no BridgeNfIptables and BridgeNfIp6tables"
     DF_VERBOSE = "system/df takes verbose"
+    NO_REQUESTED_MAC = "inspect of a container has no MacAddress in Config"
     EVENTS_LINES = "events are application/jsonl"
 
 

@@ -44,7 +44,7 @@ CHANGES = (
         "inspect shows VolumeDriver in HostConfig, and the rest of Config only where it was given",
         of=ContainerInspect,
         downgrade={
-            "Config.MacAddress": lambda found: found.network_settings.wanted_mac,
+            "Config.MacAddress": lambda found: found.config.mac_address or "",
             "Config.NetworkDisabled": lambda found: bool(found.config.network_disabled),
             "Config.ExposedPorts": lambda found: found.config.exposed_ports or {},
             "Config.VolumeDriver": lambda found: found.host_config.volume_driver,

@@ -39,12 +39,7 @@ CHANGES = (
         downgrade={"Warnings": lambda created: [each for each in created.warnings if EMPTY_BINDINGS not in each]},
     ),
     Change("1.52", "a MAC address is one endpoint's alone", of=CreateBody, upgrade=mac_with_warning),
-    Change(
-        "1.52",
-        "inspect shows requested MAC addresses no more",
-        of=ContainerInspect,
-        downgrade={"Config.MacAddress": lambda found: found.network_settings.wanted_mac or UNSET},
-    ),
+    Change("1.52", "inspect of a container has no MacAddress in Config", flag=Flag.NO_REQUESTED_MAC),
     Change(
         "1.52",
         "inspect shows the endpoint on the default bridge in Networks alone",

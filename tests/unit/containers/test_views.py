@@ -1,6 +1,7 @@
 """The views of a record: the text of Status, the list's summary, inspect."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -119,6 +120,20 @@ def test_inspect_shows_the_state_and_the_files() -> None:
     assert shown["NetworkSettings"]["Ports"] == {"80/tcp": None}
     assert shown["GraphDriver"] == {"Name": "overlay2", "Data": {"UpperDir": "/u"}}
     assert shown["ExecIDs"] is None and "SizeRw" not in shown
+
+
+@pytest.mark.parametrize(
+    ("record", "mac"),
+    [
+        ({"macs": {"bridge": "02:42:00:00:00:01", "other": "02:42:00:00:00:02"}}, "02:42:00:00:00:01"),
+        ({"macs": {"other": "02:42:00:00:00:02"}}, None),
+        ({"config": Config(mac_address="02:42:00:00:00:03")}, "02:42:00:00:00:03"),
+    ],
+)
+def test_the_requested_mac_of_the_main_network_is_shown_on_request(record: dict[str, Any], mac: str | None) -> None:
+    asked = msgspec.structs.replace(RECORD, **record)
+    assert msgspec.to_builtins(views.inspect(asked, Path("/c"), {}, mac=True))["Config"].get("MacAddress") == mac
+    assert "MacAddress" not in msgspec.to_builtins(views.inspect(asked, Path("/c"), {}))["Config"]
 
 
 def test_a_container_that_ended_shows_no_ports_and_no_sandbox() -> None:

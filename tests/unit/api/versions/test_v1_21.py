@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine.api.versions import VERSIONS, Flag
-from engine.wire.containers import Config, CreateBody, NetworkSettings
+from engine.wire.containers import Config, CreateBody
 from engine.wire.stats import NetworkStats
 from tests.unit.api.versions.rows import INSPECT, STATS, SUMMARY, check_new_field, check_new_parameter, reply
 
@@ -62,8 +62,7 @@ def test_config_has_what_moved_and_shows_what_was_not_given() -> None:
     assert config["MacAddress"] == "" and config["NetworkDisabled"] is False
     plain = msgspec.structs.replace(INSPECT, config=Config())
     assert reply(plain, "1.20")["Config"]["ExposedPorts"] == {}
-    given = msgspec.structs.replace(INSPECT, config=Config(network_disabled=True), network_settings=NetworkSettings())
-    msgspec.structs.force_setattr(given.network_settings, "wanted_mac", "02:42:00:00:00:01")
+    given = msgspec.structs.replace(INSPECT, config=Config(network_disabled=True, mac_address="02:42:00:00:00:01"))
     config = reply(given, "1.20")["Config"]
     assert config["MacAddress"] == "02:42:00:00:00:01" and config["NetworkDisabled"] is True
     newer = reply(plain, "1.21")["Config"]
