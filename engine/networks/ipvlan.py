@@ -11,10 +11,8 @@ Owns nothing. Threads: any but the event loop's. Raises: as `macvlan.py`.
 
 from __future__ import annotations
 
-import errno
 import secrets
 
-from engine.errors import ServerError
 from engine.networks import endpoints, sandboxes
 from engine.networks.endpoints import Network
 from engine.networks.macvlan import OverParent
@@ -29,18 +27,14 @@ class IpvlanDriver(OverParent):
     def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
         options = found.options
         request = rtnl.create_ipvlan(
-            *(name,),
+            name,
             parent=self.parent(found).ifindex,
             namespace=namespace,
             mode=options.mode,
             flag=options.flag,
             mtu=interface.mtu,
         )
-        failure = self.kernel.outcomes([request])[0]
-        if failure is not None:
-            if failure.errno == errno.EOPNOTSUPP:
-                raise ServerError(f"network {found.record.name}: this kernel has no ipvlan") from failure
-            raise failure
+        self.create(found, request)
         try:
             sandboxes.finish(namespace, name, interface)
             if options.layer3 and not found.closed:

@@ -25,7 +25,7 @@ from engine.networks.network import Options
 from engine.networks.sandboxes import Interface
 from engine.system import links
 from engine.system.netlink import rtnl
-from engine.system.netlink.codec import NetlinkError
+from engine.system.netlink.codec import NetlinkError, Request
 from engine.system.netlink.rtnl import Link, RouteSocket
 from engine.wire.containers import EndpointSettings
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class OverParent:
-    """What drivers have in common whose links are over a link of the host, the parent."""
+    """Base of the drivers whose links share a link of the host, the parent."""
 
     routes = False
 
@@ -86,6 +86,15 @@ class OverParent:
             )
         return parent
 
+    def create(self, found: Network, request: Request) -> None:
+        """Create a link. Raises ServerError when the kernel lacks this kind of link, OSError."""
+        failure = self.kernel.outcomes([request])[0]
+        if failure is None:
+            return
+        if failure.errno == errno.EOPNOTSUPP:
+            raise ServerError(f"network {found.record.name}: this kernel has no {found.record.driver}") from failure
+        raise failure
+
     def released(self, endpoint_id: str) -> None:
         """The kernel removes the link with its namespace."""
 
@@ -98,11 +107,7 @@ class MacvlanDriver(OverParent):
         request = rtnl.create_macvlan(
             name, parent=parent, namespace=namespace, mode=mode, mac=interface.mac, mtu=interface.mtu
         )
-        failure = self.kernel.outcomes([request])[0]
-        if failure is not None:
-            if failure.errno == errno.EOPNOTSUPP:
-                raise ServerError(f"network {found.record.name}: this kernel has no macvlan") from failure
-            raise failure
+        self.create(found, request)
         try:
             sandboxes.finish(namespace, name, interface)
         except BaseException:

@@ -42,7 +42,7 @@ _LONGEST_NAME = 255
 """Bytes, the same limit as for a file's name."""
 _LEAST_MTU_OF_IPV6 = 1280
 """RFC 8200, 5."""
-OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
+_OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 _MODES = {
@@ -201,7 +201,7 @@ def own_options(options: Mapping[str, str]) -> dict[str, str]:
     return {
         key.removeprefix(prefix): value
         for key, value in options.items()
-        for prefix in OPTION_PREFIXES
+        for prefix in _OPTION_PREFIXES
         if key.startswith(prefix)
     }
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from engine.errors import InvalidParameter
 from engine.networks.ipam import Address, parsed_address
-from engine.networks.network import IPVLAN, OPTION_PREFIXES, NetworkRecord
+from engine.networks.network import IPVLAN, NetworkRecord, own_options
 from engine.wire.containers import EndpointSettings
 
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
@@ -49,11 +49,7 @@ def driver_options(name: str, given: Mapping[str, str] | None) -> DriverOptions:
     """DriverOpts of an endpoint on the network of that name. Unknown options are ignored, as in
     Docker.
     """
-    found: dict[str, str] = {}
-    for key, value in (given or {}).items():
-        for prefix in OPTION_PREFIXES:
-            if key.startswith(prefix):
-                found[key.removeprefix(prefix)] = value
+    found = own_options(given or {})
     link = found.get(IFNAME, "")
     if link and (not _LINK_NAME.fullmatch(link) or link in (".", "..", "lo", "all", "default")):
         raise InvalidParameter(f"network {name}: {IFNAME}: {link[:100]!r} is not a name for an interface")
