@@ -296,7 +296,7 @@ class Daemon:
             execs=self.execs,
             images=self.images,
             networks=self.networks,
-            programs=Programs(self.runtimes.paths()).read,
+            programs=Programs(self.runtimes.paths(), config.init_path).read,
             remote=self.remote,
             sessions=self.sessions,
             statistics=self.statistics,

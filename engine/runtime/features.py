@@ -1,18 +1,20 @@
-"""What an OCI runtime can do, as its command `features` says (OCI runtime specification, "Features
+"""The features of an OCI runtime, from its command `features` (OCI runtime specification, "Features
 Structure"). runc has it since 1.1, crun since 1.9.
 
-Blocking: one process per runtime, the first time.
+Blocking: each reading executes the runtime. `recursive_read_only` does so only the first time.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-import subprocess
 
 import msgspec
 
-from engine.runtime.oci import COMMAND_SECONDS, Runtime
+from engine.runtime.oci import Runtime, output
+
+_LONGEST = 1 << 20
+"""Bytes of features that are read."""
 
 _CRUN = (1, 4)
 """The first crun with recursive mount options."""
@@ -22,21 +24,30 @@ class _Features(msgspec.Struct, frozen=True, rename="camel"):
     mount_options: frozenset[str] = frozenset()
 
 
+def read(path: str) -> str:
+    """The JSON object that `RUNTIME features` writes, on one line; empty for a runtime without that
+    command.
+    """
+    text = output(path, "features")
+    try:
+        found = msgspec.json.decode(text) if len(text) <= _LONGEST else None
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return ""
+    return msgspec.json.encode(found).decode() if isinstance(found, dict) else ""
+
+
 def recursive_read_only(runtime: Runtime) -> bool:
     """True if it knows the mount option `rro`: read-only with the mounts below."""
-    return _knows(runtime.path, runtime.name, runtime.version, "rro")
+    return _knows(runtime.path, runtime.implementation, runtime.version, "rro")
 
 
 @functools.cache
-def _knows(path: str, name: str, version: str, option: str) -> bool:
+def _knows(path: str, implementation: str, version: str, option: str) -> bool:
     try:
-        done = subprocess.run(
-            [path, "features"], stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_SECONDS, check=True
-        )
-        return option in msgspec.json.decode(done.stdout, type=_Features).mount_options
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        return option in msgspec.json.decode(read(path), type=_Features).mount_options
+    except msgspec.DecodeError:
         numbers = re.match(r"(\d+)\.(\d+)", version)
-        return name == "crun" and numbers is not None and (int(numbers[1]), int(numbers[2])) >= _CRUN
+        return implementation == "crun" and numbers is not None and (int(numbers[1]), int(numbers[2])) >= _CRUN
 
 
-__all__ = ["recursive_read_only"]
+__all__ = ["read", "recursive_read_only"]

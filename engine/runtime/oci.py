@@ -50,7 +50,8 @@ SECCOMP_PROGRAM = "run.oci.seccomp_bpf_data"
 PROBE_SECONDS = 10
 COMMAND_SECONDS = 60
 
-_WITH_KEYRING_OPTION = ("crun", "runc", "youki")
+_KNOWN = ("crun", "runc", "youki")
+"""Runtimes with the option --no-new-keyring."""
 
 COMMAND_NOT_FOUND, COMMAND_NOT_INVOKED, NOT_STARTED = 127, 126, 128
 """Exit codes of a container that could not start, as `docker run` documents them."""
@@ -146,7 +147,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         dense host exhausts.
         """
         console = ("--console-socket", CONSOLE) if tty else ()
-        keyring = ("--no-new-keyring",) if self._family in _WITH_KEYRING_OPTION else ()
+        keyring = ("--no-new-keyring",) if self.implementation in _KNOWN else ()
         return (
             *self._command("run", log=log),
             *("--detach", *keyring, "--bundle", str(bundle), "--pid-file", str(pid_file)),
@@ -222,7 +223,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
 
         The caller has already removed limits of -1 (`Cgroups.lift`).
         """
-        if self._family != "runc":
+        if self.implementation != "runc":
             # crun writes -1 as it is, which the kernel refuses. runc needs it, or its next update
             # would restore the old limit.
             if resources.cpu is not None and resources.cpu.quota == -1:
@@ -239,7 +240,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         return profile.section, {SECCOMP_PROGRAM: profile.program} if self.takes_program and profile.program else {}
 
     @property
-    def _family(self) -> str:
+    def implementation(self) -> str:
+        """`crun`, `runc` or another, also for a runtime to which the operator gave a name."""
         return self.family or self.name
 
     def _command(self, verb: str, *, log: Path | str = "") -> tuple[str, ...]:
@@ -459,7 +461,7 @@ def words_of_version(path: str) -> tuple[str, str]:
     """
     text = output(path, "--version").decode(errors="replace")
     found: list[tuple[str, str]] = re.findall(r"(\S+)\s+version:?\s+(\S+)", text)
-    known = [each for each in found if each[0] in _WITH_KEYRING_OPTION]
+    known = [each for each in found if each[0] in _KNOWN]
     return (known or found or [("", "")])[0]
 
 

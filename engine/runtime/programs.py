@@ -1,5 +1,5 @@
-"""What the programs that the engine executes say about themselves, for /info and /version: the
-features of OCI runtimes, the version of the init program.
+"""Facts about the programs that the engine executes, for /info and /version: the features of OCI
+runtimes, and the version of the init program.
 
 A program is executed at the first request, and again only when its file has changed, so that a
 start of the engine does not wait for it.
@@ -16,27 +16,23 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-import msgspec
-
 from engine.errors import InvalidParameter
 from engine.facts import ProgramFacts
-from engine.runtime import init
-from engine.runtime.oci import output, words_of_version
+from engine.runtime import features, init
+from engine.runtime.oci import words_of_version
 
 T = TypeVar("T")
-
-_LONGEST = 1 << 20
-"""Bytes of features that are shown."""
 
 
 class Programs:
     """See the module."""
 
-    def __init__(self, runtimes: Mapping[str, str]) -> None:
-        """`runtimes`: paths by name."""
+    def __init__(self, runtimes: Mapping[str, str], init_path: str = "") -> None:
+        """`runtimes`: paths by name. `init_path`: the configured init program."""
         self._runtimes = runtimes
+        self._init_path = init_path
         self._reading = threading.Lock()
-        self._features = _Answers(features)
+        self._features = _Answers(features.read)
         self._versions = _Answers(words_of_version)
 
     def read(self) -> ProgramFacts:
@@ -45,7 +41,7 @@ class Programs:
             found = {name: self._features.of(path) for name, path in self._runtimes.items()}
             version = ""
             with contextlib.suppress(InvalidParameter):  # there is none
-                _, version = self._versions.of(init.program())
+                _, version = self._versions.of(init.program(self._init_path))
         return ProgramFacts(init_version=version, features={name: text for name, text in found.items() if text})
 
 
@@ -72,16 +68,4 @@ def _identity(path: str) -> object:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def features(path: str) -> str:
-    """The JSON object that `RUNTIME features` writes (OCI runtime specification, features.md), on
-    one line; empty for a runtime without that command.
-    """
-    text = output(path, "features")
-    try:
-        found = msgspec.json.decode(text) if len(text) <= _LONGEST else None
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return ""
-    return msgspec.json.encode(found).decode() if isinstance(found, dict) else ""
-
-
-__all__ = ["Programs", "features"]
+__all__ = ["Programs"]

@@ -35,6 +35,11 @@ def test_recursive_read_only(tmp_path: Path, name: str, version: str, output: st
     assert features.recursive_read_only(runtime) is expected
 
 
+def test_a_crun_of_another_name() -> None:
+    runtime = Runtime(name="mine", path="/nowhere", version="1.8.1", family="crun", reason="", root="/run")
+    assert features.recursive_read_only(runtime)
+
+
 def test_a_runtime_that_is_gone() -> None:
     assert not features.recursive_read_only(
         Runtime(name="runc", path="/nowhere/runc", version="1.1.5", reason="", root="/run")

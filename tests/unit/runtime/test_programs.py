@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
 from engine.facts import ProgramFacts
-from engine.runtime import init, programs
+from engine.runtime import features, init
 from engine.runtime.programs import Programs
 
 
@@ -31,7 +31,7 @@ def runs(path: str) -> list[str]:
 @pytest.fixture
 def tini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path = program(tmp_path / "tini", "tini version 0.19.0")
-    monkeypatch.setattr(init, "program", lambda: path)
+    monkeypatch.setattr(init, "program", lambda configured: configured or path)
     return path
 
 
@@ -54,8 +54,13 @@ def test_one_that_is_installed_again_is_executed_again(tmp_path: Path, tini: str
     assert found.read().features == {"crun": '{"b":1}'}
 
 
+def test_the_configured_init_program(tmp_path: Path, tini: str) -> None:
+    other = program(tmp_path / "catatonit", "catatonit version 9.9.9")
+    assert Programs({}, other).read().init_version == "9.9.9"
+
+
 def test_without_an_init_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> str:
+    def missing(configured: str) -> str:
         raise InvalidParameter("none")
 
     monkeypatch.setattr(init, "program", missing)
@@ -64,13 +69,13 @@ def test_without_an_init_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"[]", b"1", b'"x"', b"{", b"\xff", b"[" * 100_000, b"{}" + b" " * (1 << 20)])
 def test_features_that_are_none(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(programs, "output", lambda path, argument: said)
-    assert programs.features("crun") == ""
+    monkeypatch.setattr(features, "output", lambda path, argument: said)
+    assert features.read("crun") == ""
 
 
 @given(st.binary())
 def test_any_output_is_an_object_or_nothing(said: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "output", lambda path, argument: said)
-        found = programs.features("crun")
+        patch.setattr(features, "output", lambda path, argument: said)
+        found = features.read("crun")
     assert found == "" or (found[0], found[-1]) == ("{", "}")
