@@ -167,9 +167,13 @@ def _boolean(name: str, values: Sequence[str]) -> bool:
 _BOOLEANS = {"1": True, "true": True, "True": True, "0": False, "false": False, "False": False}
 
 
-def port_filter(name: str, values: Iterable[str]) -> set[tuple[int, str]]:
+PortRange = tuple[range, str]
+"""Ports and their protocol."""
+
+
+def port_filter(name: str, values: Iterable[str]) -> list[PortRange]:
     """The ports and protocols of `80`, `80/udp`, `80-90/tcp`. Raises InvalidParameter."""
-    found: set[tuple[int, str]] = set()
+    found: list[PortRange] = []
     for value in values:
         if ":" in value:
             raise InvalidParameter(f"filter for '{name}' should not contain ':': {value[:100]}")
@@ -178,7 +182,7 @@ def port_filter(name: str, values: Iterable[str]) -> set[tuple[int, str]]:
         begin, end = _port(first), _port(last if dash else first)
         if begin is None or end is None or begin > end:
             raise InvalidParameter(f"error while looking up for {name} {value[:100]}: it is no port, nor a range")
-        found.update((port, protocol.lower() or "tcp") for port in range(begin, end + 1))
+        found.append((range(begin, end + 1), protocol.lower() or "tcp"))
     return found
 
 
@@ -187,11 +191,16 @@ def _port(text: str) -> int | None:
     return number if 0 <= number <= 65535 else None
 
 
-def _has_port(container: Container, published: set[tuple[int, str]], exposed: set[tuple[int, str]]) -> bool:
+def _has_port(container: Container, published: Sequence[PortRange], exposed: Sequence[PortRange]) -> bool:
     return any(
-        (port.public_port, port.type) in published or (port.private_port, port.type) in exposed
+        (port.public_port > 0 and _within(port.public_port, port.type, published))
+        or _within(port.private_port, port.type, exposed)
         for port in views.listed_ports(container.record)
     )
+
+
+def _within(number: int, protocol: str, ranges: Sequence[PortRange]) -> bool:
+    return any(number in ports and protocol == each for ports, each in ranges)
 
 
 def _health(container: Container) -> str:

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.containers.listing import port_filter
+from engine.containers.listing import PortRange, port_filter
 from engine.errors import InvalidParameter
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("80", {(80, "tcp")}),
-        ("80/", {(80, "tcp")}),
-        ("80/udp", {(80, "udp")}),
-        ("80/UDP", {(80, "udp")}),
-        ("80-82", {(80, "tcp"), (81, "tcp"), (82, "tcp")}),
-        ("7-7/sctp", {(7, "sctp")}),
-        ("65535", {(65535, "tcp")}),
+        ("80", (range(80, 81), "tcp")),
+        ("80/", (range(80, 81), "tcp")),
+        ("80/udp", (range(80, 81), "udp")),
+        ("80/UDP", (range(80, 81), "udp")),
+        ("80-82", (range(80, 83), "tcp")),
+        ("7-7/sctp", (range(7, 8), "sctp")),
+        ("65535", (range(65535, 65536), "tcp")),
     ],
 )
-def test_ports(value: str, expected: set[tuple[int, str]]) -> None:
-    assert port_filter("expose", [value]) == expected
+def test_ports(value: str, expected: PortRange) -> None:
+    assert port_filter("expose", [value]) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_any_text_gives_ports_or_a_refusal(value: str) -> None:
         found = port_filter("publish", [value])
     except InvalidParameter:
         return
-    assert found and all(0 <= port <= 65535 and protocol for port, protocol in found)
+    assert found and all(0 <= min(ports) <= max(ports) <= 65535 and protocol for ports, protocol in found)
