@@ -21,7 +21,8 @@ from engine.runtime import cdi
 from engine.wire import oci
 from engine.wire.containers import HostConfig, ThrottleDevice, WeightDevice
 
-_CHARACTER, _BLOCK = "c", "b"
+_CHARACTER, _BLOCK, _FIFO = "c", "b", "p"
+_TYPES = {stat.S_IFCHR: _CHARACTER, stat.S_IFBLK: _BLOCK, stat.S_IFIFO: _FIFO}
 
 DEFAULT_RULES = (
     oci.DeviceRule(allow=False, access="rwm"),
@@ -63,21 +64,23 @@ def nodes(host: HostConfig) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
 
 
 def requested(edits: cdi.Edits, user: oci.User) -> Iterator[tuple[oci.Device, oci.DeviceRule | None]]:
-    """The device nodes of CDI's edits, with a cgroup rule for those that have one. What an edit
-    does not say is that of the node on the host, and the owner the container's user.
+    """The device nodes of CDI's edits, with a cgroup rule for those that have one. Values that an
+    edit leaves out are those of the node on the host; the owner is the container's user.
 
-    Raises NotFound for a missing one.
+    Raises NotFound for a missing one, InvalidParameter for a file that is not of the edit's type.
     """
     for edit in edits.device_nodes:
         kind, major, minor = edit.type.replace("u", _CHARACTER), edit.major, edit.minor
-        if not kind or (kind != "p" and not (major or minor)):
+        if not kind or (kind != _FIFO and not (major or minor)):
             source = edit.host_path or edit.path
             try:
                 found = os.stat(source)
             except OSError as error:
                 reason = (error.strerror or "").lower()
                 raise NotFound(f"CDI device injection failed: {source}: {reason}") from error
-            own = _CHARACTER if stat.S_ISCHR(found.st_mode) else _BLOCK if stat.S_ISBLK(found.st_mode) else "p"
+            own = _TYPES.get(stat.S_IFMT(found.st_mode), "")
+            if not own:
+                raise InvalidParameter(f"CDI device injection failed: {source} is not a device node")
             if kind not in ("", own):
                 raise InvalidParameter(f"CDI device injection failed: {source} is of type {own}, not {kind}")
             kind, major, minor = own, os.major(found.st_rdev), os.minor(found.st_rdev)
@@ -105,7 +108,7 @@ def rules(host: HostConfig) -> Iterator[oci.DeviceRule]:
 
 
 _SKIPPED_DEVICES = {"/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/console", "/dev/.udev", "/dev/.lxc"}
-"""True if the container has a namespace of its own."""
+"""Files of /dev that a privileged container has of its own."""
 
 
 def _device_files(directory: str) -> Iterator[str]:
@@ -129,11 +132,8 @@ def _device(path: str, target: str, access: str) -> Iterator[tuple[oci.Device, o
     except OSError as error:
         reason = (error.strerror or "").lower()
         raise NotFound(f'error gathering device information while adding custom device "{path}": {reason}') from error
-    if stat.S_ISCHR(found.st_mode):
-        kind = _CHARACTER
-    elif stat.S_ISBLK(found.st_mode):
-        kind = _BLOCK
-    else:
+    kind = _TYPES.get(stat.S_IFMT(found.st_mode), "")
+    if kind not in (_CHARACTER, _BLOCK):
         return
     major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
     yield (

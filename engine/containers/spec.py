@@ -106,7 +106,8 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         additional_gids=tuple(dict.fromkeys((*place.identity.groups, *place.edits.additional_gids))),
     )
     named = list(devices.requested(place.edits, user))
-    nodes = [pair for pair in devices.nodes(host) if pair[0].path not in {node.path for node, _ in named}] + named
+    replaced = {node.path for node, _ in named}
+    nodes = [pair for pair in devices.nodes(host) if pair[0].path not in replaced] + named
     variables = environment(
         (*record.link_environment, *(config.env or ()), *place.environment, *place.edits.env),
         config.hostname,
@@ -275,7 +276,7 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
         for name in ("resolv.conf", "hostname", "hosts")
     }
     temporary, options = mount_points.temporary(host), mount_points.options_of(record)
-    own |= {destination: _tmpfs(destination, options) for destination, options in temporary.items()}
+    own |= {destination: _tmpfs(destination, words) for destination, words in temporary.items()}
     if has_init(host, place.config):
         own[INIT] = bind(init.program(place.config.init_path), INIT, False, "rprivate")
     for each in record.mounts:  # of a record that an earlier version made

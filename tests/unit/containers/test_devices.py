@@ -53,6 +53,8 @@ def test_nodes_that_are_missing_or_of_another_type() -> None:
         nodes(DeviceNode(path="/dev/not-here"))
     with pytest.raises(InvalidParameter, match="/dev/null is of type c, not b"):
         nodes(DeviceNode(path="/dev/null", type="b"))
+    with pytest.raises(InvalidParameter, match="/etc/passwd is not a device node"):
+        nodes(DeviceNode(path="/etc/passwd"))
 
 
 def edited(edits: Edits, **fields: Any) -> Any:
