@@ -20,14 +20,12 @@ from engine import times
 from engine.errors import InvalidParameter, decoding_reason
 from engine.http.messages import Headers, Query, Request
 from engine.pruning import Selection
+from engine.wire.containers import FROM_OLDER
 
 T = TypeVar("T")
 
 BODY_LIMIT = 4 * 1024 * 1024
 """Bytes of a JSON body, unless the caller says otherwise."""
-
-FROM_OLDER = "(older)"
-"""The field in which the upgrades of older requests leave notes."""
 
 FILTERS_LIMIT = 10_000
 """Values in all filters of one request."""

@@ -273,6 +273,10 @@ class NetworkingConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     endpoints_config: dict[str, EndpointSettings | None] = msgspec.field(default_factory=dict)
 
 
+FROM_OLDER = "(older)"
+"""The key of `FromOlder`. Clients cannot set it (`api/parameters.py`)."""
+
+
 class FromOlder(msgspec.Struct, kw_only=True, frozen=True):
     """Notes of the rows of `api/versions/` that made a create body out of an older request."""
 
@@ -292,8 +296,7 @@ class CreateBody(Config, rename="pascal", kw_only=True, frozen=True):
     volume_driver: str = ""
     """Sent by clients below 1.21. The field in HostConfig has precedence."""
     networking_config: NetworkingConfig = msgspec.field(default_factory=NetworkingConfig)
-    from_older: FromOlder = msgspec.field(default_factory=FromOlder, name="(older)")
-    """Under a name that no client sends."""
+    from_older: FromOlder = msgspec.field(default_factory=FromOlder, name=FROM_OLDER)
 
 
 class Created(msgspec.Struct, rename="pascal", frozen=True):

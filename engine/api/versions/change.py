@@ -10,6 +10,8 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.wire.containers import FROM_OLDER
+
 Source = Callable[[Any], Any] | None
 """The origin of a field in an older reply: a function of the whole newest struct, or None if the
 older reply does not have the field.
@@ -51,7 +53,7 @@ class Flag(enum.Enum):
     WAIT_CONDITION = "wait takes condition"
     WAIT_HEAD = "wait sends its head at once"
     PULL_PLATFORM = "pull, import and build take platform"
-    WAIT_ERROR = "wait tells of a removal that failed"
+    WAIT_ERROR = "wait reports a removal that failed"
     BUILD_OUTPUTS = "build takes outputs"
     CREATE_PLATFORM = "create takes platform"
     STATS_ONE_SHOT = "stats take one-shot"
@@ -69,7 +71,7 @@ class Flag(enum.Enum):
     DF_TYPES = "system/df takes type"
     PRUNE_ANONYMOUS = "a prune of volumes removes anonymous ones"
     PUSH_PLATFORM = "push takes platform"
-    IMAGE_CREATE_EVENTS = "events tell of images that are made"
+    IMAGE_CREATE_EVENTS = "events report new images"
     IMAGE_PLATFORM = "save, load and history take platform"
     INSPECT_MANIFESTS = "inspect of an image takes manifests"
     PRUNE_SPACE = "build/prune takes reserved-space, max-used-space and min-free-space"
@@ -129,6 +131,12 @@ def release(text: str) -> tuple[int, int]:
     if not (dot and major.isdecimal() and minor.isdecimal() and major.isascii() and minor.isascii() and len(text) < 12):
         raise ValueError(f"not a version: {text!r}")
     return int(major), int(minor)
+
+
+def notes(request: dict[str, Any]) -> dict[str, Any]:
+    """The notes of upgrades in a create body (`FromOlder`)."""
+    found: dict[str, Any] = request.setdefault(FROM_OLDER, {})
+    return found
 
 
 def without(*fields: str) -> Downgrade:

@@ -11,6 +11,7 @@ import contextlib
 from ipaddress import ip_network
 from typing import Any
 
+from engine.api.versions.change import notes
 from engine.containers.body import of_interface
 from engine.errors import InvalidParameter
 from engine.networks.network import BRIDGE, DEFAULT_MODES, HOST
@@ -107,7 +108,7 @@ def interface_sysctls(request: Body) -> None:
 
 def unchecked(request: Body) -> None:
     """What a network does not allow its endpoints is refused at the start, not at create."""
-    _notes(request)["endpoints_unchecked"] = True
+    notes(request)["endpoints_unchecked"] = True
 
 
 def without_host_bits(request: Body) -> None:
@@ -151,10 +152,5 @@ def _object(of: Body, name: str) -> Body:
     return found if isinstance(found, dict) else {}
 
 
-def _notes(request: Body) -> Body:
-    notes: Body = request.setdefault("(older)", {})
-    return notes
-
-
 def _warn(request: Body, text: str) -> None:
-    _notes(request).setdefault("warnings", []).append(text)
+    notes(request).setdefault("warnings", []).append(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.api.versions.change import Upgrade
+from engine.api.versions.change import Upgrade, notes
 from engine.errors import InvalidParameter
 
 _OPTIONS = {"VolumeOptions": "volume", "TmpfsOptions": "tmpfs", "ImageOptions": "image"}
@@ -47,12 +47,12 @@ def ignoring_foreign_options(request: dict[str, Any]) -> None:
 
 def flat_read_only(request: dict[str, Any]) -> None:
     """What is read-only leaves the mounts below it as they are."""
-    request.setdefault("(older)", {})["flat_read_only"] = True
+    notes(request)["flat_read_only"] = True
 
 
 def without_volume_driver_warning(request: dict[str, Any]) -> None:
     """No warning of a VolumeDriver that does not apply to Mounts."""
-    request.setdefault("(older)", {})["volume_driver_unnoticed"] = True
+    notes(request)["volume_driver_unnoticed"] = True
 
 
 def refusing(has: Callable[[dict[str, Any]], Any], words: str) -> Upgrade:

@@ -13,5 +13,5 @@ CHANGES = (
         downgrade=without("HostConfig.Annotations"),
     ),
     Change("1.46", "push takes platform", flag=Flag.PUSH_PLATFORM, down_to="1.25"),
-    Change("1.46", "events tell of images that are made", flag=Flag.IMAGE_CREATE_EVENTS),
+    Change("1.46", "events report new images", flag=Flag.IMAGE_CREATE_EVENTS),
 )
