@@ -188,7 +188,7 @@ class VolumeStore:
 
         Raises Conflict when that has another driver.
         """
-        if body.cluster_volume_spec:
+        if body.cluster_volume_spec is not None:
             raise Unavailable(f"create {body.name}: ClusterVolumeSpec: a cluster volume needs a swarm")
         name = body.name or secrets.token_hex(32)
         own_labels = body.labels if body.name else body.labels | {ANONYMOUS: ""}
