@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from engine import times
+from engine import booleans, times
 from engine.errors import InvalidParameter, decoding_reason
 from engine.http.messages import Headers, Query, Request
 from engine.pruning import Selection
@@ -31,10 +31,6 @@ FILTERS_LIMIT = 10_000
 """Values in all filters of one request."""
 
 _FALSE = frozenset(("", "0", "no", "false", "none"))
-_FILTER_BOOLEANS = {"1": True, "True": True, "true": True, "0": False, "False": False, "false": False}
-_GO_BOOLEANS = dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True) | dict.fromkeys(
-    ("0", "f", "F", "false", "FALSE", "False"), False
-)
 _INT64 = range(-(1 << 63), 1 << 63)
 
 Filters = dict[str, list[str]]
@@ -50,9 +46,9 @@ def boolean(query: Query, name: str, default: bool = False) -> bool:
 def strict_boolean(query: Query, name: str) -> bool:
     """A boolean as Go's ParseBool reads it; False when absent or empty. Raises InvalidParameter."""
     text = query.get(name, "")
-    if text and text not in _GO_BOOLEANS:
+    if text and text not in booleans.WORDS:
         raise InvalidParameter(f"invalid value for {name}: {text[:100]!r} is not a boolean")
-    return _GO_BOOLEANS.get(text, False)
+    return booleans.WORDS.get(text, False)
 
 
 def integer(
@@ -163,7 +159,7 @@ def filter_boolean(found: Filters, name: str) -> bool | None:
     values = found.get(name)
     if not values:
         return None
-    value = _FILTER_BOOLEANS.get(values[0])
+    value = booleans.FILTER_WORDS.get(values[0])
     if value is None or len(set(values)) > 1:
         raise InvalidParameter(f"Invalid filter '{name}={values[-1]}'")
     return value

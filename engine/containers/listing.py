@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from engine import patterns
+from engine import booleans, patterns
 from engine.containers import views
 from engine.containers.container import Container
 from engine.containers.containers import Containers
@@ -158,13 +158,10 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
 
 
 def _boolean(name: str, values: Sequence[str]) -> bool:
-    found = {_BOOLEANS.get(value) for value in values}
+    found = {booleans.FILTER_WORDS.get(value) for value in values}
     if found not in ({True}, {False}):
         raise InvalidParameter(f"invalid filter '{name}={','.join(values)}'")
     return found == {True}
-
-
-_BOOLEANS = {"1": True, "true": True, "True": True, "0": False, "false": False, "False": False}
 
 
 PortRange = tuple[range, str]

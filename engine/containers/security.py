@@ -8,11 +8,11 @@ profile to a filter (`runtime/seccomp.py`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 import msgspec
 
+from engine import booleans
 from engine.errors import InvalidParameter
 from engine.runtime import apparmor, seccomp
 
@@ -32,16 +32,11 @@ MASKED_PATHS = (
 )
 
 READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-
-"""Docker's defaults, for HostConfig.MaskedPaths and ReadonlyPaths that are not given."""
+"""With `MASKED_PATHS` Docker's defaults for MaskedPaths and ReadonlyPaths of HostConfig."""
 
 UNCONFINED = "unconfined"
 _WITHOUT_APPARMOR = ("", UNCONFINED, apparmor.DEFAULT)
 """Values that a host without AppArmor accepts and ignores, as Docker does."""
-
-_BOOLEANS = dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True) | dict.fromkeys(
-    ("0", "f", "F", "false", "FALSE", "False"), False
-)
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +79,9 @@ def parse(options: Iterable[str]) -> Security:
         if not separator:
             raise InvalidParameter(f"SecurityOpt: invalid --security-opt 1: {_shown(option)}")
         if name in switches:
-            if value not in _BOOLEANS:
+            if value not in booleans.WORDS:
                 raise InvalidParameter(f"SecurityOpt: invalid --security-opt 2: {_shown(option)}: not a boolean")
-            switches[name] = _BOOLEANS[value]
+            switches[name] = booleans.WORDS[value]
         elif name == "seccomp":
             confined = value != UNCONFINED
             profile = None if value in (UNCONFINED, "builtin", "") else seccomp.custom(value)
@@ -134,4 +129,4 @@ def _check_loaded(profile: str) -> None:
 
 
 def _shown(option: str) -> str:
-    return json.dumps(option[:100])
+    return msgspec.json.encode(option[:100]).decode()

@@ -15,7 +15,7 @@ from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueE
 
 import msgspec
 
-from engine import labels, patterns
+from engine import booleans, labels, patterns
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.networks.ipam import Address, Subnet, hosts, parsed_address
 from engine.storage.records import Records
@@ -43,8 +43,6 @@ _LONGEST_NAME = 255
 _LEAST_MTU_OF_IPV6 = 1280
 """RFC 8200, 5."""
 _OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
-_TRUE = ("1", "t", "T", "true", "TRUE", "True")
-_FALSE = ("0", "f", "F", "false", "FALSE", "False")
 _MODES = {
     "macvlan": ("bridge", "private", "vepa", "passthru"),
     "ipvlan": ("l2", "l3", "l3s"),
@@ -210,9 +208,9 @@ def _boolean(text: str | None, default: bool, what: str) -> bool:
     """Parses as Go's ParseBool."""
     if text is None or text == "":
         return default
-    if text not in (*_TRUE, *_FALSE):
+    if text not in booleans.WORDS:
         raise InvalidParameter(f"{what}: {text[:100]!r} is not a boolean")
-    return text in _TRUE
+    return booleans.WORDS[text]
 
 
 # --- a create body --------------------------------------------------------------------------------
@@ -452,9 +450,9 @@ def matches(record: NetworkRecord, filters: Mapping[str, Sequence[str]], in_use:
                     raise InvalidParameter(f"Invalid filter: 'type'='{value}'")
             found = ("builtin" if record.predefined else "custom") in values
         elif name == "dangling":
-            if len(set(values)) > 1 or values[0] not in (*_TRUE, *_FALSE):
+            if len(set(values)) > 1 or values[0] not in booleans.WORDS:
                 raise InvalidParameter(f"Invalid filter: 'dangling'='{values[-1]}'")
-            found = not record.predefined and in_use != (values[0] in _TRUE)
+            found = not record.predefined and in_use != booleans.WORDS[values[0]]
         else:
             raise InvalidParameter(f"Invalid filter '{name}'")
         if not found:

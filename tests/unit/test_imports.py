@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = sorted(path for path in (ROOT / "engine").rglob("*.py") if "__pycache__" not in path.parts)
 CYTHON = sorted((ROOT / "engine" / "_fast").glob("*.p[yx][xd]")) + sorted((ROOT / "engine" / "_fast").glob("*.pxd"))
 
-SHARED = {"wire", "errors", "events", "config", "facts", "labels", "patterns", "pruning", "times"}
+SHARED = {"booleans", "wire", "errors", "events", "config", "facts", "labels", "patterns", "pruning", "times"}
 """Modules that every package except http and _fast may import."""
 
 BELOW = {"storage", "runtime", "monitor", "system", "_fast"}
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "facts": set(),
     "times": set(),
+    "booleans": set(),
     "labels": set(),
     "patterns": set(),
     "pruning": {"errors", "labels"},

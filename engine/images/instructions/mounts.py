@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from engine import booleans
 from engine.errors import InvalidParameter
 from engine.images.instructions.words import Expand
 
@@ -43,7 +44,6 @@ class RunMount(msgspec.Struct, frozen=True, kw_only=True):
 
 _MOUNT_TYPES = ("bind", "cache", "tmpfs", "secret", "ssh")
 _SHARING = ("shared", "private", "locked")
-_TRUE, _FALSE = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
 _MOUNT_KEYS = {
     "type": "type",
     "from": "from_",
@@ -119,9 +119,9 @@ def _mount_value(key: str, value: str) -> Any:
                 raise InvalidParameter(f'unsupported sharing value "{value}"')
             return value.lower()
         case "read_only" | "required":
-            if value not in (*_TRUE, *_FALSE):
+            if value not in booleans.WORDS:
                 raise InvalidParameter(f"invalid value for {key}: {value}"[:300])
-            return (value in _TRUE) != (key in ("rw", "readwrite"))
+            return booleans.WORDS[value] != (key in ("rw", "readwrite"))
         case "mode":
             if not re.fullmatch(r"[0-7]{1,11}", value) or int(value, 8) > 0o7777:
                 raise InvalidParameter(f"invalid value {value} for mode"[:300])
