@@ -678,8 +678,11 @@ class Container:
                 try:
                     with contextlib.suppress(NotModified):
                         await self.stop(timeout, number)
-                finally:
+                except BaseException:
                     self.restarting -= 1
+                    removal.automatically(self)  # it may have ended, and is not started again
+                    raise
+                self.restarting -= 1
             with contextlib.suppress(NotModified):  # another caller was faster
                 await self.start()
         self.publish("restart")

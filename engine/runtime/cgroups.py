@@ -99,7 +99,7 @@ _DEVICE_LIMITS = {
     "blkio_device_read_iops": ("blkio.throttle.read_iops_device", "io.max", "riops=max"),
     "blkio_device_write_iops": ("blkio.throttle.write_iops_device", "io.max", "wiops=max"),
 }
-"""The file of a limit under v1 and under v2, and the text that removes it there."""
+"""The file of a limit under v1 and under v2, and the text that removes it under v2."""
 
 
 class Cgroups(msgspec.Struct, frozen=True):
@@ -276,11 +276,11 @@ class Cgroups(msgspec.Struct, frozen=True):
         """Remove a limit of a block device, `limit` as HostConfig names it. A rate of 0 means that
         under v1; under v2 the runtimes have no number for it. Raises OSError.
         """
-        ours, theirs, none = _DEVICE_LIMITS[limit]
-        directory = self.directory("blkio" if "blkio" in self.controllers else "io", cgroup)
+        file_v1, file_v2, none_v2 = _DEVICE_LIMITS[limit]
+        v1 = "blkio" in self.controllers
+        directory = self.directory("blkio" if v1 else "io", cgroup)
         if directory is not None:
-            v1 = "blkio" in self.controllers
-            (directory / (ours if v1 else theirs)).write_text(f"{major}:{minor} {0 if v1 else none}")
+            (directory / (file_v1 if v1 else file_v2)).write_text(f"{major}:{minor} {0 if v1 else none_v2}")
 
     def oom_killed(self, container_id: str, cgroup_parent: str = "") -> bool:
         """True if the kernel killed a process of this container for its memory limit.

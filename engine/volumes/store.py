@@ -247,7 +247,7 @@ class VolumeStore:
                     raise
                 _log.warning("volume %s: its record is removed although its driver failed: %s", name, error.message)
                 await self._records.commit(self._table.delete(name))
-                self._gone(record)
+                await self._forget(record)
                 return
             await self._delete(record, driver)
 
@@ -625,13 +625,11 @@ class VolumeStore:
         except EngineError as error:
             _log.error("%s", error.message)
 
-    async def _forget(self, record: VolumeRecord, driver: Driver) -> None:
+    async def _forget(self, record: VolumeRecord, driver: Driver | None = None) -> None:
+        """Its row is deleted. Without `driver` its content stays."""
         self._volumes.pop(record.name, None)
-        await driver.discard(record.name)
-        self._events.publish("volume", "destroy", record.name, {"driver": record.driver})
-
-    def _gone(self, record: VolumeRecord) -> None:
-        self._volumes.pop(record.name, None)
+        if driver is not None:
+            await driver.discard(record.name)
         self._events.publish("volume", "destroy", record.name, {"driver": record.driver})
 
     def _mountpoint(self, record: VolumeRecord) -> str:

@@ -391,6 +391,21 @@ def test_a_restart_by_a_client_does_not_remove_it(world: World) -> None:
     run(story())
 
 
+def test_a_restart_that_is_cancelled_at_the_exit_leaves_the_removal_to_autoremove(world: World) -> None:
+    async def story() -> None:
+        engine, container = await _started(world, auto_remove=True)
+        ended = container.wait(Condition.NEXT_EXIT)
+        restarting = asyncio.ensure_future(container.restart(0))
+        ended.add_done_callback(lambda _: restarting.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await restarting
+        await asyncio.sleep(1)
+        assert len(engine.containers) == 0
+        check(engine)
+
+    run(story())
+
+
 def test_a_second_start_does_not_get_the_mounts_of_a_first_one_that_failed(world: World) -> None:
     """Their descriptors may be those of other files by then."""
 
