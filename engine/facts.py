@@ -49,7 +49,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What programs that the engine executes say about themselves."""
+    """Facts that the programs which the engine executes report about themselves."""
 
     init_version: str = ""
     """Of the init program; empty if the host has none."""

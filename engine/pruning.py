@@ -1,4 +1,4 @@
-"""What prunes of containers, images, networks and volumes have in common: which objects they take,
+"""The common part of prunes of containers, images, networks and volumes: which objects they remove,
 and that two of one kind do not run at once.
 
 Rules: Docker Engine API, ContainerPrune, ImagePrune, NetworkPrune, VolumePrune.

@@ -88,8 +88,8 @@ class Usages:
         return await self._shared(Kind.BUILD_CACHE, self._of_build_cache)
 
     async def _shared(self, kind: Kind, compute: Callable[[], Awaitable[Usage[T]]]) -> Usage[T]:
-        """The result of the running computation, or of a new one. It goes on when a caller is
-        cancelled, for the others.
+        """The result of the running computation, or of a new one. Cancelling a caller does not stop
+        it, because others may wait for it.
         """
         running: asyncio.Task[Usage[T]] | None = self._running.get(kind)
         if running is None:

@@ -372,7 +372,7 @@ async def start(engine: Engine, request: Request) -> Reply:
 
 @contextlib.contextmanager
 def _refusals(request: Request, prefix: str = "") -> Iterator[None]:
-    """What the container's state does not permit, as the request's version reports it."""
+    """Report a verb that the container's state does not permit as the request's version does."""
     try:
         yield
     except WrongState as error:

@@ -1,5 +1,5 @@
-"""Handlers of managed plugins, which this engine does not have: the list is empty, and what would
-make one is refused by name.
+"""Handlers of managed plugins, which this engine does not have: the list is empty, and requests
+that would make one are refused by name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def list_all(engine: Engine, request: Request) -> Reply:
 
 
 def not_found(engine: Engine, request: Request) -> Reply:
-    """What a request asks of one plugin."""
+    """Requests about one plugin."""
     raise NotFound(f'plugin "{request.parameters["name"]}" not found')
 
 
 def unimplemented(engine: Engine, request: Request) -> Reply:
-    """What would install a plugin."""
+    """Requests that would install a plugin."""
     raise Unimplemented("managed plugins are not supported by this engine")

@@ -25,7 +25,7 @@ def not_a_manager(engine: Engine, request: Request) -> Reply:
 
 
 def unimplemented(engine: Engine, request: Request) -> Reply:
-    """What would make the engine part of a swarm."""
+    """Requests that would make the engine part of a swarm."""
     raise Unimplemented("swarm mode is not supported by this engine")
 
 

@@ -195,7 +195,7 @@ _NONE = Commit("N/A")
 
 
 def _warnings(host: Host, config: Config) -> list[str]:
-    """What the operator should know, in Docker's words, which scripts look for."""
+    """Warnings for the operator, in Docker's words, which scripts search for."""
     found = [f"WARNING: {text}" for offered, text in _limits(host) if not offered]
     if not config.tls_cert:
         found += [f"WARNING: API is accessible on http://{address} without encryption" for address in config.tcp]

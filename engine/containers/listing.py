@@ -228,7 +228,7 @@ async def sizes(container: Container) -> tuple[int, int]:
 
 
 def _names(container: Container) -> tuple[str, str]:
-    """What the filter `name` is compared with: clients anchor with and without the slash."""
+    """The texts for the filter `name`: clients anchor with and without the slash."""
     return f"/{container.record.name}", container.record.name
 
 

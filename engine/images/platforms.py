@@ -120,8 +120,8 @@ def accepted(wanted: Platform) -> list[Platform]:
 
 
 def best(wanted: Platform, offered: list[tuple[Platform | None, T]]) -> T | None:
-    """What is offered for the wanted platform, or for the best one of those that suit it. What
-    does not name its platform comes last.
+    """The offer for the wanted platform, or for the best one of those that suit it; None without
+    one. Offers that do not name their platform come last.
     """
     order = {_key(each): at for at, each in enumerate(accepted(wanted))}
     suitable = [

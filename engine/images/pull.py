@@ -275,7 +275,7 @@ def chosen(index: Manifest, name: Reference, platform: Platform) -> Descriptor:
 
 
 async def described(repository: Repository, name: Reference) -> DistributionInspect:
-    """What a registry has under a name: the manifest or index, and the platforms of its images.
+    """The manifest or index of a name in its registry, and the platforms of its images.
 
     Raises Failure, InvalidParameter, ServerError.
     """

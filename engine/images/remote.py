@@ -204,7 +204,7 @@ class Remote:
         self._events.publish("image", "pull", name.familiar, attributes)
 
     async def described(self, image: str, credentials: Credentials) -> DistributionInspect:
-        """What the registry has under a name, without pulling it.
+        """The manifest or index of a name in its registry, and its platforms. Nothing is pulled.
 
         Raises InvalidParameter for a malformed name. The registry's refusals are passed on:
         Unauthorized, Forbidden, NotFound, ServerError.

@@ -14,7 +14,7 @@ from engine.images.index import Index
 
 
 class Sizes:
-    """What the images of an index take. Kept until the index changes."""
+    """Sizes of the images of an index, kept until the index changes."""
 
     def __init__(self, index: Index, size_of: Callable[[str], int]) -> None:
         """`size_of`: the bytes of a layer, by its chain_id."""

@@ -228,7 +228,7 @@ def intent(wanted: EndpointSettings, record: NetworkRecord) -> EndpointSettings:
 
 
 def asked(wanted: EndpointSettings) -> EndpointSettings:
-    """What a client may ask for, but for the MAC address, without what only the engine sets."""
+    """The fields that a client may set, except the MAC address."""
     return EndpointSettings(
         ipam_config=wanted.ipam_config,
         links=wanted.links,

@@ -59,7 +59,7 @@ _REFUSED = {
     "host_ipv4": ("",),
     "host_ipv6": ("",),
 }
-"""Options of Docker that this engine has not, and the values that change nothing."""
+"""Options of Docker that this engine lacks, with the values that have no effect."""
 
 
 class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

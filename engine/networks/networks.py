@@ -349,7 +349,7 @@ class Networks:
         matches them. Returns those that are gone.
 
         A network that cannot be removed is logged and stays. Raises Conflict while another prune
-        goes on.
+        runs.
         """
         gone: list[Network] = []
         with self._pruning:

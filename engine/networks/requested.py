@@ -37,7 +37,7 @@ PLACE = "IFNAME"
 
 
 class DriverOptions(NamedTuple):
-    """What the options of an endpoint's driver ask for."""
+    """The parsed options of an endpoint's driver."""
 
     name: str = ""
     """Name of the interface in the container. Empty: the next free one."""

@@ -184,7 +184,7 @@ def resolved(data: str) -> str:
 
 
 class Content(NamedTuple):
-    """What of a volume is mounted somewhere."""
+    """The content of a volume, or a part of it, as the source of a mount."""
 
     name: str
     path: str = ""

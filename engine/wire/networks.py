@@ -99,7 +99,7 @@ class NetworkCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
 
     name: str = ""
     check_duplicate: bool = False
-    """Requests before 1.25. In newer ones it has no meaning."""
+    """Used for requests before 1.25 only."""
     driver: str = ""
     scope: str = ""
     internal: bool = False

@@ -1,7 +1,7 @@
-"""Upgrades of what older create bodies say about endpoints and subnets.
+"""Upgrades of endpoints and subnets in older create bodies.
 
-Each function changes the JSON object of a create body in place. What moves to an endpoint moves to
-the one of the main network, which HostConfig.NetworkMode names, as in dockerd's handlers.
+Each function changes the JSON object of a create body in place. Fields that move to an endpoint
+move to that of the main network, which HostConfig.NetworkMode names, as in dockerd's handlers.
 Raises: InvalidParameter, in dockerd's words.
 """
 
@@ -107,7 +107,7 @@ def interface_sysctls(request: Body) -> None:
 
 
 def unchecked(request: Body) -> None:
-    """What a network does not allow its endpoints is refused at the start, not at create."""
+    """Leave the checks of endpoints against their networks to the start of the container."""
     notes(request)["endpoints_unchecked"] = True
 
 

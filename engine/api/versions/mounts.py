@@ -46,7 +46,7 @@ def ignoring_foreign_options(request: dict[str, Any]) -> None:
 
 
 def flat_read_only(request: dict[str, Any]) -> None:
-    """What is read-only leaves the mounts below it as they are."""
+    """Read-only mounts leave the mounts below them as they are."""
     notes(request)["flat_read_only"] = True
 
 

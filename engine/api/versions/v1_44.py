@@ -20,7 +20,7 @@ CHANGES = (
     ),
     Change(
         "1.44",
-        "inspect of an image shows no VirtualSize, and Created only where the image says it",
+        "inspect of an image shows no VirtualSize, and Created only if the image has it",
         of=ImageInspect,
         downgrade={
             "VirtualSize": lambda image: image.size,
