@@ -39,7 +39,6 @@ from engine.api.versions import (
     v1_50,
     v1_51,
     v1_52,
-    v1_53,
     v1_54,
     v1_55,
 )
@@ -53,7 +52,6 @@ NEWEST = "1.55"
 _NEWEST_FIRST = (
     v1_55,
     v1_54,
-    v1_53,
     v1_52,
     v1_51,
     v1_50,

@@ -1,7 +1,0 @@
-"""What API 1.53 changed."""
-
-from __future__ import annotations
-
-from engine.api.versions.change import Change
-
-CHANGES: tuple[Change, ...] = ()
