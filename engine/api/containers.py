@@ -26,10 +26,11 @@ from engine.api.replies import (
 )
 from engine.api.replies import encode as encode_reply
 from engine.api.versions import Flag
-from engine.containers import listing, logs, pruned, removal, settings, views
+from engine.containers import listing, logs, removal, settings, views
 from engine.containers import stats as statistics
 from engine.containers import top as processes
 from engine.containers.container import Container
+from engine.containers.prune import prune as prune_containers
 from engine.containers.signals import signal_number
 from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
@@ -483,7 +484,7 @@ class _Waited:
 
 async def prune(engine: Engine, request: Request) -> Reply:
     selection = parameters.prune_selection(request.query, "until")
-    return json_reply(request, await pruned.prune(engine.containers, selection))
+    return json_reply(request, await prune_containers(engine.containers, selection))
 
 
 async def remove(engine: Engine, request: Request) -> Reply:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.containers import pruned, removal
+from engine.containers import prune, removal
 from engine.containers.container import Container
 from engine.containers.waiting import Condition
 from engine.errors import Conflict, ServerError
@@ -111,11 +111,11 @@ def test_a_prune_takes_what_does_not_run(world: World) -> None:
         world.host.end(ended.id, 0)
         await ended.wait()
         before = Selection(until_ns=created.record.created)
-        assert (await pruned.prune(engine.containers, before)).containers_deleted is None
-        report = await pruned.prune(engine.containers, Selection())
+        assert (await prune.prune(engine.containers, before)).containers_deleted is None
+        report = await prune.prune(engine.containers, Selection())
         assert sorted(report.containers_deleted or ()) == sorted((created.id, ended.id))
         assert {each.id for each in engine.containers} == {running.id, paused.id}
-        assert (await pruned.prune(engine.containers, Selection())).containers_deleted is None
+        assert (await prune.prune(engine.containers, Selection())).containers_deleted is None
         check(engine)
 
     run(story())
@@ -124,10 +124,10 @@ def test_a_prune_takes_what_does_not_run(world: World) -> None:
 def test_one_prune_at_a_time(world: World) -> None:
     async def story() -> None:
         engine, _ = await _created(world)
-        first = asyncio.ensure_future(pruned.prune(engine.containers, Selection()))
+        first = asyncio.ensure_future(prune.prune(engine.containers, Selection()))
         await asyncio.sleep(0)
         with pytest.raises(Conflict, match="a prune operation is already running"):
-            await pruned.prune(engine.containers, Selection())
+            await prune.prune(engine.containers, Selection())
         assert (await first).containers_deleted
 
     run(story())
@@ -137,7 +137,7 @@ def test_a_prune_skips_what_cannot_be_removed(world: World) -> None:
     async def story() -> None:
         engine, container = await _created(world)
         world.disk_full = True
-        assert (await pruned.prune(engine.containers, Selection())).containers_deleted is None
+        assert (await prune.prune(engine.containers, Selection())).containers_deleted is None
         world.disk_full = False
         assert container.id in engine.containers
         check(engine)
