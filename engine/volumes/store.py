@@ -274,7 +274,7 @@ class VolumeStore:
             space = 0
             for record in [*self._volumes.values()]:
                 if views.is_plain(record) and (named or views.is_anonymous(record)):
-                    size = await self._pruned(record.name, selection)
+                    size = await self._pruned(record, selection)
                     if size is not None:
                         names.append(record.name)
                         space += max(size, 0)
@@ -282,11 +282,13 @@ class VolumeStore:
             return names, space
 
     @whole
-    async def _pruned(self, name: str, selection: Selection) -> int | None:
+    async def _pruned(self, record: VolumeRecord, selection: Selection) -> int | None:
         """Bytes of the volume, which was removed; None if it stays."""
+        name = record.name
         async with self._lock(name):
-            record = self._volumes.get(name)
-            if record is None or name in self._users or not selection.matches(record.created, views.labels(record)):
+            if self._volumes.get(name) is not record:  # another one has its name now
+                return None
+            if name in self._users or not selection.matches(record.created, views.labels(record)):
                 return None
             try:
                 await self._local.hide(name)
