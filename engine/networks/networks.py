@@ -100,7 +100,7 @@ class Networks:
         self.drivers.open(self._store.get(BRIDGE).id)
         for record in self._store:
             routes = self.drivers.routes(record.driver)
-            self.by_id[record.id] = Network(record, network.options(record), routes=routes)
+            self.by_id[record.id] = Network(record, _options_on_load(record), routes=routes)
         default = self.get(BRIDGE)
         default.options = msgspec.structs.replace(default.options, bridge=self._default_bridge)
         self.drivers.restore([*self.by_id.values()])
@@ -386,6 +386,20 @@ def _resource(name: str, settings: EndpointSettings) -> wire.EndpointResource:
         ipv4_address=shown(settings.ip_address, settings.ip_prefix_len),
         ipv6_address=shown(settings.global_ipv6_address, settings.global_ipv6_prefix_len),
     )
+
+
+def _options_on_load(record: NetworkRecord) -> network.Options:
+    """The options of a network that exists. An earlier version of this engine may have ignored one
+    whose value this version refuses: it still has no effect.
+    """
+    valid: dict[str, str] = {}
+    for key, value in record.options.items():
+        try:
+            network.options(msgspec.structs.replace(record, options={key: value}))
+            valid[key] = value
+        except EngineError as error:
+            _log.warning("%s: ignored", error.message)
+    return network.options(msgspec.structs.replace(record, options=valid))
 
 
 def _default_options(name: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Serve
 from engine.networks import dns, host
 from engine.networks.network import NetworkRecord, NetworkStore
 from engine.pruning import Selection
+from engine.storage.records import Records
 from engine.system.netlink.codec import NetlinkError
 from engine.wire.containers import EndpointSettings
 from tests.unit.networks.fakes import Host
@@ -53,6 +54,27 @@ def test_prune(world: Host, tmp_path: Path) -> None:
             event = networks.networks._events.history(0)[-1]
             assert (event.type, event.action) == ("network", "prune")
             assert (event.actor.id, event.actor.attributes) == ("", {"reclaimed": "0"})
+
+    asyncio.run(run())
+
+
+def test_options_that_an_earlier_version_ignored_have_no_effect(
+    world: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            await networks.create(body("old", Options={"com.docker.network.driver.mtu": "1400"}))
+            record = networks.networks.get("old").record
+            refused = {"com.docker.network.bridge.gateway_mode_ipv4": "routed", "engine.network.host_ipv4": "1.2.3.4"}
+        records = Records(tmp_path / "state.db")
+        table = records.table("network", NetworkRecord)
+        older = msgspec.structs.replace(record, options=record.options | refused)
+        await records.commit(table.put(record.id, older))
+        records.close()
+        async with opened(tmp_path) as networks:
+            found = networks.networks.get("old")
+            assert found.record.options.keys() > refused.keys() and found.options.mtu == 1400
+        assert caplog.text.count(": ignored") == len(refused)
 
     asyncio.run(run())
 
