@@ -164,7 +164,7 @@ class Turn:
 
 def image_usage(layers_size: int, images: Sequence[ImageSummary]) -> Usage[ImageSummary]:
     """`layers_size`: the size of all layers, each counted once."""
-    unused = [image for image in images if not image.containers > 0]
+    unused = [image for image in images if image.containers <= 0]
     reclaimable = sum(image.size - max(0, image.shared_size) for image in unused)
     return Usage(images, len(images) - len(unused), layers_size, reclaimable)
 

@@ -57,8 +57,8 @@ def wanted(networks: Networks, mode: str, asked: NetworkingConfig, *, unchecked:
             *(partial(body.parse_link, link) for link in settings.links or ()),
         ]
         refused = [reason for reason in map(_refusal, checks) if reason]
-        if not refused and not unchecked:
-            refused = [reason for reason in (_refusal(partial(networks.check_endpoint, name, settings)),) if reason]
+        if not refused and not unchecked and (reason := _refusal(partial(networks.check_endpoint, name, settings))):
+            refused = [reason]
         reasons += refused
     if reasons:
         raise InvalidParameter(reasons[0] if len(reasons) == 1 else "invalid endpoint settings:\n" + "\n".join(reasons))

@@ -378,13 +378,14 @@ def _options(host: HostConfig, *, recursive: bool) -> dict[str, MountOptions]:
             found[bind.destination] = MountOptions(read_only=default)
     for mount in host.mounts or ():
         options = mount.bind_options or BindOptions()
+        read_only: Literal["", "recursive", "forced"] = default if mount.read_only else ""
+        if options.read_only_force_recursive:
+            read_only = "forced"
+        elif options.read_only_non_recursive:
+            read_only = ""
         found[normal_path(mount.target, mount.target)] = MountOptions(
             shallow=options.non_recursive,
-            read_only="forced"
-            if options.read_only_force_recursive
-            else ""
-            if options.read_only_non_recursive or not mount.read_only
-            else default,
+            read_only=read_only,
             subpath=(mount.volume_options or VolumeOptions()).subpath,
         )
     return {destination: options for destination, options in found.items() if options != MountOptions()}
