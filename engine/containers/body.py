@@ -35,7 +35,7 @@ from engine.wire.containers import (
 
 DEFAULT_SHM_SIZE = 64 << 20
 EMPTY_BINDINGS = "have an empty list of port-bindings"
-"""Of the warning of which clients below 1.52 hear nothing."""
+"""Words of a warning that replies below 1.52 leave out."""
 MIN_HEALTH_DURATION = 1_000_000
 
 HOST_GATEWAY = "host-gateway"
@@ -316,7 +316,7 @@ def of_interface(sysctl: str) -> tuple[str, str, str, str] | None:
     net.ipv4.conf.eth0.forwarding; None for another. In place of the dots it may have slashes
     (sysctl(8)).
     """
-    separator = min(".", "/", key=lambda each: sysctl.find(each) % (len(sysctl) + 1))
+    separator = next((each for each in sysctl if each in "./"), ".")  # the first of them counts
     words = sysctl.split(separator, 4)
     if len(words) != 5 or words[0] != "net" or words[3] in ("all", "default"):
         return None

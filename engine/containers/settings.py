@@ -28,6 +28,7 @@ from engine.networks.endpoints import with_names
 from engine.networks.requested import mac_address
 from engine.runtime.cgroups import Support
 from engine.system.threads import whole
+from engine.wire import oci
 from engine.wire.containers import EndpointSettings, HostConfig, UpdateBody
 
 _log = logging.getLogger(__name__)
@@ -254,9 +255,12 @@ async def _take_back(container: Container, after: HostConfig, before: HostConfig
 async def _apply(container: Container, before: HostConfig, after: HostConfig, support: Support) -> None:
     """Give the running container the limits that differ. Raises ServerError, NotFound."""
     parts, cgroup = container.parts, container.cgroup
-    for field, major, minor in devices.lifted(before, after):
+    try:
+        lifted, resources = await asyncio.to_thread(_differences, before, after, support)
+    except RuntimeError as error:
+        raise ServerError(str(error)) from error  # no thread
+    for field, major, minor in lifted:
         await _lifted(f"limit of {major}:{minor}", parts.cgroups.lift_device, cgroup, field, major, minor)
-    resources = limits.resources(before, after, support)
     if resources is None:
         return
     if resources.cpu is not None and resources.cpu.quota == limits.NO_QUOTA:
@@ -264,6 +268,13 @@ async def _apply(container: Container, before: HostConfig, after: HostConfig, su
     if resources.pids is not None and resources.pids.limit == limits.NO_LIMIT:
         await _lifted("limit of processes", parts.cgroups.lift, cgroup, "pids")
     await launch.runtime_of(container.record, parts).update(container.id, resources)
+
+
+def _differences(
+    before: HostConfig, after: HostConfig, support: Support
+) -> tuple[list[tuple[str, int, int]], oci.Resources | None]:
+    """Blocks: both read the numbers of devices from the paths that clients named."""
+    return list(devices.lifted(before, after)), limits.resources(before, after, support)
 
 
 async def _lifted(what: str, action: Callable[..., None], *arguments: object) -> None:

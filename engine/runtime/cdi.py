@@ -128,6 +128,8 @@ def parse(text: bytes, *, json: bool) -> Specification:
             raise ValueError(f"{name[:100]!r} is not the name of a device")
     if len(set(names)) < len(names):
         raise ValueError("two devices have the same name")
+    if b"\\u0000" in msgspec.json.encode(found):  # no environment, path or argument may have one
+        raise ValueError("a NUL character")
     for edits in (found.container_edits, *(device.container_edits for device in found.devices)):
         _check(edits)
     return found
@@ -138,7 +140,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def _check(edits: Edits) -> None:
     for variable in edits.env:
-        if variable.find("=") < 1 or "\0" in variable:
+        if variable.find("=") < 1:
             raise ValueError(f"env {variable[:100]!r} is not NAME=VALUE")
     for node in edits.device_nodes:
         if not node.path.startswith("/") or node.type not in ("", "b", "c", "u", "p"):
@@ -147,7 +149,7 @@ def _check(edits: Edits) -> None:
             raise ValueError(f"device node {node.path[:100]!r}: permissions {node.permissions[:10]!r}")
     for mount in edits.mounts:
         target = mount.container_path
-        if not target.startswith("/") or not target.strip("/") or "\0" in target or not mount.host_path:
+        if not target.startswith("/") or not target.strip("/") or not mount.host_path:
             raise ValueError(f"mount {mount.host_path[:100]!r} at {mount.container_path[:100]!r}: wrong path")
     for hook in edits.hooks:
         if hook.hook_name not in HOOKS or not hook.path.startswith("/"):

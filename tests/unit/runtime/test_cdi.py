@@ -110,6 +110,8 @@ def test_a_specification_in_yaml() -> None:
         (device(mounts=[{"hostPath": "/a", "containerPath": "b"}]), "wrong path"),
         (device(mounts=[{"hostPath": "", "containerPath": "/b"}]), "wrong path"),
         (device(mounts=[{"hostPath": "/a", "containerPath": "//"}]), "wrong path"),
+        (device(deviceNodes=[{"path": "/dev/x\0"}]), "a NUL character"),
+        (device(env=["A=\0"]), "a NUL character"),
         (device(hooks=[{"hookName": "never", "path": "/bin/true"}]), "wrong name or path"),
         (device(hooks=[{"hookName": "prestart", "path": "true"}]), "wrong name or path"),
     ],
