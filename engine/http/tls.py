@@ -274,7 +274,8 @@ async def relay(client: TlsTransport, end: socket.socket, eof: bool) -> None:
     loop = asyncio.get_running_loop()
     try:
         end.setblocking(False)
-        await loop.create_unix_connection(lambda: far, sock=end)
+        # uvloop's create_unix_connection closes the descriptor twice if the peer leaves meanwhile.
+        await loop.connect_accepted_socket(lambda: far, end)
     except OSError:
         end.close()
         client.abort()

@@ -481,10 +481,8 @@ async def join(
     peer.setblocking(False)
     loop = asyncio.get_running_loop()
     try:
-        if peer.family == socket.AF_UNIX:
-            await loop.create_unix_connection(lambda: connection, sock=peer)
-        else:
-            await loop.create_connection(lambda: connection, sock=peer)
+        # uvloop's create_connection closes the descriptor twice if the peer leaves meanwhile.
+        await loop.connect_accepted_socket(lambda: connection, peer)
     except BaseException:
         peer.close()
         raise

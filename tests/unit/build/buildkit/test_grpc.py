@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import h2.config
 import h2.connection
 import h2.events
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -286,3 +289,22 @@ def test_bytes_that_came_with_the_request() -> None:
         await _closed(connection)
 
     asyncio.run(work())
+
+
+def test_a_descriptor_is_closed_once_when_the_client_has_left() -> None:
+    """A second close would end whatever has got the number since. A socket that closes its
+    descriptor when it is collected says so.
+    """
+
+    async def work() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        connection = await grpc.join(ours.detach(), b"head", b"", {"/echo": echo}, lambda: None)
+        await asyncio.wait_for(_closed(connection), 30)
+        await asyncio.sleep(0.01)  # the transport's last callback
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        uvloop.run(work())
+        gc.collect()
+    assert [str(each.message) for each in seen] == []
