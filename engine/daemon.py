@@ -397,14 +397,12 @@ class Daemon:
             self.health.changed(container, runs)
 
     def _detached(self, key: str, client: int, by_keys: bool) -> None:
-        """A client has detached. Docker publishes an event only for the detach keys."""
-        if not by_keys:
-            return
+        """A client has left. Docker publishes an event only for the detach keys."""
         container = self.containers.find(key)
-        if container is not None:
+        if container is None:
+            self.execs.detached(key, by_keys)
+        elif by_keys:
             container.publish("detach")
-        else:
-            self.execs.detached(key)
 
     async def _end_strays(self) -> None:
         """End processes that belong to no container and no exec. A crash between a start and the

@@ -67,6 +67,8 @@ The runtime's start is the expensive part, and many timers may coincide.
 """
 KILL_GRACE = 5.0
 """Seconds to wait for a killed probe."""
+CUT_GRACE = 10.0
+"""Seconds that an inspect waits for the end of an instance whose client lost its stream."""
 
 
 class ExecRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +85,8 @@ class ExecRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Initial rows and columns of its terminal."""
     probe: bool = False
     """It belongs to a health check, and is not kept after its end."""
+    attached: bool = False
+    """It was started with a client."""
 
     @property
     def running(self) -> bool:
@@ -121,6 +125,10 @@ class Execs:
         self._of_container: dict[str, dict[str, None]] = {}
         """By container: its finished instances."""
         self._ends: dict[str, asyncio.Future[int]] = {}
+        self._attached: dict[str, int] = {}
+        """Running instances with a client: the monitor that carries its stream, as the number of
+        those that had ended before (`Monitor.losses`).
+        """
         self._starting = asyncio.Semaphore(PROBES_STARTING)
         self._probes: set[asyncio.Task[int]] = set()
         """Starts of probes that are under way; the probe itself may be cancelled meanwhile."""
@@ -149,6 +157,8 @@ class Execs:
             self.exited(record.id, Exit(status=255, at=time.time_ns()))
         elif record.probe:
             self._kill(record.id)  # the health check that waited for it is gone
+        elif record.attached and record.running:
+            self._attached[record.id] = self._monitor.losses
 
     def __contains__(self, key: str) -> bool:
         return key in self._all
@@ -292,7 +302,9 @@ class Execs:
         if record.exit_code is not None or record.started:
             raise Conflict(f"Error: Exec command {exec_id} has already run")
         _check_state(container)
-        self._all[exec_id] = record = msgspec.structs.replace(record, started=True, size=size or record.size)
+        attached = descriptor >= 0 and not detach and not record.probe
+        record = msgspec.structs.replace(record, started=True, size=size or record.size, attached=attached)
+        self._all[exec_id] = record
         self._grace_period.expect()
         config = record.config
         container.publish(f"exec_start: {_event_words(strings(config.cmd) or [''])}", execID=exec_id)
@@ -321,6 +333,7 @@ class Execs:
             else:
                 refusal = await self._launch(record, container, document, client)
         except Exception:
+            self._attached.pop(exec_id, None)
             self._all[exec_id] = msgspec.structs.replace(record, started=False)
             await asyncio.to_thread(self._remove, exec_id)
             raise
@@ -352,6 +365,8 @@ class Execs:
         self, record: ExecRecord, container: Container, document: bytes, client: Client | None
     ) -> LaunchFailed | None:
         config = record.config
+        if record.attached:
+            self._attached[record.id] = self._monitor.losses
         try:
             with self._grace_period.going_on():
                 process = await self._monitor.run(
@@ -424,9 +439,18 @@ class Execs:
     async def inspect(self, exec_id: str) -> ExecInspect:
         """The instance as it is now.
 
-        Takes the monitor's pending reports first: a client asks as soon as its stream has ended.
+        Takes the monitor's pending reports first: a client asks as soon as its stream has ended. If
+        the stream ended because its monitor did, the client would take a running instance for one
+        that has succeeded: so the first inspect waits for the end, `CUT_GRACE` at most, and then
+        raises ServerError.
         """
         await self._monitor.take_reports()
+        if self._attached.get(exec_id, self._monitor.losses) != self._monitor.losses:
+            ended = self._ends.setdefault(exec_id, asyncio.get_running_loop().create_future())
+            await asyncio.wait({ended}, timeout=CUT_GRACE)
+            if self._attached.pop(exec_id, None) is not None:
+                self._ends.pop(exec_id, None)
+                raise ServerError(f"exec {exec_id} runs, but the connection to its output has been lost")
         record = self.get(exec_id)
         config = record.config
         command = strings(config.cmd) or [""]
@@ -454,8 +478,13 @@ class Execs:
         """The monitor's report."""
         self._finish(exec_id, exit_record.status, exit_record.at, reported=True)
 
-    def detached(self, exec_id: str) -> None:
-        """The monitor's report: the client detached with the detach keys."""
+    def detached(self, exec_id: str, by_keys: bool) -> None:
+        """The monitor's report: the client has left. Docker publishes an event only for the detach
+        keys.
+        """
+        self._attached.pop(exec_id, None)
+        if not by_keys:
+            return
         record = self._all.get(exec_id)
         container = self._containers.find(record.container_id) if record is not None else None
         if container is not None:
@@ -473,10 +502,12 @@ class Execs:
         if record.probe:
             del self._all[exec_id]
             waiter = self._ends.get(exec_id)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(status)
         else:
             self._keep(finished)
+            self._attached.pop(exec_id, None)
+            waiter = self._ends.pop(exec_id, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(status)
         container = self._containers.find(record.container_id)
         if container is not None:
             container.publish("exec_die", exitCode=str(status), execID=exec_id)
@@ -501,6 +532,7 @@ class Execs:
 
     def _discard(self, record: ExecRecord) -> None:
         self._all.pop(record.id, None)
+        self._attached.pop(record.id, None)
         self._not_live(record)
         self._finished.pop(record.id, None)
         ended = self._of_container.get(record.container_id)

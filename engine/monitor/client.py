@@ -124,6 +124,8 @@ class Monitor:
         self.exits: dict[str, Exit] = {}
         self.pid = 0
         """The monitor's own pid, for measurements."""
+        self.losses = 0
+        """Monitors that have ended. Each took its attached clients with it."""
         self.kept = -1
         """The descriptor that outlives this daemon with the monitor (`keep`), -1 when there is
         none.
@@ -478,6 +480,7 @@ class Monitor:
     def _lost(self) -> None:
         """The connection has ended: the monitor is dead."""
         dead = self.pid
+        self.losses += 1
         answered = self._starting is None or self._starting.hello.done()
         self._disconnect()
         self._fail_requests(_DEAD)

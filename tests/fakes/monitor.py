@@ -162,6 +162,7 @@ class FakeMonitor:
         self.processes: dict[str, Process] = {}
         self.exits: dict[str, Exit] = {}
         self.pid = 2
+        self.losses = 0
         self.kept = -1
         self.closing = False
         self.gone = False

@@ -282,6 +282,18 @@ def test_monitor_killed_in_the_middle_of_an_exec(tmp_path: Path, made: bool) -> 
         engine.assert_settles(before)
 
 
+def test_exit_code_of_an_exec_whose_monitor_is_killed(own_engine: TempEngine) -> None:
+    """The client asks for it as soon as its stream has ended; 0 would say that it succeeded."""
+    engine = own_engine
+    container = engine.started("sleep", "600")
+    script = "touch /begun; while [ ! -e /go ]; do sleep 0.1; done; exit 7"
+    client = engine.popen("exec", container, "sh", "-c", script)
+    until("it runs", lambda: "begun" in engine.docker("exec", container, "ls", "/").out)
+    engine.kill_monitor()
+    engine.docker("exec", container, "touch", "/go")
+    assert client.wait(60) == 7
+
+
 def test_exit_codes_of_containers_that_end_while_no_monitor_is_there(own_engine: TempEngine) -> None:
     engine = own_engine
     identifiers = [engine.started("sleep", "600") for _ in range(4)]

@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.containers import exec as exec_module
-from engine.containers.exec import Execs
+from engine.containers.exec import ExecRecord, Execs
 from engine.containers.lifecycle import State
-from engine.errors import Conflict, InvalidParameter, NotFound
+from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
 from engine.monitor.handles import Exit
 from engine.system.grace_period import GracePeriod
 from engine.wire.exec import ExecCreate
@@ -36,6 +37,10 @@ class FakeMonitor:
         self.processes: dict[str, Any] = {}
         self.exits: dict[str, Exit] = {}
         self.forgotten: list[str] = []
+        self.losses = 0
+
+    async def take_reports(self) -> None:
+        pass
 
     def forget(self, key: str) -> None:
         self.forgotten.append(key)
@@ -46,9 +51,9 @@ class FakeContainers(dict[str, FakeContainer]):
 
 
 class Bench:
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, monitor: FakeMonitor | None = None) -> None:
         self.container = FakeContainer("c")
-        self.monitor = FakeMonitor()
+        self.monitor = monitor or FakeMonitor()
         self.containers = FakeContainers(c=self.container)
         self.execs = Execs(run, self.containers, self.monitor, SimpleNamespace(), GracePeriod(()))  # type: ignore[arg-type]
         self.execs.open()
@@ -223,5 +228,55 @@ def test_a_paused_container_is_named_as_the_client_did(tmp_path: Path) -> None:
         bench.container.record.status.state = State.PAUSED
         with pytest.raises(Conflict, match="Container web is paused, unpause the container before exec"):
             await bench.execs.create(bench.container, ExecCreate(cmd=["true"]), "web")  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+
+
+def attached(run: Path, exec_id: str = "e") -> Bench:
+    """A daemon that finds an instance which runs with a client."""
+    (run / "exec").mkdir(exist_ok=True)
+    config = ExecCreate(cmd=["sleep", "1"], attach_stdout=True)
+    record = ExecRecord(id=exec_id, container_id="c", config=config, started=True, attached=True)
+    (run / "exec" / exec_id).write_bytes(msgspec.msgpack.encode(record))
+    monitor = FakeMonitor()
+    monitor.processes[exec_id] = SimpleNamespace(pid=7)
+    return Bench(run, monitor)
+
+
+def test_whose_stream_ended_with_the_monitor_is_inspected_at_its_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        bench = attached(tmp_path)
+        assert (await bench.execs.inspect("e")).running, "its client is there"
+        bench.monitor.losses += 1
+        asked = [asyncio.create_task(bench.execs.inspect("e")) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in asked)
+        bench.execs.exited("e", Exit(status=7, at=1))
+        assert [(found.running, found.exit_code) for found in await asyncio.gather(*asked)] == [(False, 7)] * 2
+        await settled()
+
+    asyncio.run(scenario())
+
+
+def test_whose_stream_ended_with_the_monitor_and_that_runs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_module, "CUT_GRACE", 0.01)
+
+    async def scenario() -> None:
+        bench = attached(tmp_path)
+        bench.monitor.losses += 1
+        with pytest.raises(ServerError, match="exec e runs, but the connection to its output has been lost"):
+            await bench.execs.inspect("e")
+        assert (await bench.execs.inspect("e")).running, "it has been said once"
+
+    asyncio.run(scenario())
+
+
+def test_whose_client_had_left_before_the_monitor_ended(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        bench = attached(tmp_path)
+        bench.execs.detached("e", by_keys=False)
+        assert bench.container.said == []
+        bench.monitor.losses += 1
+        assert (await bench.execs.inspect("e")).running
 
     asyncio.run(scenario())
