@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from engine.config import Config
-from engine.containers import launch, lifecycle, removal, restart
+from engine.containers import bundle, launch, lifecycle, removal, restart
 from engine.containers.container import RUNNING, Container
 from engine.containers.lifecycle import State, Verb
 from engine.containers.parts import Parts
@@ -73,7 +73,12 @@ async def restore(container: Container, on_host: bool) -> None:
             endpoint.ip_address or endpoint.global_ipv6_address for endpoint in container.record.networks.values()
         ):
             abandoned = True
+            container.start_cut = status.state == State.CREATED
         else:
+            if status.state == State.CREATED and container.record.host.auto_remove:
+                # A reboot, or the end of daemon and monitor together, leaves no more of a start.
+                directory = launch.directory_of(container.parts.config, container.id)
+                container.start_cut = await asyncio.to_thread(bundle.was_begun, directory)
             return
     spawn(_clean_up(container, abandoned), f"container {container.id}: clean up after its last run")
 

@@ -110,6 +110,17 @@ def write(
     return made
 
 
+def mark_begun(directory: Path) -> None:
+    """From now on the start is seen to have begun (`was_begun`), however the daemon ends."""
+    directory.mkdir(mode=0o711, exist_ok=True)
+    (directory / "config.json").touch()
+
+
+def was_begun(directory: Path) -> bool:
+    """A start has written its files, or was about to."""
+    return (directory / "config.json").exists()
+
+
 def make_mount_points(rootfs: Path | str, mounts: Iterable[oci.Mount], extra: Placed | None = None) -> list[str]:
     """Make the missing mount points with Docker's modes; crun would use its own, 1755 and 0700.
 

@@ -99,6 +99,7 @@ class Container:
         "record",
         "removed",
         "restarting",
+        "start_cut",
         "stubs",
     )
 
@@ -113,6 +114,8 @@ class Container:
         self.removed = False
         self.restarting = 0
         """Restarts by clients that wait for its end: its AutoRemove does not apply to that."""
+        self.start_cut = False
+        """An earlier daemon ended during its only start."""
         self.extra_mounts: tuple[ExtraMount, ...] = ()
         """Mounts of the next start besides those of the record."""
         self.stubs: tuple[str, ...] = ()

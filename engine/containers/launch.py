@@ -170,6 +170,9 @@ async def launch(
         async with contextlib.AsyncExitStack() as borrowed:
             directory, root = directory_of(parts.config, record.id), parts.config.run / ROOT
             shm = parts.config.run / "shm" / record.id
+            if record.host.auto_remove:
+                # If daemon and monitor end now, the next daemon removes it (`boot.restore`).
+                await asyncio.to_thread(bundle.mark_begun, directory)
             joined = await sharing.join(record, peers.get, parts.monitor.processes, shm, borrowed)
             record = _with_peers(record, joined, peers)
             await parts.snapshots.mount(record.id)

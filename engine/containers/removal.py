@@ -48,10 +48,10 @@ async def remove(container: Container, *, force: bool, volumes: bool = False) ->
 
 def automatically(container: Container) -> None:
     """Its run has ended, or the daemon starts: remove it in the background if it has AutoRemove,
-    unless a client restarts it.
+    unless a client restarts it. One whose only start ended with a daemon goes too.
     """
     ended = container.record.status.state == State.EXITED and not container.restarting
-    if ended and container.record.host.auto_remove:
+    if (ended or container.start_cut) and container.record.host.auto_remove:
         spawn(_automatically(container), f"removing container {container.id}, which has AutoRemove")
 
 

@@ -5,8 +5,13 @@ of the engine.
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.harness import TempEngine, alive, until
 
@@ -97,3 +102,30 @@ def test_the_stop_of_the_engine_waits_no_longer_than_a_containers_own_timeout(ow
     engine.stop(60)
     engine.start()
     assert engine.inspect(identifier)["State"]["ExitCode"] == 137
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["daemon", "daemon and monitor"])
+def test_a_start_that_is_cut(tmp_path: Path, both: bool) -> None:
+    """The client of the start has got an error, and will not remove it. One that was created alone
+    may still be started.
+    """
+    runtime, gate = tmp_path / "slow", tmp_path / "gate"
+    os.mkfifo(gate)
+    runtime.write_text(
+        f'#!/bin/sh\ncase "$*" in *\'run --detach\'*) : < {gate};; esac\nexec {shutil.which("crun") or "runc"} "$@"\n'
+    )
+    runtime.chmod(0o755)
+    with TempEngine("--runtime", str(runtime)) as engine:
+        engine.load_busybox()
+        waits = engine.create("true", **REMOVED)
+        identifier = engine.create("sleep", "600", **REMOVED)
+        volume = engine.inspect(identifier)["Mounts"][0]["Name"]
+        client = engine.popen("start", identifier)
+        until("the start is under way", (engine.root / "containers" / identifier / "config.json").exists)
+        if both:
+            os.kill(engine.monitor_pid(), signal.SIGKILL)
+        engine.kill9()
+        assert client.wait(30) != 0
+        engine.start()
+        until("it is gone", lambda: _gone(engine, identifier, volume))
+        assert engine.inspect(waits)["State"]["Status"] == "created"
