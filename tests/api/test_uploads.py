@@ -92,7 +92,8 @@ def test_expect_is_answered_before_the_load(engine: TempEngine) -> None:
         assert b"Loaded image" in answered(connection, b"0\r\n\r\n")
 
 
-def test_skopeo_copies_to_the_daemon(engine: TempEngine, tmp_path: Path) -> None:
+def test_skopeo_copies_to_the_daemon(clean: TempEngine, tmp_path: Path) -> None:
+    engine = clean
     engine.load_busybox()
     host = f"unix://{engine.socket}"
     copy = ["skopeo", "--insecure-policy", "copy", "--quiet"]

@@ -281,8 +281,8 @@ def test_volumes(docker: Docker) -> None:
     docker("volume", "rm", "-f", "no-such")
 
 
-def test_images(builder: Docker, tmp_path: Path) -> None:
-    docker = builder
+def test_images(own_engine: TempEngine, docker: Docker, tmp_path: Path) -> None:
+    docker = Docker(docker.program, own_engine)  # the prune is of all images
     docker("tag", "busybox", "host.example/other:1")
     docker("run", "--name", "made", *QUIET, "busybox", "touch", "/made")
     docker("commit", "-m", "words", "-c", "ENV A=b", "made", "committed:1")

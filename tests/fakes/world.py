@@ -381,6 +381,7 @@ class World:
     def __init__(self, base: Path) -> None:
         self.base = base
         self.config = EngineConfig(root=base / "root", run=base / "run")
+        (self.config.root / "containers").mkdir(parents=True, exist_ok=True)
         self.rows: dict[tuple[str, str], bytes] = {}
         self.layers: set[str] = set()
         self.ingests: set[str] = set()
