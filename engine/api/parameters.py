@@ -95,8 +95,9 @@ def timestamp(query: Query, name: str) -> int:
 
 
 def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Filters:
-    """The filters, from `{"label":["a=b"]}` or `{"label":{"a=b":true}}`. In the second form, values
-    that are false are ignored.
+    """The filters, from `{"label":["a=b"]}` or `{"label":{"a=b":true}}`.
+
+    A value that is false is refused: without it the filter would select more.
     """
     text = query.get(name, "")
     if not text:
@@ -114,7 +115,9 @@ def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Fi
         if key not in allowed:
             raise InvalidParameter(f"Invalid filter '{key}'")
         if isinstance(values, dict) and all(isinstance(wanted, bool) for wanted in values.values()):
-            chosen = [value for value, wanted in values.items() if wanted]
+            if refused := [value for value, wanted in values.items() if not wanted]:
+                raise InvalidParameter(f"invalid {name}: '{key}' has false for {refused[0][:100]!r}: it takes only true")
+            chosen = list(values)
         elif isinstance(values, list) and all(isinstance(value, str) for value in values):
             chosen = values
         elif values is None:
