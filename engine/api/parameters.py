@@ -116,7 +116,9 @@ def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Fi
             raise InvalidParameter(f"Invalid filter '{key}'")
         if isinstance(values, dict) and all(isinstance(wanted, bool) for wanted in values.values()):
             if refused := [value for value, wanted in values.items() if not wanted]:
-                raise InvalidParameter(f"invalid {name}: '{key}' has false for {refused[0][:100]!r}: it takes only true")
+                raise InvalidParameter(
+                    f"invalid {name}: '{key}' has false for {refused[0][:100]!r}: it takes only true"
+                )
             chosen = list(values)
         elif isinstance(values, list) and all(isinstance(value, str) for value in values):
             chosen = values

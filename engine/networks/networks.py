@@ -360,8 +360,8 @@ class Networks:
                     continue
                 try:
                     await self.remove(record.id)
-                except NotFound:
-                    continue  # a client has just removed it
+                except (NotFound, Forbidden):
+                    continue  # a client has just removed it, or connected a container
                 except EngineError as error:
                     _log.warning("prune: %s", error.message)
                     continue

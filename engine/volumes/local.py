@@ -534,7 +534,8 @@ class LocalDriver:
             with self._data(name) as place:
                 return tree.usage(place)[0]
         except (EngineError, OSError) as error:
-            _log.warning("volume %s: its size: %s", name, error)
+            if not isinstance(error.__cause__, FileNotFoundError):  # it has just been removed
+                _log.warning("volume %s: its size: %s", name, error)
             return -1
 
     # --- the image's content ----------------------------------------------------------------------
