@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import select
@@ -15,6 +16,7 @@ import msgspec
 
 from engine import __version__, config
 from engine.config import DEFAULT_RUN
+from engine.errors import ServerError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,8 +110,13 @@ def _stop(run: Path, seconds: int) -> int:
         print(f"engined: the daemon of {run} has died, and its configuration cannot be read: {error}", file=sys.stderr)
         return 1
     from engine.daemon import run as run_daemon
+    from engine.http.server import remove_stale
 
-    return run_daemon(msgspec.structs.replace(left, sockets=(), tcp=()), stop_after=seconds)
+    status = run_daemon(msgspec.structs.replace(left, sockets=(), tcp=()), stop_after=seconds)
+    for path in left.sockets:
+        with contextlib.suppress(ServerError):  # another engine listens there now
+            remove_stale(path)
+    return status
 
 
 def _ask_to_stop(pid: int, run: Path, seconds: int) -> int:

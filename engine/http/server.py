@@ -110,7 +110,7 @@ class Server:
             raise ServerError(f"{path}: a socket's path has 1 to {MAX_PATH} bytes")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            _remove_stale(path)
+            remove_stale(path)
             # bind(2) makes the file with the mode of the socket's inode, less the umask. Setting
             # the umask instead would set that of all threads.
             os.fchmod(listener.fileno(), 0o660)
@@ -251,7 +251,7 @@ class Server:
                 return
 
 
-def _remove_stale(path: str) -> None:
+def remove_stale(path: str) -> None:
     """Remove a stale socket at `path`. Raises ServerError when a process listens there, or when it
     is not a socket.
     """

@@ -569,6 +569,16 @@ def test_a_stale_socket_is_replaced(own_engine: TempEngine) -> None:
     assert os.stat(engine.socket).st_mode & 0o777 == 0o660
 
 
+def test_stop_of_an_engine_whose_daemon_is_dead(own_engine: TempEngine) -> None:
+    engine = own_engine
+    engine.started("sleep", "600")
+    engine.kill9()
+    assert os.path.exists(engine.socket)
+    engine.stop()
+    assert not os.path.exists(engine.socket)
+    engine.assert_gone()
+
+
 def test_two_engines_side_by_side() -> None:
     """Same names, same image, one host: neither engine sees or affects the other, and their
     addresses do not overlap."""
