@@ -316,7 +316,8 @@ def test_builds(builder: Docker, tmp_path: Path) -> None:
     assert "Total" in builder("builder", "prune", "-a", "-f").out
 
 
-def test_disk_usage(docker: Docker) -> None:
+def test_disk_usage(own_engine: TempEngine, docker: Docker) -> None:
+    docker = Docker(docker.program, own_engine)
     docker("volume", "create", "counted")
     docker("run", "--name", "used", *QUIET, "-v", "counted:/v", "busybox", "sh", "-c", "head -c 5000 /dev/zero > /x")
     rows = {line.split("  ")[0]: line.split() for line in docker.lines("system", "df")[1:]}
