@@ -125,6 +125,7 @@ class Execs:
         self._of_container: dict[str, dict[str, None]] = {}
         """By container: its finished instances."""
         self._ends: dict[str, asyncio.Future[int]] = {}
+        """The ends for which probes and inspects wait, until they come."""
         self._attached: dict[str, int] = {}
         """Running instances with a client: the monitor that carries its stream, as the number of
         those that had ended before (`Monitor.losses`).
@@ -448,8 +449,8 @@ class Execs:
         if self._attached.get(exec_id, self._monitor.losses) != self._monitor.losses:
             ended = self._ends.setdefault(exec_id, asyncio.get_running_loop().create_future())
             await asyncio.wait({ended}, timeout=CUT_GRACE)
-            if self._attached.pop(exec_id, None) is not None:
-                self._ends.pop(exec_id, None)
+            if not ended.done():
+                self._attached.pop(exec_id, None)
                 raise ServerError(f"exec {exec_id} runs, but the connection to its output has been lost")
         record = self.get(exec_id)
         config = record.config
@@ -532,7 +533,6 @@ class Execs:
 
     def _discard(self, record: ExecRecord) -> None:
         self._all.pop(record.id, None)
-        self._attached.pop(record.id, None)
         self._not_live(record)
         self._finished.pop(record.id, None)
         ended = self._of_container.get(record.container_id)

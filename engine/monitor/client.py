@@ -125,7 +125,9 @@ class Monitor:
         self.pid = 0
         """The monitor's own pid, for measurements."""
         self.losses = 0
-        """Monitors that have ended. Each took its attached clients with it."""
+        """Monitors that have ended. Each cut the streams of its clients. One that ended before it
+        had answered had none, and does not count.
+        """
         self.kept = -1
         """The descriptor that outlives this daemon with the monitor (`keep`), -1 when there is
         none.
@@ -480,8 +482,8 @@ class Monitor:
     def _lost(self) -> None:
         """The connection has ended: the monitor is dead."""
         dead = self.pid
-        self.losses += 1
         answered = self._starting is None or self._starting.hello.done()
+        self.losses += answered
         self._disconnect()
         self._fail_requests(_DEAD)
         if self.closing:
