@@ -92,10 +92,13 @@ def test_prunes_during_builds(own_engine: TempEngine) -> None:
     """A prune takes the images of steps that nothing else refers to yet. The builds go on."""
     ended = threading.Event()
 
-    def prunes() -> None:
+    def prunes() -> int:
+        count = 0
         while not ended.is_set():
             answer = own_engine.request("POST", f"/images/prune?filters={ALL}")
             assert answer.status == 200, answer
+            count += 1
+        return count
 
     steps = "".join(f"ENV S{at}=1\nRUN echo {at} > /f{at}\n" for at in range(4))
     held = own_engine.create("true")  # before the first prune: busybox stays for it
@@ -108,7 +111,7 @@ def test_prunes_during_builds(own_engine: TempEngine) -> None:
                     assert built.error is None, built
         finally:
             ended.set()
-        pruning.result()
+        assert pruning.result() > 0
     own_engine.request("DELETE", f"/containers/{held}")
     own_engine.restart()
     assert own_engine.request("POST", f"/images/prune?filters={ALL}").status == 200
