@@ -149,7 +149,7 @@ class TempEngine:
         self._known: set[str] = set()
         self._bridges: set[str] = set()
         """Bridges of networks seen so far."""
-        self._links_before = _links()
+        self._links_before = links()
         (self.base / "docker").mkdir()
 
     # --- processes --------------------------------------------------------------------------------
@@ -565,13 +565,13 @@ class TempEngine:
             found += [f"container process {process}" for process in self._container_processes()]
             found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
-            found += [f"link: {link}" for link in _links() if link == self.bridge or link in self._bridges]
+            found += [f"link: {link}" for link in links() if link == self.bridge or link in self._bridges]
             # A new veth or macvlan link without a bridge belongs to this engine. Its bridge was
             # removed, or it never had one.
             found += [
                 f"link: {link}"
-                for link, master in _links().items()
-                if link.startswith(("veth", "dm-")) and link not in self._links_before and not master
+                for link, shown in links().items()
+                if link.startswith(("veth", "dm-")) and link not in self._links_before and "master" not in shown
             ]
             return found
 
@@ -643,9 +643,9 @@ class TempEngine:
             if self._names_container(path):
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
-        for bridge in {self.bridge, *self._bridges} & _links().keys():
-            for link, master in _links().items():
-                if master == bridge:
+        for bridge in {self.bridge, *self._bridges} & links().keys():
+            for link, shown in links().items():
+                if shown.get("master") == bridge:
                     subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
             subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True)
 
@@ -701,12 +701,9 @@ def _cgroup_directories() -> list[str]:
     return [path for path, _, _ in os.walk("/sys/fs/cgroup")]
 
 
-def _links() -> dict[str, str]:
-    """The name of its bridge, or "", for every link of this network namespace."""
-    found = {}
-    for name in os.listdir("/sys/class/net"):
-        try:
-            found[name] = os.path.basename(os.readlink(f"/sys/class/net/{name}/master"))
-        except OSError:
-            found[name] = ""
-    return found
+def links() -> dict[str, dict[str, Any]]:
+    """The links of this network namespace by name, as ip(8) shows them: "master" is the name of its
+    bridge. /sys shows those of the namespace in which it was mounted.
+    """
+    shown = subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout
+    return {link["ifname"]: link for link in json.loads(shown) if link}

@@ -7,7 +7,6 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ import docker.types
 import pytest
 
 from tests.client import Answer
-from tests.harness import TempEngine, until
+from tests.harness import TempEngine, links, until
 
 
 def create(engine: TempEngine, name: str, status: int = 201, **fields: Any) -> Any:
@@ -148,8 +147,8 @@ def test_create_inspect_remove(engine: TempEngine) -> None:
         "Options": fields["Options"],
         "Labels": {"a": "b"},
     }
-    link = Path("/sys/class/net") / (engine.bridge[:10] + "u")
-    assert (link / "mtu").read_text().strip() == "1400"
+    link = engine.bridge[:10] + "u"
+    assert links()[link]["mtu"] == 1400
     container = sleeper(engine, "whole")
     endpoint = engine.inspect(container)["NetworkSettings"]["Networks"]["whole"]
     assert endpoint == endpoint | {
@@ -185,7 +184,7 @@ def test_create_inspect_remove(engine: TempEngine) -> None:
     assert engine.request("DELETE", "/v1.24/networks/whole").status == 204
     assert engine.request("GET", "/v1.24/networks/whole").json() == {"message": "network whole not found"}
     assert engine.request("DELETE", "/v1.24/networks/whole").status == 404
-    until("its bridge is down", lambda: not link.exists())
+    until("its bridge is down", lambda: link not in links())
 
 
 def test_small_subnets_that_overlap_nothing(engine: TempEngine) -> None:
@@ -249,15 +248,8 @@ def test_bad_creates_change_nothing(engine: TempEngine, fields: dict[str, Any], 
 
 def own_bridges(engine: TempEngine) -> set[str]:
     """Bridges with this engine's alias."""
-    identity = inspect(engine, "bridge")["Id"][:12]
-    found = set()
-    for link in Path("/sys/class/net").iterdir():
-        try:
-            if (link / "ifalias").read_text().strip() == f"engined {identity}":
-                found.add(link.name)
-        except OSError:
-            continue
-    return found
+    alias = f"engined {inspect(engine, 'bridge')['Id'][:12]}"
+    return {name for name, link in links().items() if link.get("ifalias") == alias}
 
 
 def test_filters(engine: TempEngine) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,8 @@ from tests.harness import TempEngine, until
 pytestmark = pytest.mark.own
 
 BASE = busybox_layer()
-TOP = tar([directory("etc/"), Node("etc/mark", os.urandom(70_000)), Node("etc/.wh.group")], tarfile.GNU_FORMAT)
+NOISE = random.Random(1).randbytes(70_000)
+TOP = tar([directory("etc/"), Node("etc/mark", NOISE), Node("etc/.wh.group")], tarfile.GNU_FORMAT)
 FIRST = Image([BASE, TOP], ["first:a", "first:b", "registry.example:5000/team/first:c"], {"Cmd": ["cat", "/etc/mark"]})
 SECOND = Image([BASE, tar([Node("other")])], ["second:latest"], {"Cmd": ["true"]})
 

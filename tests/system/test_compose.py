@@ -101,7 +101,7 @@ class Project:
         return subprocess.run(
             ["docker-compose", "--no-ansi", *arguments],
             cwd=self.directory,
-            env=self.engine.environment,
+            env=self.engine.environment | {"COLUMNS": "200"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

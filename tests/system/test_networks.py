@@ -29,7 +29,7 @@ from engine.system.netlink.codec import NetlinkError
 from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
-from tests.harness import BREATH, TempEngine, until
+from tests.harness import BREATH, TempEngine, links, until
 from tests.system.test_bridge import Body, Process, Sandbox, inside, isolated, network, reaches
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -38,11 +38,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def body(name: str, *subnets: str, **fields: Any) -> NetworkCreate:
     ipam = {"Config": [{"Subnet": subnet} for subnet in subnets]}
     return msgspec.convert({"Name": name, "IPAM": ipam} | fields, NetworkCreate)
-
-
-def links() -> set[str]:
-    with RouteSocket() as kernel:
-        return {link.name for link in kernel.links()}
 
 
 def bridges() -> set[str]:
@@ -409,7 +404,7 @@ async def _swept(directory: Path) -> None:
                 kernel.apply(rtnl.create_bridge(name, mac="02:00:00:00:00:01"), rtnl.change_link(name, alias=text))
             host.sweep(kernel, alias, {kept})
             assert "br-orphan" not in links()
-            assert {kept, "br-other"} <= links()
+            assert {kept, "br-other"} <= links().keys()
             kernel.apply(rtnl.delete_link("br-other"))
 
 
@@ -470,12 +465,7 @@ def inspect(engine: TempEngine, name: str) -> Any:
 def own_bridges(engine: TempEngine) -> set[str]:
     """Bridges of user networks with this engine's alias."""
     mark = f"engined {inspect(engine, 'bridge')['Id'][:12]}"
-    found = set()
-    for link in Path("/sys/class/net").iterdir():
-        with contextlib.suppress(OSError):
-            if (link / "ifalias").read_text().strip() == mark:
-                found.add(link.name)
-    return found
+    return {name for name, link in links().items() if link.get("ifalias") == mark}
 
 
 def test_networks_outlive_the_daemon(own_engine: TempEngine) -> None:

@@ -25,7 +25,7 @@ import pytest
 from engine.system import namespaces, netfilter
 from engine.system.netlink.conntrack import ConntrackSocket
 from engine.system.netlink.nft import NftSocket
-from tests.harness import TempEngine, free_run, until
+from tests.harness import TempEngine, free_run, links, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -72,10 +72,11 @@ class Lan:
     def raw(self, destination: str, port: int, payload: bytes) -> None:
         """A UDP datagram for any address, sent to this host's MAC regardless of routing tables."""
 
+        mac = bytes.fromhex(links()[self.name]["address"].replace(":", ""))
+
         def send() -> None:
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:
                 wire.bind(("eth0", 0x0800))
-                mac = bytes.fromhex(Path(f"/sys/class/net/{self.name}/address").read_text().strip().replace(":", ""))
                 udp = struct.pack(">HHHH", 4242, port, 8 + len(payload), 0) + payload
                 head = struct.pack(
                     ">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0,
