@@ -13,11 +13,12 @@ build:
 demo: build
 	@.venv/bin/python -m tests.demo
 
-# ARGS are pytest's: make test ARGS="-k attach"
+# A process per core, four at most, with a network namespace each. ARGS are pytest's:
+#   make test ARGS="-k attach"
 test:
 	@.ci/prepare test
 	@.ci/cgroups
-	@.venv/bin/python -m pytest --skips declared $(ARGS)
+	@.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --skips declared $(ARGS)
 
 # The tests in a virtual machine with Debian's kernel, cgroup v2 and AppArmor. ARGS are parts:
 # make test-vm ARGS="unit"

@@ -8,6 +8,9 @@ test checks behaviour that clients expect, or only behaviour of this engine.
 `--skips declared` fails a run that skips tests for a reason that is not in SKIPS, such as a run
 without root.
 
+`-n 2 --dist loadfile` spreads the files of tests over two processes, as `make test` does. Each
+process has a network namespace and a shared engine of its own.
+
 `--hypothesis-profile chance` tries new examples; without it they are the same in each run.
 """
 
@@ -20,12 +23,14 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from engine.system import namespaces
 from tests.harness import TempEngine, until
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -83,7 +88,22 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if runtime := config.getoption("--runtime"):
         TempEngine.common = ("--runtime", runtime)
+    if not config.getoption("--against") and os.geteuid() == 0:
+        _leave_the_hosts_network()
     config.addinivalue_line("markers", "own: what is ours alone, and not asked of another engine (--against)")
+
+
+def _leave_the_hosts_network() -> None:
+    """Give this process, and thereby its engines, a network namespace with a loopback device alone.
+
+    Subnets and ports that tests name are free there, whatever the host or tests beside these use. A
+    killed run leaves no links and rules behind.
+    """
+    with namespaces.new_network() as made:
+        pass
+    namespaces.enter_network(made)
+    os.close(made)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -99,14 +119,22 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 def _note_skip(test: str, text: str) -> None:
     reason = text.removeprefix("Skipped: ")
     if not any(re.fullmatch(each, reason, re.DOTALL) for each in SKIPS):
-        _undeclared.append(f"{test}: {reason}")
+        _undeclared[f"{test}: {reason}"] = None
 
 
-_undeclared: list[str] = []
+_undeclared: dict[str, None] = {}
 """Tests that were skipped for a reason that is not in SKIPS."""
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    """Add what a worker skipped while it collected; it reports the skips of tests itself."""
+    _undeclared.update(dict.fromkeys(getattr(node, "workeroutput", {}).get("undeclared", ())))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["undeclared"] = list(_undeclared)
     if _undeclared and session.config.getoption("--skips") == "declared":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -114,7 +142,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if _undeclared and config.getoption("--skips") == "declared":
         terminalreporter.section("skipped for reasons that are not declared", red=True)
-        for line in _undeclared[:20]:
+        for line in list(_undeclared)[:20]:
             terminalreporter.line(line)
         terminalreporter.line(
             f"{len(_undeclared)} tests: add the reason to SKIPS in tests/conftest.py, or mend the host"
