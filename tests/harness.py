@@ -565,13 +565,13 @@ class TempEngine:
             found += [f"container process {process}" for process in self._container_processes()]
             found += [f"mount: {line}" for line in _mount_lines() if str(self.base) in line]
             found += [f"cgroup: {path}" for path in _cgroup_directories() if self._names_container(path)]
-            found += [f"link: {link}" for link in links() if link == self.bridge or link in self._bridges]
             # A new veth or macvlan link without a bridge belongs to this engine. Its bridge was
             # removed, or it never had one.
             found += [
-                f"link: {link}"
-                for link, shown in links().items()
-                if link.startswith(("veth", "dm-")) and link not in self._links_before and "master" not in shown
+                f"link: {name}"
+                for name, link in links().items()
+                if name in {self.bridge, *self._bridges}
+                or (name.startswith(("veth", "dm-")) and name not in self._links_before and "master" not in link)
             ]
             return found
 
@@ -643,11 +643,10 @@ class TempEngine:
             if self._names_container(path):
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
-        for bridge in {self.bridge, *self._bridges} & links().keys():
-            for link, shown in links().items():
-                if shown.get("master") == bridge:
-                    subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
-            subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True)
+        bridges = {self.bridge, *self._bridges}
+        for name, link in links().items():
+            if name in bridges or link.get("master") in bridges:
+                subprocess.run(["ip", "link", "delete", name], check=False, capture_output=True)
 
 
 def kill_and_wait(pid: int) -> None:
