@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"system", "_fast", *SHARED},
     "logs": {"system", "_fast", *SHARED},
     "monitor": {"logs", "system", "_fast", *SHARED},
+    "manager": {"system", *SHARED},
     "http": {"errors", "system"},  # of system only `tasks`
     "images": BELOW | SHARED,
     "networks": BELOW | SHARED,
@@ -48,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "volumes": {"plugins"} | BELOW | SHARED,
     "containers": {"images", "networks", "volumes", "logs"} | BELOW | SHARED,
     "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
-    "cluster": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
+    "cluster": {"containers", "images", "networks", "volumes", "logs", "manager"} | BELOW | SHARED,  # of manager only its messages
     "usage": {"build", "containers", "images", "volumes"} | SHARED,
     "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor", "usage"}
     | SHARED,
@@ -105,6 +106,8 @@ def test_arrows(path: Path) -> None:
         assert target in MAY_IMPORT[here], f"{named(path)}:{node.lineno}: {here} may not import {module}"
         if (here, target) == ("http", "system"):
             assert module == "engine.system.tasks", f"{named(path)}: {module}"
+        if (here, target) == ("cluster", "manager"):
+            assert module in ("engine.manager.frames", "engine.manager.messages", "engine.manager.clock"), module
         if target == "monitor":
             allowed = module in ("engine.monitor.client", "engine.monitor.handles", "engine.monitor.messages")
             assert allowed, f"{named(path)}:{node.lineno}: of the monitor only its client may be imported, not {module}"

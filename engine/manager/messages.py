@@ -1,0 +1,365 @@
+"""The messages of a swarm, over framed connections (`frames.py`).
+
+Three conversations use them:
+
+- daemon → own manager, on RUN/swarm/manager.sock: `Begin`, `Call`, `Follow`, `Stop`
+- agent → manager, mutual TLS on port 2377 or the same Unix socket: `FetchRoot`, `Join`, `Renew`,
+  `Hello`, then `Session`, `Assignments`, `Status`, `Beat`
+- manager → manager, mutual TLS on port 2377: `AddMember`, `PromoteMember`, `RemoveMember`
+
+A message with a `seq` that is not 0 is a request, and each answer has the same `seq`. A connection
+without a verified certificate may send `FetchRoot`, `Join` and `Renew` alone.
+
+Versions. Managers and agents of one swarm may be of different versions during an upgrade. Structs
+are maps with short names: fields that a peer does not know are ignored, and missing ones get their
+defaults. `PROTOCOL` is raised when that does not suffice, and is part of the ALPN name.
+"""
+
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, Union
+
+import msgspec
+
+from engine.wire.nodes import NodeDescription
+from engine.wire.services import ServiceSpec
+from engine.wire.tasks import PortStatus
+
+PROTOCOL = 1
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="!"):
+    pass
+
+
+class _Request(_Message):
+    seq: int = 0
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A manager that agents may use. `address`: host:port."""
+
+    node: str
+    address: str
+
+
+# --- any conversation -----------------------------------------------------------------------------
+
+
+class Refused(_Request, tag="refused"):
+    """The request failed. `kind` is the name of a class of `engine.errors`."""
+
+    kind: str
+    message: str
+
+
+class Done(_Request, tag="done"):
+    """The request succeeded. `body` is what its verb returns, JSON for verbs of the API."""
+
+    body: bytes = b""
+    warning: str = ""
+    """The answer may be old: an election runs, or quorum is lost."""
+
+
+class Ended(_Request, tag="ended"):
+    """No more answers follow in a stream."""
+
+
+class Cancel(_Message, tag="cancel"):
+    """The peer reads no more answers of its request `of`."""
+
+    of: int
+
+
+class Beat(_Message, tag="beat"):
+    """An agent lives. Answered by `Beat`."""
+
+
+class Bye(_Message, tag="bye"):
+    """Go to another manager, or to none: `reason`. `barred`: this node was removed."""
+
+    reason: str
+    barred: bool = False
+
+
+# --- daemon → own manager -------------------------------------------------------------------------
+
+
+class Begin(_Request, tag="begin"):
+    """Become a manager. Answered by `Done` when requests are served.
+
+    `how`: "restore" what ROOT/swarm has; "init" a new swarm; "force" a new swarm of this member
+    alone out of what ROOT/swarm/etcd has; "join" the swarm of `peers`, with the certificate in
+    ROOT/swarm, as another member. Repeating a `Begin` that was cut is safe.
+    """
+
+    how: str
+    node: str
+    listen: str
+    """host:port of the listener of agents and managers."""
+    advertise: str
+    """host:port that others reach it at."""
+    peers: tuple[Peer, ...] = ()
+    body: bytes = b""
+    """JSON of the init request's body."""
+    data_path: str = ""
+
+
+class Call(_Request, tag="call"):
+    """One verb of the API. Answered by `Done` with JSON of the newest version's document.
+
+    `verb`: "services.create"; `name`: id, name or prefix of the object; `query`: parameters;
+    `body`: JSON of the newest version's document.
+    """
+
+    verb: str
+    name: str = ""
+    query: dict[str, Any] = {}
+    body: bytes = b""
+
+
+class Follow(_Request, tag="follow"):
+    """Logs of tasks, answered by `LogLines` and `Ended`. `of`: "service" or "task"; `query`: the
+    parameters of the API, decoded.
+    """
+
+    of: str
+    name: str
+    query: dict[str, Any] = {}
+
+
+class Watch(_Request, tag="watch"):
+    """Answered by `Change`, for every change that the daemon publishes as an event (1.33)."""
+
+
+class Change(_Request, tag="change"):
+    """An event of the swarm. `kind`: service, node, secret, config, network."""
+
+    kind: str
+    action: str
+    id: str
+    attributes: dict[str, str] = {}
+    time: int = 0
+
+
+class Stop(_Request, tag="stop"):
+    """End the manager's process. `leave`: remove this member from the swarm before."""
+
+    leave: bool = False
+    force: bool = False
+
+
+# --- agent → manager: without a certificate -------------------------------------------------------
+
+
+class FetchRoot(_Request, tag="root?"):
+    """Answered by `Done` with the PEM of the root certificate."""
+
+
+class Join(_Request, tag="join"):
+    """A certificate for a new node. `csr`: PEM, of which the key alone is used."""
+
+    csr: str
+    token: str
+    advertise: str = ""
+    availability: str = ""
+
+
+class Joined(_Request, tag="joined"):
+    node: str
+    swarm: str
+    certificate: str
+    root: str
+    role: str
+    """worker or manager, by the token."""
+    managers: tuple[Peer, ...]
+    seen: str
+    """The address that the manager saw."""
+    epoch: int = 0
+
+
+class Renew(_Request, tag="renew"):
+    """A new certificate in the role that the swarm wishes. Without a verified certificate (it has
+    expired), `certificate` is the old one, and `signature` is its key's over the CSR.
+    """
+
+    csr: str
+    certificate: str = ""
+    signature: bytes = b""
+
+
+class Renewed(_Request, tag="renewed"):
+    certificate: str
+    root: str
+    role: str
+
+
+# --- agent ↔ manager: a session -------------------------------------------------------------------
+
+
+class Hello(_Request, tag="hello"):
+    """An agent begins its session. Answered by `Session`, then the manager sends `Assignments`."""
+
+    description: NodeDescription
+    advertise: str = ""
+    epoch: int = 0
+    statuses: tuple[Status, ...] = ()
+    """Of all tasks that the agent has."""
+    manager_address: str = ""
+
+
+class Session(_Request, tag="session"):
+    """The session's terms. Sent again, with seq 0, when one of them changes."""
+
+    id: str
+    node: str
+    period: float
+    """Seconds between beats."""
+    managers: tuple[Peer, ...]
+    role: str
+    """The wish: another one than the certificate's asks for `Renew`."""
+    epoch: int
+    renew: bool = False
+    """The certificate should be renewed now (CA rotation)."""
+    root: str = ""
+    """PEM of the roots to trust from now on."""
+    expiry: int = 0
+    """Nanoseconds that certificates are valid."""
+    availability: str = "active"
+    swarm: bytes = b""
+    """JSON of /info's Cluster, for managers' agents."""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The content of a secret or config."""
+
+    id: str
+    name: str
+    data: bytes
+    template: str = ""
+    """"golang" when the content is a template."""
+
+
+class Assigned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One task for this node."""
+
+    id: str
+    service: str
+    name: str
+    """web.1.<id>, or web.<node>.<id> for global services."""
+    spec: str
+    """Key in `Assignments.specs`."""
+    desired: int
+    slot: int = 0
+    secrets: tuple[str, ...] = ()
+    configs: tuple[str, ...] = ()
+
+
+class Assignments(_Message, tag="assign"):
+    """The tasks of this node: the whole set, or changes of it. Specs, secrets and configs come once
+    and are kept by the agent until nothing refers to them. A task that is taken out is ended
+    without a report, and forgotten.
+    """
+
+    whole: bool = False
+    put: tuple[Assigned, ...] = ()
+    remove: tuple[str, ...] = ()
+    specs: dict[str, ServiceSpec] = {}
+    """By `service/version`."""
+    auths: dict[str, str] = {}
+    """X-Registry-Auth by service."""
+    secrets: tuple[Delivery, ...] = ()
+    configs: tuple[Delivery, ...] = ()
+    log_driver: Any = None
+    """TaskDefaults.LogDriver as a `Driver`'s map, for tasks whose spec names none."""
+
+
+class Status(_Message, tag="status-of"):
+    """The observed state of one task."""
+
+    task: str
+    state: int
+    since: int
+    message: str = ""
+    error: str = ""
+    container: str = ""
+    pid: int = 0
+    exit_code: int = 0
+    ports: tuple[PortStatus, ...] = ()
+    ready: bool = False
+
+
+class Statuses(_Request, tag="status"):
+    """Answered by `Done` when they are stored. The last one of a task wins."""
+
+    of: tuple[Status, ...]
+
+
+class ReadLogs(_Request, tag="logs?"):
+    """From manager to agent: the logs of these tasks. Answered by `LogLines` and `Ended`."""
+
+    tasks: tuple[str, ...]
+    query: dict[str, Any] = {}
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    task: str
+    stream: int
+    """1 stdout, 2 stderr."""
+    time: int
+    data: bytes
+    node: str = ""
+    service: str = ""
+    details: dict[str, str] = {}
+
+
+class LogLines(_Request, tag="logs"):
+    lines: tuple[LogLine, ...]
+
+
+class LeaveSwarm(_Request, tag="leave"):
+    """This node leaves. Answered by `Done` when it is marked down."""
+
+
+# --- manager → manager ----------------------------------------------------------------------------
+
+
+class AddMember(_Request, tag="member+"):
+    """Add the sender as a learner. Answered by `MemberAdded`. A member that the same node had
+    before is removed first."""
+
+    peer_url: str
+
+
+class MemberAdded(_Request, tag="member-added"):
+    member: int
+    initial_cluster: str
+    """As etcd's --initial-cluster."""
+
+
+class PromoteMember(_Request, tag="member-promote"):
+    """Make the sender's learner a voting member. Answered by `Done`; refused with `Unavailable`
+    while it is behind.
+    """
+
+    member: int
+
+
+class RemoveMember(_Request, tag="member-"):
+    """Remove the sender's own member, because it leaves. Answered by `Done`."""
+
+    force: bool = False
+
+
+Message: TypeAlias = Union[  # noqa: UP007 (a union of so many is read by msgspec at import)
+    Refused, Done, Ended, Cancel, Beat, Bye, Begin, Call, Follow, Watch, Change, Stop,
+    FetchRoot, Join, Joined, Renew, Renewed, Hello, Session, Assignments, Statuses,
+    ReadLogs, LogLines, LeaveSwarm, AddMember, MemberAdded, PromoteMember, RemoveMember,
+]  # fmt: skip
+ANY = Message
+
+ANSWERS = (Refused, Done, Ended, Joined, Renewed, Session, LogLines, MemberAdded, Change)
+"""Messages that only answer. One whose request is not waited for any more is dropped."""
+STREAMED = (Follow, ReadLogs, Watch)
+"""Requests with several answers. `Cancel` ends them."""
