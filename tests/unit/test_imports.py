@@ -49,7 +49,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "volumes": {"plugins"} | BELOW | SHARED,
     "containers": {"images", "networks", "volumes", "logs"} | BELOW | SHARED,
     "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
-    "cluster": {"containers", "images", "networks", "volumes", "logs", "manager"} | BELOW | SHARED,  # of manager only its messages
+    "cluster": {"containers", "images", "networks", "volumes", "logs", "manager"}
+    | BELOW
+    | SHARED,  # of manager only its messages
     "usage": {"build", "containers", "images", "volumes"} | SHARED,
     "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor", "usage"}
     | SHARED,

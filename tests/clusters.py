@@ -1,0 +1,346 @@
+"""Several engines on one host, each in a network namespace of its own, as the nodes of a swarm.
+
+The namespaces are on one bridge with the addresses 10.77.0.1, 10.77.0.2 …, which are never routed.
+Links between them can be cut in each direction. Like `harness`, this sees engines from outside
+only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from engine.system import namespaces
+from tests import client
+from tests.harness import TempEngine, kill_and_wait, until
+
+NET = "10.77.0"
+VERSION = "1.44"
+"""API version of the requests here, unless a test asks in another one."""
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout
+
+
+class Node(TempEngine):
+    """One engine on a host of its own."""
+
+    def __init__(self, number: int, bridge: str, *arguments: str) -> None:
+        """`number`, from 1, is the last byte of the host's address."""
+        self.address = f"{NET}.{number}"
+        with namespaces.new_network() as self.namespace:
+            pass
+        self.place = f"/proc/{os.getpid()}/fd/{self.namespace}"
+        self.link = f"sw{secrets.token_hex(4)}"
+        run("ip", "link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self.place)
+        run("ip", "link", "set", self.link, "master", bridge, "up")
+        for command in (
+            "ip link set lo up",
+            "ip link set eth0 up",
+            f"ip address add {self.address}/24 dev eth0",
+        ):
+            self.inside(*command.split())
+        # Hosts of one machine have one host name unless they are told apart here.
+        super().__init__(*arguments, within=("nsenter", f"--net={self.place}"))
+        self.node_id = ""
+
+    def inside(self, *command: str) -> str:
+        """Run a command in the network namespace of this host."""
+        return run("nsenter", f"--net={self.place}", *command)
+
+    def close(self) -> None:
+        """As `TempEngine.close`, and removes the host."""
+        try:
+            super().close()
+        finally:
+            with contextlib.suppress(AssertionError):
+                run("ip", "link", "delete", self.link)
+            os.close(self.namespace)
+
+    # --- its swarm --------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        status: int | None = None,
+        version: str = VERSION,
+        **more: Any,
+    ) -> Any:
+        """A request, whose JSON is returned. Raises AssertionError unless it has this status, or
+        any status below 300.
+        """
+        answer = self.request(method, f"/v{version}{path}", body, **more)
+        wanted = answer.status < 300 if status is None else answer.status == status
+        assert wanted, f"{method} {path}: {answer.status} {answer.body[:2000]!r}"
+        return json.loads(answer.body) if answer.body.strip() else None
+
+    def swarm_info(self) -> Any:
+        """Swarm of /info."""
+        return self.ask("GET", "/info")["Swarm"]
+
+    def init(self, **fields: Any) -> str:
+        """`docker swarm init` on this host's address; returns the node's id."""
+        body = {"ListenAddr": "0.0.0.0:2377", "AdvertiseAddr": self.address} | fields
+        self.node_id = self.ask("POST", "/swarm/init", body, timeout=60)
+        return self.node_id
+
+    def tokens(self) -> Any:
+        """Worker and Manager of JoinTokens."""
+        return self.ask("GET", "/swarm")["JoinTokens"]
+
+    def join(self, to: Node, *, manager: bool = False, **fields: Any) -> str:
+        """`docker swarm join`; returns the node's id."""
+        body = {
+            "ListenAddr": "0.0.0.0:2377",
+            "AdvertiseAddr": self.address,
+            "RemoteAddrs": [f"{to.address}:2377"],
+            "JoinToken": to.tokens()["Manager" if manager else "Worker"],
+        } | fields
+        self.ask("POST", "/swarm/join", body, timeout=60)
+        self.node_id = str(self.swarm_info()["NodeID"])
+        return self.node_id
+
+    def leave(self, *, force: bool = False) -> None:
+        self.ask("POST", f"/swarm/leave?force={int(force)}", timeout=60)
+
+    def nodes(self) -> dict[str, Any]:
+        """Nodes by id."""
+        return {node["ID"]: node for node in self.ask("GET", "/nodes")}
+
+    def update_node(self, node: str, **fields: Any) -> None:
+        """Change fields of a node's spec, again when it has changed meanwhile."""
+
+        def changed() -> bool:
+            now = self.ask("GET", f"/nodes/{node}")
+            answer = self.request(
+                "POST", f"/v{VERSION}/nodes/{node}/update?version={now['Version']['Index']}", now["Spec"] | fields
+            )
+            assert answer.status == 200 or b"out of sequence" in answer.body, answer
+            return answer.status == 200
+
+        until(f"node {node} is updated", changed)
+
+    def service(self, name: str, *command: str, replicas: int | None = 1, **fields: Any) -> str:
+        """Create a busybox service, global with `replicas=None`; returns its id.
+
+        `container` has fields of ContainerSpec, `template` of TaskTemplate, the rest of the spec.
+        """
+        container = {"Image": "busybox", "Command": list(command) or ["sleep", "1000000"], "StopGracePeriod": 0}
+        template = {"ContainerSpec": container | fields.pop("container", {})} | fields.pop("template", {})
+        mode = {"Global": {}} if replicas is None else {"Replicated": {"Replicas": replicas}}
+        spec = {"Name": name, "TaskTemplate": template, "Mode": mode} | fields
+        return str(self.ask("POST", "/services/create", spec, timeout=60)["ID"])
+
+    def update_service(self, service: str, change: Callable[[Any], None], query: str = "") -> None:
+        """Change a service's spec in place, again when it has changed meanwhile."""
+
+        def changed() -> bool:
+            now = self.ask("GET", f"/services/{service}")
+            change(now["Spec"])
+            answer = self.request(
+                "POST", f"/v{VERSION}/services/{service}/update?version={now['Version']['Index']}{query}", now["Spec"]
+            )
+            assert answer.status == 200 or b"out of sequence" in answer.body, answer
+            return answer.status == 200
+
+        until(f"service {service} is updated", changed)
+
+    def tasks(self, service: str = "", *, desired: str = "running") -> list[Any]:
+        """Tasks of a service, or all, newest first. `desired`: "" for every desired state."""
+        filters = ({"service": [service]} if service else {}) | ({"desired-state": [desired]} if desired else {})
+        found = self.ask("GET", f"/tasks?filters={quote(json.dumps(filters))}")
+        return sorted(found, key=lambda task: str(task["CreatedAt"]), reverse=True)
+
+    def running(self, service: str = "") -> list[Any]:
+        """Tasks that should run and do."""
+        return [task for task in self.tasks(service) if task["Status"]["State"] == "running"]
+
+    def until_running(self, service: str, count: int, seconds: float = 60.0) -> list[Any]:
+        """Wait until exactly `count` tasks of a service should run and do; returns them."""
+
+        def settled() -> list[Any] | None:
+            tasks = self.tasks(service)
+            runs = [task for task in tasks if task["Status"]["State"] == "running"]
+            return tasks if len(tasks) == len(runs) == count else None
+
+        try:
+            return until(f"{count} tasks of {service} run", settled, seconds) if count else []
+        except AssertionError as error:
+            seen = [
+                (task.get("Slot"), task["DesiredState"], task["Status"].get("State"), task["Status"].get("Err"))
+                for task in self.tasks(service, desired="")
+            ]
+            raise AssertionError(f"{error}\ntasks: {seen}\n{self.log()[-6000:]}") from None
+
+    def task_containers(self) -> dict[str, Any]:
+        """Running containers of tasks on this host, by task id."""
+        found = self.ask("GET", "/containers/json?filters=" + quote('{"label":["com.docker.swarm.task.id"]}'))
+        return {entry["Labels"]["com.docker.swarm.task.id"]: entry for entry in found}
+
+    # --- its processes ----------------------------------------------------------------------------
+
+    def manager_pid(self) -> int:
+        """Pid of the manager's process. Raises AssertionError unless there is one."""
+        found = self._running("engine.manager")
+        assert len(found) == 1, f"manager processes: {found}"
+        return found[0]
+
+    def etcd_pid(self) -> int:
+        found = self._running("etcd")
+        assert len(found) == 1, f"etcd processes: {found}"
+        return found[0]
+
+    def _running(self, program: str) -> list[int]:
+        mark = os.fsencode(self.root) + b"/swarm"
+        found = []
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+                named = os.fsencode(program) in words[:4] or os.path.basename(words[0]) == os.fsencode(program)
+                if named and any(word.startswith(mark) for word in words):
+                    found.append(int(entry))
+        return found
+
+    def kill_manager(self) -> None:
+        """Send SIGKILL to the manager's process and wait until it has exited."""
+        kill_and_wait(self.manager_pid())
+
+    def freeze_manager(self, seconds: float) -> None:
+        """SIGSTOP the manager's process and its etcd for so long."""
+        pids = [self.manager_pid(), self.etcd_pid()]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    # --- its link ---------------------------------------------------------------------------------
+
+    def unplug(self) -> None:
+        run("ip", "link", "set", self.link, "down")
+
+    def plug(self) -> None:
+        run("ip", "link", "set", self.link, "up")
+
+    def drop_from(self, *others: Node, share: float = 1.0) -> None:
+        """Drop what comes from these hosts, or a share of it, until `heal`."""
+        rules = ["add table inet cut", "add chain inet cut in { type filter hook input priority -300; }"]
+        chance = "" if share >= 1 else f"numgen random mod 100 < {round(share * 100)} "
+        rules += [f"add rule inet cut in ip saddr {other.address} {chance}drop" for other in others]
+        self._nft("; ".join(rules))
+
+    def heal(self) -> None:
+        with contextlib.suppress(AssertionError):  # nothing was cut
+            self._nft("delete table inet cut")
+
+    def _nft(self, rules: str) -> None:
+        """Through libnftables, as the program may not be installed."""
+        script = (
+            "import ctypes, sys; nft = ctypes.CDLL('libnftables.so.1'); nft.nft_ctx_new.restype = ctypes.c_void_p;"
+            "sys.exit(nft.nft_run_cmd_from_buffer(ctypes.c_void_p(nft.nft_ctx_new(0)), sys.argv[1].encode()) != 0)"
+        )
+        self.inside("python3", "-c", script, rules)
+
+
+class Cluster:
+    """Hosts on one bridge. A context manager that starts and closes all engines."""
+
+    def __init__(self, count: int, *arguments: str) -> None:
+        """`arguments` are those of every engine's `serve`."""
+        self.bridge = f"sb{secrets.token_hex(4)}"
+        run("ip", "link", "add", self.bridge, "type", "bridge", "forward_delay", "0")
+        run("ip", "link", "set", self.bridge, "up")
+        self.nodes: list[Node] = []
+        try:
+            for number in range(1, count + 1):
+                self.nodes.append(Node(number, self.bridge, *arguments))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Cluster:
+        try:
+            for node in self.nodes:
+                node.start()
+                node.load_busybox()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[number]
+
+    def form(self, managers: int) -> Node:
+        """Make a swarm: the first `managers` hosts manage, the others work. Returns the first."""
+        first = self.nodes[0]
+        first.init()
+        for node in self.nodes[1:managers]:
+            node.join(first, manager=True)
+        for node in self.nodes[managers:]:
+            node.join(first)
+        return first
+
+    def leader(self, of: Iterable[Node] | None = None) -> Node:
+        """The node that leads, as the first that answers says."""
+
+        def found() -> Node | None:
+            for node in list(of or self.nodes):
+                if node.process is None or not node.swarm_info()["ControlAvailable"]:
+                    continue
+                with contextlib.suppress(AssertionError, OSError):
+                    for entry in node.nodes().values():
+                        if entry.get("ManagerStatus", {}).get("Leader"):
+                            return next(each for each in self.nodes if each.node_id == entry["ID"])
+            return None
+
+        return until("a leader is known", found)
+
+    def cut(self, one: Sequence[Node], other: Sequence[Node]) -> None:
+        """No packet passes between the two groups, until `heal`."""
+        for node in one:
+            node.drop_from(*other)
+        for node in other:
+            node.drop_from(*one)
+
+    def heal(self) -> None:
+        for node in self.nodes:
+            node.heal()
+
+    def close(self) -> None:
+        """Close every engine, whatever fails, and remove the bridge."""
+        failures: list[BaseException] = []
+        for node in reversed(self.nodes):
+            try:
+                node.close()
+            except BaseException as error:
+                failures.append(error)
+        run("ip", "link", "delete", self.bridge)
+        if failures:
+            raise failures[0]
+
+
+__all__ = ["NET", "VERSION", "Cluster", "Node", "client", "run"]
