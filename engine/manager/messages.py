@@ -15,7 +15,6 @@ are maps with short names: fields that a peer does not know are ignored, and mis
 defaults. `PROTOCOL` is raised when that does not suffice, and is part of the ALPN name.
 """
 
-
 from __future__ import annotations
 
 from typing import Any, TypeAlias, Union
