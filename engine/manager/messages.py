@@ -32,7 +32,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     pass
 
 
-class _Request(_Message):
+class _Request(_Message, kw_only=True):
     seq: int = 0
 
 
