@@ -32,7 +32,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     pass
 
 
-class _Request(_Message, kw_only=True):
+class _Request(_Message, frozen=True, kw_only=True):
     seq: int = 0
 
 
@@ -46,14 +46,14 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- any conversation -----------------------------------------------------------------------------
 
 
-class Refused(_Request, tag="refused"):
+class Refused(_Request, frozen=True, tag="refused"):
     """The request failed. `kind` is the name of a class of `engine.errors`."""
 
     kind: str
     message: str
 
 
-class Done(_Request, tag="done"):
+class Done(_Request, frozen=True, tag="done"):
     """The request succeeded. `body` is what its verb returns, JSON for verbs of the API."""
 
     body: bytes = b""
@@ -61,21 +61,21 @@ class Done(_Request, tag="done"):
     """The answer may be old: an election runs, or quorum is lost."""
 
 
-class Ended(_Request, tag="ended"):
+class Ended(_Request, frozen=True, tag="ended"):
     """No more answers follow in a stream."""
 
 
-class Cancel(_Message, tag="cancel"):
+class Cancel(_Message, frozen=True, tag="cancel"):
     """The peer reads no more answers of its request `of`."""
 
     of: int
 
 
-class Beat(_Message, tag="beat"):
+class Beat(_Message, frozen=True, tag="beat"):
     """An agent lives. Answered by `Beat`."""
 
 
-class Bye(_Message, tag="bye"):
+class Bye(_Message, frozen=True, tag="bye"):
     """Go to another manager, or to none: `reason`. `barred`: this node was removed."""
 
     reason: str
@@ -85,7 +85,7 @@ class Bye(_Message, tag="bye"):
 # --- daemon → own manager -------------------------------------------------------------------------
 
 
-class Begin(_Request, tag="begin"):
+class Begin(_Request, frozen=True, tag="begin"):
     """Become a manager. Answered by `Done` when requests are served.
 
     `how`: "restore" what ROOT/swarm has; "init" a new swarm; "force" a new swarm of this member
@@ -105,7 +105,7 @@ class Begin(_Request, tag="begin"):
     data_path: str = ""
 
 
-class Call(_Request, tag="call"):
+class Call(_Request, frozen=True, tag="call"):
     """One verb of the API. Answered by `Done` with JSON of the newest version's document.
 
     `verb`: "services.create"; `name`: id, name or prefix of the object; `query`: parameters;
@@ -118,7 +118,7 @@ class Call(_Request, tag="call"):
     body: bytes = b""
 
 
-class Follow(_Request, tag="follow"):
+class Follow(_Request, frozen=True, tag="follow"):
     """Logs of tasks, answered by `LogLines` and `Ended`. `of`: "service" or "task"; `query`: the
     parameters of the API, decoded.
     """
@@ -128,11 +128,11 @@ class Follow(_Request, tag="follow"):
     query: dict[str, Any] = {}
 
 
-class Watch(_Request, tag="watch"):
+class Watch(_Request, frozen=True, tag="watch"):
     """Answered by `Change`, for every change that the daemon publishes as an event (1.33)."""
 
 
-class Change(_Request, tag="change"):
+class Change(_Request, frozen=True, tag="change"):
     """An event of the swarm. `kind`: service, node, secret, config, network."""
 
     kind: str
@@ -142,7 +142,7 @@ class Change(_Request, tag="change"):
     time: int = 0
 
 
-class Stop(_Request, tag="stop"):
+class Stop(_Request, frozen=True, tag="stop"):
     """End the manager's process. `leave`: remove this member from the swarm before."""
 
     leave: bool = False
@@ -152,11 +152,11 @@ class Stop(_Request, tag="stop"):
 # --- agent → manager: without a certificate -------------------------------------------------------
 
 
-class FetchRoot(_Request, tag="root?"):
+class FetchRoot(_Request, frozen=True, tag="root?"):
     """Answered by `Done` with the PEM of the root certificate."""
 
 
-class Join(_Request, tag="join"):
+class Join(_Request, frozen=True, tag="join"):
     """A certificate for a new node. `csr`: PEM, of which the key alone is used."""
 
     csr: str
@@ -165,7 +165,7 @@ class Join(_Request, tag="join"):
     availability: str = ""
 
 
-class Joined(_Request, tag="joined"):
+class Joined(_Request, frozen=True, tag="joined"):
     node: str
     swarm: str
     certificate: str
@@ -178,7 +178,7 @@ class Joined(_Request, tag="joined"):
     epoch: int = 0
 
 
-class Renew(_Request, tag="renew"):
+class Renew(_Request, frozen=True, tag="renew"):
     """A new certificate in the role that the swarm wishes. Without a verified certificate (it has
     expired), `certificate` is the old one, and `signature` is its key's over the CSR.
     """
@@ -188,7 +188,7 @@ class Renew(_Request, tag="renew"):
     signature: bytes = b""
 
 
-class Renewed(_Request, tag="renewed"):
+class Renewed(_Request, frozen=True, tag="renewed"):
     certificate: str
     root: str
     role: str
@@ -197,7 +197,7 @@ class Renewed(_Request, tag="renewed"):
 # --- agent ↔ manager: a session -------------------------------------------------------------------
 
 
-class Hello(_Request, tag="hello"):
+class Hello(_Request, frozen=True, tag="hello"):
     """An agent begins its session. Answered by `Session`, then the manager sends `Assignments`."""
 
     description: NodeDescription
@@ -208,7 +208,7 @@ class Hello(_Request, tag="hello"):
     manager_address: str = ""
 
 
-class Session(_Request, tag="session"):
+class Session(_Request, frozen=True, tag="session"):
     """The session's terms. Sent again, with seq 0, when one of them changes."""
 
     id: str
@@ -255,7 +255,7 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     configs: tuple[str, ...] = ()
 
 
-class Assignments(_Message, tag="assign"):
+class Assignments(_Message, frozen=True, tag="assign"):
     """The tasks of this node: the whole set, or changes of it. Specs, secrets and configs come once
     and are kept by the agent until nothing refers to them. A task that is taken out is ended
     without a report, and forgotten.
@@ -274,7 +274,7 @@ class Assignments(_Message, tag="assign"):
     """TaskDefaults.LogDriver as a `Driver`'s map, for tasks whose spec names none."""
 
 
-class Status(_Message, tag="status-of"):
+class Status(_Message, frozen=True, tag="status-of"):
     """The observed state of one task."""
 
     task: str
@@ -289,13 +289,13 @@ class Status(_Message, tag="status-of"):
     ready: bool = False
 
 
-class Statuses(_Request, tag="status"):
+class Statuses(_Request, frozen=True, tag="status"):
     """Answered by `Done` when they are stored. The last one of a task wins."""
 
     of: tuple[Status, ...]
 
 
-class ReadLogs(_Request, tag="logs?"):
+class ReadLogs(_Request, frozen=True, tag="logs?"):
     """From manager to agent: the logs of these tasks. Answered by `LogLines` and `Ended`."""
 
     tasks: tuple[str, ...]
@@ -313,31 +313,31 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     details: dict[str, str] = {}
 
 
-class LogLines(_Request, tag="logs"):
+class LogLines(_Request, frozen=True, tag="logs"):
     lines: tuple[LogLine, ...]
 
 
-class LeaveSwarm(_Request, tag="leave"):
+class LeaveSwarm(_Request, frozen=True, tag="leave"):
     """This node leaves. Answered by `Done` when it is marked down."""
 
 
 # --- manager → manager ----------------------------------------------------------------------------
 
 
-class AddMember(_Request, tag="member+"):
+class AddMember(_Request, frozen=True, tag="member+"):
     """Add the sender as a learner. Answered by `MemberAdded`. A member that the same node had
     before is removed first."""
 
     peer_url: str
 
 
-class MemberAdded(_Request, tag="member-added"):
+class MemberAdded(_Request, frozen=True, tag="member-added"):
     member: int
     initial_cluster: str
     """As etcd's --initial-cluster."""
 
 
-class PromoteMember(_Request, tag="member-promote"):
+class PromoteMember(_Request, frozen=True, tag="member-promote"):
     """Make the sender's learner a voting member. Answered by `Done`; refused with `Unavailable`
     while it is behind.
     """
@@ -345,7 +345,7 @@ class PromoteMember(_Request, tag="member-promote"):
     member: int
 
 
-class RemoveMember(_Request, tag="member-"):
+class RemoveMember(_Request, frozen=True, tag="member-"):
     """Remove the sender's own member, because it leaves. Answered by `Done`."""
 
     force: bool = False
