@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, Union
 
 import msgspec
 
-from engine.wire.nodes import NodeDescription
+from engine.wire.nodes import GenericResource, NodeDescription
 from engine.wire.services import ServiceSpec
 from engine.wire.tasks import PortStatus
 
@@ -253,6 +253,7 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slot: int = 0
     secrets: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
+    generic: tuple[GenericResource, ...] = ()
 
 
 class Assignments(_Message, frozen=True, tag="assign"):

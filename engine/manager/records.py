@@ -33,7 +33,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from engine.manager.states import Availability, NodeState, Role, TaskState
-from engine.wire.nodes import NodeDescription
+from engine.wire.nodes import GenericResource, NodeDescription
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.services import Endpoint, ServiceSpec
 from engine.wire.swarm import SwarmSpec
@@ -176,6 +176,8 @@ class ServiceStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     update: UpdateRecord = UpdateRecord()
     iteration: int = 0
     last_execution: int = 0
+    version: int = 0
+    """Of the spec that `update` is about. With another one than the service's, `update` is old."""
 
 
 class ServiceAuth(msgspec.Struct, array_like=True, frozen=True):
@@ -217,6 +219,8 @@ class Task(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     window_from: int = 0
     """When the counting of `restarts` began."""
     iteration: int = 0
+    generic: tuple[GenericResource, ...] = ()
+    """Generic resources of the node that the scheduler has given to it."""
 
 
 class TaskStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
