@@ -67,8 +67,8 @@ class Cluster(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     updated: int
     spec: SwarmSpec
     root: str
-    """PEM of the root certificate that new nodes are given. During a rotation it is followed by
-    the one before.
+    """PEM of the root certificate, which the tokens name. During a rotation nodes trust `rotation`
+    too.
     """
     worker_token: str
     manager_token: str
