@@ -5,7 +5,16 @@ with a manager (mutual TLS, or the Unix socket on managers), and requests betwee
 TLS). Both sides may ask: a request carries `seq`, positive from the side that connected and
 negative from the other, and is answered by one or several messages of the same `seq`.
 
-Owns:    one transport, its reading task, and the answers that are waited for.
+Bounds. No peer makes this side's memory grow without limit: a message has a longest length, a
+connection a largest number of requests that are served at once and of reports that wait, a stream
+of answers a window (`Credit`). A peer that sends part of a message and stops, or does not read what
+it is sent, loses the connection after `STALL`. The kernel ends connections of peers that have
+vanished (`_watch_peer`).
+
+Messages of a later version are refused by name, and the connection goes on.
+
+Owns:    one transport, its reading task, the tasks that serve the peer's requests, and the answers
+         that are waited for.
 Threads: the event loop's.
 Raises:  ConnectionError when the connection is lost, the kinds of `errors` for `Refused` answers.
 """
@@ -14,7 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import ssl
+import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -22,7 +32,7 @@ from typing import Any
 import msgspec
 
 from engine import errors
-from engine.errors import EngineError, ServerError
+from engine.errors import EngineError, ServerError, Unavailable
 from engine.manager import messages
 from engine.manager.messages import Message, Refused
 from engine.system.tasks import spawn
@@ -31,23 +41,58 @@ LONGEST = 64 << 20
 """Bytes of the longest message: a whole set of assignments."""
 UNIDENTIFIED_LONGEST = 64 << 10
 """Bytes of the longest message of a peer that has shown no certificate."""
-HIGH_WATER = 4 << 20
-"""Bytes that may wait to be sent before `send` waits."""
+HIGH_WATER = 1 << 20
+"""Unsent bytes above which `send` waits."""
+STALL = 30.0
+"""Seconds that a peer may take for the next part of a message, or to make room for one."""
+CLOSING = 5.0
+"""Seconds for what was written before `close`."""
+MOST_REQUESTS = 1024
+"""Requests of the peer that are served at once. More are refused."""
+MOST_REPORTS = 10_000
+"""Reports that wait to be served. The connection ends when there are more: reading must go on, as
+a report that is being served may itself wait for an answer of this peer."""
+WINDOW = 64
+"""Answers of a stream that its reader has not read yet, when `stream` waits."""
 
 ALPN = "engined-swarm/1"
 
 Serve = Callable[["Connection", Message], Awaitable[None]]
 
-_decoder = msgspec.msgpack.Decoder(messages.ANY)
-_encoder = msgspec.msgpack.Encoder()
+_log = logging.getLogger(__name__)
+_decode = msgspec.msgpack.Decoder(messages.ANY).decode
+_encode = msgspec.msgpack.Encoder().encode
+_SLICE = 64
+"""Messages after which the reader gives way: a flood must not hold the event loop."""
+
+
+class _Head(msgspec.Struct):
+    """What can be read of any message."""
+
+    tag: str = msgspec.field(name="!")
+    seq: int = 0
+
+
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+
+
+class _Serving:
+    """A request of the peer that is being served."""
+
+    __slots__ = ("room", "task", "unread")
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.unread = 0
+        self.room = asyncio.Event()
 
 
 class Connection:
     """One connection, from either side.
 
-    `serve(connection, message)` is called as a task for each request and each report of the peer;
-    what it raises is answered as `Refused`. `beats` are handled by `on_beat` at once, without a
-    task.
+    `serve(connection, message)` is called as a task for each request, and in order for each report
+    (a message without `seq`) of the peer. What it raises for a request is answered as `Refused`. It
+    never sees `Beat`, `Cancel` and `Credit`. `on_beat` is called at once, without a task.
     """
 
     def __init__(
@@ -58,16 +103,22 @@ class Connection:
         *,
         dialled: bool,
         longest: int = LONGEST,
+        most_requests: int = MOST_REQUESTS,
     ) -> None:
         self.reader, self.writer = reader, writer
         self.longest = longest
+        self.most_requests = most_requests
         self.on_beat: Callable[[], None] | None = None
         self.closed = asyncio.Event()
         self._serve = serve
+        self._dialled = dialled
         self._numbers = itertools.count(1) if dialled else itertools.count(-1, -1)
-        self._answers: dict[int, asyncio.Queue[Message | None]] = {}
-        self._serving: set[asyncio.Task[None]] = set()
-        self._reports: asyncio.Queue[Message] | None = None
+        self._asked: dict[int, asyncio.Future[Message | None]] = {}
+        self._streams: dict[int, asyncio.Queue[Message | None]] = {}
+        self._serving: dict[int, _Serving] = {}
+        self._reports: asyncio.Queue[Message] = asyncio.Queue()
+        writer.transport.set_write_buffer_limits(high=HIGH_WATER)
+        _watch_peer(writer.get_extra_info("socket"))
 
     @property
     def certificate(self) -> bytes | None:
@@ -79,139 +130,282 @@ class Connection:
     def peer(self) -> str:
         """The peer's address without port; "" on a Unix socket."""
         name = self.writer.get_extra_info("peername")
-        return name[0] if isinstance(name, tuple) else ""
+        return _plain(name[0]) if isinstance(name, tuple) else ""
 
     @property
     def local(self) -> str:
         """The own address of this connection; "" on a Unix socket."""
         name = self.writer.get_extra_info("sockname")
-        return name[0] if isinstance(name, tuple) else ""
+        return _plain(name[0]) if isinstance(name, tuple) else ""
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that are written and not sent."""
+        return 0 if self.closed.is_set() else self.writer.transport.get_write_buffer_size()
+
+    # --- reading ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read until the connection ends. Reports (messages without `seq`) are served one after
-        another, in their order; requests at once, side by side.
+        """Read until the connection ends. Reports are served one after another, in their order;
+        requests at once, side by side.
         """
-        reports: asyncio.Queue[Message] = asyncio.Queue()
-        in_order = spawn(self._serve_reports(reports), "manager: reports of a connection")
+        reports = spawn(self._serve_reports(), "manager: reports of a connection")
         try:
-            while True:
+            for count in itertools.count(1):
                 size = int.from_bytes(await self.reader.readexactly(4), "big")
                 if size > self.longest:
-                    break
-                message = _decoder.decode(await self.reader.readexactly(size))
-                self._take(message, reports)
-        except (asyncio.IncompleteReadError, ConnectionError, OSError, msgspec.DecodeError, ssl.SSLError):
+                    self._lost(f"a message of {size} bytes, at most {self.longest} are allowed")
+                    return
+                self._take(await self._body(size))
+                if not count % _SLICE:
+                    await asyncio.sleep(0)
+        except asyncio.IncompleteReadError:
             pass
+        except TimeoutError:
+            self._lost("the rest of a message did not come")
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            self._lost(str(error) or type(error).__name__)
         finally:
-            in_order.cancel()
+            reports.cancel()
             self._end()
 
-    def _take(self, message: Message, reports: asyncio.Queue[Message]) -> None:
-        if isinstance(message, messages.Beat):
-            if self.on_beat is not None:
-                self.on_beat()
-            return
-        seq = getattr(message, "seq", 0)
-        waiting = self._answers.get(seq)
-        if waiting is not None:
-            waiting.put_nowait(message)
-        elif seq == 0:
-            reports.put_nowait(message)
-        elif not isinstance(message, messages.ANSWERS):
-            task = spawn(self._answer(message, seq), f"manager: {type(message).__name__}")
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+    async def _body(self, size: int) -> bytes:
+        if size <= HIGH_WATER:
+            async with asyncio.timeout(STALL):
+                return await self.reader.readexactly(size)
+        body = bytearray()
+        while len(body) < size:
+            async with asyncio.timeout(STALL):
+                part = await self.reader.read(min(size - len(body), HIGH_WATER))
+            if not part:
+                raise asyncio.IncompleteReadError(bytes(body), size)
+            body += part
+        return bytes(body)
 
-    async def _serve_reports(self, reports: asyncio.Queue[Message]) -> None:
+    def _take(self, body: bytes) -> None:
+        try:
+            message = _decode(body)
+        except msgspec.ValidationError as error:
+            self._not_understood(body, str(error))
+            return
+        match message:
+            case messages.Beat():
+                if self.on_beat is not None:
+                    self.on_beat()
+                return
+            case messages.Cancel(of=seq):
+                if (serving := self._serving.get(seq)) is not None:
+                    serving.task.cancel()
+                return
+            case messages.Credit(of=seq, answers=answers):
+                if (serving := self._serving.get(seq)) is not None:
+                    serving.unread = max(0, serving.unread - max(0, answers))
+                    serving.room.set()
+                return
+        seq: int = getattr(message, "seq", 0)
+        if seq == 0:
+            if self._reports.qsize() >= MOST_REPORTS:
+                raise ConnectionError(f"{MOST_REPORTS} reports wait to be served")
+            self._reports.put_nowait(message)
+        elif (seq > 0) == self._dialled:
+            if isinstance(message, messages.ANSWERS):
+                self._answered(seq, message)
+        else:
+            self._begin(message, seq)
+
+    def _not_understood(self, body: bytes, why: str) -> None:
+        """A message of another version, or a wrong one. Raises ValidationError when it is none at
+        all.
+        """
+        head = _decode_head(body)
+        text = f"the message {head.tag} is not understood: {why}"
+        _log.warning("%s: %s", self.peer or "local", text)
+        if head.seq == 0:
+            return
+        if (head.seq > 0) == self._dialled:
+            self._answered(head.seq, Refused(seq=head.seq, kind="ServerError", message=text))
+        else:
+            self.write(Refused(seq=head.seq, kind="InvalidParameter", message=text))
+
+    # --- requests of the peer ---------------------------------------------------------------------
+
+    async def _serve_reports(self) -> None:
         while True:
-            message = await reports.get()
+            message = await self._reports.get()
             try:
                 await self._serve(self, message)
-            except EngineError as error:
-                await self.send(messages.Bye(reason=error.message))
+            except (EngineError, ConnectionError) as error:
+                if not self.closed.is_set():
+                    _log.warning("%s: %s: %s", self.peer or "local", type(message).__name__, error)
+            except Exception:
+                _log.exception("%s: %s failed", self.peer or "local", type(message).__name__)
+
+    def _begin(self, message: Message, seq: int) -> None:
+        if seq in self._serving:
+            raise ConnectionError(f"the request {seq} came twice")
+        if len(self._serving) >= self.most_requests:
+            text = f"{self.most_requests} requests of this connection are being served"
+            self.write(Refused(seq=seq, kind=Unavailable.__name__, message=text))
+            return
+        task = spawn(self._answer(message, seq), f"manager: {type(message).__name__}")
+        self._serving[seq] = _Serving(task)
+        task.add_done_callback(lambda _: self._serving.pop(seq, None))
 
     async def _answer(self, message: Message, seq: int) -> None:
         try:
             await self._serve(self, message)
         except EngineError as error:
-            with suppress(ConnectionError):
-                await self.send(Refused(seq=seq, kind=type(error).__name__, message=error.message))
-        except ConnectionError:
-            pass
+            self.write(Refused(seq=seq, kind=type(error).__name__, message=error.message))
+        except ConnectionError as error:
+            if not self.closed.is_set():  # another one, which this request needed
+                self.write(Refused(seq=seq, kind=Unavailable.__name__, message=str(error) or "a connection was lost"))
         except Exception as error:
-            with suppress(ConnectionError):
-                await self.send(Refused(seq=seq, kind="ServerError", message=f"{type(error).__name__}: {error}"))
+            self.write(Refused(seq=seq, kind=ServerError.__name__, message=f"{type(error).__name__}: {error}"))
             raise
 
+    # --- writing ----------------------------------------------------------------------------------
+
     def write(self, message: Message) -> None:
-        """Send without waiting for room. Does nothing after the end."""
-        if not self.closed.is_set():
-            body = _encoder.encode(message)
-            self.writer.write(len(body).to_bytes(4, "big") + body)
+        """Send without waiting for room. Does nothing after the end. Raises ServerError for a
+        message that is too long.
+        """
+        if self.closed.is_set() or self.writer.is_closing():
+            return
+        body = _encode(message)
+        if len(body) > LONGEST:
+            raise ServerError(f"a message of {len(body)} bytes is too long: {type(message).__name__}")
+        self.writer.write(len(body).to_bytes(4, "big") + body)
+        if self.writer.transport.get_write_buffer_size() > 2 * LONGEST:
+            self.abort("it does not read")
 
     async def send(self, message: Message) -> None:
         """Send, and wait while much is unsent. Raises ConnectionError."""
-        if self.closed.is_set():
+        if self.closed.is_set() or self.writer.is_closing():
             raise ConnectionError("the connection has ended")
         self.write(message)
-        await self.writer.drain()
+        if self.backlog <= HIGH_WATER:
+            return
+        try:
+            async with asyncio.timeout(STALL):
+                await self.writer.drain()
+        except TimeoutError:
+            self.abort("it does not read")
+            raise ConnectionError("the peer does not read") from None
+
+    async def stream(self, message: Any) -> None:
+        """Send one of many answers to a request, and wait while its reader has not read `WINDOW` of
+        them. Raises ConnectionError.
+        """
+        serving = self._serving.get(message.seq)
+        if serving is not None:
+            while serving.unread >= WINDOW:
+                serving.room.clear()
+                await serving.room.wait()
+            serving.unread += 1
+        await self.send(message)
+
+    # --- asking -----------------------------------------------------------------------------------
 
     def number(self) -> int:
         """The `seq` of the next request of this side."""
         return next(self._numbers)
+
+    def _answered(self, seq: int, message: Message) -> None:
+        if (asked := self._asked.pop(seq, None)) is not None:
+            if not asked.done():
+                asked.set_result(message)
+        elif (stream := self._streams.get(seq)) is not None:
+            if stream.qsize() >= MOST_REPORTS:
+                raise ConnectionError(f"{MOST_REPORTS} answers wait to be read")
+            stream.put_nowait(message)
 
     async def ask(self, message: Any, *, timeout: float | None = None) -> Any:
         """Send a request, whose `seq` is set here, and return its answer.
 
         Raises the kind that the peer refused with, ConnectionError, TimeoutError.
         """
-        async with asyncio.timeout(timeout):
-            async for answer in self.ask_for_many(message):
-                return answer
-        raise ConnectionError("the connection has ended")
+        seq = self.number()
+        asked: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._asked[seq] = asked
+        try:
+            async with asyncio.timeout(timeout):
+                await self.send(msgspec.structs.replace(message, seq=seq))
+                answer = await asked
+        finally:
+            self._asked.pop(seq, None)
+        if answer is None:
+            raise ConnectionError("the connection has ended")
+        if isinstance(answer, Refused):
+            raise refusal(answer)
+        return answer
 
     async def ask_for_many(self, message: Any) -> AsyncIterator[Any]:
         """Send a request, and yield every answer until the caller stops, or until `Ended`. The peer
-        is sent `Cancel` when the caller stops before.
+        is sent `Cancel` when the caller stops before: use `contextlib.aclosing`.
 
         Raises the kind that the peer refused with, ConnectionError.
         """
         seq = self.number()
         answers: asyncio.Queue[Message | None] = asyncio.Queue()
-        self._answers[seq] = answers
+        self._streams[seq] = answers
         ended = False
+        read = 0
         try:
             await self.send(msgspec.structs.replace(message, seq=seq))
             while True:
                 answer = await answers.get()
+                ended = answer is None or isinstance(answer, Refused | messages.Ended)
                 if answer is None:
-                    ended = True
                     raise ConnectionError("the connection has ended")
                 if isinstance(answer, Refused):
-                    ended = True
                     raise refusal(answer)
                 if isinstance(answer, messages.Ended):
-                    ended = True
                     return
                 yield answer
+                read += 1
+                if read == WINDOW // 2:
+                    self.write(messages.Credit(of=seq, answers=read))
+                    read = 0
         finally:
-            del self._answers[seq]
-            if not ended and isinstance(message, messages.STREAMED):
+            del self._streams[seq]
+            if not ended:
                 self.write(messages.Cancel(of=seq))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _lost(self, why: str) -> None:
+        if not self.closed.is_set():
+            _log.info("the connection of %s ends: %s", self.peer or "a local process", why)
 
     def _end(self) -> None:
         self.closed.set()
-        for answers in self._answers.values():
-            answers.put_nowait(None)
-        for task in list(self._serving):
-            task.cancel()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_result(None)
+        for stream in self._streams.values():
+            stream.put_nowait(None)
+        this = asyncio.current_task()
+        for serving in list(self._serving.values()):
+            if serving.task is not this:
+                serving.task.cancel()
         self.writer.close()
 
+    def abort(self, why: str) -> None:
+        """End the connection at once. What was written is lost."""
+        self._lost(why)
+        self._end()
+        self.writer.transport.abort()
+
     async def close(self) -> None:
-        """End the connection. What was written is sent first."""
-        self.writer.close()
-        with suppress(ConnectionError, OSError, ssl.SSLError):
-            await self.writer.wait_closed()
+        """End the connection. What was written is sent first, for `CLOSING` at most."""
+        self._end()
+        try:
+            async with asyncio.timeout(CLOSING):
+                await self.writer.wait_closed()
+        except TimeoutError:
+            self.writer.transport.abort()
+        except OSError:
+            pass
 
 
 def refusal(answer: Refused) -> EngineError:
@@ -220,3 +414,25 @@ def refusal(answer: Refused) -> EngineError:
     if not (isinstance(kind, type) and issubclass(kind, EngineError)):
         kind = ServerError
     return kind(answer.message)
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address that came over an IPv6 socket, as IPv4."""
+    return address.removeprefix("::ffff:") if "." in address else address
+
+
+def _watch_peer(sock: Any) -> None:
+    """Let the kernel end the connection when the peer's host is silent for about 30 s: idle ones by
+    keepalive, and those with unacknowledged data by TCP_USER_TIMEOUT (tcp(7)).
+    """
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_KEEPIDLE, 15),
+            (socket.TCP_KEEPINTVL, 5),
+            (socket.TCP_KEEPCNT, 3),
+            (socket.TCP_USER_TIMEOUT, int(STALL * 1000)),
+        ):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -17,6 +17,8 @@ defaults. `PROTOCOL` is raised when that does not suffice, and is part of the AL
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from typing import Any, TypeAlias, Union
 
 import msgspec
@@ -41,6 +43,20 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     node: str
     address: str
+    absent: bool = False
+    """It does not run, as far as the sender knows."""
+
+
+def order_of_managers(node: str, managers: Iterable[Peer]) -> list[Peer]:
+    """The managers in the order in which an agent tries them: those that run first, each group by
+    rendezvous hashing, so that each manager has about the same number of agents and few of them
+    move when a manager comes or goes.
+    """
+
+    def rank(peer: Peer) -> tuple[bool, bytes]:
+        return peer.absent, hashlib.blake2b(f"{node} {peer.node}".encode(), digest_size=8).digest()
+
+    return sorted(managers, key=rank)
 
 
 # --- any conversation -----------------------------------------------------------------------------
@@ -66,9 +82,16 @@ class Ended(_Request, frozen=True, tag="ended"):
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
-    """The peer reads no more answers of its request `of`."""
+    """The sender reads no more answers of its request `of`: the work for it is cancelled."""
 
     of: int
+
+
+class Credit(_Message, frozen=True, tag="credit"):
+    """The sender has read `answers` more answers of its request `of` (`Connection.stream`)."""
+
+    of: int
+    answers: int
 
 
 class Beat(_Message, frozen=True, tag="beat"):
@@ -353,7 +376,7 @@ class RemoveMember(_Request, frozen=True, tag="member-"):
 
 
 Message: TypeAlias = Union[  # noqa: UP007 (a union of so many is read by msgspec at import)
-    Refused, Done, Ended, Cancel, Beat, Bye, Begin, Call, Follow, Watch, Change, Stop,
+    Refused, Done, Ended, Cancel, Credit, Beat, Bye, Begin, Call, Follow, Watch, Change, Stop,
     FetchRoot, Join, Joined, Renew, Renewed, Hello, Session, Assignments, Statuses,
     ReadLogs, LogLines, LeaveSwarm, AddMember, MemberAdded, PromoteMember, RemoveMember,
 ]  # fmt: skip
