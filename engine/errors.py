@@ -90,6 +90,10 @@ class NotAcceptable(EngineError):
     """406: the engine is not in the state that the operation needs (attach at create, swarm)."""
 
 
+class NoSwarm(NotAcceptable):
+    """406 up to API 1.24, 503 later: the node's part in a swarm, or outside of one, forbids it."""
+
+
 class Conflict(EngineError):
     """409: the object's state, or its use by another object, forbids the operation now."""
 

@@ -1,0 +1,218 @@
+"""What a node knows of its membership, in ROOT/swarm: `state.json`, the certificate and its key.
+
+```
+state.json   the phase and what its step needs             written before each effect
+ca.crt       roots that this node trusts                   with the certificate, and by sessions
+node.crt     certificate: CN = node, OU = role, O = swarm  one pair: a new one is complete
+node.key     its key, 0600                                 with node.crt.new, then renamed
+```
+
+A daemon that was killed between the two renames finishes them at the next start (`settle`). On
+managers the manager's process writes the certificate too, by the same rule.
+
+Owns:    these files. Blocking, but small: called on the event loop.
+Threads: one at a time.
+Raises:  ServerError for a file that cannot be read or written.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from engine.cluster import certificates
+from engine.cluster.certificates import Certificate
+from engine.cluster.phases import Phase
+from engine.errors import ServerError, reason_with_file
+from engine.manager.messages import Peer
+from engine.system.files import sync_directory, write_atomically
+
+FILE = "state.json"
+ROOTS, CERTIFICATE, KEY = "ca.crt", "node.crt", "node.key"
+NEW = ".new"
+
+_ID_LENGTH = 25
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The record in `state.json`."""
+
+    phase: Phase = Phase.NONE
+    node: str = ""
+    swarm: str = ""
+    listen: str = ""
+    """host:port that a manager here listens on."""
+    advertise: str = ""
+    """host:port that others reach a manager here at; "" until a manager has told it."""
+    data_path: str = ""
+    remotes: tuple[str, ...] = ()
+    """host:port of the managers that a join asks."""
+    token: str = ""
+    """Of a join, until it has its certificate."""
+    availability: str = ""
+    detached: bool = False
+    """The client of the join has been told that it goes on in the background."""
+    managers: tuple[Peer, ...] = ()
+    """As the last session told."""
+    epoch: int = 0
+    force: bool = False
+    """Of a leave."""
+    request: str = ""
+    """JSON of the body of an init."""
+    error: str = ""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent needs to know of its node."""
+
+    node: str
+    swarm: str
+    role: str
+    """manager: it connects to `socket` first; worker: to `peers`."""
+    directory: Path
+    """Of ca.crt, node.crt and node.key."""
+    socket: Path
+    advertise: str = ""
+    """Address without port that the operator gave; "" for the one that managers see."""
+    manager_address: str = ""
+    """host:port that its manager is, or would be, reached at."""
+    peers: tuple[Peer, ...] = ()
+    epoch: int = 0
+
+
+def new_id() -> str:
+    """25 characters of base 36, as of every object of a swarm."""
+    number = secrets.randbits(128)
+    digits = []
+    for _ in range(_ID_LENGTH):
+        number, digit = divmod(number, 36)
+        digits.append(_DIGITS[digit])
+    return "".join(reversed(digits))
+
+
+class Directory:
+    """ROOT/swarm."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> State:
+        """The state on disk. Raises ServerError for a file that is no state."""
+        path = self.path / FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=State)
+        except FileNotFoundError:
+            return State()
+        except OSError as error:
+            raise ServerError(f"the swarm's state cannot be read: {reason_with_file(error)}") from error
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise ServerError(f"the swarm's state cannot be read: {path}: {error}") from error
+
+    def save(self, state: State) -> None:
+        """Replace the state on disk, durably."""
+        self._write(FILE, msgspec.json.encode(state), 0o600)
+
+    def make(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
+    def settle(self) -> None:
+        """Finish the exchange of a certificate that a crash has cut."""
+        if (self.path / (CERTIFICATE + NEW)).exists():
+            self._exchange()
+
+    def keep_key(self, key: str) -> None:
+        """Keep the key of a request under way, so that its repetition uses the same one."""
+        self._write(KEY + NEW, key.encode(), 0o600)
+
+    def requested_key(self) -> str:
+        """The key that `keep_key` wrote; "" when there is none."""
+        try:
+            return (self.path / (KEY + NEW)).read_text()
+        except OSError:
+            return ""
+
+    def install(self, certificate: str, key: str, roots: str) -> Certificate:
+        """Replace certificate, key and trusted roots. Raises ServerError for a document that is no
+        certificate."""
+        try:
+            found = certificates.read(certificate)
+        except ValueError as error:
+            raise ServerError(f"the manager's certificate for this node is not valid: {error}") from error
+        if roots:
+            self.trust(roots)
+        self._write(KEY + NEW, key.encode(), 0o600)
+        self._write(CERTIFICATE + NEW, certificate.encode(), 0o644)
+        self._exchange()
+        return found
+
+    def _exchange(self) -> None:
+        try:
+            if (self.path / (KEY + NEW)).exists():
+                os.rename(self.path / (KEY + NEW), self.path / KEY)
+            os.rename(self.path / (CERTIFICATE + NEW), self.path / CERTIFICATE)
+            sync_directory(self.path)
+        except OSError as error:
+            raise ServerError(f"the node's certificate cannot be written: {reason_with_file(error)}") from error
+
+    def trust(self, roots: str) -> None:
+        """Replace the roots that this node trusts."""
+        self._write(ROOTS, roots.encode(), 0o644)
+
+    def roots(self) -> str:
+        return self._text(ROOTS)
+
+    def certificate(self) -> Certificate | None:
+        """The node's certificate; None without a readable one."""
+        try:
+            return certificates.read(self._text(CERTIFICATE))
+        except ValueError:
+            return None
+
+    def certificate_text(self) -> str:
+        return self._text(CERTIFICATE)
+
+    def key(self) -> str:
+        return self._text(KEY)
+
+    def has_member(self) -> bool:
+        """True if an etcd member's data is here."""
+        return (self.path / "etcd").is_dir()
+
+    def remove_member(self) -> None:
+        """Delete the data of the etcd member, which has been removed from its cluster."""
+        shutil.rmtree(self.path / "etcd", ignore_errors=True)
+
+    def erase(self) -> None:
+        """Delete everything. The state is deleted last, so that a crash before leads here again."""
+        if not self.path.exists():
+            return
+        try:
+            for entry in self.path.iterdir():
+                if entry.name == FILE:
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            (self.path / FILE).unlink(missing_ok=True)
+            self.path.rmdir()
+        except OSError as error:
+            raise ServerError(f"the swarm's state cannot be removed: {reason_with_file(error)}") from error
+
+    def _write(self, name: str, data: bytes, mode: int) -> None:
+        try:
+            write_atomically(self.path / name, data, mode, durable=True)
+        except OSError as error:
+            raise ServerError(f"the swarm's state cannot be written: {reason_with_file(error)}") from error
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text(errors="replace")
+        except OSError:
+            return ""
