@@ -28,6 +28,8 @@ from engine.api.engine import Engine
 from engine.build.builder import Builder
 from engine.build.buildkit.front import BuildKit
 from engine.build.buildkit.session import Sessions
+from engine.cluster.cluster import Cluster
+from engine.cluster.parts import Parts as ClusterParts
 from engine.config import Config, encode
 from engine.containers import boot
 from engine.containers.container import Container
@@ -107,6 +109,7 @@ async def _serve(config: Config, stop_after: float | None) -> None:
         if stop_after is not None:
             await daemon.stop_everything(stop_after)
             return
+        daemon.cluster.start()
         for path in daemon.listening:
             print(f"listening on {path}", flush=True)
         _notify_ready()
@@ -284,12 +287,29 @@ class Daemon:
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
         buildkit = BuildKit(self.sessions, self.builder, self.images, lambda: str(self.networks.gateway))
+        facts = await asyncio.to_thread(_read_host, config.root, self.cgroups)
+        self.cluster = Cluster(
+            ClusterParts(
+                config=config,
+                records=self.records,
+                containers=self.containers,
+                images=self.images,
+                remote=self.remote,
+                networks=self.networks,
+                volumes=self.volumes,
+                events=self.events,
+                host=facts,
+                counts=self._counts,
+            )
+        )
+        stack.push_async_callback(self._close_cluster)
         engine = Engine(
             builder=self.builder,
             buildkit=buildkit,
+            cluster=self.cluster,
             config=config,
             events=self.events,
-            host=await asyncio.to_thread(_read_host, config.root, self.cgroups),
+            host=facts,
             counts=self._counts,
             containers=self.containers,
             devices=self.devices.devices,
@@ -443,7 +463,11 @@ class Daemon:
     async def stop_everything(self, seconds: float) -> None:
         """Stop every container. Parts remove what they made on the host when they close."""
         self._stop_everything = True
+        await self.cluster.close(stop=True)  # before its tasks' containers end: it reports no failures
         await self.containers.stop_all(seconds)
+
+    async def _close_cluster(self) -> None:
+        await self.cluster.close(stop=self._leaves_nothing)
 
     async def _close_monitor(self) -> None:
         if self._leaves_nothing:

@@ -10,6 +10,7 @@ from engine.build.builder import Builder
 from engine.build.buildkit.front import BuildKit
 from engine.build.buildkit.session import Sessions
 from engine.build.running import RunningBuilds
+from engine.cluster.cluster import Cluster
 from engine.config import Config
 from engine.containers.containers import Containers
 from engine.containers.exec import Execs
@@ -30,6 +31,7 @@ class Engine:
 
     builder: Builder
     buildkit: BuildKit
+    cluster: Cluster
     config: Config
     events: EventLog
     host: Host

@@ -50,7 +50,9 @@ class Verb(StrEnum):
     """The swarm wishes this node to be a worker, and has removed its etcd member."""
     SUCCEED = "succeed"
     FAIL = "fail"
-    """The step cannot succeed, or must be undone."""
+    """The step is undone. Its client is told why."""
+    STRAND = "strand"
+    """It cannot succeed, and has no client any more: /info tells why."""
 
 
 class Refusal:
@@ -151,10 +153,11 @@ TABLE: dict[tuple[Phase, Verb], Phase | Refusal] = {
     (_F, Verb.FAIL): _L,
     (_O, Verb.FAIL): _M,
     (_J, Verb.FAIL): _L,
-    (_W, Verb.FAIL): _E,
-    (_M, Verb.FAIL): _E,
-    (_P, Verb.FAIL): _E,
-    (_D, Verb.FAIL): _E,
+    (_J, Verb.STRAND): _E,
+    (_W, Verb.STRAND): _E,
+    (_M, Verb.STRAND): _E,
+    (_P, Verb.STRAND): _E,
+    (_D, Verb.STRAND): _E,
 }
 
 

@@ -126,16 +126,14 @@ class Directory:
         if (self.path / (CERTIFICATE + NEW)).exists():
             self._exchange()
 
-    def keep_key(self, key: str) -> None:
+    def keep_request(self, key: str, csr: str) -> None:
         """Keep the key of a request under way, so that its repetition uses the same one."""
-        self._write(KEY + NEW, key.encode(), 0o600)
+        self._write(KEY + NEW, (key + csr).encode(), 0o600)
 
-    def requested_key(self) -> str:
-        """The key that `keep_key` wrote; "" when there is none."""
-        try:
-            return (self.path / (KEY + NEW)).read_text()
-        except OSError:
-            return ""
+    def kept_request(self) -> tuple[str, str] | None:
+        """Key and signing request that `keep_request` wrote; None when there are none."""
+        key, begin, csr = self._text(KEY + NEW).partition("-----BEGIN CERTIFICATE REQUEST-----")
+        return (key, begin + csr) if csr else None
 
     def install(self, certificate: str, key: str, roots: str) -> Certificate:
         """Replace certificate, key and trusted roots. Raises ServerError for a document that is no
@@ -157,6 +155,8 @@ class Directory:
                 os.rename(self.path / (KEY + NEW), self.path / KEY)
             os.rename(self.path / (CERTIFICATE + NEW), self.path / CERTIFICATE)
             sync_directory(self.path)
+        except FileNotFoundError:
+            pass  # the manager's process has finished it
         except OSError as error:
             raise ServerError(f"the node's certificate cannot be written: {reason_with_file(error)}") from error
 
@@ -178,6 +178,7 @@ class Directory:
         return self._text(CERTIFICATE)
 
     def key(self) -> str:
+        """The key of the certificate."""
         return self._text(KEY)
 
     def has_member(self) -> bool:

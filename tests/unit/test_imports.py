@@ -65,6 +65,7 @@ LATE_IMPORTS = {
     ("engine/__main__.py", "engine.daemon"): "--version, stop and check start without uvloop and the engine's parts",
     ("engine/__main__.py", "engine.http.server"): "the same",
     ("engine/__main__.py", "engine.check"): "serve does not need it",
+    ("engine/cluster/cluster.py", "engine.cluster.loading"): "a daemon outside of a swarm loads nothing of it",
 }
 """Imports inside a function that are allowed, and why."""
 

@@ -1,0 +1,151 @@
+"""The addresses of a node: what the operator wrote becomes host:port (API 1.24, "Swarm").
+
+ListenAddr, AdvertiseAddr and DataPathAddr are `IP`, `IP:port`, `interface` or `interface:port`.
+Without an AdvertiseAddr it is the only global address of the host outside of the engine's own
+networks; an address behind NAT is never guessed.
+
+Pure, but for `of_host`, which asks the kernel.
+Raises:  InvalidParameter that names the field and its value.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from engine.cluster.client import PORT, joined, split
+from engine.errors import InvalidParameter
+from engine.system.netlink.rtnl import RouteSocket
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class HostAddress(NamedTuple):
+    """One address of one network interface of the host."""
+
+    interface: str
+    address: IPAddress
+
+
+def of_host() -> list[HostAddress]:
+    """All addresses of the host. Blocks shortly on netlink."""
+    with RouteSocket() as kernel:
+        names = {link.ifindex: link.name for link in kernel.links()}
+        found = [HostAddress(names.get(index, ""), interface.ip) for index, interface in kernel.addresses()]
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as lines:  # proc_net(5)
+            for line in lines:
+                digits, _, _, _, _, name = line.split()
+                found.append(HostAddress(name, ipaddress.IPv6Address(bytes.fromhex(digits))))
+    except OSError:
+        pass  # IPv6 is off
+    return found
+
+
+class Chosen(NamedTuple):
+    """host:port of each; "" for what managers tell."""
+
+    listen: str
+    advertise: str
+    data_path: str
+
+
+def choose(
+    listen: str,
+    advertise: str,
+    data_path: str,
+    host: Sequence[HostAddress],
+    own_links: Collection[str],
+    *,
+    must_advertise: bool,
+) -> Chosen:
+    """Resolve the addresses of a request. `own_links`: interfaces of the engine's own networks.
+
+    Without `must_advertise` (a join) the advertised address may stay open: the manager tells the
+    address that it sees.
+    """
+    bound, port = _resolve("ListenAddr", listen, host)
+    if not bound.is_unspecified:
+        _check_own("ListenAddr", listen, bound, host)
+    shown = ""
+    if advertise:
+        wanted, its_port = _resolve("AdvertiseAddr", advertise, host, port)
+        if wanted.is_unspecified or wanted.is_multicast:
+            raise InvalidParameter(
+                f"AdvertiseAddr {advertise!r}: advertise address must be a non-zero IP address or network interface "
+                "(with optional port number)"
+            )
+        if bound.is_unspecified:
+            _check_own("AdvertiseAddr", advertise, wanted, host, f" With the ListenAddr {listen!r} it must be one.")
+        shown = joined(str(wanted), its_port)
+    elif not bound.is_unspecified:
+        shown = joined(str(bound), port)
+    elif must_advertise:
+        shown = joined(str(_only(host, own_links)), port)
+    data = ""
+    if data_path:
+        wanted, _ = _resolve("DataPathAddr", data_path, host)
+        if wanted.is_unspecified:
+            raise InvalidParameter(f"DataPathAddr {data_path!r}: must be a non-zero IP address or network interface")
+        data = str(wanted)
+    return Chosen(joined(str(bound), port), shown, data)
+
+
+def _resolve(field: str, text: str, host: Sequence[HostAddress], port: int = PORT) -> tuple[IPAddress, int]:
+    """The address and port of `IP[:port]` or `interface[:port]`."""
+    if not text:
+        raise InvalidParameter(f"{field}: must not be empty")
+    try:
+        name, port = split(text, port)
+    except ValueError:
+        raise InvalidParameter(
+            f"{field} {text!r}: must be an IP address or network interface (with optional port number)"
+        ) from None
+    try:
+        return ipaddress.ip_address(name), port
+    except ValueError:
+        pass
+    known = [each.address for each in host if each.interface == name and not each.address.is_link_local]
+    for version in (4, 6):
+        found = [address for address in known if address.version == version]
+        if len(found) == 1:
+            return found[0], port
+        if found:
+            listed = ", ".join(map(str, found))
+            raise InvalidParameter(f"{field} {text!r}: interface {name} has several addresses ({listed}); name one")
+    if any(each.interface == name for each in host):
+        raise InvalidParameter(f"{field} {text!r}: interface {name} has no IP address")
+    raise InvalidParameter(
+        f"{field} {text!r}: must be an IP address or network interface (with optional port number); "
+        f"the host has no interface {name}"
+    )
+
+
+def _check_own(
+    field: str, text: str, address: IPAddress, host: Sequence[HostAddress], hint: str = ""
+) -> None:
+    if address.is_loopback or any(each.address == address for each in host):
+        return
+    raise InvalidParameter(f"{field} {text!r}: {address} is not an address of this host.{hint}")
+
+
+def _only(host: Sequence[HostAddress], own_links: Collection[str]) -> IPAddress:
+    """The one global address that others may reach; IPv4 is preferred. Raises InvalidParameter."""
+    usable = [
+        each
+        for each in host
+        if each.interface not in own_links
+        and not (each.address.is_loopback or each.address.is_link_local or each.address.is_multicast)
+    ]
+    for version in (4, 6):
+        found = {each.address: each for each in usable if each.address.version == version}
+        if len(found) == 1:
+            return next(iter(found))
+        if found:
+            listed = ", ".join(f"{each.address} on {each.interface}" for each in found.values())
+            raise InvalidParameter(
+                "AdvertiseAddr: could not choose an IP address to advertise since this system has multiple addresses "
+                f"({listed})"
+            )
+    raise InvalidParameter("AdvertiseAddr: could not find the system's IP address")

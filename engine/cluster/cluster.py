@@ -1,0 +1,137 @@
+"""The facade of swarm mode, and all of it that a daemon outside of a swarm loads.
+
+Refuses requests in Docker's words while this node is part of no swarm (`NoSwarm`). The modules that
+do the work are imported when there is a swarm to be a part of: by ROOT/swarm/state.json at start,
+or by an init or a join.
+
+Owns:    the membership, while there is one.
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from engine.cluster.phases import NOT_A_MANAGER, Phase
+from engine.errors import NoSwarm
+
+if TYPE_CHECKING:
+    from engine.cluster.membership import Membership
+    from engine.cluster.parts import Parts
+    from engine.manager.messages import Change, Done, LogLine
+    from engine.wire.swarm import InitRequest, JoinRequest
+
+
+class Cluster:
+    """This engine's part in a swarm, if it has one."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._membership: Membership | None = None
+        if (parts.config.root / "swarm" / "state.json").exists():
+            self._load()
+
+    def _load(self) -> Membership:
+        if self._membership is None:
+            from engine.cluster import loading
+
+            self._membership = loading.membership(self._parts)
+            self._membership.load()
+        return self._membership
+
+    def _release(self) -> None:
+        """Forget a membership that is none any more."""
+        if self._membership is not None and self._membership.phase is Phase.NONE:
+            self._membership = None
+
+    # --- the daemon's life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take part in the swarm again, in the background."""
+        if self._membership is not None:
+            self._membership.start()
+
+    async def close(self, *, stop: bool) -> None:
+        """End the daemon's part; tasks and the manager's process run on. With `stop` the process
+        ends too. Its state stays, for the next start.
+        """
+        if self._membership is not None:
+            await self._membership.close(stop=stop)
+
+    # --- what this node is ------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """LocalNodeState of /info: inactive, pending, active or error."""
+        return "inactive" if self._membership is None else self._membership.state
+
+    @property
+    def active(self) -> bool:
+        return self.state == "active"
+
+    @property
+    def is_manager(self) -> bool:
+        """The requests of `call` go to this node's own manager."""
+        return self._membership is not None and self._membership.is_manager
+
+    @property
+    def header(self) -> str:
+        """The header Swarm of /_ping."""
+        state = self.state
+        return f"active/{'manager' if self.is_manager else 'worker'}" if state == "active" else state
+
+    async def info(self) -> dict[str, Any]:
+        """The fields of Swarm in /info, by their names there. Does not wait for quorum."""
+        if self._membership is None:
+            return {"LocalNodeState": "inactive"}
+        return await self._membership.info()
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def call(self, verb: str, name: str = "", query: dict[str, Any] | None = None, body: bytes = b"") -> Done:
+        """One verb of the API, carried out by the manager (`engine/manager/control`).
+
+        `body` is JSON of the newest version's document, as that of the answer. `Done.warning`
+        tells that the answer may be old.
+        Raises NoSwarm when this node is no manager, and the kinds that the manager raises.
+        """
+        return await self._manager().call(verb, name, query, body)
+
+    def follow(self, of: str, name: str, query: dict[str, Any]) -> AsyncIterator[tuple[LogLine, ...]]:
+        """The log lines of a service or task. Iterate under `contextlib.aclosing`."""
+        return self._manager().follow(of, name, query)
+
+    def watch(self) -> AsyncIterator[Change]:
+        """Changes of the swarm's objects, until the manager ends. Iterate as `follow`."""
+        return self._manager().watch()
+
+    def _manager(self) -> Membership:
+        if self._membership is None:
+            raise NoSwarm(NOT_A_MANAGER)
+        return self._membership
+
+    # --- membership -------------------------------------------------------------------------------
+
+    async def init(self, request: InitRequest) -> str:
+        """Make a swarm with this node as its manager. Returns the node's id."""
+        try:
+            return await self._load().init(request)
+        finally:
+            self._release()
+
+    async def join(self, request: JoinRequest) -> None:
+        """Join the swarm of one of the request's managers, in the role of its token."""
+        try:
+            await self._load().join(request)
+        finally:
+            self._release()
+
+    async def leave(self, force: bool) -> None:
+        """Leave the swarm. A manager leaves by force only."""
+        if self._membership is None:
+            raise NoSwarm("This node is not part of a swarm")
+        try:
+            await self._membership.leave(force)
+        finally:
+            self._release()

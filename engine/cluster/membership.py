@@ -1,0 +1,804 @@
+"""The membership of this node: init, join, leave, promotion, demotion, a forced new cluster.
+
+Each phase of `phases.py` has one step here. A step ends with the verb that leads to the next phase;
+the phase is written before the step begins, so each step can be repeated after a crash of the
+daemon, of the manager's process, or of both at once.
+
+Not here: the session and tasks (`agent.py`), files (`state.py`), certificates
+(`credentials.py`), the manager's process (`process.py`).
+
+Owns:    the phase; the agent, the manager's process and the task that carries out the steps.
+Locks:   `_lock`: one verb of a client at a time. A join waits for its outcome without it, so that a
+         leave can end it.
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from engine.cluster import addresses, credentials, process
+from engine.cluster.client import PORT, joined, split
+from engine.cluster.phases import (
+    LOCAL_STATES,
+    NOT_A_MANAGER,
+    WORKER_IS_NOT_A_MANAGER,
+    Phase,
+    Verb,
+    following,
+)
+from engine.cluster.state import Directory, Identity, State, new_id
+from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
+from engine.manager.messages import Begin, Call, Change, Done, Follow, LogLine, LogLines, Peer, Session, Watch
+from engine.system.tasks import spawn
+from engine.system.threads import cancelled, whole
+
+if TYPE_CHECKING:
+    from engine.cluster.parts import Parts
+    from engine.wire.swarm import InitRequest, JoinRequest
+
+JOIN_LIMIT = 20.0
+"""Seconds that the client of a join waits."""
+REGISTER_LIMIT = 5.0
+"""Seconds that an init waits for the agent's session, which it does without if need be."""
+START_WAIT = 5.0
+"""Seconds that a request waits for a manager's process that is just being started again."""
+CALL_LIMIT = 30.0
+"""Seconds that a manager may take to answer a request; it gives up a write after 20 s itself."""
+INFO_LIMIT = 1.0
+LEAVE_LIMIT = 10.0
+"""Seconds that a leave waits for a manager's process which has to be started for it."""
+UNREACHABLE_TRIES = 3
+"""Tries to join before its client is told that no manager answers."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+"""Seconds between repetitions of a step's request, doubled by each."""
+RENEWAL = (0.5, 0.8)
+"""The part of a certificate's life in which it is renewed, at a random moment."""
+
+_log = logging.getLogger(__name__)
+
+
+class AgentOfNode(Protocol):
+    """What membership uses of `agent.Agent`."""
+
+    managers: tuple[Peer, ...]
+    reason: str
+
+    def start(self) -> None: ...
+    async def close(self) -> None: ...
+    async def leave(self) -> None: ...
+    def renewed(self) -> None: ...
+
+
+class MakeAgent(Protocol):
+    def __call__(
+        self,
+        parts: Parts,
+        identity: Identity,
+        *,
+        on_session: Callable[[Session], None],
+        on_barred: Callable[[str], None],
+    ) -> AgentOfNode: ...
+
+
+class Membership:
+    """This node's part in a swarm. Made when there is one, or one begins."""
+
+    def __init__(self, parts: Parts, make_agent: MakeAgent) -> None:
+        self._parts = parts
+        self._make_agent = make_agent
+        self._directory = Directory(parts.config.root / "swarm")
+        self._run = parts.config.run / "swarm"
+        self._process = process.Process(
+            self._directory.path,
+            self._run,
+            log_level=parts.config.log_level,
+            on_removed=self._was_removed,
+        )
+        self._state = State()
+        self._agent: AgentOfNode | None = None
+        self._identity: Identity | None = None
+        self._lock = asyncio.Lock()
+        self._driving: asyncio.Task[None] | None = None
+        self._outcome: asyncio.Future[None] | None = None
+        """Of a join whose client waits."""
+        self._wake = asyncio.Event()
+        self._registered = asyncio.Event()
+        self._session: Session | None = None
+        self._removed = False
+        """The manager's process has ended because its member was removed."""
+        self._barred = ""
+        self._renew_now = False
+        self._trouble = ""
+        """Why the present step does not get on; "" when it does."""
+        self._steps: dict[Phase, Callable[[], Awaitable[Verb]]] = {
+            Phase.FORCING: self._force,
+            Phase.JOINING: self._join,
+            Phase.WORKER: self._work,
+            Phase.MANAGER: self._manage,
+            Phase.PROMOTING: self._promote,
+            Phase.DEMOTING: self._demote,
+            Phase.LEAVING: self._leave,
+        }
+
+    # --- what others see --------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        return self._state.phase
+
+    @property
+    def state(self) -> str:
+        """LocalNodeState of /info."""
+        return LOCAL_STATES[self.phase]
+
+    @property
+    def is_manager(self) -> bool:
+        return self.phase in (Phase.MANAGER, Phase.FORCING)
+
+    async def call(self, verb: str, name: str = "", query: dict[str, Any] | None = None, body: bytes = b"") -> Done:
+        """The answer of the own manager to a verb of the API.
+
+        Raises NoSwarm when this node is no manager, or when its process is still starting; the
+        manager's kinds; ServerError when it has ended meanwhile.
+        """
+        connection = await self._connection()
+        try:
+            answer = await connection.ask(
+                Call(verb=verb, name=name, query=query or {}, body=body), timeout=CALL_LIMIT
+            )
+        except TimeoutError as error:
+            raise ServerError(f"context deadline exceeded: the manager did not answer within {CALL_LIMIT:.0f} s") from error
+        except ConnectionError as error:
+            raise ServerError("the manager's process has ended before it answered; try again") from error
+        assert isinstance(answer, Done)
+        return answer
+
+    async def follow(self, of: str, name: str, query: dict[str, Any]) -> AsyncIterator[tuple[LogLine, ...]]:
+        """Logs of a service or task, until they end or the manager does."""
+        connection = await self._connection()
+        async with contextlib.aclosing(connection.ask_for_many(Follow(of=of, name=name, query=query))) as answers:  # type: ignore[type-var]
+            async for answer in answers:
+                if isinstance(answer, LogLines):
+                    yield answer.lines
+
+    async def watch(self) -> AsyncIterator[Change]:
+        """Changes of the swarm's objects, until the manager ends."""
+        connection = await self._connection()
+        async with contextlib.aclosing(connection.ask_for_many(Watch())) as answers:  # type: ignore[type-var]
+            async for answer in answers:
+                if isinstance(answer, Change):
+                    yield answer
+
+    async def _connection(self) -> Any:
+        if not self.is_manager:
+            raise NoSwarm(NOT_A_MANAGER if self.phase in (Phase.NONE, Phase.JOINING) else WORKER_IS_NOT_A_MANAGER)
+        try:
+            return await self._process.connection(START_WAIT)
+        except EngineError as error:
+            raise NoSwarm(f"This node is not a swarm manager at the moment: {error.message}. Try again later.") from error
+
+    async def info(self) -> dict[str, Any]:
+        """The fields of Swarm in /info."""
+        state = self._state
+        shown: dict[str, Any] = {
+            "NodeID": state.node,
+            "NodeAddr": split(state.advertise)[0] if state.advertise else "",
+            "LocalNodeState": self.state,
+            "ControlAvailable": self.is_manager and self._process.serves,
+            "Error": state.error or self._trouble or (self._agent.reason if self._agent is not None else ""),
+            "RemoteManagers": [{"NodeID": peer.node, "Addr": peer.address} for peer in state.managers] or None,
+        }
+        if not self.is_manager:
+            return shown
+        if not self._process.serves:
+            return shown | {"Error": self._process.trouble or shown["Error"]}
+        try:
+            connection = await self._process.connection(0)
+            answer = await connection.ask(Call(verb="info"), timeout=INFO_LIMIT)
+            told = msgspec.json.decode(answer.body)
+        except (EngineError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+            return shown | {"Error": str(error) or "the manager does not answer"}
+        found: dict[str, Any] = {name: value for name, value in told.items() if value}
+        return shown | found | {"Error": found.get("Error") or answer.warning or shown["Error"]}
+
+    # --- the daemon's life ------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Read the phase. Raises nothing: a file that cannot be read is the phase `error`."""
+        try:
+            self._directory.settle()
+            self._state = self._directory.load()
+        except ServerError as error:
+            _log.error("swarm: %s", error.message)
+            self._state = State(phase=Phase.ERROR, error=error.message)
+
+    def start(self) -> None:
+        """Take up what the daemon before has left."""
+        phase = following(self.phase, Verb.BOOT)
+        if phase is not self.phase:
+            self._save(phase=phase)
+        self._drive()
+
+    async def close(self, *, stop: bool) -> None:
+        """End the daemon's part; tasks and the manager's process run on. With `stop` the process is
+        ended too, and leaves nothing in RUN; its data stays.
+        """
+        async with self._lock:
+            await self._halt()
+            await self._close_agent()
+            if stop:
+                try:
+                    await self._process.stop()
+                except EngineError as error:
+                    _log.error("swarm: %s", error.message)
+                self._process.clear()
+            else:
+                await self._process.detach()
+
+    # --- verbs of clients -------------------------------------------------------------------------
+
+    @whole
+    async def init(self, request: InitRequest) -> str:
+        """Make a swarm, or by force a new one out of this manager's data. Returns the node's id."""
+        verb = Verb.FORCE if request.force_new_cluster else Verb.INIT
+        following(self.phase, verb)
+        async with self._lock:
+            phase = following(self.phase, verb)
+            process.check_programs()
+            chosen = await self._addresses(request, must_advertise=True)
+            body = msgspec.json.encode(request).decode()
+            if phase is Phase.FORCING:
+                await self._make_new(chosen, body)
+            else:
+                await self._found(chosen, body)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REGISTER_LIMIT):
+                    await self._registered.wait()
+            return self._state.node
+
+    async def _found(self, chosen: addresses.Chosen, body: str) -> None:
+        self._directory.make()
+        self._state = State(
+            phase=Phase.FOUNDING,
+            node=new_id(),
+            listen=chosen.listen,
+            advertise=chosen.advertise,
+            data_path=chosen.data_path,
+            request=body,
+        )
+        self._directory.save(self._state)
+        try:
+            await self._process.begin(self._begin("init"))
+            certificate = self._directory.certificate()
+            if certificate is None:
+                raise ServerError("the manager's process has written no certificate")
+        except BaseException:
+            self._save(phase=following(self.phase, Verb.FAIL))
+            await self._leave()
+            self._state = State()
+            raise
+        self._advance(Verb.SUCCEED, node=certificate.node, swarm=certificate.swarm, request="")
+        self._drive()
+
+    async def _make_new(self, chosen: addresses.Chosen, body: str) -> None:
+        await self._halt()
+        await self._close_agent()
+        before = self._state
+        self._save(
+            phase=following(self.phase, Verb.FORCE),
+            listen=chosen.listen,
+            advertise=chosen.advertise,
+            data_path=chosen.data_path,
+            request=body,
+        )
+        try:
+            await self._make_by_force()
+        except EngineError:
+            # Its own addresses served before; what etcd has made of its data already stays.
+            self._advance(
+                Verb.FAIL, listen=before.listen, advertise=before.advertise, data_path=before.data_path, request=""
+            )
+            raise
+        else:
+            self._advance(Verb.SUCCEED, request="")
+        finally:
+            self._drive()
+
+    @whole
+    async def join(self, request: JoinRequest) -> None:
+        """Become a node of a swarm, in the role that the token gives."""
+        following(self.phase, Verb.JOIN)
+        async with self._lock:
+            phase = following(self.phase, Verb.JOIN)
+            credentials.check_token(request.join_token)
+            remotes = _remotes(request.remote_addrs)
+            if request.availability not in ("", "active", "pause", "drain"):
+                raise InvalidParameter(f"Availability {request.availability!r}: must be active, pause or drain")
+            chosen = await self._addresses(request, must_advertise=False)
+            self._directory.make()
+            self._state = State(
+                phase=phase,
+                listen=chosen.listen,
+                advertise=chosen.advertise,
+                data_path=chosen.data_path,
+                remotes=remotes,
+                token=request.join_token,
+                availability=request.availability,
+            )
+            self._directory.save(self._state)
+            outcome = self._outcome = asyncio.get_running_loop().create_future()
+            self._drive()
+        try:
+            async with asyncio.timeout(JOIN_LIMIT):
+                await asyncio.shield(outcome)
+        except TimeoutError:
+            if self._outcome is outcome:
+                self._outcome = None
+                self._save(detached=True)
+            raise ServerError(
+                "Timeout was reached before node was joined. The attempt to join the swarm will continue in the "
+                'background. Use the "docker info" command to see the current swarm status of your node.'
+                + (f" So far: {self._trouble}" if self._trouble else "")
+            ) from None
+
+    @whole
+    async def leave(self, force: bool) -> None:
+        """Leave the swarm: tasks end, and nothing of it stays on this node."""
+        following(self.phase, Verb.LEAVE)
+        async with self._lock:
+            phase = following(self.phase, Verb.LEAVE)
+            if self.phase is Phase.MANAGER and not force:
+                raise ServerError(await self._warning())
+            await self._halt()
+            self._end_outcome(NoSwarm("This node has left the swarm that it was joining"))
+            self._save(phase=phase, force=force)
+            await self._leave()
+            self._state = State()
+            self._reset()
+
+    async def _warning(self) -> str:
+        """Why a manager does not leave without force."""
+        text = "You are attempting to leave the swarm on a node that is participating as a manager. "
+        try:
+            answer = await self.call("nodes.list", query={"filters": {"role": ["manager"]}})
+            states = [node.get("ManagerStatus") or {} for node in msgspec.json.decode(answer.body)]
+        except EngineError:
+            states = []
+        total = len(states)
+        reachable = sum(state.get("Reachability") == "reachable" for state in states)
+        if total == 1:
+            return (
+                text + "Removing the last manager erases all current state of the swarm. "
+                "Use `--force` to ignore this message."
+            )
+        if total and reachable - 1 < (total - 1) // 2 + 1:
+            text += (
+                f"Removing this node leaves {reachable - 1} managers out of {total - 1}. "
+                "Without a quorum your swarm will be inaccessible. "
+            )
+        elif total:
+            text += f"Removing this node leaves {reachable - 1} managers out of {total - 1}. "
+        else:
+            text += "Doing so may lead to the loss of your quorum. "
+        return text + (
+            "The only way to restore a swarm that has lost consensus is to reinitialize it with "
+            "`--force-new-cluster`. Use `--force` to suppress this message."
+        )
+
+    async def _addresses(self, request: InitRequest | JoinRequest, *, must_advertise: bool) -> addresses.Chosen:
+        host = await asyncio.to_thread(addresses.of_host)
+        return addresses.choose(
+            request.listen_addr or ("" if must_advertise else f"0.0.0.0:{PORT}"),
+            request.advertise_addr,
+            request.data_path_addr,
+            host,
+            self._own_links(),
+            must_advertise=must_advertise,
+        )
+
+    def _own_links(self) -> set[str]:
+        """Interfaces of the engine's own networks."""
+        return {found.bridge for found in self._parts.networks.by_id.values() if found.bridge}
+
+    # --- phases -----------------------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        """Carry out the step of the phase, and those that follow."""
+        if self._steps.get(self.phase) is not None:
+            self._driving = spawn(self._carry_on(), "swarm: membership", fatal=True)
+
+    async def _carry_on(self) -> None:
+        while (step := self._steps.get(self.phase)) is not None:
+            self._trouble = ""
+            verb = await step()
+            _log.info("swarm: %s: %s", self.phase, verb)
+            if self.phase is Phase.LEAVING:
+                self._state = State()
+                self._reset()
+                return
+            self._advance(verb)
+
+    async def _halt(self) -> None:
+        """End the present step. It can be taken up again."""
+        driving, self._driving = self._driving, None
+        if driving is not None and driving is not asyncio.current_task():
+            await cancelled(driving)
+
+    def _advance(self, verb: Verb, **changes: Any) -> None:
+        self._save(phase=following(self.phase, verb), **changes)
+
+    def _save(self, **changes: Any) -> None:
+        state = msgspec.structs.replace(self._state, **changes)
+        if state != self._state:
+            self._directory.save(state)
+            self._state = state
+
+    def _reset(self) -> None:
+        self._registered.clear()
+        self._session = None
+        self._removed = self._renew_now = False
+        self._barred = self._trouble = ""
+
+    def _end_outcome(self, error: EngineError | None = None) -> bool:
+        """Answer the client of a join. Returns False if none waits."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is None or outcome.done():
+            return False
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(error)
+        return True
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    async def _join(self) -> Verb:
+        """JOINING: until a certificate is here."""
+        certificate = self._directory.certificate()
+        if certificate is None and self._outcome is None and not self._state.detached:
+            return Verb.FAIL  # its client has seen the daemon end: it was not joined
+        pauses = _Pauses()
+        while certificate is None:
+            try:
+                answer, key, address = await credentials.join(
+                    self._directory,
+                    self._state.remotes,
+                    self._state.token,
+                    advertise=self._state.advertise,
+                    availability=self._state.availability,
+                )
+            except credentials.Unreachable as error:
+                self._trouble = error.message
+                if pauses.count >= UNREACHABLE_TRIES and self._end_outcome(error):
+                    return Verb.FAIL
+            except EngineError as error:
+                self._trouble = error.message
+                if self._end_outcome(error):
+                    return Verb.FAIL
+                if isinstance(error, InvalidParameter):
+                    self._save(error=error.message)
+                    return Verb.STRAND
+            else:
+                certificate = self._directory.install(answer.certificate, key, answer.root)
+                managers = answer.managers or (Peer(node="", address=address),)
+                self._save(managers=managers, epoch=answer.epoch, advertise=self._seen(answer.seen))
+                break
+            await pauses.next()
+        self._save(
+            node=certificate.node,
+            swarm=certificate.swarm,
+            token="",
+            managers=self._state.managers or tuple(Peer(node="", address=address) for address in self._state.remotes),
+            advertise=self._state.advertise,
+        )
+        return Verb.PROMOTE if certificate.role == "manager" else Verb.SUCCEED
+
+    def _seen(self, seen: str) -> str:
+        """The advertised address: the operator's, or the one that the manager saw."""
+        if self._state.advertise or not seen:
+            return self._state.advertise
+        return joined(seen, split(self._state.listen)[1])
+
+    async def _work(self) -> Verb:
+        """WORKER: until it is to be a manager, or was removed."""
+        await self._process.stop()
+        self._process.clear()
+        self._directory.remove_member()
+        await self._run_agent("worker")
+        renewal = self._renewal_time()
+        pauses = _Pauses()
+        while True:
+            self._wake.clear()
+            if self._barred:
+                return await self._strand()
+            if self._session is not None and self._session.role == "manager":
+                return Verb.PROMOTE
+            if self._renew_now or time.time() >= renewal:
+                role = await self._renew()
+                if role == "manager":
+                    return Verb.PROMOTE
+                if not role:
+                    await pauses.next()
+                    continue
+                self._renew_now = False
+                pauses = _Pauses()
+                renewal = self._renewal_time()
+            await self._woken(renewal - time.time())
+
+    async def _manage(self) -> Verb:
+        """MANAGER: until its member was removed."""
+        self._removed = False
+        await self._run_agent("manager")
+        pauses = _Pauses()
+        while not self._process.watched:
+            try:
+                await self._process.begin(self._begin("restore"))
+                self._trouble = ""
+            except process.Removed:
+                return Verb.DEMOTE
+            except EngineError as error:
+                self._trouble = error.message
+                _log.error("swarm: the manager does not serve yet: %s", error.message)
+                await pauses.next()
+        while True:
+            self._wake.clear()
+            if self._removed:
+                return Verb.DEMOTE
+            if self._barred:
+                return await self._strand()
+            await self._wake.wait()
+
+    async def _promote(self) -> Verb:
+        """PROMOTING: a manager's certificate, then a voting member."""
+        if self._outcome is None:
+            await self._run_agent("worker")
+        pauses = _Pauses()
+        while (certificate := self._directory.certificate()) is None or certificate.role != "manager":
+            if self._barred:
+                return await self._strand()
+            if await self._renew() == "worker":
+                return Verb.DEMOTE
+            if self._trouble:
+                await pauses.next()
+        pauses = _Pauses()
+        while True:
+            if self._barred:
+                return await self._strand()
+            if self._wishes("worker"):
+                return Verb.DEMOTE
+            try:
+                await self._process.begin(self._begin("join"))
+                self._trouble = ""
+                return Verb.SUCCEED
+            except process.Removed:
+                self._directory.remove_member()
+                self._trouble = "its etcd member was removed before it had a vote"
+            except EngineError as error:
+                self._trouble = error.message
+            _log.warning("swarm: this node is not a manager yet: %s", self._trouble)
+            await pauses.next()
+
+    async def _demote(self) -> Verb:
+        """DEMOTING: the member is gone; a worker's certificate."""
+        await self._process.stop()
+        self._process.clear()
+        self._directory.remove_member()
+        self._removed = False
+        if self._session is not None and self._session.role == "manager":
+            self._session = None  # told before the demotion
+        await self._run_agent("worker")
+        pauses = _Pauses()
+        while True:
+            if self._barred:
+                return await self._strand()
+            role = await self._renew()
+            if role:
+                return Verb.SUCCEED if role == "worker" else Verb.PROMOTE
+            await pauses.next()
+
+    async def _force(self) -> Verb:
+        """FORCING, taken up by the next daemon: nobody has told its client about a failure."""
+        pauses = _Pauses()
+        while True:
+            try:
+                await self._make_by_force()
+            except process.Removed:
+                return Verb.DEMOTE
+            except EngineError as error:
+                self._trouble = error.message
+                _log.error("swarm: the new cluster is not made yet: %s", error.message)
+                await pauses.next()
+            else:
+                self._save(request="")
+                return Verb.SUCCEED
+
+    async def _make_by_force(self) -> None:
+        await self._process.stop()
+        await self._process.begin(self._begin("force"))
+
+    async def _leave(self) -> Verb:
+        """LEAVING: tasks end, the swarm forgets this node, and its files are removed."""
+        if self._state.swarm:
+            agent = self._agent if self._agent is not None else self._new_agent()
+            member = self._directory.has_member()
+            if member:
+                await self._serve_to_leave()
+            try:
+                await agent.leave()
+            except (EngineError, OSError, TimeoutError) as error:
+                _log.warning("swarm: the managers may not know yet that this node has left: %s", error)
+            await self._close_agent()
+            await self._process.stop(leave=member, force=True)
+        else:
+            await self._close_agent()
+            await self._process.stop()
+        self._process.clear()
+        await asyncio.to_thread(self._directory.erase)
+        return Verb.SUCCEED
+
+    async def _serve_to_leave(self) -> None:
+        """Have the manager's process serve, so that it can remove its member from the others'."""
+        if self._process.serves:
+            return
+        try:
+            async with asyncio.timeout(LEAVE_LIMIT):
+                await self._process.begin(self._begin("restore"))
+        except (EngineError, TimeoutError) as error:
+            _log.warning("swarm: the other managers may keep this node's member: %s", error)
+
+    async def _strand(self) -> Verb:
+        """End the tasks of a node that the swarm has removed, and say why it is none any more."""
+        self._save(error=self._barred)
+        if self._agent is not None:
+            with contextlib.suppress(EngineError, OSError, TimeoutError):
+                await self._agent.leave()
+        await self._close_agent()
+        await self._process.stop()
+        return Verb.STRAND
+
+    # --- the agent --------------------------------------------------------------------------------
+
+    async def _run_agent(self, role: str) -> None:
+        """Keep an agent running that connects as this role does. Tasks are not touched."""
+        identity = self._identity_as(role)
+        if self._agent is not None and self._identity is not None:
+            same = msgspec.structs.replace(identity, peers=self._identity.peers, epoch=self._identity.epoch)
+            if same == self._identity:
+                return
+        await self._close_agent()
+        self._registered.clear()
+        self._agent = self._new_agent(identity)
+        self._agent.start()
+
+    def _new_agent(self, identity: Identity | None = None) -> AgentOfNode:
+        self._identity = identity or self._identity_as("manager" if self._directory.has_member() else "worker")
+        return self._make_agent(
+            self._parts, self._identity, on_session=self._has_session, on_barred=self._is_barred
+        )
+
+    async def _close_agent(self) -> None:
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            await agent.close()
+
+    def _identity_as(self, role: str) -> Identity:
+        state = self._state
+        return Identity(
+            node=state.node,
+            swarm=state.swarm,
+            role=role,
+            directory=self._directory.path,
+            socket=self._run / "manager.sock",
+            advertise=split(state.advertise)[0] if state.advertise else "",
+            manager_address=state.advertise,
+            peers=state.managers,
+            epoch=state.epoch,
+        )
+
+    def _has_session(self, session: Session) -> None:
+        """The agent has a session, or its terms have changed."""
+        self._session = session
+        if session.root and session.root != self._directory.roots():
+            self._directory.trust(session.root)
+            if self._agent is not None:
+                self._agent.renewed()
+        managers = session.managers or self._state.managers
+        self._save(managers=managers, epoch=max(session.epoch, self._state.epoch))
+        if session.renew and self.phase is Phase.WORKER:
+            self._renew_now = True
+        self._registered.set()
+        if self.phase in (Phase.WORKER, Phase.MANAGER):
+            self._end_outcome()
+        self._wake.set()
+
+    def _is_barred(self, reason: str) -> None:
+        self._barred = reason or "this node was removed from the swarm"
+        self._wake.set()
+
+    def _was_removed(self) -> None:
+        self._removed = True
+        self._wake.set()
+
+    def _wishes(self, role: str) -> bool:
+        return self._session is not None and self._session.role == role
+
+    async def _woken(self, seconds: float) -> None:
+        """Wait for something to look at, at most for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds, 0)):
+                await self._wake.wait()
+
+    # --- certificates -----------------------------------------------------------------------------
+
+    def _renewal_time(self) -> float:
+        """When the certificate should be renewed, in seconds since the epoch."""
+        certificate = self._directory.certificate()
+        if certificate is None:
+            return 0
+        return certificate.begins + (certificate.ends - certificate.begins) * random.uniform(*RENEWAL)
+
+    async def _renew(self) -> str:
+        """Ask for a certificate in the role that the swarm wishes. Returns the role of the new one,
+        or "" when there is none yet; `_trouble` has the reason then.
+        """
+        own = self._state.advertise
+        known = [peer.address for peer in self._state.managers if peer.address != own]
+        random.shuffle(known)
+        known += [address for address in self._state.remotes if address not in known and address != own]
+        try:
+            answer, key = await credentials.renew(self._directory, known)
+            certificate = self._directory.install(answer.certificate, key, answer.root)
+        except EngineError as error:
+            self._trouble = error.message
+            _log.warning("swarm: the certificate is not renewed yet: %s", error.message)
+            return ""
+        self._trouble = ""
+        if self._agent is not None:
+            self._agent.renewed()
+        return certificate.role
+
+    def _begin(self, how: str) -> Begin:
+        state = self._state
+        return Begin(
+            how=how,
+            node=state.node,
+            listen=state.listen,
+            advertise=state.advertise,
+            peers=tuple(peer for peer in state.managers if peer.node != state.node),
+            body=state.request.encode(),
+            data_path=state.data_path,
+        )
+
+
+class _Pauses:
+    """Growing pauses between the repetitions of a request."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def next(self) -> None:
+        longest = min(SHORTEST_PAUSE * 2**self.count, LONGEST_PAUSE)
+        self.count += 1
+        await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+
+
+def _remotes(given: list[str]) -> tuple[str, ...]:
+    """The addresses of managers that a join asks, as host:port. Raises InvalidParameter."""
+    found = []
+    for text in given:
+        try:
+            found.append(joined(*split(text)))
+        except ValueError:
+            raise InvalidParameter(f"RemoteAddrs {text!r}: must be host or host:port") from None
+    if not found:
+        raise InvalidParameter("RemoteAddrs: at least 1 address of a manager is required to join")
+    return tuple(found)
