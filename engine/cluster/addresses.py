@@ -122,9 +122,7 @@ def _resolve(field: str, text: str, host: Sequence[HostAddress], port: int = POR
     )
 
 
-def _check_own(
-    field: str, text: str, address: IPAddress, host: Sequence[HostAddress], hint: str = ""
-) -> None:
+def _check_own(field: str, text: str, address: IPAddress, host: Sequence[HostAddress], hint: str = "") -> None:
     if address.is_loopback or any(each.address == address for each in host):
         return
     raise InvalidParameter(f"{field} {text!r}: {address} is not an address of this host.{hint}")

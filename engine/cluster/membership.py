@@ -152,11 +152,11 @@ class Membership:
         """
         connection = await self._connection()
         try:
-            answer = await connection.ask(
-                Call(verb=verb, name=name, query=query or {}, body=body), timeout=CALL_LIMIT
-            )
+            answer = await connection.ask(Call(verb=verb, name=name, query=query or {}, body=body), timeout=CALL_LIMIT)
         except TimeoutError as error:
-            raise ServerError(f"context deadline exceeded: the manager did not answer within {CALL_LIMIT:.0f} s") from error
+            raise ServerError(
+                f"context deadline exceeded: the manager did not answer within {CALL_LIMIT:.0f} s"
+            ) from error
         except ConnectionError as error:
             raise ServerError("the manager's process has ended before it answered; try again") from error
         assert isinstance(answer, Done)
@@ -165,7 +165,7 @@ class Membership:
     async def follow(self, of: str, name: str, query: dict[str, Any]) -> AsyncIterator[tuple[LogLine, ...]]:
         """Logs of a service or task, until they end or the manager does."""
         connection = await self._connection()
-        async with contextlib.aclosing(connection.ask_for_many(Follow(of=of, name=name, query=query))) as answers:  # type: ignore[type-var]
+        async with contextlib.aclosing(connection.ask_for_many(Follow(of=of, name=name, query=query))) as answers:
             async for answer in answers:
                 if isinstance(answer, LogLines):
                     yield answer.lines
@@ -173,7 +173,7 @@ class Membership:
     async def watch(self) -> AsyncIterator[Change]:
         """Changes of the swarm's objects, until the manager ends."""
         connection = await self._connection()
-        async with contextlib.aclosing(connection.ask_for_many(Watch())) as answers:  # type: ignore[type-var]
+        async with contextlib.aclosing(connection.ask_for_many(Watch())) as answers:
             async for answer in answers:
                 if isinstance(answer, Change):
                     yield answer
@@ -184,7 +184,9 @@ class Membership:
         try:
             return await self._process.connection(START_WAIT)
         except EngineError as error:
-            raise NoSwarm(f"This node is not a swarm manager at the moment: {error.message}. Try again later.") from error
+            raise NoSwarm(
+                f"This node is not a swarm manager at the moment: {error.message}. Try again later."
+            ) from error
 
     async def info(self) -> dict[str, Any]:
         """The fields of Swarm in /info."""
@@ -681,9 +683,7 @@ class Membership:
 
     def _new_agent(self, identity: Identity | None = None) -> AgentOfNode:
         self._identity = identity or self._identity_as("manager" if self._directory.has_member() else "worker")
-        return self._make_agent(
-            self._parts, self._identity, on_session=self._has_session, on_barred=self._is_barred
-        )
+        return self._make_agent(self._parts, self._identity, on_session=self._has_session, on_barred=self._is_barred)
 
     async def _close_agent(self) -> None:
         agent, self._agent = self._agent, None

@@ -279,7 +279,14 @@ class Process:
                 ],
                 setsid=True,
                 setsigmask=[],
-                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD, signal.SIGUSR1],
+                setsigdef=[
+                    signal.SIGINT,
+                    signal.SIGTERM,
+                    signal.SIGHUP,
+                    signal.SIGPIPE,
+                    signal.SIGCHLD,
+                    signal.SIGUSR1,
+                ],
             )
             self._forget()
             self._pidfd = os.pidfd_open(pid)
@@ -327,16 +334,20 @@ class Process:
     async def _ending(self) -> str:
         """How it has ended, in words. Reaps it."""
         await self._exited(1.0)
-        if self._child and self._status is None and not self._alive():
-            with contextlib.suppress(ChildProcessError):
-                found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-                if found is not None:
-                    self._status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        self._reap()
         if self._status is None:
             return "has ended" if not self._alive() else "has closed the connection"
         if self._status < 0:
             return f"was ended by signal {-self._status}"
         return f"has ended with status {self._status}; the engine's log has its reasons"
+
+    def _reap(self) -> None:
+        """Note the exit status of a child that has ended."""
+        if self._child and self._status is None and not self._alive():
+            with contextlib.suppress(ChildProcessError):  # collected with orphans of a dead monitor
+                found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+                if found is not None:
+                    self._status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def _forget(self) -> None:
         descriptor, self._pidfd = self._pidfd, -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from engine.api.application import Application
 from engine.api.engine import Engine
 from engine.api.routes import ROUTES, Route
 from engine.api.versions import LATEST, VERSIONS
+from engine.cluster.cluster import Cluster
 from engine.config import Config
 from engine.events import EventLog
 from engine.facts import Counts, Host, ProgramFacts
@@ -46,10 +48,12 @@ def engine() -> Engine:
         log_drivers=("json-file", "none"),
         descriptors=17,
     )
+    outside: Any = SimpleNamespace(config=Config())  # of a swarm
     absent: Any = None  # parts that the handlers under test never reach
     return Engine(
         builder=absent,
         buildkit=absent,
+        cluster=Cluster(outside),
         config=Config(),
         events=EventLog(),
         host=HOST,
