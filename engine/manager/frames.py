@@ -193,12 +193,12 @@ class Connection:
                 if self.on_beat is not None:
                     self.on_beat()
                 return
-            case messages.Cancel(of=seq):
-                if (serving := self._serving.get(seq)) is not None:
+            case messages.Cancel(of=number):
+                if (serving := self._serving.get(number)) is not None:
                     serving.task.cancel()
                 return
-            case messages.Credit(of=seq, answers=answers):
-                if (serving := self._serving.get(seq)) is not None:
+            case messages.Credit(of=number, answers=answers):
+                if (serving := self._serving.get(number)) is not None:
                     serving.unread = max(0, serving.unread - max(0, answers))
                     serving.room.set()
                 return
