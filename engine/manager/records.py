@@ -351,3 +351,10 @@ def port_claim(protocol: str, port: int) -> str:
 
 def barred_claim(node: str) -> str:
     return f"gone/{node}"
+
+
+def use_claim(data: str) -> str:
+    """Written with each service that refers to this secret or config. Its revision shows a removal
+    that it has seen all of them.
+    """
+    return f"use/{data}"

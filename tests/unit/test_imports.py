@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = sorted(path for path in (ROOT / "engine").rglob("*.py") if "__pycache__" not in path.parts)
 CYTHON = sorted((ROOT / "engine" / "_fast").glob("*.p[yx][xd]")) + sorted((ROOT / "engine" / "_fast").glob("*.pxd"))
 
-SHARED = {"booleans", "wire", "errors", "events", "config", "facts", "labels", "patterns", "pruning", "times"}
+SHARED = {"booleans", "wire", "errors", "events", "config", "facts", "labels", "names", "patterns", "pruning", "times"}
 """Modules that every package except http and _fast may import."""
 
 BELOW = {"storage", "runtime", "monitor", "system", "_fast"}
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "times": set(),
     "booleans": set(),
     "labels": set(),
+    "names": set(),
     "patterns": set(),
     "pruning": {"errors", "labels"},
     "config": {"errors"},
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"system", "_fast", *SHARED},
     "logs": {"system", "_fast", *SHARED},
     "monitor": {"logs", "system", "_fast", *SHARED},
-    "manager": {"system", *SHARED},
+    "manager": {"images", "system", *SHARED},  # of images only `reference`
     "http": {"errors", "system"},  # of system only `tasks`
     "images": BELOW | SHARED,
     "networks": BELOW | SHARED,
@@ -109,6 +110,8 @@ def test_arrows(path: Path) -> None:
         assert target in MAY_IMPORT[here], f"{named(path)}:{node.lineno}: {here} may not import {module}"
         if (here, target) == ("http", "system"):
             assert module == "engine.system.tasks", f"{named(path)}: {module}"
+        if (here, target) == ("manager", "images"):
+            assert module in ("engine.images", "engine.images.reference"), f"{named(path)}: {module}"
         if (here, target) == ("cluster", "manager"):
             assert module in ("engine.manager.frames", "engine.manager.messages", "engine.manager.clock"), module
         if target == "monitor":

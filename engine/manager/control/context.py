@@ -1,0 +1,81 @@
+"""What the verbs work on, and how they find an object and write a change."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
+from engine.manager.ca import Authority
+from engine.manager.clock import Clock
+from engine.manager.messages import Call
+from engine.manager.records import Kind
+from engine.manager.store import Entry, Store
+
+R = TypeVar("R", bound=msgspec.Struct)
+S = TypeVar("S", bound=msgspec.Struct)
+
+encode = msgspec.json.Encoder().encode
+
+
+Guard = Callable[[str], Awaitable[str]]
+"""Whether the etcd member of a node may be removed: "", or why not."""
+
+
+class Context(msgspec.Struct, frozen=True):
+    """Of all verbs of one manager."""
+
+    store: Store
+    clock: Clock
+    node: str
+    """This manager's node."""
+    authority: Authority
+    guard: Guard
+
+
+class OutOfSequence(ServerError):
+    """An update names a version of its object that is not the current one. Clients retry on these
+    words.
+    """
+
+    def __init__(self, kind: str, name: str, given: int, current: int) -> None:
+        super().__init__(f"update out of sequence: {kind} {name} is at version {current}, not {given}")
+
+
+def body(call: Call, of: type[S]) -> S:
+    """The body of a request. Raises InvalidParameter."""
+    try:
+        return msgspec.json.decode(call.body or b"{}", type=of)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidParameter(f"invalid body: {decoding_reason(error)}") from None
+
+
+def check_version(call: Call, kind: str, entry: Entry[R]) -> None:
+    """Raises InvalidParameter when the request names no version, OutOfSequence when another one."""
+    version = call.query.get("version")
+    if not isinstance(version, int):
+        raise InvalidParameter(f"invalid {kind} version '{version or ''}': the query parameter version is required")
+    if version != entry.revision:
+        raise OutOfSequence(kind, entry.key, version, entry.revision)
+
+
+def find(store: Store, kind: Kind[R], what: str, text: str, named: Callable[[str], Iterable[str]]) -> Entry[R]:
+    """The object with this id, else with this name (`named` returns the ids), else the only one
+    whose id starts with it.
+
+    Raises NotFound, ServerError when several match.
+    """
+    entry = store.get(kind, text) if text else None
+    if entry is not None:
+        return entry
+    found = list(named(text)) if text else []
+    if not found and text:
+        found = [key for key in store.all(kind) if key.startswith(text)]
+    if len(found) > 1:
+        raise ServerError(f"{what} {text} is ambiguous ({len(found)} matches found)")
+    entry = store.get(kind, found[0]) if found else None
+    if entry is None:
+        raise NotFound(f"{what} {text} not found")
+    return entry

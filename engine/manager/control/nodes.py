@@ -1,0 +1,200 @@
+"""Nodes: list, inspect, update (role, availability, labels), remove.
+
+The record of a node has what the operator wants of it, and its revision is `Version.Index`; what
+the node reports is another record. A change of the role is a wish: `roles.py` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from engine import times
+from engine.errors import WrongState
+from engine.manager.control import filters, validate
+from engine.manager.control.context import Context, body, check_version, encode, find
+from engine.manager.messages import Call
+from engine.manager.records import (
+    CLAIMS,
+    LEADER,
+    MANAGERS,
+    NODE_DATA,
+    NODES,
+    NodeData,
+    NodeRecord,
+    barred_claim,
+)
+from engine.manager.states import Availability, NodeState, Role
+from engine.manager.store import Change, Compare, Delete, Entry, Put, Store
+from engine.wire import nodes as wire
+from engine.wire.nodes import NodeSpec
+from engine.wire.swarm import Version
+
+_ROLES = {role.label: role for role in Role}
+_AVAILABILITIES = {one.label: one for one in Availability}
+_MEMBERSHIPS = {"accepted": True, "pending": False}
+"""Every node is accepted: joining needs a token."""
+
+
+def hostname(store: Store, node: str) -> str:
+    data = store.record(NODE_DATA, node)
+    return "" if data is None or data.description is None else data.description.hostname
+
+
+def named(store: Store, name: str) -> Iterable[str]:
+    """Ids of the nodes with this host name."""
+    return [
+        key
+        for key, entry in store.all(NODE_DATA).items()
+        if entry.record.description is not None
+        and entry.record.description.hostname == name
+        and store.get(NODES, key) is not None
+    ]
+
+
+def find_node(store: Store, text: str) -> Entry[NodeRecord]:
+    return find(store, NODES, "node", text, lambda name: named(store, name))
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+async def list_all(context: Context, call: Call) -> bytes:
+    store = context.store
+    found = filters.given(call.query, ("id", "name", "label", "node.label", "role", "membership"))
+    roles = filters.chosen(found, "role", _ROLES)
+    memberships = filters.chosen(found, "membership", _MEMBERSHIPS)
+    id_starts, name_starts = filters.starts(found, "id"), filters.starts(found, "name")
+    has_engine_labels = filters.have_labels(found)
+    has_labels = filters.have_labels(found, "node.label")
+    listed = []
+    for key, entry in sorted(store.all(NODES).items()):
+        record, data = entry.record, store.record(NODE_DATA, key)
+        description = (data.description if data is not None else None) or wire.NodeDescription()
+        if (
+            id_starts(key)
+            and name_starts(description.hostname)
+            and has_engine_labels(description.engine.labels)
+            and has_labels(record.labels)
+            and (roles is None or record.role in roles)
+            and (memberships is None or True in memberships)
+        ):
+            listed.append(view(store, entry))
+    return encode(listed)
+
+
+async def inspect(context: Context, call: Call) -> bytes:
+    return encode(view(context.store, find_node(context.store, call.name)))
+
+
+def view(store: Store, entry: Entry[NodeRecord]) -> wire.Node:
+    """The document of one node."""
+    record = entry.record
+    data = store.record(NODE_DATA, entry.key) or NodeData()
+    return wire.Node(
+        id=entry.key,
+        version=Version(entry.revision),
+        created_at=times.rfc3339(record.created),
+        updated_at=times.rfc3339(record.updated),
+        spec=NodeSpec(
+            name=record.name,
+            labels=record.labels,
+            role=record.role.label,
+            availability=record.availability.label,
+        ),
+        description=data.description or wire.NodeDescription(),
+        status=wire.NodeStatus(state=data.state.label, message=data.message, addr=data.address),
+        manager_status=_manager_status(store, entry.key, record, data),
+    )
+
+
+def _manager_status(store: Store, node: str, record: NodeRecord, data: NodeData) -> wire.ManagerStatus | None:
+    """Of a node whose manager serves, or served and is missed."""
+    presence, leader = store.record(MANAGERS, node), store.record(LEADER)
+    if presence is not None:
+        leads = leader is not None and leader.node == node
+        return wire.ManagerStatus(leader=leads, reachability="reachable", addr=presence.address)
+    if record.role == data.role == Role.MANAGER:
+        return wire.ManagerStatus(reachability="unreachable", addr=data.manager_address)
+    return None
+
+
+def managers(store: Store) -> dict[str, Entry[NodeRecord]]:
+    """The nodes that are, or should become, managers."""
+    return {key: entry for key, entry in store.all(NODES).items() if entry.record.role == Role.MANAGER}
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+async def update(context: Context, call: Call) -> bytes:
+    store = context.store
+    entry = find_node(store, call.name)
+    spec = body(call, NodeSpec)
+    role = _word("Role", spec.role, _ROLES)
+    availability = _word("Availability", spec.availability, _AVAILABILITIES)
+    validate.labels("Labels", spec.labels)
+    check_version(call, "node", entry)
+    compares = [Compare(NODES, entry.key, entry.revision)]
+    if entry.record.role == Role.MANAGER and role == Role.WORKER:
+        compares += await _check_demotion(context, entry.key)
+    changed = msgspec.structs.replace(
+        entry.record,
+        updated=context.clock.now(),
+        name=spec.name,
+        labels=spec.labels,
+        role=role,
+        availability=availability,
+    )
+    await store.commit([Put(NODES, entry.key, changed)], compares)
+    return b""
+
+
+def _word(field: str, given: str, words: dict[str, validate.T]) -> validate.T:
+    if given.lower() not in words:
+        raise validate.refuse(field, given, f"one of {', '.join(words)} is required")
+    return words[given.lower()]
+
+
+async def _check_demotion(context: Context, node: str) -> list[Compare]:
+    """Returns the comparisons with which two demotions at a time cannot both succeed."""
+    present = managers(context.store)
+    if len(present) == 1:
+        raise WrongState("attempting to demote the last manager of the swarm")
+    reason = await context.guard(node)
+    if reason:
+        raise WrongState(f"can't demote node {node}: this would result in a loss of quorum: {reason}")
+    return [Compare(NODES, key, entry.revision) for key, entry in present.items() if key != node]
+
+
+async def remove(context: Context, call: Call) -> bytes:
+    """The node's id is barred until every certificate that was made for it has expired."""
+    store, now = context.store, context.clock.now()
+    entry = find_node(store, call.name)
+    data = store.get(NODE_DATA, entry.key)
+    is_manager = store.get(MANAGERS, entry.key) is not None or (
+        data is not None and data.record.role == Role.MANAGER and data.record.state == NodeState.READY
+    )
+    if entry.record.role == Role.MANAGER or is_manager:
+        raise WrongState(
+            f"node {entry.key} is a cluster manager and is a member of the consensus group. "
+            "It must be demoted to worker before removal"
+        )
+    if not call.query.get("force") and data is not None and data.record.state == NodeState.READY:
+        raise WrongState(f"node {entry.key} is not down and can't be removed")
+    changes: list[Change] = [
+        Delete(NODES, entry.key),
+        Delete(NODE_DATA, entry.key),
+        context.authority.bar(entry.key),
+    ]
+    changes += [
+        Delete(CLAIMS, key)
+        for key, claim in store.all(CLAIMS).items()
+        if key.startswith(barred_claim("")) and claim.record.holder.isdigit() and int(claim.record.holder) < now
+    ]
+    compares = [Compare(NODES, entry.key, entry.revision)]
+    if data is not None and not call.query.get("force"):
+        compares.append(Compare(NODE_DATA, entry.key, data.revision))
+    await store.commit(changes, compares)
+    return b""

@@ -1,0 +1,649 @@
+"""The rules of specs: of services, of the swarm, of secrets and configs. Pure; what depends on
+other records of the swarm (existing secrets, networks) is checked by the verbs.
+
+Every refusal names the field and the value. Rules: Docker Engine API 1.24 to 1.55; swarmkit's
+control API, whose words clients look for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from engine.errors import InvalidParameter, Unimplemented
+from engine.images import reference
+from engine.manager.clock import SECOND
+from engine.manager.constraints import parse_all, spread_key
+from engine.wire.containers import Healthcheck, Mount, Ulimit
+from engine.wire.nodes import GenericResource, Resources
+from engine.wire.secrets import ConfigSpec, SecretSpec
+from engine.wire.services import (
+    EndpointSpec,
+    ReplicatedJob,
+    ReplicatedService,
+    ServiceMode,
+    ServiceSpec,
+    UpdateConfig,
+)
+from engine.wire.swarm import CAConfig, DispatcherConfig, OrchestrationConfig, RaftConfig, SwarmSpec
+from engine.wire.tasks import (
+    ConfigReference,
+    ContainerSpec,
+    DNSConfig,
+    FileTarget,
+    Limits,
+    NetworkAttachmentConfig,
+    Placement,
+    PortConfig,
+    Privileges,
+    ResourceRequirements,
+    RestartPolicy,
+    SecretReference,
+    TaskSpec,
+)
+
+T = TypeVar("T")
+
+MOST = (1 << 63) - 1
+"""The largest number of the API's integers."""
+MILLISECOND = 1_000_000
+HOUR = 3600 * SECOND
+
+_SERVICE_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]*[a-zA-Z0-9])?", re.ASCII)
+_DATA_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]*[a-zA-Z0-9])?", re.ASCII)
+_VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*", re.ASCII)
+_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_REAL_TIME = re.compile(r"RT(MIN|MAX)([+-]\d{1,2})?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
+
+_SECRET_LIMIT = 500 * 1024
+_CONFIG_LIMIT = 1000 * 1024
+
+
+def refuse(field: str, value: object, rule: str) -> InvalidParameter:
+    """The refusal of one field. The value is shortened."""
+    text = repr(value) if isinstance(value, str) else str(value)
+    return InvalidParameter(f"{field}: invalid value {text[:200]}: {rule}")
+
+
+def _one_of(field: str, value: str, *words: str) -> None:
+    if value not in words:
+        raise refuse(field, value, f"one of {', '.join(filter(None, words))} is expected")
+
+
+def _range(field: str, value: int | None, low: int = 0, high: int = MOST, rule: str = "") -> None:
+    if value is not None and not low <= value <= high:
+        negative = value < 0 == low
+        limits = f"at least {low}" if high == MOST else f"from {low} to {high}"
+        raise refuse(field, value, rule or ("must not be negative" if negative else f"must be {limits}"))
+
+
+def _no_nul(field: str, texts: Iterable[str]) -> None:
+    for text in texts:
+        if "\0" in text:
+            raise refuse(field, text, "must not contain a NUL character")
+
+
+# --- services -------------------------------------------------------------------------------------
+
+
+def service_name(name: str) -> None:
+    """Raises InvalidParameter unless it can be part of a DNS name."""
+    if not name:
+        raise InvalidParameter("Name: the name of the service must be provided")
+    if len(name) > 63:
+        raise refuse("Name", name, "name must be 63 characters or fewer")
+    if not _SERVICE_NAME.fullmatch(name):
+        raise refuse("Name", name, "name must be valid as a DNS name component")
+
+
+def service_spec(spec: ServiceSpec) -> ServiceSpec:
+    """The spec with what Docker fills in: one replica, the protocol of ports, the condition of
+    restarts. Networks stand in the template.
+
+    Raises InvalidParameter; Unimplemented for what this version does not have.
+    """
+    service_name(spec.name)
+    labels("Labels", spec.labels)
+    template = _task_spec(spec.task_template, spec.networks)
+    mode = _mode(spec.mode)
+    job = mode.replicated_job is not None or mode.global_job is not None
+    if job and spec.update_config is not None:
+        raise InvalidParameter("UpdateConfig: Jobs may not have an update config")
+    return msgspec.structs.replace(
+        spec,
+        task_template=template,
+        mode=mode,
+        networks=[],
+        update_config=_update_config("UpdateConfig", spec.update_config, "pause", "continue", "rollback"),
+        rollback_config=_update_config("RollbackConfig", spec.rollback_config, "pause", "continue"),
+        endpoint_spec=_endpoint_spec(spec.endpoint_spec),
+    )
+
+
+def _mode(mode: ServiceMode) -> ServiceMode:
+    given = [
+        name
+        for name, value in (
+            ("Replicated", mode.replicated),
+            ("Global", mode.global_),
+            ("ReplicatedJob", mode.replicated_job),
+            ("GlobalJob", mode.global_job),
+        )
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise refuse("Mode", " and ".join(given), "must specify only one service mode")
+    if mode.global_ is not None or mode.global_job is not None:
+        return mode
+    if mode.replicated_job is not None:
+        most, total = mode.replicated_job.max_concurrent, mode.replicated_job.total_completions
+        _range("Mode.ReplicatedJob.MaxConcurrent", most)
+        _range("Mode.ReplicatedJob.TotalCompletions", total)
+        most = 1 if most is None else most
+        total = most if total is None else total
+        return ServiceMode(replicated_job=ReplicatedJob(max_concurrent=most, total_completions=total))
+    replicas = None if mode.replicated is None else mode.replicated.replicas
+    _range("Mode.Replicated.Replicas", replicas, rule="Number of replicas must be non-negative")
+    return ServiceMode(replicated=ReplicatedService(1 if replicas is None else replicas))
+
+
+def _update_config(field: str, config: UpdateConfig | None, *actions: str) -> UpdateConfig | None:
+    if config is None:
+        return None
+    _range(f"{field}.Parallelism", config.parallelism)
+    _range(f"{field}.Delay", config.delay)
+    _range(f"{field}.Monitor", config.monitor)
+    _one_of(f"{field}.FailureAction", config.failure_action, "", *actions)
+    _one_of(f"{field}.Order", config.order, "", "stop-first", "start-first")
+    if not 0 <= config.max_failure_ratio <= 1:
+        raise refuse(f"{field}.MaxFailureRatio", config.max_failure_ratio, "cannot be less than 0 or bigger than 1")
+    return msgspec.structs.replace(
+        config, failure_action=config.failure_action or "pause", order=config.order or "stop-first"
+    )
+
+
+def _endpoint_spec(spec: EndpointSpec | None) -> EndpointSpec | None:
+    if spec is None:
+        return None
+    _one_of("EndpointSpec.Mode", spec.mode, "", "vip", "dnsrr")
+    ports = [_port(f"EndpointSpec.Ports[{number}]", port) for number, port in enumerate(spec.ports)]
+    taken: set[tuple[str, int]] = set()
+    for number, port in enumerate(ports):
+        field = f"EndpointSpec.Ports[{number}]"
+        key = port.protocol, port.published_port
+        if port.published_port and key in taken:
+            raise refuse(f"{field}.PublishedPort", port.published_port, "duplicate published ports provided")
+        taken.add(key)
+        if port.publish_mode == "ingress":
+            if spec.mode == "dnsrr":
+                raise refuse(f"{field}.PublishMode", "ingress", "it can't be used with dnsrr mode")
+            raise Unimplemented(
+                f"{field}.PublishMode: published ports of mode ingress need a network of the whole swarm, "
+                "which this version does not have: publish the port with mode host"
+            )
+    return msgspec.structs.replace(spec, mode=spec.mode or "vip", ports=ports)
+
+
+def _port(field: str, port: PortConfig) -> PortConfig:
+    _one_of(f"{field}.Protocol", port.protocol, "", "tcp", "udp", "sctp")
+    _one_of(f"{field}.PublishMode", port.publish_mode, "", "ingress", "host")
+    _range(f"{field}.TargetPort", port.target_port, 1, 65535)
+    _range(f"{field}.PublishedPort", port.published_port, 0, 65535)
+    return msgspec.structs.replace(port, protocol=port.protocol or "tcp", publish_mode=port.publish_mode or "ingress")
+
+
+# --- task templates -------------------------------------------------------------------------------
+
+
+def _task_spec(spec: TaskSpec, networks: list[NetworkAttachmentConfig]) -> TaskSpec:
+    if spec.runtime == "plugin" or spec.plugin_spec is not None:
+        raise Unimplemented("TaskTemplate.Runtime: services of plugins are not supported by this version")
+    if spec.runtime == "attachment" or spec.network_attachment_spec is not None:
+        raise refuse("TaskTemplate.Runtime", "attachment", "a service cannot be an attachment of a container")
+    _one_of("TaskTemplate.Runtime", spec.runtime, "", "container")
+    if spec.container_spec is None:
+        raise InvalidParameter("TaskTemplate.ContainerSpec: missing in service spec")
+    if spec.networks and networks and spec.networks != networks:
+        raise InvalidParameter("Networks: differs from TaskTemplate.Networks: only one of them may be given")
+    attached = spec.networks or networks
+    for number, network in enumerate(attached):
+        if not network.target:
+            raise refuse(f"TaskTemplate.Networks[{number}].Target", "", "the name or id of a network is expected")
+    if len({network.target for network in attached}) < len(attached):
+        raise refuse("TaskTemplate.Networks", [network.target for network in attached], "duplicate network")
+    _resources(spec.resources)
+    _placement(spec.placement)
+    _range("TaskTemplate.ForceUpdate", spec.force_update, high=(1 << 64) - 1)
+    if spec.log_driver is not None and not spec.log_driver.name and spec.log_driver.options:
+        raise refuse("TaskTemplate.LogDriver.Name", "", "options need the name of a driver")
+    return msgspec.structs.replace(
+        spec,
+        container_spec=_container_spec(spec.container_spec),
+        restart_policy=_restart_policy(spec.restart_policy),
+        networks=attached,
+        runtime="container",
+    )
+
+
+def _restart_policy(policy: RestartPolicy | None) -> RestartPolicy | None:
+    if policy is None:
+        return None
+    field = "TaskTemplate.RestartPolicy"
+    _one_of(f"{field}.Condition", policy.condition, "", "none", "on-failure", "any")
+    _range(f"{field}.Delay", policy.delay, rule="restart-delay cannot be negative")
+    _range(f"{field}.Window", policy.window, rule="restart-window cannot be negative")
+    _range(f"{field}.MaxAttempts", policy.max_attempts)
+    return msgspec.structs.replace(policy, condition=policy.condition or "any", max_attempts=policy.max_attempts or 0)
+
+
+def _placement(placement: Placement | None) -> None:
+    if placement is None:
+        return
+    parse_all(placement.constraints)
+    _range("TaskTemplate.Placement.MaxReplicas", placement.max_replicas)
+    for number, preference in enumerate(placement.preferences):
+        field = f"TaskTemplate.Placement.Preferences[{number}].Spread"
+        if preference.spread is None:
+            raise InvalidParameter(f"{field}: a preference needs the field Spread")
+        spread_key(preference.spread.spread_descriptor)
+
+
+def _resources(resources: ResourceRequirements | None) -> None:
+    if resources is None:
+        return
+    field = "TaskTemplate.Resources"
+    if resources.limits is not None:
+        _amounts(f"{field}.Limits", resources.limits)
+        _range(f"{field}.Limits.Pids", resources.limits.pids)
+    if resources.reservations is not None:
+        _amounts(f"{field}.Reservations", resources.reservations)
+        for number, item in enumerate(resources.reservations.generic_resources):
+            _generic(f"{field}.Reservations.GenericResources[{number}]", item)
+    _range(f"{field}.SwapBytes", resources.swap_bytes, -1)
+    _range(f"{field}.MemorySwappiness", resources.memory_swappiness, -1, 100)
+    if resources.swap_bytes is not None and not (resources.limits and resources.limits.memory_bytes):
+        raise refuse(f"{field}.SwapBytes", resources.swap_bytes, "it needs Limits.MemoryBytes")
+
+
+def _amounts(field: str, of: Limits | Resources) -> None:
+    if of.nano_cpus and not 1_000_000 <= of.nano_cpus <= MOST:
+        raise InvalidParameter(f"{field}.NanoCPUs: invalid cpu value {of.nano_cpus / SECOND:g}: Must be at least 0.001")
+    if of.memory_bytes and not 4 << 20 <= of.memory_bytes <= MOST:
+        raise InvalidParameter(f"{field}.MemoryBytes: invalid memory value {of.memory_bytes}: Must be at least 4MiB")
+
+
+def _generic(field: str, item: GenericResource) -> None:
+    named, discrete = item.named_resource_spec, item.discrete_resource_spec
+    if (named is None) == (discrete is None):
+        raise InvalidParameter(f"{field}: one of NamedResourceSpec and DiscreteResourceSpec is expected")
+    if named is not None:
+        raise refuse(
+            f"{field}.NamedResourceSpec",
+            f"{named.kind}={named.value}",
+            "invalid generic-resource request: a service reserves a number, by DiscreteResourceSpec",
+        )
+    assert discrete is not None
+    if not discrete.kind:
+        raise refuse(f"{field}.DiscreteResourceSpec.Kind", discrete.kind, "it must not be empty")
+    _range(f"{field}.DiscreteResourceSpec.Value", discrete.value, 1)
+
+
+# --- containers -----------------------------------------------------------------------------------
+
+
+def _container_spec(spec: ContainerSpec) -> ContainerSpec:
+    field = "TaskTemplate.ContainerSpec"
+    _image(f"{field}.Image", spec.image)
+    labels(f"{field}.Labels", spec.labels)
+    for texts, name in (
+        (spec.command, "Command"),
+        (spec.args, "Args"),
+        (spec.env, "Env"),
+        ((spec.dir,), "Dir"),
+        ((spec.user,), "User"),
+        ((spec.hostname,), "Hostname"),
+    ):
+        _no_nul(f"{field}.{name}", texts)
+    for variable in spec.env:
+        if not variable or variable.startswith("="):
+            raise refuse(f"{field}.Env", variable, "NAME=value or NAME is expected")
+    if spec.dir and not _expanded(spec.dir).startswith("/"):
+        raise refuse(f"{field}.Dir", spec.dir, "it must be an absolute path")
+    _range(f"{field}.StopGracePeriod", spec.stop_grace_period)
+    _range(f"{field}.OomScoreAdj", spec.oom_score_adj, -1000, 1000)
+    _signal(f"{field}.StopSignal", spec.stop_signal)
+    if spec.isolation not in ("", "default"):
+        _one_of(f"{field}.Isolation", spec.isolation, "process", "hyperv")
+        raise Unimplemented(f"{field}.Isolation: {spec.isolation!r} exists on Windows only")
+    _privileges(f"{field}.Privileges", spec.privileges)
+    _healthcheck(f"{field}.Healthcheck", spec.healthcheck)
+    _dns(f"{field}.DNSConfig", spec.dns_config)
+    for line in spec.hosts:
+        words = line.split()
+        if len(words) < 2 or not (_is_address(words[0]) or words[0] == "host-gateway"):
+            raise refuse(f"{field}.Hosts", line, "an address and a name are expected, as in /etc/hosts")
+    for limit in spec.ulimits:
+        _ulimit(f"{field}.Ulimits", limit)
+    _mounts(f"{field}.Mounts", spec.mounts)
+    _secrets(f"{field}.Secrets", spec.secrets)
+    _configs(f"{field}.Configs", spec.configs)
+    return spec
+
+
+def _expanded(text: str) -> str:
+    """With templates such as `{{.Task.Slot}}` replaced by a word, as they are on the node."""
+    return _TEMPLATE.sub("x", text)
+
+
+def _image(field: str, image: str) -> None:
+    if not image:
+        raise InvalidParameter(f"{field}: image reference must be provided")
+    try:
+        reference.parse(image)
+    except InvalidParameter as error:
+        raise refuse(field, image, f"not a valid repository/tag: {error.message}") from None
+
+
+def _signal(field: str, name: str) -> None:
+    bare = name.upper().removeprefix("SIG")
+    if not name or _REAL_TIME.fullmatch(bare):
+        return
+    known = f"SIG{bare}" in signal.Signals.__members__
+    if not known and not (_NUMBER.fullmatch(name) and 1 <= int(name) <= 64):
+        raise refuse(field, name, "the name or number of a signal is expected")
+
+
+def _privileges(field: str, privileges: Privileges | None) -> None:
+    if privileges is None:
+        return
+    if privileges.credential_spec is not None:
+        raise Unimplemented(f"{field}.CredentialSpec: credential specs exist on Windows only")
+    if (seccomp := privileges.seccomp) is not None:
+        _one_of(f"{field}.Seccomp.Mode", seccomp.mode, "", "default", "unconfined", "custom")
+        if seccomp.mode == "custom" and not seccomp.profile:
+            raise refuse(f"{field}.Seccomp.Profile", "", "the mode custom needs a profile")
+        if seccomp.mode != "custom" and seccomp.profile:
+            raise refuse(f"{field}.Seccomp.Mode", seccomp.mode, "a profile needs the mode custom")
+        if seccomp.profile:
+            try:
+                msgspec.json.decode(seccomp.profile, type=dict)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                raise InvalidParameter(f"{field}.Seccomp.Profile: a JSON object is expected") from None
+    if privileges.app_armor is not None:
+        _one_of(f"{field}.AppArmor.Mode", privileges.app_armor.mode, "", "default", "disabled")
+    if (selinux := privileges.selinux_context) is not None and selinux.disable:
+        others = selinux.user or selinux.role or selinux.type or selinux.level
+        if others:
+            raise refuse(f"{field}.SELinuxContext", others, "nothing else may be given when it is disabled")
+
+
+def _healthcheck(field: str, check: Healthcheck | None) -> None:
+    if check is None:
+        return
+    for value, name in (
+        (check.interval, "Interval"),
+        (check.timeout, "Timeout"),
+        (check.start_period, "StartPeriod"),
+        (check.start_interval, "StartInterval"),
+    ):
+        _range(f"{field}.{name}", value, rule=f"{name} in HealthConfig cannot be negative" if value < 0 else "")
+        if value and value < MILLISECOND:
+            raise refuse(f"{field}.{name}", value, f"{name} in HealthConfig cannot be less than 1ms")
+    _range(f"{field}.Retries", check.retries, rule="Retries in HealthConfig cannot be negative")
+    if check.test:
+        _one_of(f"{field}.Test", check.test[0], "NONE", "CMD", "CMD-SHELL")
+
+
+def _dns(field: str, config: DNSConfig | None) -> None:
+    for address in () if config is None else config.nameservers:
+        if not _is_address(address):
+            raise refuse(f"{field}.Nameservers", address, "an IP address is expected")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _ulimit(field: str, limit: Ulimit) -> None:
+    if not limit.name:
+        raise refuse(f"{field}.Name", limit.name, "the name of a limit is expected")
+    _range(f"{field}.Soft", limit.soft, -1)
+    _range(f"{field}.Hard", limit.hard, -1)
+    if limit.hard != -1 and (limit.soft > limit.hard or limit.soft == -1):
+        raise refuse(f"{field}.Soft", limit.soft, f"it is above the hard limit {limit.hard} of {limit.name}")
+
+
+_MOUNT_OPTIONS: tuple[tuple[str, Callable[[Mount], object], str], ...] = (
+    ("BindOptions", lambda mount: mount.bind_options, "bind"),
+    ("VolumeOptions", lambda mount: mount.volume_options, "volume"),
+    ("TmpfsOptions", lambda mount: mount.tmpfs_options, "tmpfs"),
+    ("ImageOptions", lambda mount: mount.image_options, "image"),
+)
+_PROPAGATIONS = ("", "private", "rprivate", "shared", "rshared", "slave", "rslave")
+
+
+def _mounts(field: str, mounts: list[Mount]) -> None:
+    targets: set[str] = set()
+    for number, mount in enumerate(mounts):
+        _mount(f"{field}[{number}]", mount)
+        target = mount.target.rstrip("/")
+        if target in targets:
+            raise refuse(f"{field}[{number}].Target", mount.target, f"duplicate mount point: {mount.target}")
+        targets.add(target)
+
+
+def _mount(field: str, mount: Mount) -> None:
+    if mount.type == "cluster":
+        raise Unimplemented(f"{field}.Type: cluster volumes (CSI) are not supported by this version")
+    if mount.type not in ("bind", "volume", "tmpfs", "image"):
+        raise refuse(f"{field}.Type", mount.type, "invalid MountType: one of bind, volume, tmpfs, image is expected")
+    _no_nul(field, (mount.target, mount.source))
+    target, source = _expanded(mount.target), _expanded(mount.source)
+    if not target.startswith("/") or not target.strip("/"):
+        raise refuse(f"{field}.Target", mount.target, "invalid mount target, must be an absolute path below /")
+    for name, options, kind in _MOUNT_OPTIONS:
+        if mount.type != kind and options(mount) is not None:
+            raise refuse(f"{field}.{name}", mount.type, f"only a mount of type {kind} has them")
+    if mount.type == "bind":
+        if not source.startswith("/"):
+            raise refuse(f"{field}.Source", mount.source, "invalid bind mount source, must be an absolute path")
+        if mount.bind_options is not None:
+            _one_of(f"{field}.BindOptions.Propagation", mount.bind_options.propagation, *_PROPAGATIONS)
+    elif mount.type == "volume":
+        if source.startswith("/"):
+            raise refuse(f"{field}.Source", mount.source, "invalid volume mount source, must not be an absolute path")
+        if source and not _VOLUME_NAME.fullmatch(source):
+            raise refuse(f"{field}.Source", mount.source, "not a valid name of a volume")
+    elif mount.type == "tmpfs":
+        if source:
+            raise refuse(f"{field}.Source", mount.source, "invalid tmpfs source, source must be empty")
+        if mount.tmpfs_options is not None:
+            _range(f"{field}.TmpfsOptions.SizeBytes", mount.tmpfs_options.size_bytes)
+            _range(f"{field}.TmpfsOptions.Mode", mount.tmpfs_options.mode, 0, (1 << 32) - 1)
+    else:
+        _image(f"{field}.Source", mount.source)
+
+
+# --- references to secrets and configs ------------------------------------------------------------
+
+
+def _secrets(field: str, references: list[SecretReference]) -> None:
+    taken: dict[str, str] = {}
+    for number, one in enumerate(references):
+        here = f"{field}[{number}]"
+        if not one.secret_id or not one.secret_name:
+            raise InvalidParameter(f"{here}: malformed secret reference: SecretID and SecretName are required")
+        if one.file is None:
+            raise InvalidParameter(f"{here}.File: malformed secret reference, no target provided")
+        _file_target(f"{here}.File", "secret", one.file, one.secret_name, taken)
+
+
+def _configs(field: str, references: list[ConfigReference]) -> None:
+    taken: dict[str, str] = {}
+    for number, one in enumerate(references):
+        here = f"{field}[{number}]"
+        if not one.config_id or not one.config_name:
+            raise InvalidParameter(f"{here}: malformed config reference: ConfigID and ConfigName are required")
+        if one.file is not None and one.runtime is not None:
+            raise InvalidParameter(f"{here}: cannot specify both File and Runtime")
+        if one.file is None and one.runtime is None:
+            raise InvalidParameter(f"{here}: malformed config reference, either File or Runtime should be set")
+        if one.file is not None:
+            _file_target(f"{here}.File", "config", one.file, one.config_name, taken)
+
+
+def _file_target(field: str, what: str, target: FileTarget, name: str, taken: dict[str, str]) -> None:
+    if not target.name.strip("/") or "\0" in target.name or ".." in target.name.split("/"):
+        raise refuse(
+            f"{field}.Name", target.name, f"malformed file {what} reference, invalid target file name provided"
+        )
+    if target.name in taken:
+        raise InvalidParameter(
+            f"{field}.Name: {what} references '{taken[target.name]}' and '{name}' "
+            f"have a conflicting target: '{target.name}'"
+        )
+    taken[target.name] = name
+    for text, which in ((target.uid, "UID"), (target.gid, "GID")):
+        if text and not (_NUMBER.fullmatch(text) and int(text) < 1 << 32):
+            raise refuse(f"{field}.{which}", text, "a number is expected")
+    _range(f"{field}.Mode", target.mode, 0, (1 << 32) - 1)
+
+
+# --- secrets and configs --------------------------------------------------------------------------
+
+
+def data_name(name: str) -> None:
+    """The name of a secret or config."""
+    if not name or len(name) > 64 or not _DATA_NAME.fullmatch(name):
+        raise InvalidParameter(
+            f"Name: invalid name {name[:100]!r}, only 64 [a-zA-Z0-9-_.] characters allowed, "
+            "and the start and end character must be [a-zA-Z0-9]"
+        )
+
+
+def secret_spec(spec: SecretSpec) -> None:
+    """Raises InvalidParameter, Unimplemented."""
+    if spec.driver is not None and spec.driver.name:
+        raise Unimplemented(f"Driver: secrets of the driver {spec.driver.name!r} are not supported by this version")
+    data_name(spec.name)
+    labels("Labels", spec.labels)
+    _data("secret", spec, _SECRET_LIMIT)
+
+
+def config_spec(spec: ConfigSpec) -> None:
+    """Raises InvalidParameter."""
+    data_name(spec.name)
+    labels("Labels", spec.labels)
+    _data("config", spec, _CONFIG_LIMIT)
+
+
+def _data(what: str, spec: SecretSpec | ConfigSpec, limit: int) -> None:
+    if not 0 < len(spec.data) < limit:
+        raise InvalidParameter(
+            f"Data: {what} data must be larger than 0 and less than {limit} bytes, not {len(spec.data)}"
+        )
+    if spec.templating is not None:
+        _one_of("Templating.Name", spec.templating.name, "", "golang")
+
+
+# --- the swarm ------------------------------------------------------------------------------------
+
+DEFAULTS = SwarmSpec(
+    name="default",
+    orchestration=OrchestrationConfig(task_history_retention_limit=10),
+    raft=RaftConfig(
+        snapshot_interval=10_000,
+        keep_old_snapshots=0,
+        log_entries_for_slow_followers=500,
+        election_tick=3,
+        heartbeat_tick=1,
+    ),
+    dispatcher=DispatcherConfig(heartbeat_period=5 * SECOND),
+    ca_config=CAConfig(node_cert_expiry=90 * 24 * HOUR),
+)
+
+
+def swarm_spec(spec: SwarmSpec, current: SwarmSpec | None = None) -> SwarmSpec:
+    """The whole spec that a request means. A value of zero is the default of a new swarm, and means
+    unchanged in an update, as clients send only what they set.
+
+    Raises InvalidParameter; Unimplemented for autolock.
+    """
+    old = current or DEFAULTS
+    _one_of("Name", spec.name, "", "default")
+    labels("Labels", spec.labels)
+    if spec.encryption_config.auto_lock_managers:
+        raise Unimplemented("EncryptionConfig.AutoLockManagers: locked managers are not supported by this version")
+    limit = spec.orchestration.task_history_retention_limit
+    if limit is None or (limit == 0 and current is None):
+        limit = old.orchestration.task_history_retention_limit
+    _range("CAConfig.NodeCertExpiry", spec.ca_config.node_cert_expiry)
+    expiry = spec.ca_config.node_cert_expiry or old.ca_config.node_cert_expiry
+    if expiry < HOUR:
+        raise refuse("CAConfig.NodeCertExpiry", expiry, "minimum certificate expiry time is: 1h0m0s")
+    for number, ca in enumerate(spec.ca_config.external_cas):
+        field = f"CAConfig.ExternalCAs[{number}]"
+        _one_of(f"{field}.Protocol", ca.protocol.lower(), "", "cfssl")
+        if not re.match(r"https?://[^/]", ca.url):
+            raise refuse(f"{field}.URL", ca.url, "an http or https URL is expected")
+    _range("CAConfig.ForceRotate", spec.ca_config.force_rotate, high=(1 << 64) - 1)
+    _range("Dispatcher.HeartbeatPeriod", spec.dispatcher.heartbeat_period)
+    period = spec.dispatcher.heartbeat_period or old.dispatcher.heartbeat_period
+    driver = spec.task_defaults.log_driver
+    if driver is not None and not driver.name and driver.options:
+        raise refuse("TaskDefaults.LogDriver.Name", "", "options need the name of a driver")
+    return msgspec.structs.replace(
+        spec,
+        name="default",
+        orchestration=OrchestrationConfig(task_history_retention_limit=limit),
+        raft=_raft(spec.raft, old.raft),
+        dispatcher=DispatcherConfig(heartbeat_period=period),
+        ca_config=msgspec.structs.replace(spec.ca_config, node_cert_expiry=expiry),
+    )
+
+
+def _raft(raft: RaftConfig, old: RaftConfig) -> RaftConfig:
+    for value, name in (
+        (raft.snapshot_interval, "SnapshotInterval"),
+        (raft.keep_old_snapshots, "KeepOldSnapshots"),
+        (raft.log_entries_for_slow_followers, "LogEntriesForSlowFollowers"),
+        (raft.election_tick, "ElectionTick"),
+        (raft.heartbeat_tick, "HeartbeatTick"),
+    ):
+        _range(f"Raft.{name}", value, high=(1 << 32) - 1)
+    election, heartbeat = raft.election_tick or old.election_tick, raft.heartbeat_tick or old.heartbeat_tick
+    if election <= heartbeat:
+        raise refuse("Raft.ElectionTick", election, f"it must be greater than HeartbeatTick ({heartbeat})")
+    return RaftConfig(
+        snapshot_interval=raft.snapshot_interval or old.snapshot_interval,
+        keep_old_snapshots=(old.keep_old_snapshots if raft.keep_old_snapshots is None else raft.keep_old_snapshots),
+        log_entries_for_slow_followers=raft.log_entries_for_slow_followers or old.log_entries_for_slow_followers,
+        election_tick=election,
+        heartbeat_tick=heartbeat,
+    )
+
+
+def labels(field: str, given: Mapping[str, str]) -> None:
+    """Raises InvalidParameter for a label without a key."""
+    if "" in given:
+        raise refuse(field, given[""], "a label needs a key")
+
+
+# --- what holds without a value -------------------------------------------------------------------
+
+STOP_GRACE_PERIOD = 10 * SECOND
+RESTART_POLICY = RestartPolicy(condition="any", delay=5 * SECOND, max_attempts=0)
+UPDATE_CONFIG = UpdateConfig(parallelism=1, failure_action="pause", monitor=5 * SECOND, order="stop-first")
+NO_RESOURCES = ResourceRequirements(limits=Limits(), reservations=Resources())
+NO_PLACEMENT = Placement()
+NO_DNS = DNSConfig()
