@@ -463,7 +463,8 @@ class Daemon:
     async def stop_everything(self, seconds: float) -> None:
         """Stop every container. Parts remove what they made on the host when they close."""
         self._stop_everything = True
-        await self.cluster.close(stop=True)  # before its tasks' containers end: it reports no failures
+        # First, so that the agent reports no failure of a task whose container ends.
+        await self.cluster.close(stop=True)
         await self.containers.stop_all(seconds)
 
     async def _close_cluster(self) -> None:

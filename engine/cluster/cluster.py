@@ -34,9 +34,9 @@ class Cluster:
 
     def _load(self) -> Membership:
         if self._membership is None:
-            from engine.cluster import loading
+            from engine.cluster.loading import membership
 
-            self._membership = loading.membership(self._parts)
+            self._membership = membership(self._parts)
             self._membership.load()
         return self._membership
 
