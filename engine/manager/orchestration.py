@@ -1,0 +1,28 @@
+"""The loops of the leader that make tasks of services, in the order in which they run."""
+
+from __future__ import annotations
+
+from engine.manager.clock import Clock
+from engine.manager.keeper import Keeper
+from engine.manager.loops import Loop
+from engine.manager.reaper import Reaper
+from engine.manager.replicated import Replicated
+from engine.manager.restarts import Restarts
+from engine.manager.scheduler import Scheduler
+from engine.manager.slots import Slots
+from engine.manager.store import Store
+
+
+def loops(store: Store, clock: Clock) -> list[Loop]:
+    """Make them before the store is loaded, as each follows all records from the first."""
+    slots = Slots(store)
+    scheduler = Scheduler(store, clock)
+    restarts = Restarts(store, clock, slots, scheduler)
+    return [
+        slots,
+        Keeper(store, clock, restarts),
+        restarts,
+        Replicated(store, clock, slots, scheduler),
+        scheduler,
+        Reaper(store, clock, slots),
+    ]

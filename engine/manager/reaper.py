@@ -1,0 +1,232 @@
+"""Deletes what nothing needs any more: tasks beyond the history, removed tasks that have ended,
+spec versions without tasks, and what is left of removed services.
+
+A removed task's record goes when its node has reported its end, not before, so that what it holds
+is not given to another one. A place keeps its newest task, as the restart policy is read from it.
+
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from engine.manager import tasks as rules
+from engine.manager.clock import Clock
+from engine.manager.loops import Acting
+from engine.manager.records import (
+    CLUSTER,
+    NODES,
+    SERVICE_AUTH,
+    SERVICE_STATUS,
+    SERVICES,
+    SPEC_VERSIONS,
+    TASK_STATUS,
+    TASKS,
+    Cluster,
+    Task,
+    spec_key,
+)
+from engine.manager.slots import Slots
+from engine.manager.states import TaskState
+from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Store
+from engine.manager.tasks import Place
+
+TICK = 0.25
+"""Seconds in which changes are collected."""
+HISTORY = 5
+"""Tasks kept per place when the cluster's spec says nothing."""
+
+
+class Reaper:
+    name = "reaper"
+
+    def __init__(self, store: Store, clock: Clock, slots: Slots) -> None:
+        self._store = store
+        self._clock = clock
+        self._slots = slots
+        self._places: dict[tuple[str, Place], None] = {}
+        """Where tasks have come or gone."""
+        self._services: dict[str, None] = {}
+        """That were removed or changed."""
+        self._strays: dict[str, None] = {}
+        """Statuses without a task."""
+        self._versions: dict[str, set[int]] = {}
+        """By service: the spec versions that exist."""
+        self._uses: dict[str, int] = {}
+        """By spec version: tasks that refer to it."""
+        self._due: float | None = None
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def changed(self, event: Event) -> None:
+        kind = event.kind
+        if kind is TASKS:
+            old: Task | None = None if event.old is None else event.old.record
+            new: Task | None = None if event.new is None else event.new.record
+            if old is None or new is None or old.version != new.version:
+                if new is not None:
+                    self._use(new, 1)
+                if old is not None:
+                    self._use(old, -1)
+                    self._services[old.service] = None
+            task = new or old
+            assert task is not None
+            self._places[task.service, rules.place_of(task)] = None
+        elif kind is TASK_STATUS:
+            if event.new is None or not event.new.record.state.ended:
+                return
+            known = self._store.record(TASKS, event.key)
+            if known is None:
+                self._strays[event.key] = None
+            else:
+                self._places[known.service, rules.place_of(known)] = None
+        elif kind is SERVICES:
+            self._services[event.key] = None
+        elif kind is SPEC_VERSIONS:
+            service, _, version = event.key.partition("/")
+            if event.new is not None:
+                self._versions.setdefault(service, set()).add(int(version))
+            elif service in self._versions:
+                self._versions[service].discard(int(version))
+                if not self._versions[service]:
+                    del self._versions[service]
+            self._services[service] = None
+        elif kind in {SERVICE_STATUS, SERVICE_AUTH}:
+            if self._store.record(SERVICES, event.key) is not None:
+                return
+            self._services[event.key] = None
+        elif kind is CLUSTER:
+            if event.old is None or _limit(event.old) == _limit(event.new):
+                return
+            self._all_places()
+        elif kind is NODES and event.new is None:
+            for key in self._store.tasks_on(event.key):
+                on_it = self._store.record(TASKS, key)
+                if on_it is not None:
+                    self._places[on_it.service, rules.place_of(on_it)] = None
+        else:
+            return
+        if self._due is None:
+            self._due = self._clock.monotonic() + TICK
+
+    def _use(self, task: Task, count: int) -> None:
+        key = spec_key(task.service, task.version)
+        uses = self._uses.get(key, 0) + count
+        if uses:
+            self._uses[key] = uses
+        else:
+            self._uses.pop(key, None)
+
+    def _all_places(self) -> None:
+        for entry in self._store.all(TASKS).values():
+            self._places[entry.record.service, rules.place_of(entry.record)] = None
+
+    def take_over(self) -> None:
+        self._all_places()
+        self._services |= dict.fromkeys(self._store.all(SERVICES))
+        self._services |= dict.fromkeys(self._store.all(SERVICE_STATUS))
+        self._services |= dict.fromkeys(self._store.all(SERVICE_AUTH))
+        self._services |= dict.fromkeys(self._versions)
+        known = self._store.all(TASKS)
+        self._strays |= {key: None for key in self._store.all(TASK_STATUS) if key not in known}
+        self._due = self._clock.monotonic()
+
+    def due(self) -> float | None:
+        return self._due
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    async def step(self, acting: Acting) -> None:
+        self._due = None
+        places, self._places = self._places, {}
+        services, self._services = self._services, {}
+        strays, self._strays = self._strays, {}
+        try:
+            groups: list[tuple[list[Change], list[Compare]]] = []
+            for service in services:
+                groups += self._of_service(service)
+            limit = self._limit()
+            for service, place in places:
+                groups += self._at_place(service, place, limit)
+            for key in strays:
+                if self._store.get(TASK_STATUS, key) is not None and self._store.get(TASKS, key) is None:
+                    groups.append(([Delete(TASK_STATUS, key)], [Compare(TASKS, key)]))
+            if groups:
+                await acting.commit_many(groups)
+        except BaseException:
+            self._places |= places
+            self._services |= services
+            self._strays |= strays
+            self._due = self._clock.monotonic() + TICK
+            raise
+
+    def _limit(self) -> int:
+        cluster = self._store.get(CLUSTER)
+        return HISTORY if cluster is None else _limit(cluster)
+
+    def _of_service(self, key: str) -> list[tuple[list[Change], list[Compare]]]:
+        """Specs that no task needs, and all of a removed service. Its tasks are ended."""
+        service = self._store.record(SERVICES, key)
+        groups: list[tuple[list[Change], list[Compare]]] = []
+        if service is None:
+            if self._store.get(SERVICE_STATUS, key) is not None:
+                groups.append(([Delete(SERVICE_STATUS, key)], [Compare(SERVICES, key)]))
+            if self._store.get(SERVICE_AUTH, key) is not None:
+                groups.append(([Delete(SERVICE_AUTH, key)], [Compare(SERVICES, key)]))
+            for task, entry in rules.entries(self._store, self._store.tasks_of(key)):
+                if entry.record.desired is not TaskState.REMOVE:
+                    groups.append(self._remove(task, entry))
+        if not self._store.tasks_of(key) or service is not None:
+            current = 0 if service is None else service.version
+            for version in sorted(self._versions.get(key, ())):
+                name = spec_key(key, version)
+                if version != current and not self._uses.get(name):
+                    groups.append(([Delete(SPEC_VERSIONS, name)], []))
+        return groups
+
+    def _remove(self, key: str, entry: Entry[Task]) -> tuple[list[Change], list[Compare]]:
+        removed = replace(entry.record, desired=TaskState.REMOVE, updated=self._clock.now())
+        return [Put(TASKS, key, removed)], [Compare(TASKS, key, entry.revision)]
+
+    def _at_place(self, service: str, place: Place, limit: int) -> list[tuple[list[Change], list[Compare]]]:
+        tasks = self._slots.at(service, place)
+        groups: list[tuple[list[Change], list[Compare]]] = []
+        kept: list[tuple[str, Entry[Task]]] = []
+        for key, entry in tasks:
+            if self._is_over(key, entry.record):
+                groups.append(_deletion(key, entry))
+            else:
+                kept.append((key, entry))
+        surplus = len(kept) - max(limit, 1)
+        if limit >= 0 and surplus > 0:
+            for key, entry in kept[:-1]:
+                if not surplus:
+                    break
+                task = entry.record
+                if not rules.live(task) and rules.observed(self._store, key, task).ended:
+                    groups.append(_deletion(key, entry))
+                    surplus -= 1
+        return groups
+
+    def _is_over(self, key: str, task: Task) -> bool:
+        """True if nothing remembers this task: it is removed or was never given to a node, or its
+        node is gone.
+        """
+        if rules.live(task):
+            return False
+        ended = rules.observed(self._store, key, task).ended
+        if not task.assigned:
+            return True
+        if not ended:
+            return False
+        return task.desired is TaskState.REMOVE or (not task.slot and self._store.record(NODES, task.node) is None)
+
+
+def _deletion(key: str, entry: Entry[Task]) -> tuple[list[Change], list[Compare]]:
+    return [Delete(TASKS, key), Delete(TASK_STATUS, key)], [Compare(TASKS, key, entry.revision)]
+
+
+def _limit(cluster: Entry[Cluster] | None) -> int:
+    asked = cluster.record.spec.orchestration.task_history_retention_limit if cluster is not None else None
+    return HISTORY if asked is None else asked
