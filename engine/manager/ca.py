@@ -195,7 +195,7 @@ class Authority:
         for pem in (cluster.rotation, cluster.root):
             if pem and issued_by(certificate, _root(pem).certificate):
                 until = nanoseconds(certificate.not_valid_after_utc)
-                return Identity(subject.node, subject.role, subject.swarm, digest(pem), until)
+                return Identity(subject.node, subject.role, digest(pem), subject.swarm, until)
         raise Forbidden("the certificate was not issued by this swarm's CA")
 
     async def admit(self, identity: Identity) -> None:

@@ -13,8 +13,8 @@ class Identity(NamedTuple):
     node: str
     role: Role
     """OU of the certificate, which may lag behind the wish in `NodeRecord.role`."""
-    swarm: str
-    root: str = ""
+    certificate: str = ""
     """SHA-256 of the PEM of the root that issued the certificate: `NodeData.certificate`."""
+    swarm: str = ""
     until: int = 0
     """When the certificate expires, nanoseconds."""

@@ -3,7 +3,7 @@ engine.manager.keys`.
 
 A short-lived child. One JSON document on stdin, one on stdout:
 
-    {"verb": "new"}                                    {"key": PEM, "csr": PEM}
+    {"verb": "new"} (and "key": PEM, to use it again)  {"key": PEM, "csr": PEM}
     {"verb": "sign", "key": PEM, "data": the CSR}      {"signature": base64}, for `messages.Renew`
     {"verb": "check", "key": PEM, "certificate": PEM}  {"node", "role", "swarm", "issuer", "from", "until"}
 
@@ -97,7 +97,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Raises ValueError, KeyError for a question that has no answer."""
     match question["verb"]:
         case "new":
-            key = new_key()
+            key = question.get("key") or new_key()
             return {"key": key, "csr": request(key)}
         case "sign":
             return {"signature": base64.b64encode(signature(question["key"], question["data"])).decode()}

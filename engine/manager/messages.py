@@ -209,6 +209,8 @@ class Renew(_Request, frozen=True, tag="renew"):
     csr: str
     certificate: str = ""
     signature: bytes = b""
+    advertise: str = ""
+    """Address of a manager for its certificate, when it is another one than before."""
 
 
 class Renewed(_Request, frozen=True, tag="renewed"):

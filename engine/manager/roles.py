@@ -1,0 +1,103 @@
+"""Loop of the leader: the members of etcd follow the roles that are wished.
+
+A manager whose record says worker, or whose record is gone, is removed from etcd when the others
+keep a quorum without it; until then each step tries again. Its process ends then, and its node asks
+for a worker's certificate. A learner whose node has not been heard of for a minute is removed, as
+etcd has one learner at a time. Promotion is the node's own doing (`joining.py`).
+
+The loop also drops the claims that bar removed nodes, when their certificates have expired.
+
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from engine.errors import EngineError
+from engine.manager import records
+from engine.manager.clock import Clock
+from engine.manager.kv import Member
+from engine.manager.loops import Acting
+from engine.manager.members import Members
+from engine.manager.states import Role
+from engine.manager.store import Change, Compare, Delete, Event, Store
+
+PERIOD = 5.0
+"""Seconds between looks at etcd's members, which no event reports."""
+AGAIN = 1.0
+"""Seconds after a removal that failed."""
+BATCH = 500
+_BARS = records.barred_claim("")
+
+_log = logging.getLogger(__name__)
+
+
+class RoleLoop:
+    name = "roles"
+
+    def __init__(self, store: Store, clock: Clock, members: Members) -> None:
+        self._store = store
+        self._clock = clock
+        self._members = members
+        self._due = 0.0
+        self._told: dict[str, str] = {}
+        self._bars: set[str] = set()
+
+    def changed(self, event: Event) -> None:
+        if event.kind is records.NODES:
+            old, new = event.old, event.new
+            if new is None or (old is not None and old.record.role is not new.record.role):
+                self._due = 0.0
+        elif event.kind is records.MANAGERS and (event.old is None or event.new is None):
+            self._due = 0.0
+        elif event.kind is records.CLAIMS and event.key.startswith(_BARS):
+            (self._bars.discard if event.new is None else self._bars.add)(event.key)
+
+    def take_over(self) -> None:
+        self._due = 0.0
+        self._told.clear()
+
+    def due(self) -> float | None:
+        return self._due
+
+    async def step(self, acting: Acting) -> None:
+        self._due = self._clock.monotonic() + AGAIN
+        members = await self._members.all()
+        done = [await self._settle(member, members) for member in members if self._unwanted(member)]
+        await self._drop_bars(acting)
+        self._due = self._clock.monotonic() + (PERIOD if all(done) else AGAIN)
+
+    def _unwanted(self, member: Member) -> bool:
+        if member.learner and self._members.stuck(member):
+            return True
+        owner = self._members.owner(member)
+        record = self._store.record(records.NODES, owner) if owner else None
+        return bool(owner) and (record is None or record.role is Role.WORKER)
+
+    async def _settle(self, member: Member, members: list[Member]) -> bool:
+        """Remove a member if the others keep a quorum. Returns True if it is gone."""
+        owner = self._members.owner(member)
+        try:
+            if owner:
+                await self._members.remove(owner)
+            else:
+                await self._members.remove_unnamed(member.id)
+        except EngineError as error:
+            if self._told.get(owner) != error.message:
+                self._told[owner] = error.message
+                _log.warning("manager %s is not removed yet: %s", owner or f"{member.id:x}", error.message)
+            return False
+        self._told.pop(owner, None)
+        kind = "learner" if member.learner else "manager"
+        _log.info("%s %s was removed from the members of etcd", kind, owner or f"{member.id:x}")
+        return True
+
+    async def _drop_bars(self, acting: Acting) -> None:
+        now = self._clock.now()
+        entries = [self._store.get(records.CLAIMS, key) for key in self._bars]
+        ended = [entry for entry in entries if entry is not None and int(entry.record.holder or 0) < now]
+        for begin in range(0, len(ended), BATCH):
+            batch = ended[begin : begin + BATCH]
+            changes: list[Change] = [Delete(records.CLAIMS, entry.key) for entry in batch]
+            await acting.commit(changes, [Compare(records.CLAIMS, entry.key, entry.revision) for entry in batch])
