@@ -1,0 +1,134 @@
+"""Observed states of tasks, on their way from the agents to the store.
+
+Statuses of all sessions are written together (`batches.py`). Of several statuses of one task the
+last one counts. Each is written under these comparisons: the session that reported it is still the
+node's, the task exists, and its status is the one that was read. A state only goes forward, and the
+state of an ended task is final.
+
+Not here: statuses that the leader sets (`orphaned`, see `liveness.py`).
+
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.errors import InvalidParameter, ServerError
+from engine.manager import records
+from engine.manager.batches import Batches
+from engine.manager.clock import Clock
+from engine.manager.messages import Status
+from engine.manager.records import TaskStatus
+from engine.manager.states import TaskState
+from engine.manager.store import Change, Compare, Put, Store
+
+ATTEMPTS = 10
+"""Tries of a status whose comparisons fail."""
+SLICE = 500
+"""Statuses that are prepared before others are served."""
+
+_REPORTED = frozenset(TaskState) - {TaskState.NEW, TaskState.PENDING, TaskState.REMOVE, TaskState.ORPHANED}
+"""States that an agent may report."""
+
+
+class Report(NamedTuple):
+    node: str
+    session: str
+    status: Status
+
+
+class Statuses:
+    """Stores reports."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._batches = Batches(clock, self._write, "manager: statuses")
+
+    async def report(self, node: str, session: str, statuses: Sequence[Status]) -> bool:
+        """Store what this session of the node reports. Tasks that the node does not have are
+        skipped. Returns False when the session is not the node's any more.
+
+        Raises InvalidParameter for a state that no agent can report, ServerError without quorum.
+        """
+        for status in statuses:
+            if status.state not in _REPORTED:
+                raise InvalidParameter(f"task {status.task[:64]}: {status.state} is no state that a node reports")
+        return all(await self._batches.add([Report(node, session, status) for status in statuses]))
+
+    async def close(self) -> None:
+        await self._batches.close()
+
+    async def _write(self, reports: list[Report]) -> list[bool]:
+        """For each report, whether its session still was the node's."""
+        last: dict[tuple[str, str], Report] = {}
+        for report in reports:
+            before = last.get((report.session, report.status.task))
+            if before is None or not (_ended(before.status) or before.status.state > report.status.state):
+                last[report.session, report.status.task] = report
+        lost: set[str] = set()
+        left = list(last.values())
+        for attempt in range(ATTEMPTS):
+            left = await self._attempt(left, lost)
+            if not left:
+                return [report.session not in lost for report in reports]
+            if attempt:
+                await self._store.current()
+        raise ServerError(f"{len(left)} statuses were not stored: their records changed at each attempt")
+
+    async def _attempt(self, reports: list[Report], lost: set[str]) -> list[Report]:
+        """Write these. Returns those whose comparisons failed, and adds sessions that are over to
+        `lost`.
+        """
+        groups: list[tuple[Sequence[Change], Sequence[Compare]]] = []
+        written: list[Report] = []
+        for count, report in enumerate(reports, 1):
+            if not count % SLICE:
+                await asyncio.sleep(0)
+            node = self._store.get(records.NODE_DATA, report.node)
+            if node is None or node.record.session != report.session:
+                lost.add(report.session)
+                continue
+            task = self._store.get(records.TASKS, report.status.task)
+            if task is None or task.record.node != report.node:
+                continue
+            old = self._store.get(records.TASK_STATUS, report.status.task)
+            new = _record(report.status)
+            if old is not None and not follows(old.record, new):
+                continue
+            compares = (
+                Compare(records.NODE_DATA, report.node, node.revision),
+                Compare(records.TASKS, report.status.task, task.created, by_creation=True),
+                Compare(records.TASK_STATUS, report.status.task, 0 if old is None else old.revision),
+            )
+            groups.append(((Put(records.TASK_STATUS, report.status.task, new),), compares))
+            written.append(report)
+        if not groups:
+            return []
+        done = await self._store.commit_many(groups)
+        return [report for report, stored in zip(written, done, strict=True) if not stored]
+
+
+def follows(old: TaskStatus, new: TaskStatus) -> bool:
+    """Returns True if `new` may take the place of `old`, and differs from it."""
+    return not old.state.ended and new.state >= old.state and new != old
+
+
+def _ended(status: Status) -> bool:
+    return TaskState(status.state).ended
+
+
+def _record(status: Status) -> TaskStatus:
+    return TaskStatus(
+        state=TaskState(status.state),
+        since=status.since,
+        message=status.message,
+        error=status.error,
+        container=status.container,
+        pid=status.pid,
+        exit_code=status.exit_code,
+        ports=status.ports,
+        ready=status.ready,
+    )
