@@ -1,33 +1,89 @@
-"""Handlers of swarm, nodes, services, tasks, secrets and configs. This engine is never part of a
-swarm, so they refuse in Docker's words: with 406 at API 1.24, with 503 from 1.25 on.
-
-Clients send `POST /swarm/leave` to clean up, whatever the engine's state.
-"""
+"""Handlers of "Swarm": decode, one call into the membership or to the manager, reply."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from engine.api import manager, parameters
 from engine.api.engine import Engine
+from engine.api.replies import empty_reply, json_reply
 from engine.api.versions import Flag
-from engine.errors import NotAcceptable, Unavailable, Unimplemented
+from engine.errors import InvalidParameter, Unavailable, WrongState
 from engine.http.messages import Reply, Request
+from engine.wire.swarm import InitRequest, JoinRequest, Swarm, SwarmSpec, UnlockKey
 
 
-def not_in_a_swarm(engine: Engine, request: Request) -> Reply:
-    raise _refusal(request, "This node is not part of a swarm")
+async def inspect(engine: Engine, request: Request) -> Reply:
+    return await manager.ask(engine, request, "swarm.inspect", Swarm)
 
 
-def not_a_manager(engine: Engine, request: Request) -> Reply:
-    raise _refusal(
-        request,
-        'This node is not a swarm manager. Use "docker swarm init" or "docker swarm join" '
-        "to connect this node to swarm and try again.",
+async def init(engine: Engine, request: Request) -> Reply:
+    """Replies with the id of this node as a JSON string."""
+    body = await manager.body(request, InitRequest, _settings_inside)
+    return json_reply(request, await engine.cluster.init(body))
+
+
+async def join(engine: Engine, request: Request) -> Reply:
+    await engine.cluster.join(await manager.body(request, JoinRequest, _remote_addresses))
+    return empty_reply(request)
+
+
+async def leave(engine: Engine, request: Request) -> Reply:
+    try:
+        await engine.cluster.leave(parameters.boolean(request.query, "force"))
+    except WrongState as error:
+        if request.version.has(Flag.NO_SWARM_IS_503):
+            raise Unavailable(error.message) from error
+        raise
+    return empty_reply(request)
+
+
+async def update(engine: Engine, request: Request) -> Reply:
+    query = request.query
+    wanted = {
+        "version": manager.version(query, "swarm"),
+        "rotate_worker_token": manager.flag(query, "rotateWorkerToken", "rotationWorkerToken"),
+        "rotate_manager_token": manager.flag(query, "rotateManagerToken", "rotationManagerToken"),
+        "rotate_manager_unlock_key": manager.flag(query, "rotateManagerUnlockKey"),
+    }
+    body = await manager.body(request, SwarmSpec, _settings)
+    return await manager.ask(engine, request, "swarm.update", query=wanted, body=body)
+
+
+async def unlock_key(engine: Engine, request: Request) -> Reply:
+    return await manager.ask(engine, request, "swarm.unlockkey", UnlockKey)
+
+
+async def unlock(engine: Engine, request: Request) -> Reply:
+    """Managers of this engine are never locked."""
+    await manager.body(request, UnlockKey)
+    raise Unavailable("swarm is not locked") if request.version.has(Flag.NO_SWARM_IS_503) else WrongState(
+        "swarm is not locked"
     )
 
 
-def unimplemented(engine: Engine, request: Request) -> Reply:
-    """Requests that would make the engine part of a swarm."""
-    raise Unimplemented("swarm mode is not supported by this engine")
+def _settings(shape: dict[str, Any]) -> None:
+    """1.24's document has one ExternalCA where clients send a list."""
+    config = shape.get("CAConfig")
+    if isinstance(config, dict):
+        alone = config.get("ExternalCA")
+        if isinstance(alone, dict):
+            config["ExternalCA"] = [alone] if alone else []
+        manager.renamed(config, "ExternalCA", "ExternalCAs")
 
 
-def _refusal(request: Request, message: str) -> NotAcceptable | Unavailable:
-    return Unavailable(message) if request.version.has(Flag.NO_SWARM_IS_503) else NotAcceptable(message)
+def _settings_inside(shape: dict[str, Any]) -> None:
+    spec = shape.get("Spec")
+    if isinstance(spec, dict):
+        _settings(spec)
+
+
+def _remote_addresses(shape: dict[str, Any]) -> None:
+    """1.24's document describes RemoteAddrs as RemoteAddr."""
+    for name in ("RemoteAddr", "RemoteAddrs"):
+        given = shape.get(name)
+        if isinstance(given, str):
+            shape[name] = [given] if given else []
+    manager.renamed(shape, "RemoteAddr", "RemoteAddrs")
+    if not isinstance(shape.get("RemoteAddrs", []), list):
+        raise InvalidParameter("RemoteAddrs: a list of addresses is expected")

@@ -127,30 +127,6 @@ class Swarm(ClusterInfo, rename="pascal", kw_only=True, frozen=True):
     join_tokens: JoinTokens
 
 
-class Peer(msgspec.Struct, rename="pascal", frozen=True):
-    """A manager in /info. `addr`: host:port."""
-
-    node_id: str = msgspec.field(name="NodeID")
-    addr: str = ""
-
-
-class SwarmInfo(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=True, frozen=True):
-    """The field Swarm of /info: this engine's own view of its swarm."""
-
-    node_id: str = msgspec.field(default_factory=lambda: "", name="NodeID")
-    node_addr: str = shown("")
-    local_node_state: str = shown("inactive")
-    """inactive, pending, active, error."""
-    control_available: bool = shown(False)
-    """This engine is a manager, and can be asked for the swarm's objects."""
-    error: str = shown("")
-    remote_managers: list[Peer] | None = msgspec.field(default_factory=lambda: None)
-    nodes: int = 0
-    managers: int = 0
-    cluster: ClusterInfo | None = None
-    warnings: list[str] = msgspec.field(default_factory=list)
-
-
 # --- requests -------------------------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ class DiscoveredDevice(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class SwarmInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """This engine's own view of its swarm."""
+    """This engine's own view of its swarm. `local_node_state`: inactive, pending, active, error."""
 
     node_id: str = msgspec.field(default="", name="NodeID")
     node_addr: str = ""
@@ -95,8 +95,12 @@ class SwarmInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     control_available: bool = False
     error: str = ""
     remote_managers: list[dict[str, str]] | None = None
+    """NodeID and Addr (host:port) of each."""
     nodes: int = 0
     managers: int = 0
+    cluster: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """The swarm without its tokens, encoded (`wire.swarm.ClusterInfo`); on managers."""
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):

@@ -94,6 +94,10 @@ class Table:
         self._upgrades: dict[type, list[Change]] = {}
         self._flags: dict[Flag, Change] = {}
         self._shapes: dict[tuple[type, tuple[Change, ...]], Shape] = {}
+        self.add(changes)
+
+    def add(self, changes: Iterable[Change]) -> None:
+        """Add rows of structs that no shape was composed of yet. Flags must be known from the start."""
         for change in sorted(changes, key=lambda change: change.since, reverse=True):
             if change.flag is not None:
                 self._flags[change.flag] = change
@@ -187,6 +191,11 @@ VERSIONS = {f"{_major}.{n}": Version(f"{_major}.{n}", _TABLE) for n in range(rel
 LATEST = VERSIONS[NEWEST]
 
 
+def know(changes: Iterable[Change]) -> None:
+    """Add rows of structs that an engine outside of a swarm does not load. Once for each."""
+    _TABLE.add(changes)
+
+
 _SERVED = f"this engine serves {MINIMUM} to {NEWEST}"
 
 
@@ -226,6 +235,7 @@ __all__ = [
     "Upgrade",
     "Version",
     "ignoring",
+    "know",
     "release",
     "spoken",
     "without",
