@@ -62,16 +62,17 @@ class EventLog:
         id: str,
         attributes: Mapping[str, str] | None = None,
         at_ns: int | None = None,
+        scope: str = "local",
     ) -> Message:
         """Remember an event and offer it to the subscribers. Its time is later than the last
-        event's, unless the clock was set back.
+        event's, unless the clock was set back. `scope`: "swarm" for objects of the swarm.
         """
         at = time.time_ns() if at_ns is None else at_ns
         if self._latest - CLOCK_SET_BACK < at <= self._latest:
             at = self._latest + 1
         self._latest = at
         actor = Actor(id, dict(attributes or {}))
-        message = Message(type=type, action=action, actor=actor, time=at // 1_000_000_000, time_nano=at)
+        message = Message(type=type, action=action, actor=actor, scope=scope, time=at // 1_000_000_000, time_nano=at)
         self._history.append(message)
         for subscription in list(self._subscriptions):
             subscription.offer(message)

@@ -68,6 +68,7 @@ class EventFeed:
         self._request = request
         self._begin = b"\x1e" if sequence else b""
         self._created_images = request.version.has(Flag.IMAGE_CREATE_EVENTS)
+        self._swarm = request.version.has(Flag.SWARM_EVENTS)
         self._subscription = subscription
         self._past = deque(past)
         self._until = until
@@ -88,9 +89,11 @@ class EventFeed:
                 return chunk
 
     def _shown(self, messages: list[Message]) -> list[Message]:
-        if self._created_images:
-            return messages
-        return [message for message in messages if (message.type, message.action) != ("image", "create")]
+        if not self._created_images:
+            messages = [message for message in messages if (message.type, message.action) != ("image", "create")]
+        if not self._swarm:
+            messages = [message for message in messages if message.scope != "swarm"]
+        return messages
 
     async def _live(self) -> list[Message]:
         if self._until is None:

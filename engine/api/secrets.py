@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.api import manager, parameters
 from engine.api.engine import Engine
 from engine.http.messages import Reply, Request
-from engine.wire.secrets import Secret, SecretSpec, ObjectCreated
+from engine.wire.secrets import ObjectCreated, Secret, SecretSpec
 
 FILTERS = ("id", "name", "names", "label")
 

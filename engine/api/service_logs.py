@@ -116,7 +116,7 @@ class LogFeed:
         if self._details:
             text = _attributes(line) + b" " + text
         if self._timestamps:
-            text = times.rfc3339(line.time).encode() + b" " + text
+            text = _fixed(line.time) + b" " + text
         return self._written(line.stream, text)
 
     def _written(self, stream: int, text: bytes) -> bytes:
@@ -126,6 +126,12 @@ class LogFeed:
         close = getattr(self._lines, "aclose", None)
         if close is not None:
             await close()
+
+
+def _fixed(ns: int) -> bytes:
+    """RFC 3339 with nine digits, as in the logs of containers."""
+    seconds, fraction = divmod(ns, 1_000_000_000)
+    return b"%b.%09dZ" % (times.rfc3339_of_file(seconds * 1_000_000_000)[:-1].encode(), fraction)
 
 
 def _attributes(line: Line) -> bytes:

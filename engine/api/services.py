@@ -100,7 +100,7 @@ async def _spec(engine: Engine, request: Request, *, resolve: bool = True) -> tu
         warnings.append("Networks of the service itself are not read from API v1.44 on: use TaskTemplate.Networks")
         spec = msgspec.structs.replace(spec, networks=[])
     container = spec.task_template.container_spec
-    if resolve and container is not None and container.image and request.version.has(Flag.SERVICE_DIGEST):
+    if resolve and container is not None and container.image and not request.version.has(Flag.DIGEST_BY_CLIENT):
         image, warning = await _pinned(engine, container.image, request.headers.get("x-registry-auth"))
         warnings += warning
         if image != container.image:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from engine.api import manager, parameters
 from engine.api.engine import Engine
-from engine.api.replies import empty_reply, json_reply
+from engine.api.replies import empty_reply, encode, json_reply
 from engine.api.versions import Flag
 from engine.errors import InvalidParameter, Unavailable, WrongState
 from engine.http.messages import Reply, Request
-from engine.wire.swarm import InitRequest, JoinRequest, Swarm, SwarmSpec, UnlockKey
+from engine.wire.swarm import ClusterInfo, InitRequest, JoinRequest, Swarm, SwarmSpec, UnlockKey
+from engine.wire.system import SwarmInfo
 
 
 async def inspect(engine: Engine, request: Request) -> Reply:
@@ -57,9 +60,22 @@ async def unlock_key(engine: Engine, request: Request) -> Reply:
 async def unlock(engine: Engine, request: Request) -> Reply:
     """Managers of this engine are never locked."""
     await manager.body(request, UnlockKey)
-    raise Unavailable("swarm is not locked") if request.version.has(Flag.NO_SWARM_IS_503) else WrongState(
-        "swarm is not locked"
+    raise (
+        Unavailable("swarm is not locked")
+        if request.version.has(Flag.NO_SWARM_IS_503)
+        else WrongState("swarm is not locked")
     )
+
+
+def info(request: Request, found: dict[str, Any]) -> SwarmInfo:
+    """Swarm of /info, from its fields in the newest version's document."""
+    given = dict(found)
+    cluster = given.pop("Cluster", None)
+    shown = msgspec.convert(given, SwarmInfo)
+    if cluster:
+        encoded = encode(msgspec.convert(cluster, ClusterInfo), request)
+        shown = msgspec.structs.replace(shown, cluster=msgspec.Raw(encoded))
+    return shown
 
 
 def _settings(shape: dict[str, Any]) -> None:

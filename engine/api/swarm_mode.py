@@ -17,6 +17,7 @@ from engine.api.engine import Engine
 from engine.api.versions import Flag
 from engine.errors import NoSwarm, Unavailable
 from engine.http.messages import AnyReply, Request
+from engine.wire.system import SwarmInfo
 
 Handler = Callable[[Engine, Request], Awaitable[AnyReply]]
 
@@ -49,6 +50,15 @@ def handler(resource: str, name: str) -> Handler:
             raise
 
     return answer
+
+
+async def info(engine: Engine, request: Request) -> SwarmInfo:
+    """Swarm of /info."""
+    if engine.cluster.state == "inactive":
+        return SwarmInfo()
+    found = await engine.cluster.info()
+    shown: SwarmInfo = _loaded()["swarm"].info(request, found)
+    return shown
 
 
 @functools.cache

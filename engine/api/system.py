@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine import __version__, times
+from engine.api import swarm_mode
 from engine.api.engine import Engine
 from engine.api.parameters import boolean
 from engine.api.replies import encode, json_reply
@@ -38,7 +40,6 @@ from engine.wire.system import (
     Platform,
     RegistryConfig,
     Runtime,
-    SwarmInfo,
     VersionInfo,
 )
 from engine.wire.volumes import Volume
@@ -58,17 +59,19 @@ _PING = (
     # Docker CLIs that obey it (20.10) would send BuildKit's builds by POST /build for 2, which this
     # engine does not have. Later ones use buildx, whatever it says.
     ("Builder-Version", "1"),
-    ("Swarm", "inactive"),
 )
-_PONG = Reply(200, b"OK", "text/plain; charset=utf-8", _PING)
-_PONG_HEAD = Reply(200, b"", "text/plain; charset=utf-8", _PING)
 
 
 def ping(engine: Engine, request: Request) -> Reply:
     """GET and HEAD /_ping. Clients negotiate the version with it; every reply has the version
     headers.
     """
-    return _PONG_HEAD if request.method == "HEAD" else _PONG
+    return _pong(request.method, engine.cluster.header)
+
+
+@functools.cache
+def _pong(method: str, swarm: str) -> Reply:
+    return Reply(200, b"" if method == "HEAD" else b"OK", "text/plain; charset=utf-8", (*_PING, ("Swarm", swarm)))
 
 
 async def version(engine: Engine, request: Request) -> Reply:
@@ -172,7 +175,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             security_options=list(host.security_options),
             runtimes={name: _runtime(path, programs.features.get(name)) for name, path in counts.runtimes.items()},
             default_runtime=counts.runtime,
-            swarm=SwarmInfo(),
+            swarm=await swarm_mode.info(engine, request),
             live_restore_enabled=True,
             containerd_commit=_NONE,
             runc_commit=Commit(counts.runtime_version),

@@ -67,6 +67,8 @@ LATE_IMPORTS = {
     ("engine/__main__.py", "engine.http.server"): "the same",
     ("engine/__main__.py", "engine.check"): "serve does not need it",
     ("engine/cluster/cluster.py", "engine.cluster.loading"): "a daemon outside of a swarm loads nothing of it",
+    ("engine/api/swarm_mode.py", "engine.api"): "an engine outside of a swarm does not load the handlers",
+    ("engine/api/swarm_mode.py", "engine.api.versions"): "and the version rows of a swarm's objects",
 }
 """Imports inside a function that are allowed, and why."""
 

@@ -21,7 +21,7 @@ from engine.api.versions.change import Change, Upgrade, ignoring, without
 from engine.errors import InvalidParameter
 from engine.wire.nodes import NodeDescription, NodeStatus, Resources
 from engine.wire.secrets import ConfigSpec, SecretSpec
-from engine.wire.services import Service, ServiceMode, ServiceSpec, UpdateConfig
+from engine.wire.services import Service, ServiceCreated, ServiceMode, ServiceSpec, UpdateConfig
 from engine.wire.swarm import CAConfig, ClusterInfo, ExternalCA, InitRequest, JoinRequest, Swarm, SwarmSpec
 from engine.wire.tasks import (
     ConfigReference,
@@ -300,6 +300,7 @@ CHANGES = (
         of=ServiceSpec,
         downgrade={"RollbackConfig": None, "Networks": lambda spec: spec.task_template.networks},
     ),
+    Change("1.25", "create of a service answers with warnings", of=ServiceCreated, downgrade=without("Warnings")),
     Change("1.25", "services show PreviousSpec", of=Service, downgrade=without("PreviousSpec")),
     Change("1.25", "ports show PublishMode", of=PortConfig, downgrade=without("PublishMode")),
     Change(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from types import SimpleNamespace
+from collections.abc import Coroutine, Iterable, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -81,6 +81,19 @@ def request(
     made = Request(method, path, Query(query.encode()), Headers([]), Body(None, body))
     made.version = LATEST if version is None else VERSIONS[version]
     return made
+
+
+def headed(
+    path: str,
+    method: str = "GET",
+    *,
+    query: str = "",
+    body: bytes = b"",
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Request:
+    """A request for an application, which finds its version."""
+    fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return Request(method, path, Query(query.encode()), Headers(fields), Body(None, body))
 
 
 def ask(app: Application, path: str, method: str = "GET", *, query: str = "", body: bytes = b"") -> Reply:

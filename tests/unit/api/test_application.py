@@ -187,13 +187,6 @@ def test_a_request_of_a_later_version_names_it() -> None:
     assert ask(application(), "/v1.55/containers/x/copy", "POST").status == 404, "one of earlier versions"
 
 
-@pytest.mark.parametrize("path", ["/swarm/init", "/swarm/join"])
-def test_no_swarm_is_made(path: str) -> None:
-    for version in ("1.24", "1.55"):
-        reply = ask(application(), f"/v{version}{path}", "POST")
-        assert (reply.status, shown(reply)["message"]) == (501, "swarm mode is not supported by this engine")
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
