@@ -127,6 +127,23 @@ class Swarm(ClusterInfo, rename="pascal", kw_only=True, frozen=True):
     join_tokens: JoinTokens
 
 
+class Peer(msgspec.Struct, rename="pascal", frozen=True):
+    """A manager in /info. `addr`: host:port."""
+
+    node_id: str = msgspec.field(name="NodeID")
+    addr: str = ""
+
+
+class SwarmInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """The manager's part of Swarm in /info. The whole is `wire.system.SwarmInfo`."""
+
+    error: str = ""
+    remote_managers: list[Peer] = msgspec.field(default_factory=list)
+    nodes: int = 0
+    managers: int = 0
+    cluster: ClusterInfo | None = None
+
+
 # --- requests -------------------------------------------------------------------------------------
 
 
