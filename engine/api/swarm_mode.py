@@ -1,7 +1,7 @@
 """The way to the handlers of swarm, nodes, services, tasks, secrets and configs.
 
-Those handlers, their structs and version rows are loaded with the first request that can succeed. An
-engine outside of a swarm refuses the others here, so its memory stays as it is.
+Those handlers, their structs and version rows are loaded with the first request that can succeed.
+An engine outside of a swarm refuses the others here, so its memory stays as it is.
 
 Not here: the handlers (`swarm.py`, `nodes.py` …), the membership (`engine/cluster`).
 """

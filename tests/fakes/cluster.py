@@ -1,4 +1,6 @@
-"""The daemon's part of a swarm, without a manager: it records requests, and answers as a test says."""
+"""The daemon's part of a swarm, without a manager: it records requests, and answers as a test
+says.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ class Table:
         self.add(changes)
 
     def add(self, changes: Iterable[Change]) -> None:
-        """Add rows of structs that no shape was composed of yet. Flags must be known from the start."""
+        """Add rows of structs that no shape was composed of yet.
+
+        Flags must be known from the start.
+        """
         for change in sorted(changes, key=lambda change: change.since, reverse=True):
             if change.flag is not None:
                 self._flags[change.flag] = change
