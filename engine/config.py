@@ -169,6 +169,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _option("--plugin-timeout", "SECONDS", "Give up a plugin call that takes longer."),
     ] = 60
+    labels: Annotated[
+        tuple[str, ...],
+        _option("--label", "KEY=VALUE", "Label of this engine, which constraints of services can name.", "none"),
+    ] = ()
+    generic_resources: Annotated[
+        tuple[str, ...],
+        _option(
+            "--node-generic-resource",
+            "KIND=NUMBER|NAME",
+            "Resource of this host that services can reserve: a number of equal items, or one item by its name.",
+            "none",
+        ),
+    ] = ()
     log_level: Annotated[
         str,
         _option("--log-level", "|".join(LOG_LEVELS), "Least severe level that is logged, to standard error."),
@@ -283,6 +296,34 @@ def _runtime(entry: str) -> tuple[str, str]:
     return name, path
 
 
+def _check_labels(labels: tuple[str, ...]) -> None:
+    """Raises ValueError for a label without a key or a value, and for two values of one key."""
+    found: dict[str, str] = {}
+    for label in labels:
+        key, equals, value = label.partition("=")
+        if not (key and equals) or any(each.isspace() for each in key):
+            raise ValueError(f"--label {label!r}: must be KEY=VALUE")
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"--label {label!r}: {key} has another value already")
+
+
+def _check_resources(entries: tuple[str, ...]) -> None:
+    """Raises ValueError for an entry of another form, and for a kind with numbers and names."""
+    kinds: dict[str, bool] = {}
+    names: set[str] = set()
+    for entry in entries:
+        kind, _, value = entry.partition("=")
+        if not re.fullmatch(r"[^\s=,]+", kind) or not re.fullmatch(r"[^\s=,]+", value):
+            raise ValueError(f"--node-generic-resource {entry!r}: must be KIND=NUMBER or KIND=NAME")
+        number = value.isascii() and value.isdigit()
+        if number and int(value[:20]) >= 1 << 63:
+            raise ValueError(f"--node-generic-resource {entry!r}: the number is too large")
+        if entry in names or (kind in kinds and (number or kinds[kind])):
+            raise ValueError(f"--node-generic-resource {entry!r}: {kind} is given twice, or has numbers and names")
+        kinds[kind] = number
+        names.add(entry)
+
+
 def _convert(values: dict[str, Any]) -> Config:
     config = msgspec.convert(values, Config, dec_hook=_from_text)
     config = msgspec.structs.replace(config, root=config.root.resolve(), run=config.run.resolve())
@@ -318,6 +359,8 @@ def _convert(values: dict[str, Any]) -> Config:
             raise ValueError(f"--insecure-registry {rule!r}: must be HOST, HOST:PORT or a network such as 10.0.0.0/8")
     if config.log_level not in LOG_LEVELS:
         raise ValueError(f"--log-level {config.log_level!r}: must be one of {', '.join(LOG_LEVELS)}")
+    _check_labels(config.labels)
+    _check_resources(config.generic_resources)
     for option, seconds in (
         ("--attach-stall", config.attach_stall),
         ("--registry-timeout", config.registry_timeout),

@@ -352,6 +352,7 @@ class Daemon:
             runtime_version=self.runtimes.default.version,
             runtimes=self.runtimes.paths(),
             bridge=self.config.bridge,
+            labels=self.config.labels,
             volume_drivers=tuple(self.volumes.drivers()),
             network_drivers=tuple(self.networks.driver_names()),
             log_drivers=SHIPPED,

@@ -50,8 +50,10 @@ async def read_container(
     details: bool = False,
     tail: int | None = None,
     follow: bool = False,
+    framed: bool | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Chunks of its log, which is open by then; with `follow`, until the container has ended.
+    `framed`: None, with frames unless it has a terminal.
 
     Raises ServerError when its log driver keeps nothing to read.
     """
@@ -79,7 +81,7 @@ async def read_container(
         timestamps=timestamps,
         details=drivers.details(record.host.log_config, record.config) if details else "",
         tail=tail,
-        framed=not record.config.tty,
+        framed=not record.config.tty if framed is None else framed,
         follow=grown if follow and container.running else None,
         reading=container.log_reading(),
     )

@@ -46,6 +46,8 @@ class Lifecycle:
 
     After a start that failed past `runs`, only `rests` is called.
     """
+    health: Observers[[Container]] = field(default_factory=lambda: Observers("container health"))
+    """Its health has another status by its own test."""
     gone: Observers[[Container]] = field(default_factory=lambda: Observers("container gone"))
     """It has been removed."""
 

@@ -9,6 +9,7 @@ Threads: the event loop's alone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Generic, ParamSpec
@@ -35,8 +36,13 @@ class Observers(Generic[P]):
         """Call `observer` for every later event too."""
         self._observers.append(observer)
 
+    def unsubscribe(self, observer: Callable[P, None]) -> None:
+        """Do not call it any more. One that does not observe is ignored."""
+        with contextlib.suppress(ValueError):
+            self._observers.remove(observer)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        for observer in self._observers:
+        for observer in tuple(self._observers):
             try:
                 observer(*args, **kwargs)
             except Exception:

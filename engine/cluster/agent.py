@@ -1,0 +1,353 @@
+"""The agent of a node: its session with a manager, over which tasks come and their states go.
+
+On managers the session goes over the own manager's Unix socket; when that is refused for some time,
+and on workers, over mutual TLS to one of the managers, in the order that the node's id gives. A
+session that is lost, or that the manager ends (`Bye`), is followed by another one, with a growing
+and random pause. Without any manager the tasks run on, and what becomes of them is reported later.
+
+Statuses are collected for a moment, written to disk, and sent; the last one of a task wins. A new
+session begins with the states of all tasks.
+
+Owns:    the session, the executor.
+Threads: the event loop's.
+Raises:  nothing from `start` on: `reason` says why there is no session.
+Not here: certificates, roles and the list of managers on disk, which are `membership.py`'s; it gets
+each `Session` message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from engine.cluster import client, logs
+from engine.cluster.bodies import Node
+from engine.cluster.description import description
+from engine.cluster.executor import Executor
+from engine.cluster.parts import Parts
+from engine.cluster.state import CERTIFICATE, KEY, ROOTS, Identity
+from engine.errors import EngineError, ServerError, reason
+from engine.manager.frames import Connection
+from engine.manager.messages import (
+    Assignments,
+    Beat,
+    Bye,
+    Ended,
+    Hello,
+    LeaveSwarm,
+    Message,
+    Peer,
+    ReadLogs,
+    Session,
+    Statuses,
+    order_of_managers,
+)
+from engine.system.tasks import spawn
+from engine.system.threads import cancelled
+
+HELLO_LIMIT = 20.0
+"""Seconds that a manager may take to begin a session: it may wait for quorum."""
+REPORT_LIMIT = 30.0
+"""Seconds that it may take to store statuses."""
+LEAVE_LIMIT = 5.0
+BACKOFF = 0.1, 8.0
+"""Seconds between attempts: at first, and at most."""
+OWN_LIMIT = 5.0
+"""Seconds for which the own manager's socket may be refused before others are tried."""
+BATCH_TIME = 0.1
+BATCH = 1000
+"""Statuses in one message."""
+SILENCE = 3
+"""Periods without a beat of the manager after which the session is lost."""
+SAVE_PAUSE = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """That of one node, as long as it is in one swarm."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        identity: Identity,
+        *,
+        on_session: Callable[[Session], None],
+        on_barred: Callable[[str], None],
+    ) -> None:
+        """`on_session` gets the terms of each session and their changes, `on_barred` the reason
+        when this node was removed from the swarm.
+        """
+        self.managers: tuple[Peer, ...] = identity.peers
+        self.reason = "no manager has been reached yet"
+        """Why there is no session; "" when there is one."""
+        self._parts = parts
+        self._identity = identity
+        self._on_session = on_session
+        self._on_barred = on_barred
+        host = parts.host
+        node = Node(id=identity.node, hostname=host.name, architecture=host.machine, os=host.os)
+        self._executor = Executor(parts, node, self._changed)
+        self._running: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        """Of the session."""
+        self._session: Session | None = None
+        self._begun = asyncio.Event()
+        """Set while there is a session."""
+        self._bye: Bye | None = None
+        self._heard = 0.0
+        self._leaving = False
+        self._unsaved: dict[str, None] = {}
+        self._unsent: dict[str, None] = {}
+        self._dirty = asyncio.Event()
+        self._order = 0
+        """Position in the order of managers."""
+        self._own_refused = 0.0
+        """Since when the own manager's socket has been refused; 0: it has not."""
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Go on with the tasks on disk, and look for a manager. Raises ServerError when records
+        cannot be read.
+        """
+        self._executor.open()
+        self._running = spawn(self._run(), "swarm: the agent", fatal=True)
+        self._reporting = spawn(self._report(), "swarm: reports of tasks", fatal=True)
+
+    async def close(self) -> None:
+        """The daemon ends, or another agent takes over. Tasks run on."""
+        for each in (self._running, self._reporting):
+            if each is not None:
+                await cancelled(each)
+        self._running = self._reporting = None
+        await self._executor.close()
+        with contextlib.suppress(ServerError):
+            await self._executor.save(self._unsaved)
+
+    async def leave(self) -> None:
+        """End and remove all tasks and their records, and tell a manager that this node leaves."""
+        self._leaving = True
+        if self._running is None:
+            self.start()
+        await self._executor.end()
+        try:
+            async with asyncio.timeout(LEAVE_LIMIT):
+                await self._begun.wait()
+                assert self._connection is not None
+                await self._connection.ask(LeaveSwarm())
+        except (TimeoutError, ConnectionError, EngineError) as error:
+            _log.warning("no manager was told that this node leaves: %s", _words(error) or "no answer")
+        await self.close()
+
+    def renewed(self) -> None:
+        """The certificate's files were replaced: begin another session with it."""
+        if self._connection is not None:
+            self._connection.writer.close()
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        first, most = BACKOFF
+        pause = first
+        while True:
+            began = time.monotonic()
+            try:
+                await self._one_session()
+                why = "the manager has ended the session" if self._bye is None else self._bye.reason
+            except (EngineError, OSError, TimeoutError, EOFError) as error:
+                why = _words(error) or "the manager does not answer"
+            had = self._begun.is_set()
+            self._begun.clear()
+            self._connection = self._session = None
+            self.reason = why
+            if self._bye is not None and self._bye.barred:
+                self._on_barred(self._bye.reason)
+            if had:
+                _log.warning("the session with a manager has ended: %s", why)
+                self._order = self._order + 1 if self._bye is not None else 0
+                if time.monotonic() - began > most:
+                    pause = first
+            else:
+                _log.info("no session with a manager: %s", why)
+                self._order += 1
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(most, 2 * pause)
+
+    async def _one_session(self) -> None:
+        self._bye = None
+        connection = await self._dial()
+        async with client.opened(connection):
+            self._unsent.clear()  # all of them go with this message
+            session = await connection.ask(self._hello(), timeout=HELLO_LIMIT)
+            if not isinstance(session, Session):
+                raise ServerError(f"the manager has answered with {type(session).__name__}")
+            if session.epoch < self._identity.epoch:
+                raise ServerError(
+                    f"this manager belongs to an earlier cluster (epoch {session.epoch}, "
+                    f"this node has seen {self._identity.epoch})"
+                )
+            self._connection = connection
+            self._terms(session)
+            self._heard = time.monotonic()
+            connection.on_beat = self._beaten
+            self.reason = ""
+            self._begun.set()
+            self._dirty.set()
+            _log.info("session with the manager %s", connection.peer or "of this node")
+            await self._beat(connection)
+
+    async def _dial(self) -> Connection:
+        identity = self._identity
+        if identity.role == "manager":
+            try:
+                connection = await client.dial_own(identity.socket.parent, self._serve)
+            except (OSError, TimeoutError):
+                now = time.monotonic()
+                self._own_refused = self._own_refused or now
+                if now - self._own_refused < OWN_LIMIT:
+                    raise
+            else:
+                self._own_refused = 0.0
+                return connection
+        others = [peer for peer in order_of_managers(identity.node, self.managers) if peer.node != identity.node]
+        if not others:
+            raise ServerError("no manager of the swarm is known")
+        peer = others[self._order % len(others)]
+        directory = identity.directory
+        try:
+            roots = (directory / ROOTS).read_text()
+            tls = client.context(roots, directory / CERTIFICATE, directory / KEY)
+        except (OSError, ssl.SSLError) as error:
+            raise ServerError(f"the node's certificate cannot be read: {_words(error)}") from error
+        try:
+            return await client.dial(peer.address, tls, self._serve)
+        except (OSError, TimeoutError) as error:
+            raise ServerError(f"{peer.address}: {_words(error) or 'no answer'}") from error
+
+    def _hello(self) -> Hello:
+        parts, identity = self._parts, self._identity
+        config = parts.config
+        return Hello(
+            description=description(parts.host, parts.counts(), config.labels, config.generic_resources),
+            advertise=identity.advertise,
+            epoch=identity.epoch,
+            statuses=self._executor.statuses(),
+            manager_address=identity.manager_address,
+        )
+
+    def _terms(self, session: Session) -> None:
+        self._session = session
+        if session.managers:
+            self.managers = session.managers
+        if session.epoch > self._identity.epoch:
+            self._identity = msgspec.structs.replace(self._identity, epoch=session.epoch)
+        self._on_session(session)
+
+    def _beaten(self) -> None:
+        self._heard = time.monotonic()
+
+    async def _beat(self, connection: Connection) -> None:
+        """Beat until the session ends."""
+        while not connection.closed.is_set() and self._bye is None:
+            assert self._session is not None
+            period = max(0.05, self._session.period)
+            connection.write(Beat())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period):
+                    await connection.closed.wait()
+            if time.monotonic() - self._heard > SILENCE * period:
+                raise ServerError(f"the manager was silent for {SILENCE * period:g} s")
+
+    async def _serve(self, connection: Connection, message: Message) -> None:
+        if isinstance(message, Assignments):
+            await self._assign(connection, message)
+        elif isinstance(message, Session):
+            self._terms(message)
+        elif isinstance(message, Bye):
+            self._bye = message
+            connection.writer.close()
+        elif isinstance(message, ReadLogs):
+            await self._read_logs(connection, message)
+
+    async def _assign(self, connection: Connection, message: Assignments) -> None:
+        if self._leaving:
+            return
+        try:
+            await self._executor.assign(message)
+        except EngineError as error:
+            # The next session brings the whole set.
+            _log.error("tasks of the manager cannot be taken: %s", error.message)
+            connection.writer.close()
+
+    # --- reports ----------------------------------------------------------------------------------
+
+    def _changed(self, task: str) -> None:
+        self._unsaved[task] = None
+        self._unsent[task] = None
+        self._dirty.set()
+
+    async def _report(self) -> None:
+        while True:
+            await self._dirty.wait()
+            await asyncio.sleep(BATCH_TIME)
+            self._dirty.clear()
+            try:
+                await self._save()
+                await self._send()
+            except (EngineError, ConnectionError, TimeoutError) as error:
+                _log.warning("the states of tasks cannot be reported: %s", _words(error))
+                await asyncio.sleep(SAVE_PAUSE)
+                self._dirty.set()
+
+    async def _save(self) -> None:
+        unsaved, self._unsaved = self._unsaved, {}
+        try:
+            await self._executor.save(unsaved)
+        except BaseException:
+            self._unsaved = unsaved | self._unsaved
+            raise
+
+    async def _send(self) -> None:
+        """Without a session they wait: the next one begins with all of them."""
+        while self._unsent and self._begun.is_set() and self._connection is not None and not self._leaving:
+            chosen = list(self._unsent)[:BATCH]
+            for task in chosen:
+                del self._unsent[task]
+            try:
+                statuses = self._executor.statuses(chosen)
+                if statuses:
+                    await self._connection.ask(Statuses(of=statuses), timeout=REPORT_LIMIT)
+            except BaseException:
+                self._unsent = dict.fromkeys(chosen) | self._unsent
+                raise
+
+    # --- logs -------------------------------------------------------------------------------------
+
+    async def _read_logs(self, connection: Connection, message: ReadLogs) -> None:
+        found = [(task, self._executor.container_of(task)) for task in message.tasks]
+
+        async def answer(lines: msgspec.Struct) -> None:
+            await connection.stream(msgspec.structs.replace(lines, seq=message.seq))
+
+        await logs.send(found, message.query, answer)
+        await connection.send(Ended(seq=message.seq))
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, EngineError):
+        return error.message
+    if isinstance(error, OSError) and error.errno is not None:
+        return reason(error)
+    return str(error)
+
+
+__all__ = ["Agent"]

@@ -1,0 +1,137 @@
+"""The images of tasks: each is asked for in its registry before a start, as swarmkit does, so that
+a tag that has moved is noticed.
+
+An image that this node has is used when the registry cannot be reached, refuses or is slow to
+answer. Tasks that need the same image at the same time share one pull, and its outcome is good for
+some seconds: a service of 100 tasks asks its registry once.
+
+Owns:    pulls in progress.
+Threads: the event loop's.
+Raises:  NotFound `No such image: X` with the reason of the failed pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from engine.errors import EngineError, InvalidParameter, NotFound
+from engine.images import reference
+from engine.images.archive import is_digest
+from engine.images.credentials import registry_auth
+from engine.images.remote import Remote
+from engine.images.store import ImageStore
+from engine.system.threads import cancelled
+
+FRESH = 5.0
+"""Seconds for which a pull need not be repeated."""
+REFUSED = 30.0
+"""Seconds for which a registry that failed is not asked again, if the image is here."""
+ANSWER = 5.0
+"""Seconds that a registry has to answer, if the image is here."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Pull:
+    """One pull, and the number of tasks that wait for it."""
+
+    __slots__ = ("task", "waiting")
+
+    def __init__(self, task: asyncio.Task[str]) -> None:
+        self.task = task
+        self.waiting = 0
+
+
+class Pulls:
+    """Those of one node."""
+
+    def __init__(self, images: ImageStore, remote: Remote) -> None:
+        self._images = images
+        self._remote = remote
+        self._running: dict[tuple[str, str], _Pull] = {}
+        self._until: dict[tuple[str, str], float] = {}
+        """When the outcome of a pull is not good any more, time.monotonic."""
+
+    async def bring(self, image: str, auth: str) -> None:
+        """Have the image on this node. `auth`: the header X-Registry-Auth of the service.
+
+        The pull is cancelled when all of its callers are. Raises NotFound.
+        """
+        here = self._here(image)
+        if here and _fixed(image):
+            return
+        if is_digest(image) or is_digest(f"sha256:{image}"):  # an id, which no registry knows
+            raise NotFound(f"No such image: {image}")
+        key = image, auth
+        if here and self._until.get(key, 0) > time.monotonic():
+            return
+        pull = self._running.get(key)
+        if pull is None:
+            task = asyncio.get_running_loop().create_task(self._pull(image, auth), name=f"pulling {image} for tasks")
+            pull = self._running[key] = _Pull(task)
+            task.add_done_callback(lambda done: self._running.pop(key, None))
+        pull.waiting += 1
+        try:
+            failure = await asyncio.shield(pull.task)
+        finally:
+            pull.waiting -= 1
+            if not pull.waiting and not pull.task.done():
+                await cancelled(pull.task)
+        self._remember(key, REFUSED if failure else FRESH)
+        if failure and not self._here(image):
+            raise NotFound(f"No such image: {image}: {failure}")
+
+    async def close(self) -> None:
+        """Cancel all pulls."""
+        for pull in list(self._running.values()):
+            await cancelled(pull.task)
+
+    def _here(self, image: str) -> bool:
+        try:
+            self._images.get(image)
+        except EngineError:
+            return False
+        return True
+
+    def _remember(self, key: tuple[str, str], seconds: float) -> None:
+        now = time.monotonic()
+        self._until = {each: until for each, until in self._until.items() if until > now}
+        self._until[key] = now + seconds
+
+    async def _pull(self, image: str, auth: str) -> str:
+        """Returns the reason when it fails, otherwise ""."""
+        here = self._here(image)
+        try:
+            name = reference.parse(image)
+            if not name.digest:
+                name = name.tagged()
+            async with asyncio.timeout(ANSWER if here else None):
+                pulling = await self._remote.pull(name.canonical, "", registry_auth(auth))
+            async with contextlib.aclosing(pulling.run()) as steps:
+                async for _ in steps:
+                    pass
+        except TimeoutError:
+            reason = f"its registry did not answer for {ANSWER:g} s"
+        except EngineError as error:
+            reason = error.message
+        else:
+            return ""
+        if here:
+            _log.warning("image %s cannot be pulled; tasks use the one that is here: %s", image, reason)
+        return reason
+
+
+def _fixed(image: str) -> bool:
+    """True if the name means the same image for ever: an id, or a name with a digest."""
+    if is_digest(image):
+        return True
+    try:
+        return bool(reference.parse(image).digest)
+    except InvalidParameter:
+        return True  # the prefix of an id
+
+
+__all__ = ["Pulls"]
