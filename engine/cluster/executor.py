@@ -405,7 +405,8 @@ class Executor:
             task.unhealthy = True
             await self._stop(task, container)
             return True
-        if task.observed.state < TaskState.STARTING:  # a daemon that was killed, or a client, has started it
+        # a daemon that was killed, or a client, has started it
+        if task.observed.state < TaskState.STARTING:
             self._observe(task, TaskState.STARTING, "starting", container=container.id)
         if task.observed.state < TaskState.RUNNING and health != STARTING:
             ports = _published(task, self._set.spec(task.assigned), container)
