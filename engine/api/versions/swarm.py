@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from engine.api.versions.change import Change, Upgrade, ignoring, without
@@ -102,7 +103,7 @@ def _ended(state: str) -> str:
 
 def _external_ca(ca: CAConfig) -> Any:
     """The one external CA of 1.24's document."""
-    return ca.external_cas[0] if ca.external_cas else UNSET
+    return msgspec.structs.replace(ca.external_cas[0], ca_cert="") if ca.external_cas else UNSET
 
 
 def _of_swarm(since: str, words: str, *fields: str) -> tuple[Change, ...]:
@@ -140,7 +141,12 @@ CHANGES = (
         upgrade=dropping(f"{CONTAINER}.Mounts", "TmpfsOptions.Options"),
         down_to="1.25",
     ),
-    Change("1.46", "services show OomScoreAdj", of=ContainerSpec, downgrade=without("OomScoreAdj")),
+    Change(
+        "1.46",
+        "services show OomScoreAdj and TmpfsOptions.Options",
+        of=ContainerSpec,
+        downgrade=without("OomScoreAdj", "Mounts.TmpfsOptions.Options"),
+    ),
     # 1.44
     Change(
         "1.44",

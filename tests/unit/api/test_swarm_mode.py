@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -88,6 +90,19 @@ class Api:
     def sent(self, of: type = dict) -> Any:
         """The body of the last call."""
         return msgspec.json.decode(self.cluster.asked[-1][3], type=of)
+
+
+def test_nothing_is_loaded_outside_of_a_swarm() -> None:
+    """Requests that are refused load nothing either."""
+    program = (
+        "import sys, engine.daemon; from tests.unit.api.parts import application, ask;"
+        "replies = [ask(application(), path).status for path in ('/services', '/info', '/_ping')];"
+        "parts = ('engine.manager', 'engine.wire.swarm', 'engine.wire.services', 'engine.api.services',"
+        "         'engine.api.versions.swarm', 'cryptography', 'grpc');"
+        "print(replies, [name for name in sys.modules if name.startswith(parts)])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[503, 200, 200] []\n"
 
 
 def test_no_manager_is_asked_outside_of_a_swarm() -> None:
