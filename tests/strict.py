@@ -424,6 +424,154 @@ VOLUME = struct(
 )
 VOLUMES = struct(Volumes=listed(VOLUME), Warnings=STRINGS)
 
+# --- swarm ----------------------------------------------------------------------------------------
+
+_INDEX = struct(Index=UINT64)
+_META = {"ID": TEXT, "Version": _INDEX, **fields("CreatedAt UpdatedAt", TIME)}
+_NAMED = {"Name": TEXT, "Labels": LABELS}
+_DRIVER = struct(Name=TEXT, Options=LABELS)
+_TLS = struct(TrustRoot=TEXT, **fields("CertIssuerSubject CertIssuerPublicKey", BYTES))
+SWARM_SPEC = struct(
+    **_NAMED,
+    Orchestration=struct(TaskHistoryRetentionLimit=INT),
+    Raft=struct(
+        **fields("SnapshotInterval KeepOldSnapshots LogEntriesForSlowFollowers", UINT64),
+        **fields("ElectionTick HeartbeatTick", INT),
+    ),
+    Dispatcher=struct(HeartbeatPeriod=INT),
+    CAConfig=struct(
+        NodeCertExpiry=INT,
+        ExternalCAs=listed(struct(Protocol=TEXT, URL=TEXT, Options=LABELS, CACert=TEXT)),
+        **fields("SigningCACert SigningCAKey", TEXT),
+        ForceRotate=UINT64,
+    ),
+    TaskDefaults=struct(LogDriver=_DRIVER),
+    EncryptionConfig=struct(AutoLockManagers=BOOL),
+)
+_CLUSTER = {
+    **_META,
+    "Spec": SWARM_SPEC,
+    "TLSInfo": _TLS,
+    "RootRotationInProgress": BOOL,
+    "DefaultAddrPool": listed(PREFIX),
+    **fields("SubnetSize DataPathPort", UINT32),
+    "DataPathAddress": TEXT,
+}
+SWARM = struct(**_CLUSTER, JoinTokens=struct(Worker=TEXT, Manager=TEXT))
+_GENERIC = listed(
+    struct(
+        NamedResourceSpec=struct(Kind=TEXT, Value=TEXT),
+        DiscreteResourceSpec=struct(Kind=TEXT, Value=INT),
+    )
+)
+_RESOURCES = struct(**fields("NanoCPUs MemoryBytes", INT), GenericResources=_GENERIC)
+_PLATFORM = struct(Architecture=TEXT, OS=TEXT)
+NODE = struct(
+    **_META,
+    Spec=struct(**_NAMED, Role=TEXT, Availability=TEXT),
+    Description=struct(
+        Hostname=TEXT,
+        Platform=_PLATFORM,
+        Resources=_RESOURCES,
+        Engine=struct(EngineVersion=TEXT, Labels=LABELS, Plugins=listed(struct(Type=TEXT, Name=TEXT))),
+        TLSInfo=_TLS,
+        CSIInfo=listed(ANY),
+    ),
+    Status=struct(State=TEXT, Message=TEXT, Addr=TEXT),
+    ManagerStatus=struct(Leader=BOOL, Reachability=TEXT, Addr=TEXT),
+)
+_FILE = struct(**fields("Name UID GID", TEXT), Mode=UINT32)
+_ATTACHED = listed(struct(Target=TEXT, Aliases=STRINGS, DriverOpts=LABELS))
+_PORTS = listed(struct(**fields("Name Protocol PublishMode", TEXT), **fields("TargetPort PublishedPort", UINT32)))
+TASK_SPEC = struct(
+    ContainerSpec=struct(
+        **fields("Image Hostname Dir User StopSignal Isolation", TEXT),
+        **fields("Command Args Env Groups Hosts CapabilityAdd CapabilityDrop", STRINGS),
+        **fields("Labels Sysctls", LABELS),
+        **fields("Init TTY OpenStdin ReadOnly", BOOL),
+        Privileges=struct(
+            CredentialSpec=struct(**fields("Config File Registry", TEXT)),
+            SELinuxContext=struct(Disable=BOOL, **fields("User Role Type Level", TEXT)),
+            Seccomp=struct(Mode=TEXT, Profile=BYTES),
+            AppArmor=struct(Mode=TEXT),
+            NoNewPrivileges=BOOL,
+        ),
+        Mounts=listed(MOUNT),
+        **fields("StopGracePeriod OomScoreAdj", INT),
+        Healthcheck=HEALTHCHECK,
+        DNSConfig=struct(Nameservers=listed(ADDRESS), **fields("Search Options", STRINGS)),
+        Secrets=listed(struct(File=_FILE, **fields("SecretID SecretName", TEXT))),
+        Configs=listed(struct(File=_FILE, Runtime=struct(), **fields("ConfigID ConfigName", TEXT))),
+        Ulimits=listed(struct(Name=TEXT, Hard=INT, Soft=INT)),
+    ),
+    PluginSpec=struct(name=TEXT, remote=TEXT, disabled=BOOL, env=STRINGS),
+    NetworkAttachmentSpec=struct(ContainerID=TEXT),
+    Resources=struct(
+        Limits=struct(**fields("NanoCPUs MemoryBytes Pids", INT)),
+        Reservations=_RESOURCES,
+        **fields("SwapBytes MemorySwappiness", INT),
+    ),
+    RestartPolicy=struct(Condition=TEXT, **fields("Delay Window", INT), MaxAttempts=UINT64),
+    Placement=struct(
+        Constraints=STRINGS,
+        Preferences=listed(struct(Spread=struct(SpreadDescriptor=TEXT))),
+        MaxReplicas=UINT64,
+        Platforms=listed(_PLATFORM),
+    ),
+    Networks=_ATTACHED,
+    LogDriver=_DRIVER,
+    ForceUpdate=UINT64,
+    Runtime=TEXT,
+)
+_UPDATE = struct(
+    Parallelism=UINT64,
+    **fields("Delay Monitor", INT),
+    **fields("FailureAction Order", TEXT),
+    MaxFailureRatio=FLOAT,
+)
+_ENDPOINT_SPEC = struct(Mode=TEXT, Ports=_PORTS)
+SERVICE_SPEC = struct(
+    **_NAMED,
+    TaskTemplate=TASK_SPEC,
+    Mode=struct(
+        Replicated=struct(Replicas=UINT64),
+        Global=struct(),
+        ReplicatedJob=struct(**fields("MaxConcurrent TotalCompletions", UINT64)),
+        GlobalJob=struct(),
+    ),
+    **fields("UpdateConfig RollbackConfig", _UPDATE),
+    Networks=_ATTACHED,
+    EndpointSpec=_ENDPOINT_SPEC,
+)
+SERVICE = struct(
+    **_META,
+    **fields("Spec PreviousSpec", SERVICE_SPEC),
+    Endpoint=struct(Spec=_ENDPOINT_SPEC, Ports=_PORTS, VirtualIPs=listed(struct(NetworkID=TEXT, Addr=PREFIX))),
+    UpdateStatus=struct(**fields("State Message", TEXT), **fields("StartedAt CompletedAt", TIME)),
+    ServiceStatus=struct(**fields("RunningTasks DesiredTasks CompletedTasks", UINT64)),
+    JobStatus=struct(JobIteration=_INDEX, LastExecution=TIME),
+)
+SERVICE_CREATED = struct(ID=TEXT, Warnings=STRINGS)
+TASK = struct(
+    **_META,
+    **_NAMED,
+    Spec=TASK_SPEC,
+    **fields("ServiceID NodeID DesiredState", TEXT),
+    Slot=INT,
+    Status=struct(
+        Timestamp=TIME,
+        **fields("State Message Err", TEXT),
+        ContainerStatus=struct(ContainerID=TEXT, **fields("PID ExitCode", INT)),
+        PortStatus=struct(Ports=_PORTS),
+    ),
+    NetworksAttachments=listed(struct(Network=struct(**_META), Addresses=listed(PREFIX))),
+    GenericResources=_GENERIC,
+    JobIteration=_INDEX,
+    Volumes=listed(ANY),
+)
+SECRET = struct(**_META, Spec=struct(**_NAMED, Data=BYTES, **fields("Driver Templating", _DRIVER)))
+CONFIG_OBJECT = struct(**_META, Spec=struct(**_NAMED, Data=BYTES, Templating=_DRIVER))
+
 # --- the engine -----------------------------------------------------------------------------------
 
 VERSION = struct(
@@ -459,6 +607,8 @@ INFO = struct(
         ControlAvailable=BOOL,
         RemoteManagers=listed(struct(NodeID=TEXT, Addr=TEXT)),
         **fields("Nodes Managers", INT),
+        Cluster=struct(**_CLUSTER),
+        Warnings=STRINGS,
     ),
     **fields("ContainerdCommit RuncCommit InitCommit", _COMMIT),
     DefaultAddressPools=listed(struct(Base=PREFIX, Size=INT)),

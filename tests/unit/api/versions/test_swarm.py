@@ -26,7 +26,7 @@ from engine.wire.nodes import (
     NodeStatus,
     Resources,
 )
-from engine.wire.secrets import ConfigSpec, SecretSpec
+from engine.wire.secrets import Config, ConfigSpec, Secret, SecretSpec
 from engine.wire.services import (
     EndpointSpec,
     GlobalJob,
@@ -76,6 +76,7 @@ from engine.wire.tasks import (
     TaskSpec,
     TaskStatus,
 )
+from tests import strict
 from tests.unit.api.versions.rows import ABSENT, at, reply
 
 _loaded()
@@ -352,6 +353,19 @@ def test_a_spec_survives_a_client_that_sends_it_back(version: str) -> None:
     shown = msgspec.json.decode(VERSIONS[version].shape(Service).encode(SERVICE))["Spec"]
     again = msgspec.structs.replace(SERVICE, spec=decoded(shown, version))
     assert msgspec.json.decode(VERSIONS[version].shape(Service).encode(again))["Spec"] == shown
+
+
+@pytest.mark.parametrize("version", list(VERSIONS)[6:])
+def test_go_clients_can_decode_every_version(version: str) -> None:
+    for value, shape in (
+        (SERVICE, strict.SERVICE),
+        (TASK, strict.TASK),
+        (NODE, strict.NODE),
+        (SWARM, strict.SWARM),
+        (Secret(id="x", **TIMES, spec=SecretSpec(name="a", data=b"b")), strict.SECRET),
+        (Config(id="x", **TIMES, spec=ConfigSpec(name="a", data=b"b")), strict.CONFIG_OBJECT),
+    ):
+        assert strict.faults(reply(value, version), shape) == []
 
 
 def test_every_row_has_an_effect() -> None:
