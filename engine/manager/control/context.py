@@ -35,7 +35,11 @@ class Context(msgspec.Struct, frozen=True):
     guard: Guard
 
 
-class OutOfSequence(ServerError):
+class Precondition(ServerError):
+    """The state of the swarm forbids the change. 500 by the tables of the API."""
+
+
+class OutOfSequence(Precondition):
     """An update names a version of its object that is not the current one. Clients retry on these
     words.
     """

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 import msgspec
 
 from engine import times
-from engine.errors import WrongState
 from engine.manager.control import filters, validate
-from engine.manager.control.context import Context, body, check_version, encode, find
+from engine.manager.control.context import Context, Precondition, body, check_version, encode, find
 from engine.manager.messages import Call
 from engine.manager.records import (
     CLAIMS,
@@ -161,10 +160,10 @@ async def _check_demotion(context: Context, node: str) -> list[Compare]:
     """Returns the comparisons with which two demotions at a time cannot both succeed."""
     present = managers(context.store)
     if len(present) == 1:
-        raise WrongState("attempting to demote the last manager of the swarm")
+        raise Precondition("attempting to demote the last manager of the swarm")
     reason = await context.guard(node)
     if reason:
-        raise WrongState(f"can't demote node {node}: this would result in a loss of quorum: {reason}")
+        raise Precondition(f"can't demote node {node}: this would result in a loss of quorum: {reason}")
     return [Compare(NODES, key, entry.revision) for key, entry in present.items() if key != node]
 
 
@@ -177,12 +176,12 @@ async def remove(context: Context, call: Call) -> bytes:
         data is not None and data.record.role == Role.MANAGER and data.record.state == NodeState.READY
     )
     if entry.record.role == Role.MANAGER or is_manager:
-        raise WrongState(
+        raise Precondition(
             f"node {entry.key} is a cluster manager and is a member of the consensus group. "
             "It must be demoted to worker before removal"
         )
     if not call.query.get("force") and data is not None and data.record.state == NodeState.READY:
-        raise WrongState(f"node {entry.key} is not down and can't be removed")
+        raise Precondition(f"node {entry.key} is not down and can't be removed")
     changes: list[Change] = [
         Delete(NODES, entry.key),
         Delete(NODE_DATA, entry.key),

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from engine import names, times
-from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, ServerError, WrongState
+from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.manager.control import filters, validate
-from engine.manager.control.context import Context, body, check_version, encode, find
+from engine.manager.control.context import Context, Precondition, body, check_version, encode, find
 from engine.manager.messages import Call
 from engine.manager.records import (
     CLAIMS,
@@ -259,7 +259,7 @@ async def update(context: Context, call: Call) -> bytes:
     back = rollback == "previous"
     if back:
         if record.previous is None:
-            raise WrongState(f"service {record.spec.name} does not have a previous spec")
+            raise InvalidParameter(f"rollback: service {record.spec.name} does not have a previous spec")
         spec = record.previous
     else:
         spec = _resolved(spec, call)
@@ -331,9 +331,9 @@ def _check_name(store: Store, name: str) -> None:
 def _check_unchanged(old: ServiceSpec, new: ServiceSpec) -> None:
     """What an update cannot change."""
     if old.name != new.name:
-        raise ServerError(f"renaming services is not supported: {old.name!r} cannot become {new.name!r}")
+        raise Precondition(f"renaming services is not supported: {old.name!r} cannot become {new.name!r}")
     if mode_of(old) != mode_of(new):
-        raise ServerError(f"service mode change is not allowed: {mode_of(old)} cannot become {mode_of(new)}")
+        raise Precondition(f"service mode change is not allowed: {mode_of(old)} cannot become {mode_of(new)}")
 
 
 # --- references -----------------------------------------------------------------------------------

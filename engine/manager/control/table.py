@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from engine.errors import Conflict, InvalidParameter, NotFound, Unavailable, WrongState
+from engine.errors import Conflict, InvalidParameter, NotFound, Unavailable
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
 from engine.manager.control import events, nodes, services, swarm, tasks
-from engine.manager.control.context import Context, Guard, OutOfSequence
+from engine.manager.control.context import Context, Guard, Precondition
 from engine.manager.control.data import CONFIG, SECRET
 from engine.manager.frames import Connection
 from engine.manager.messages import Call, Done, Watch
@@ -98,7 +98,7 @@ class Control:
                 raise
             except Stale:
                 await self._store.current()
-            except (NotFound, InvalidParameter, Conflict, OutOfSequence, WrongState):
+            except (NotFound, InvalidParameter, Conflict, Precondition):
                 if refused:
                     raise
                 refused = True
