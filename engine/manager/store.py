@@ -23,15 +23,14 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from engine.errors import ServerError, WrongState
 from engine.manager.clock import Clock
-from engine.manager.kv import FIRST, LAST, Compacted, DeleteKey, Etcd, EtcdError, Guard, InDoubt, Item, NoSpace
+from engine.manager.kv import FIRST, LAST, Compacted, DeleteKey, Etcd, EtcdError, Guard, InDoubt, Item, NoSpace, PutKey
 from engine.manager.kv import Operation as KeyOperation
-from engine.manager.kv import PutKey
 from engine.manager.records import KINDS, LEADER, TASKS, Kind, Task, encode, kind_of
 from engine.system.tasks import spawn
 
@@ -289,7 +288,7 @@ class Store:
             return
         new = Entry(key, record, item.revision, item.created, item.lease)
         if kind is TASKS:
-            self._index(key, None if old is None else old.record, record)
+            self._index(key, None if old is None else old.record, cast(Task, record))
         table[key] = new
         self._publish(Event(kind, key, old, new))
 
@@ -298,7 +297,7 @@ class Store:
         old = self._tables[kind].pop(key, None)
         if old is not None:
             if kind is TASKS:
-                self._index(key, old.record, None)
+                self._index(key, cast(Task, old.record), None)
             self._publish(Event(kind, key, old, None))
 
     def _index(self, key: str, old: Task | None, new: Task | None) -> None:
@@ -371,7 +370,7 @@ class Store:
         timer = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
             await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
-            return work.done()
+            return bool(work.done())
         finally:
             timer.cancel()
             work.cancel()

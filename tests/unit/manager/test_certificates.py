@@ -206,7 +206,7 @@ def handshake(chain: str, key: str, trusted: str, name: str = "swarm-manager") -
     """Returns True if a client that trusts `trusted` accepts a server with this chain, and the
     server accepts the same certificate of the client.
     """
-    import tempfile  # noqa: PLC0415
+    import tempfile
 
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(chain + key)
