@@ -296,14 +296,14 @@ class Authority:
             present = _root(old.rotation, ca_key.next) if old.rotation else _root(old.root, ca_key.key)
             _usable(present, config, now)
             return new, [], []
-        root, key = wanted
+        root, pem = wanted
         if root.pem == old.root:  # also the end of a rotation that was under way
             new = msgspec.structs.replace(new, rotation="", cross_signed="")
-            key = CAKey(key)
+            key = CAKey(pem)
         else:
             cross_signed = await self._cross_signed(old, ca_key, root, now)
             new = msgspec.structs.replace(new, rotation=root.pem, cross_signed=cross_signed)
-            key = CAKey(ca_key.key, key)
+            key = CAKey(ca_key.key, pem)
         revision = entry.revision if entry is not None else 0
         return new, [Put(records.CA_KEY, "", key)], [Compare(records.CA_KEY, "", revision)]
 

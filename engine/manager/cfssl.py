@@ -63,7 +63,7 @@ async def cross_sign(servers: Sequence[ExternalCA], signer: Root, root: Root, tr
     """The certificate of the new `root`, signed by the present one of an external CA, which needs a
     profile `CA` for it. cfssl takes the key out of the self-signed certificate.
     """
-    document = {"certificate_request": root.pem, "profile": "CA", "hosts": [], "subject": None}
+    document: dict[str, Any] = {"certificate_request": root.pem, "profile": "CA", "hosts": [], "subject": None}
 
     def check(found: x509.Certificate) -> None:
         if not issued_by(found, signer.certificate):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ssl
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -205,8 +206,6 @@ def handshake(chain: str, key: str, trusted: str, name: str = "swarm-manager") -
     """Returns True if a client that trusts `trusted` accepts a server with this chain, and the
     server accepts the same certificate of the client.
     """
-    import tempfile
-
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(chain + key)
         file.flush()
