@@ -134,11 +134,11 @@ class AssignmentSet:
         self._services[record.service] += 1
         for id in secrets:
             if not self._secrets[id]:
-                new.secrets += self._delivery(records.SECRETS, id)
+                new.secrets.extend(self._delivery(records.SECRETS, id))
             self._secrets[id] += 1
         for id in configs:
             if not self._configs[id]:
-                new.configs += self._delivery(records.CONFIGS, id)
+                new.configs.extend(self._delivery(records.CONFIGS, id))
             self._configs[id] += 1
         auth = self._store.record(records.SERVICE_AUTH, record.service)
         header = "" if auth is None else auth.header

@@ -161,11 +161,8 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Serve. Nodes of an earlier process of this manager have six periods to come back."""
-        now = self._clock.monotonic()
-        for node, entry in self._store.all(records.NODE_DATA).items():
-            data = entry.record
-            if data.owner == self.node and data.state != NodeState.DOWN and node not in self._sessions:
-                self._absent[node] = _Absent(data.session, now, RETURN * self._period(), sent_away=True)
+        for node in self._store.all(records.NODE_DATA):
+            self._expect(node, RETURN, sent_away=True)
         self._tasks = [
             spawn(self._look_at_all(), "manager: liveness of agents", fatal=True),
             spawn(self._send_changes(), "manager: assignments", fatal=True),
@@ -229,11 +226,11 @@ class Dispatcher:
         self._registering[node] = connection
         try:
             data = await self._claim(connection, hello, identity)
-        finally:
+        finally:  # the end of the connection cancels this
             if self._registering.get(node) is connection:
                 del self._registering[node]
+            self._expect(node)
         if connection.closed.is_set():
-            self._absent[node] = _Absent(data.session, self._clock.monotonic(), GRACE * self._period())
             return
         session = _Session(data.session, identity, connection, self._jittered(), self._clock.monotonic())
         current = self._store.record(records.NODE_DATA, node)
@@ -298,7 +295,7 @@ class Dispatcher:
                 session=new_id(),
                 since=self._clock.now(),
                 role=identity.role,
-                certificate=identity.root,
+                certificate=identity.certificate,
                 manager_address=hello.manager_address,
             )
             if entry is not None and entry.record.state == NodeState.READY:
@@ -315,6 +312,9 @@ class Dispatcher:
     async def _leave(self, connection: Connection, identity: Identity) -> None:
         """Mark a node that leaves as down. Its record stays until it is removed."""
         node = identity.node
+        session = self._sessions.get(node)
+        if session is not None and session.connection is connection:
+            self._forget(session)  # its connection stays open for the answer
         for _ in range(5):
             entry = self._store.get(records.NODE_DATA, node)
             if entry is None:
@@ -330,10 +330,8 @@ class Dispatcher:
             compares = (Compare(records.NODE_DATA, node, entry.revision),)
             (written,) = await self._records.add([((Put(records.NODE_DATA, node, data),), compares)])
             if written:
-                session = self._sessions.get(node)
-                if session is not None and session.connection is connection:
-                    self._forget(session)
                 return
+        self._expect(node)
         raise Unavailable(f"the record of node {node} changed at each attempt")
 
     def _beat(self, session: _Session) -> None:
@@ -348,6 +346,16 @@ class Dispatcher:
         session = self._connections.pop(connection, None)
         if session is not None and self._sessions.get(session.node) is session:
             self._absent_now(session)
+
+    def _expect(self, node: str, periods: int = GRACE, *, sent_away: bool = False) -> None:
+        """Wait for a node whose owner this manager is by its record, if it has no connection."""
+        data = self._store.record(records.NODE_DATA, node)
+        if data is None or data.owner != self.node or data.state == NodeState.DOWN or node in self._registering:
+            return
+        session, absent = self._sessions.get(node), self._absent.get(node)
+        if (session is None or session.id != data.session) and (absent is None or absent.session != data.session):
+            grace = periods * self._period()
+            self._absent[node] = _Absent(data.session, self._clock.monotonic(), grace, sent_away)
 
     def _absent_now(self, session: _Session, *, sent_away: bool = False) -> None:
         del self._sessions[session.node]
@@ -474,8 +482,8 @@ class Dispatcher:
     # --- what agents are sent ---------------------------------------------------------------------
 
     def _changed(self, event: Event) -> None:
-        if not self._sessions and not self._absent:
-            return
+        if not self._tasks:
+            return  # not started
         kind = event.kind
         if kind is records.TASKS:
             for entry in (event.old, event.new):
@@ -528,6 +536,7 @@ class Dispatcher:
         absent = self._absent.get(event.key)
         if absent is not None and (new is None or new.session != absent.session or new.owner != self.node):
             del self._absent[event.key]
+        self._expect(event.key)
         before = "" if event.old is None else event.old.record.manager_address
         if before != ("" if new is None else new.manager_address):
             self._terms_changed()
@@ -599,7 +608,7 @@ class Dispatcher:
             managers=self.managers(),
             role=(Role.WORKER if node is None else node.role).label,
             epoch=cluster.epoch,
-            renew=self._authority.should_renew(session.identity.root),
+            renew=self._authority.should_renew(session.identity.certificate),
             root=self._authority.trusted(),
             expiry=self._authority.expiry(),
             availability="active" if node is None else node.availability.label,
