@@ -9,8 +9,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from engine.manager.store import Change, Put, Store
-
 from engine.manager import messages, records
 from engine.manager.ca import Authority
 from engine.manager.clock import SECOND
@@ -30,6 +28,7 @@ from engine.manager.records import (
     spec_key,
 )
 from engine.manager.states import Role, TaskState
+from engine.manager.store import Change, Put, Store
 from engine.wire.nodes import NodeDescription
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import DispatcherConfig, SwarmSpec

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from engine.manager.store import Delete, Put, Store
 
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable
 from engine.manager import dispatcher as module
@@ -18,6 +17,7 @@ from engine.manager.ca import Authority
 from engine.manager.messages import Call, Done, LeaveSwarm
 from engine.manager.records import Claim, DataKey, ManagerPresence, NodeData, SecretRecord, ServiceAuth, SpecVersion
 from engine.manager.states import Availability, NodeState, Role, TaskState
+from engine.manager.store import Delete, Put, Store
 from engine.wire.nodes import NodeDescription
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.swarm import Driver, TaskDefaults
@@ -461,7 +461,6 @@ async def test_an_agent_that_does_not_read_is_not_sent_more_and_is_let_go(
     monkeypatch.setattr(module, "HIGH_WATER", 100_000)
     async with world(store, clock) as w:
         agent = await w.agent()
-        agent.running[0].cancel()
         agent.connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
         w.beating.discard(agent)
         for version in range(2, 40):
