@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from engine.manager.clock import Clock
+from engine.manager.global_ import Global
+from engine.manager.jobs import Jobs
 from engine.manager.keeper import Keeper
 from engine.manager.loops import Loop
 from engine.manager.reaper import Reaper
@@ -11,6 +13,7 @@ from engine.manager.restarts import Restarts
 from engine.manager.scheduler import Scheduler
 from engine.manager.slots import Slots
 from engine.manager.store import Store
+from engine.manager.updates import Updates
 
 
 def loops(store: Store, clock: Clock) -> list[Loop]:
@@ -23,6 +26,9 @@ def loops(store: Store, clock: Clock) -> list[Loop]:
         Keeper(store, clock, restarts),
         restarts,
         Replicated(store, clock, slots, scheduler),
+        Global(store, clock, slots, scheduler),
+        Jobs(store, clock, slots, scheduler),
+        Updates(store, clock, slots, scheduler),
         scheduler,
         Reaper(store, clock, slots),
     ]

@@ -497,6 +497,15 @@ class Placement:
             return None
         return self._hold(task, service, host, demand)
 
+    def suits(self, node: str, demand: Demand) -> bool:
+        """True if the node passes the constraints and is of a platform, whatever is free on it."""
+        host = self.hosts.get(node)
+        if host is None or host.record is None or demand.unparsable:
+            return False
+        return host.supports(demand.filters.platforms) and constraints.matches(
+            demand.filters.constraints, node, host.record, host.data
+        )
+
     def _hold(self, task: str, service: str, host: Host, demand: Demand) -> Placed:
         generic = host.choose(demand.need) if demand.need.generic else ()
         self.track(task, service, host.id, demand, True, generic)

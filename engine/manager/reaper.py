@@ -210,17 +210,16 @@ class Reaper:
         return groups
 
     def _is_over(self, key: str, task: Task) -> bool:
-        """True if nothing remembers this task: it is removed or was never given to a node, or its
-        node is gone.
+        """True if nothing needs this task: it has ended, and is removed or its node is gone; or it
+        was never given to a node.
         """
-        if rules.live(task):
-            return False
-        ended = rules.observed(self._store, key, task).ended
         if not task.assigned:
-            return True
-        if not ended:
+            return not rules.live(task)
+        if not rules.observed(self._store, key, task).ended:
             return False
-        return task.desired is TaskState.REMOVE or (not task.slot and self._store.record(NODES, task.node) is None)
+        if task.desired is TaskState.REMOVE:
+            return True
+        return not task.slot and self._store.record(NODES, task.node) is None
 
 
 def _deletion(key: str, entry: Entry[Task]) -> tuple[list[Change], list[Compare]]:

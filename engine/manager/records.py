@@ -221,6 +221,8 @@ class Task(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     iteration: int = 0
     generic: tuple[GenericResource, ...] = ()
     """Generic resources of the node that the scheduler has given to it."""
+    by_update: bool = False
+    """Written by a rolling update of its version. A task that restarts made is not."""
 
 
 class TaskStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

@@ -126,6 +126,10 @@ class Scheduler:
             demand = self._demands[key] = demand_of(spec)
         return demand
 
+    def eligible(self, spec: ServiceSpec, node: str) -> bool:
+        """True if a global service has a task on the node: it is usable and passes the constraints."""
+        return rules.usable(self._store, node) and self.placement.suits(node, demand_of(spec))
+
     # --- placing ----------------------------------------------------------------------------------
 
     async def place(self, service: str, spec: ServiceSpec, drafts: Mapping[str, Task]) -> dict[str, Task]:

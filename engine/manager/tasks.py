@@ -8,11 +8,12 @@ no live task and its newest one has ended for good.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 
-from engine.errors import InvalidParameter
+from msgspec.structs import replace
+
 from engine.manager.clock import SECOND
-from engine.manager.constraints import matches, parse_all
 from engine.manager.records import (
     NODE_DATA,
     NODES,
@@ -20,9 +21,7 @@ from engine.manager.records import (
     TASK_STATUS,
     TASKS,
     NodeData,
-    ServiceRecord,
     Task,
-    TaskStatus,
     spec_key,
 )
 from engine.manager.states import Availability, NodeState, TaskState
@@ -154,21 +153,27 @@ def grace(spec: ServiceSpec | None) -> int:
 # --- updates --------------------------------------------------------------------------------------
 
 
-def outdated(store: Store, service: ServiceRecord, task: Task) -> bool:
-    """True if the template of the task is another one than that of the service."""
-    if task.version == service.version:
-        return False
-    spec = spec_of(store, task.service, task.version)
-    return spec is None or differs(spec, service.spec)
+class Difference(enum.Enum):
+    NONE = 0
+    PLACEMENT = 1
+    """Only the placement differs: a task may stay on a node that still passes the constraints."""
+    TASKS = 2
+    """Tasks must be replaced."""
 
 
-def differs(old: ServiceSpec, new: ServiceSpec) -> bool:
-    """True if tasks of the old spec must be replaced: the template, the networks, or the ports that
-    are published on the nodes' own addresses have changed.
+def difference(old: ServiceSpec, new: ServiceSpec) -> Difference:
+    """What a change of the spec means for tasks. Labels of the service, the number of replicas, the
+    update's rules and ports in the mode ingress are no matter of a task.
     """
     if old is new:
-        return False
-    return old.task_template != new.task_template or old.networks != new.networks or host_ports(old) != host_ports(new)
+        return Difference.NONE
+    if old.networks != new.networks or host_ports(old) != host_ports(new):
+        return Difference.TASKS
+    if old.task_template == new.task_template:
+        return Difference.NONE
+    if replace(old.task_template, placement=None) == replace(new.task_template, placement=None):
+        return Difference.PLACEMENT
+    return Difference.TASKS
 
 
 def host_ports(spec: ServiceSpec) -> frozenset[tuple[str, int, int]]:
@@ -203,21 +208,6 @@ def open_for_tasks(record_availability: Availability, data: NodeData | None) -> 
     return record_availability is Availability.ACTIVE and data is not None and data.state is NodeState.READY
 
 
-def eligible(store: Store, spec: ServiceSpec, node: str) -> bool:
-    """True if a global service has a task on the node: it is usable and passes the constraints."""
-    record = store.record(NODES, node)
-    if record is None or not usable(store, node):
-        return False
-    placement = spec.task_template.placement
-    if placement is None or not placement.constraints:
-        return True
-    try:
-        wanted = parse_all(placement.constraints)
-    except InvalidParameter:
-        return False
-    return matches(wanted, node, record, store.record(NODE_DATA, node))
-
-
 def over(store: Store, key: str) -> bool:
     """True if the task has ended, is gone, or its node is down or gone, so that a successor need
     not wait for it.
@@ -228,8 +218,3 @@ def over(store: Store, key: str) -> bool:
     if not task.assigned:
         return not live(task)
     return store.record(NODES, task.node) is None or is_down(store, task.node)
-
-
-def ended_status(state: TaskState, now: int, message: str) -> TaskStatus:
-    """A status that the leader writes for a task that no node will report on again."""
-    return TaskStatus(state=state, since=now, message=message)

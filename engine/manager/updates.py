@@ -1,0 +1,425 @@
+"""Rolling updates: the tasks of a service whose template differs from the service's are replaced,
+`Parallelism` places at a time.
+
+A place is *begun* by writing a task of the new spec (`Task.by_update`). With the order stop-first
+the old task is shut down in the same transaction, and the new one starts when it has ended. With
+start-first the old one is shut down when the new one runs. A begun place is *past* when its new
+task runs, or has ended; `Delay` later the next place may begin. When all are past, and the last one
+has been running for `Monitor`, the update is complete.
+
+New tasks that end by themselves before they have run for `Monitor` are failures. When these are
+more than `MaxFailureRatio` of the places, `FailureAction` is carried out: the update is paused until
+the next spec, or the previous spec is put back, or it goes on. Places that do not run are updated
+first, so that an update does not take more places down than it must.
+
+Which places are begun and past follows from the records of the tasks, and the state of the update
+is in the service's status. So another leader goes on where this one stops. The times at which tasks
+were first seen running are in the memory of each manager.
+
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from engine.manager import tasks as rules
+from engine.manager.clock import SECOND, Clock
+from engine.manager.loops import Acting
+from engine.manager.records import (
+    SERVICE_STATUS,
+    SERVICES,
+    SPEC_VERSIONS,
+    TASK_STATUS,
+    TASKS,
+    ServiceRecord,
+    ServiceStatus,
+    SpecVersion,
+    Task,
+    UpdateRecord,
+    new_id,
+    spec_key,
+)
+from engine.manager.restarts import PAUSED
+from engine.manager.scheduler import Birth, Scheduler
+from engine.manager.slots import Slots
+from engine.manager.states import TaskState
+from engine.manager.store import Change, Compare, Entry, Event, Put, Stale, Store
+from engine.manager.tasks import Difference, Place
+from engine.wire.services import UpdateConfig
+
+TICK = 0.05
+"""Seconds in which events of tasks are collected."""
+MONITOR = 5 * SECOND
+"""When the config says nothing."""
+GOING_ON = frozenset({"updating", "rollback_started"})
+START_FIRST = "start-first"
+BY_ITSELF = frozenset({TaskState.COMPLETE, TaskState.FAILED, TaskState.REJECTED})
+
+_Item = tuple[str, Entry[Task]]
+
+
+class _At(NamedTuple):
+    """One place. Tasks are *new* if they may stay under the service's spec, *old* otherwise."""
+
+    place: Place
+    new: list[_Item]
+    """Live ones."""
+    old: list[_Item]
+    """Live ones."""
+    ended: bool
+    """No task is live; the last one, of an old spec, has ended for good."""
+    begun: _Item | None
+    """The newest task that this update has written here."""
+
+
+class Updates:
+    name = "updates"
+
+    def __init__(self, store: Store, clock: Clock, slots: Slots, scheduler: Scheduler) -> None:
+        self._store = store
+        self._clock = clock
+        self._slots = slots
+        self._scheduler = scheduler
+        self._dirty: dict[str, None] = {}
+        self._touched: dict[str, None] = {}
+        """Services that are being updated, and of which a task has changed."""
+        self._touched_until = 0.0
+        self._active: set[str] = set()
+        """Services of which tasks matter."""
+        self._timers: dict[str, float] = {}
+        """When to look at a service again."""
+        self._past: dict[str, float] = {}
+        """When a task that an update wrote was first seen running or ended."""
+        self._failed: dict[tuple[str, int], dict[str, None]] = {}
+        """Failures by service and version, in their order."""
+        self._differences: dict[tuple[str, int, int], Difference] = {}
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def changed(self, event: Event) -> None:
+        kind = event.kind
+        if kind is SERVICES:
+            self._dirty[event.key] = None
+            self._forget(event.key)
+        elif kind is TASK_STATUS:
+            task = self._store.record(TASKS, event.key)
+            if task is None:
+                return
+            if task.by_update and event.new is not None:
+                self._observe(event.key, task, event.new.record.state)
+            self._touch(task.service)
+        elif kind is TASKS:
+            known: Task = (event.new or event.old).record  # type: ignore[union-attr]
+            if event.new is None:
+                self._past.pop(event.key, None)
+            self._touch(known.service)
+
+    def _observe(self, key: str, task: Task, state: TaskState) -> None:
+        """A task that an update wrote has reached a state."""
+        if state < TaskState.RUNNING:
+            return
+        now = self._clock.monotonic()
+        past = self._past.setdefault(key, now)
+        service = self._store.record(SERVICES, task.service)
+        if state not in BY_ITSELF or service is None or service.version != task.version:
+            return
+        if now - past <= _monitor(_config(service)) / SECOND:
+            self._failed.setdefault((task.service, task.version), {})[key] = None
+
+    def _touch(self, service: str) -> None:
+        if service in self._active:
+            if not self._touched:
+                self._touched_until = self._clock.monotonic() + TICK
+            self._touched[service] = None
+
+    def _forget(self, service: str) -> None:
+        """The service has another spec, or is gone: what was found out about the update is old."""
+        record = self._store.record(SERVICES, service)
+        version = 0 if record is None else record.version
+        for known in [known for known in self._failed if known[0] == service and known[1] != version]:
+            del self._failed[known]
+        for pair in [pair for pair in self._differences if pair[0] == service and pair[2] != version]:
+            del self._differences[pair]
+        if record is None:
+            self._active.discard(service)
+            self._timers.pop(service, None)
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def take_over(self) -> None:
+        self._dirty |= dict.fromkeys(self._store.all(SERVICES))
+
+    def due(self) -> float | None:
+        if self._dirty:
+            return 0
+        times = [*self._timers.values()]
+        if self._touched:
+            times.append(self._touched_until)
+        return min(times, default=None)
+
+    async def step(self, acting: Acting) -> None:
+        now = self._clock.monotonic()
+        if self._touched and self._touched_until <= now:
+            self._dirty |= self._touched
+            self._touched = {}
+        for key in [key for key, time in self._timers.items() if time <= now]:
+            del self._timers[key]
+            self._dirty[key] = None
+        while self._dirty:
+            key = next(iter(self._dirty))
+            try:
+                await self._look(acting, key)
+            except Stale as stale:
+                if any(compare.kind is not SERVICES and compare.kind is not SERVICE_STATUS for compare in stale.failed):
+                    raise  # not ours: the fence
+            del self._dirty[key]
+
+    async def _look(self, acting: Acting, key: str) -> None:
+        """Do the next thing of one service's update."""
+        entry = self._store.get(SERVICES, key)
+        if entry is None or rules.is_job(entry.record.spec):
+            self._active.discard(key)
+            return
+        service = entry.record
+        status_entry = self._store.get(SERVICE_STATUS, key)
+        status = ServiceStatus() if status_entry is None else status_entry.record
+        update = status.update if status.version == service.version else UpdateRecord()
+        places = [at for place in list(self._slots.of(key)) if (at := self._at(key, service, place)) is not None]
+        to_begin = [at for at in places if (at.old and not at.new) or at.ended]
+        work = to_begin or any((at.old and at.new) or len(at.new) > 1 for at in places)
+        if not work and update.state not in GOING_ON:
+            self._active.discard(key)
+            return
+        self._active.add(key)
+        config = _config(service)
+        await self._tidy(acting, places, config)
+        if update.state in PAUSED or (update.state not in GOING_ON and not to_begin):
+            return
+        compare = Compare(SERVICE_STATUS, key, 0 if status_entry is None else status_entry.revision)
+        if update.state not in GOING_ON:
+            state = "rollback_started" if service.rollback else "updating"
+            words = "rollback in progress" if service.rollback else "update in progress"
+            update = UpdateRecord(state, self._clock.now(), 0, words)
+            await self._note(acting, key, service, status, update, compare)
+            status_entry = self._store.get(SERVICE_STATUS, key)
+            compare = Compare(SERVICE_STATUS, key, 0 if status_entry is None else status_entry.revision)
+            status = ServiceStatus() if status_entry is None else status_entry.record
+        failed = self._failed.get((key, service.version), {})
+        total = len(to_begin) + len({at.place for at in places if at.begun is not None})
+        if failed and config.failure_action != "continue" and len(failed) / max(1, total) > config.max_failure_ratio:
+            await self._fail(acting, key, entry, status, update, compare, next(reversed(failed)))
+            return
+        await self._go_on(acting, key, service, status, update, compare, config, places, to_begin)
+
+    def _at(self, key: str, service: ServiceRecord, place: Place) -> _At | None:
+        """What there is at one place; None for nothing that matters."""
+        new: list[_Item] = []
+        old: list[_Item] = []
+        begun: _Item | None = None
+        tasks = self._slots.at(key, place)
+        for item in tasks:
+            task = item[1].record
+            if task.by_update and task.version == service.version:
+                begun = item
+            if rules.live(task):
+                (old if self._outdated(key, service, task) else new).append(item)
+        ended = False
+        if not new and not old and tasks:
+            name, last = tasks[-1]
+            ended = rules.done(self._store, name, last.record) and self._outdated(key, service, last.record)
+        if not new and not old and not ended and begun is None:
+            return None
+        return _At(place, new, old, ended, begun)
+
+    def _outdated(self, key: str, service: ServiceRecord, task: Task) -> bool:
+        if task.version == service.version:
+            return False
+        pair = (key, task.version, service.version)
+        found = self._differences.get(pair)
+        if found is None:
+            spec = rules.spec_of(self._store, key, task.version)
+            found = Difference.TASKS if spec is None else rules.difference(spec, service.spec)
+            self._differences[pair] = found
+        if found is Difference.PLACEMENT:
+            return not task.assigned or not self._scheduler.eligible(service.spec, task.node)
+        return found is Difference.TASKS
+
+    async def _tidy(self, acting: Acting, places: list[_At], config: UpdateConfig) -> None:
+        """Shut down old tasks beside new ones, and all but one of several new ones."""
+        groups: list[tuple[list[Change], list[Compare]]] = []
+        for at in places:
+            if not at.new or len(at.new) + len(at.old) == 1:
+                continue
+            running = [item for item in at.new if self._is_running(item)]
+            kept = (running or at.new)[-1]
+            surplus = [item for item in at.new if item is not kept]
+            if running or config.order != START_FIRST:
+                surplus += at.old
+            for name, entry in surplus:
+                groups.append(([_shutdown(name, entry, self._clock.now())], [Compare(TASKS, name, entry.revision)]))
+        if groups:
+            await acting.commit_many(groups)
+
+    def _is_running(self, item: _Item) -> bool:
+        return rules.observed(self._store, item[0], item[1].record) is TaskState.RUNNING
+
+    async def _go_on(
+        self,
+        acting: Acting,
+        key: str,
+        service: ServiceRecord,
+        status: ServiceStatus,
+        update: UpdateRecord,
+        compare: Compare,
+        config: UpdateConfig,
+        places: list[_At],
+        to_begin: list[_At],
+    ) -> None:
+        """Begin as many places as may be, or complete the update."""
+        now = self._clock.monotonic()
+        delay = config.delay / SECOND
+        starting = waiting = 0
+        last_past = 0.0
+        wake: list[float] = []
+        for at in places:
+            if at.begun is None:
+                continue
+            name, entry = at.begun
+            past = self._past.get(name)
+            if past is None and not rules.live(entry.record):
+                past = self._past[name] = now  # replaced before it ran
+            if past is None:
+                starting += 1
+                continue
+            last_past = max(last_past, past)
+            if past + delay > now:
+                waiting += 1
+                wake.append(past + delay)
+        if to_begin:
+            chosen = self._choose(config.parallelism or sys.maxsize, starting, waiting, to_begin)
+            if chosen:
+                await self._begin(acting, key, service, chosen, config)
+            elif wake:
+                self._timers[key] = min(wake)
+            return
+        if starting:
+            return
+        watched = config.failure_action != "continue"
+        ends = last_past + _monitor(config) / SECOND if watched and last_past else 0.0
+        if ends > now:
+            self._timers[key] = ends
+            return
+        state, words = (
+            ("rollback_completed", "rollback completed") if service.rollback else ("completed", "update completed")
+        )
+        await self._note(
+            acting, key, service, status, UpdateRecord(state, update.started, self._clock.now(), words), compare
+        )
+        self._active.discard(key)
+
+    def _choose(self, parallelism: int, starting: int, waiting: int, to_begin: list[_At]) -> list[_At]:
+        """The places to begin now. Those that do not run come first; those that do only as long as
+        not more than `parallelism` are down.
+        """
+        down = [at for at in to_begin if not any(self._is_running(item) for item in at.old)]
+        up = [at for at in to_begin if any(self._is_running(item) for item in at.old)]
+        chosen = down[: max(0, parallelism - starting - waiting)]
+        unavailable = sum(1 for at in down if not at.ended) + sum(1 for at in chosen if at.ended)
+        room = parallelism - starting - waiting - unavailable
+        return chosen + up[: max(0, room)]
+
+    async def _begin(
+        self, acting: Acting, key: str, service: ServiceRecord, chosen: list[_At], config: UpdateConfig
+    ) -> None:
+        now = self._clock.now()
+        births: list[Birth] = []
+        for at in chosen:
+            node = "" if isinstance(at.place, int) else at.place
+            if node and not self._scheduler.eligible(service.spec, node):
+                continue  # global_.py ends its task
+            stays = config.order == START_FIRST and any(self._is_running(item) for item in at.old)
+            before = next(
+                (name for name, _ in reversed(self._slots.at(key, at.place)) if not rules.over(self._store, name)), ""
+            )
+            follows = "" if stays else before
+            changes: list[Change] = []
+            compares: list[Compare] = []
+            for name, entry in at.old:
+                compares.append(Compare(TASKS, name, entry.revision))
+                if not stays:
+                    changes.append(_shutdown(name, entry, now))
+            task = Task(
+                service=key,
+                version=service.version,
+                slot=0 if node else int(at.place),
+                node=node,
+                desired=TaskState.READY if follows else TaskState.RUNNING,
+                created=now,
+                updated=now,
+                follows=follows,
+                by_update=True,
+            )
+            births.append(Birth(new_id(), task, service.spec, changes, compares))
+        if births:
+            await self._scheduler.create(acting, births)
+            self._touch(key)
+
+    async def _fail(
+        self,
+        acting: Acting,
+        key: str,
+        entry: Entry[ServiceRecord],
+        status: ServiceStatus,
+        update: UpdateRecord,
+        compare: Compare,
+        task: str,
+    ) -> None:
+        """Too many tasks have failed: pause, or put the previous spec back."""
+        service = entry.record
+        reason = f"due to failure or early termination of task {task}"
+        if _config(service).failure_action != "rollback" or service.rollback or service.previous is None:
+            state, words = ("rollback_paused", "rollback") if service.rollback else ("paused", "update")
+            paused = UpdateRecord(state, update.started, 0, f"{words} paused {reason}")
+            await self._note(acting, key, service, status, paused, compare)
+            return
+        now = self._clock.now()
+        version = service.version + 1
+        back = replace(service, spec=service.previous, previous=None, version=version, rollback=True, updated=now)
+        begun = UpdateRecord("rollback_started", now, 0, f"update rolled back {reason}")
+        await acting.commit(
+            [
+                Put(SERVICES, key, back),
+                Put(SPEC_VERSIONS, spec_key(key, version), SpecVersion(service.previous)),
+                Put(SERVICE_STATUS, key, replace(status, update=begun, version=version)),
+            ],
+            [Compare(SERVICES, key, entry.revision), compare],
+        )
+
+    async def _note(
+        self,
+        acting: Acting,
+        key: str,
+        service: ServiceRecord,
+        status: ServiceStatus,
+        update: UpdateRecord,
+        compare: Compare,
+    ) -> None:
+        noted = replace(status, update=update, version=service.version)
+        await acting.commit([Put(SERVICE_STATUS, key, noted)], [compare])
+
+
+def _config(service: ServiceRecord) -> UpdateConfig:
+    config = service.spec.rollback_config if service.rollback else service.spec.update_config
+    return config or UpdateConfig()
+
+
+def _monitor(config: UpdateConfig) -> int:
+    return config.monitor or MONITOR
+
+
+def _shutdown(key: str, entry: Entry[Task], now: int) -> Change:
+    return Put(TASKS, key, replace(entry.record, desired=TaskState.SHUTDOWN, updated=now))
