@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from engine.manager import tasks as rules
 from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
+from engine.manager.placement import demand_of
 from engine.manager.records import (
     SERVICE_STATUS,
     SERVICES,
@@ -47,7 +48,7 @@ from engine.manager.restarts import PAUSED
 from engine.manager.scheduler import Birth, Scheduler
 from engine.manager.slots import Slots
 from engine.manager.states import TaskState
-from engine.manager.store import Change, Compare, Entry, Event, Put, Stale, Store
+from engine.manager.store import Change, Compare, Entry, Event, Fenced, Put, Stale, Store
 from engine.manager.tasks import Difference, Place
 from engine.wire.services import UpdateConfig
 
@@ -169,14 +170,19 @@ class Updates:
         for key in [key for key, time in self._timers.items() if time <= now]:
             del self._timers[key]
             self._dirty[key] = None
-        while self._dirty:
-            key = next(iter(self._dirty))
+        dirty, self._dirty = self._dirty, {}
+        while dirty:
+            key = next(iter(dirty))
             try:
                 await self._look(acting, key)
-            except Stale as stale:
-                if any(compare.kind is not SERVICES and compare.kind is not SERVICE_STATUS for compare in stale.failed):
-                    raise  # not ours: the fence
-            del self._dirty[key]
+            except Fenced:
+                raise
+            except Stale:
+                self._dirty[key] = None  # the service has got another spec meanwhile
+            except BaseException:
+                self._dirty |= dirty
+                raise
+            del dirty[key]
 
     async def _look(self, acting: Acting, key: str) -> None:
         """Do the next thing of one service's update."""
@@ -245,7 +251,7 @@ class Updates:
             found = Difference.TASKS if spec is None else rules.difference(spec, service.spec)
             self._differences[pair] = found
         if found is Difference.PLACEMENT:
-            return not task.assigned or not self._scheduler.eligible(service.spec, task.node)
+            return not task.assigned or not self._scheduler.placement.suits(task.node, demand_of(service.spec))
         return found is Difference.TASKS
 
     async def _tidy(self, acting: Acting, places: list[_At], config: UpdateConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from engine.manager.records import (
     LEADER,
     NODE_DATA,
     NODES,
+    SERVICE_STATUS,
     SERVICES,
     TASK_STATUS,
     TASKS,
@@ -254,6 +255,13 @@ class Swarm:
         )
         await self.store.commit([Put(SERVICES, key, new)], [Compare(SERVICES, key, entry.revision)])
 
+    def update_state(self, key: str) -> str:
+        """The state of the update to the current spec; "" when there is none."""
+        status = self.store.record(SERVICE_STATUS, key)
+        service = self.store.record(SERVICES, key)
+        assert service is not None
+        return "" if status is None or status.version != service.version else status.update.state
+
     async def remove(self, key: str) -> None:
         await self.store.commit([Delete(SERVICES, key)])
 
@@ -286,6 +294,18 @@ class Swarm:
         for task in self.tasks(service).values():
             counts[task.node] = counts.get(task.node, 0) + 1
         return counts
+
+
+@contextlib.asynccontextmanager
+async def leading(store: Store, clock: FakeClock, nodes: int = 3) -> AsyncIterator[Swarm]:
+    """A swarm of so many nodes, with a leader until the end of the block."""
+    swarm = Swarm(store, clock)
+    await swarm.nodes(nodes)
+    await swarm.lead()
+    try:
+        yield swarm
+    finally:
+        await swarm.depose()
 
 
 def spec(

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 
 from engine.manager.records import NODE_DATA, SPEC_VERSIONS, TASKS
 from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Store
 from tests.fakes.clock import FakeClock
-from tests.fakes.swarm import Swarm, seconds
-
-
-@asynccontextmanager
-async def leading(store: Store, clock: FakeClock, nodes: int = 3) -> AsyncIterator[Swarm]:
-    swarm = Swarm(store, clock)
-    await swarm.nodes(nodes)
-    await swarm.lead()
-    try:
-        yield swarm
-    finally:
-        await swarm.depose()
+from tests.fakes.swarm import leading, seconds
 
 
 async def test_a_service_runs_its_replicas_spread_over_the_nodes(store: Store, clock: FakeClock) -> None:

@@ -1,0 +1,358 @@
+"""Rolling updates: order, parallelism, delay, monitoring, failures, rollbacks, changes of leader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.manager.records import SERVICE_STATUS, SERVICES, SPEC_VERSIONS, Task
+from engine.manager.states import NodeState, TaskState
+from engine.manager.store import Store
+from tests.fakes.clock import FakeClock
+from tests.fakes.swarm import Swarm, leading, seconds, spec
+
+
+def images(swarm: Swarm, service: str) -> set[str]:
+    found = set()
+    for task in swarm.tasks(service).values():
+        version = swarm.store.record(SPEC_VERSIONS, f"{service}/{task.version}")
+        assert version is not None and version.spec.task_template.container_spec is not None
+        found.add(version.spec.task_template.container_spec.image)
+    return found
+
+
+def bad(swarm: Swarm, service: str, image: str, state: TaskState = TaskState.FAILED, after: float = 1.0) -> None:
+    """Let tasks of this image fail."""
+
+    def fate(key: str, task: Task) -> tuple[TaskState, float] | None:
+        version = swarm.store.record(SPEC_VERSIONS, f"{task.service}/{task.version}")
+        assert version is not None and version.spec.task_template.container_spec is not None
+        return (state, after) if version.spec.task_template.container_spec.image == image else None
+
+    swarm.agents.fate = fate
+
+
+async def watch_down(swarm: Swarm, service: str, total: int, time: float, step: float = 0.05) -> int:
+    """Let time pass. Returns the largest number of slots that had no running task at once."""
+    worst = 0
+    passed = 0.0
+    while passed < time:
+        await swarm.run(step)
+        passed += step
+        worst = max(worst, total - len({task.slot for task in swarm.running(service).values()}))
+    return worst
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+async def test_not_more_than_parallelism_are_down(store: Store, clock: FakeClock, parallelism: int) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=6)
+        await swarm.run(1)
+        await swarm.update(web, replicas=6, image="busybox:2", update={"Parallelism": parallelism})
+        worst = await watch_down(swarm, web, 6, 20)
+        assert worst == parallelism
+        assert images(swarm, web) == {"busybox:2"}
+        assert swarm.slots(web) == [1, 2, 3, 4, 5, 6]
+        assert swarm.update_state(web) == "completed"
+        assert len(store.all(SPEC_VERSIONS)) == 2, "the old tasks are in the history"
+
+
+async def test_without_a_limit_all_are_replaced_at_once(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=6)
+        await swarm.run(1)
+        await swarm.update(web, replicas=6, image="busybox:2")
+        await swarm.run(1)
+        assert len(swarm.running(web)) == 6
+        assert images(swarm, web) == {"busybox:2"}
+        assert swarm.update_state(web) == "updating", "the tasks are monitored"
+        await swarm.run(6)
+        assert swarm.update_state(web) == "completed"
+
+
+async def test_the_delay_is_between_the_places(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=3)
+        await swarm.run(1)
+        await swarm.update(web, replicas=3, image="busybox:2", update={"Parallelism": 1, "Delay": seconds(10)})
+        await swarm.run(9)
+        assert len([task for task in swarm.tasks(web).values() if task.version == 2]) == 1
+        await swarm.run(9)
+        assert len([task for task in swarm.tasks(web).values() if task.version == 2]) == 2
+        await swarm.run(20)
+        assert images(swarm, web) == {"busybox:2"}
+
+
+async def test_start_first_has_no_slot_down(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=4)
+        await swarm.run(1)
+        await swarm.update(web, replicas=4, image="busybox:2", update={"Parallelism": 1, "Order": "start-first"})
+        assert await watch_down(swarm, web, 4, 15) == 0
+        assert images(swarm, web) == {"busybox:2"}
+        assert swarm.slots(web) == [1, 2, 3, 4]
+        assert swarm.update_state(web) == "completed"
+
+
+async def test_start_first_keeps_the_old_task_while_the_new_one_fails(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=3)
+        await swarm.run(1)
+        bad(swarm, web, "busybox:2", TaskState.REJECTED)
+        await swarm.update(web, replicas=3, image="busybox:2", update={"Parallelism": 1, "Order": "start-first"})
+        assert await watch_down(swarm, web, 3, 20, step=0.5) == 0
+        assert swarm.update_state(web) == "paused"
+        assert len(swarm.running(web)) == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "after"), [(TaskState.FAILED, 1.0), (TaskState.REJECTED, 0.0), (TaskState.COMPLETE, 3.0)]
+)
+async def test_a_failure_pauses_the_update(store: Store, clock: FakeClock, state: TaskState, after: float) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=5)
+        await swarm.run(1)
+        bad(swarm, web, "busybox:2", state, after)
+        config = {"Parallelism": 1, "Delay": seconds(5)}
+        await swarm.update(web, replicas=5, image="busybox:2", update=config)
+        await swarm.run(60)
+        status = store.record(SERVICE_STATUS, web)
+        assert status is not None
+        assert status.update.state == "paused"
+        assert status.update.message.startswith("update paused due to failure or early termination of task ")
+        assert len([task for task in swarm.tasks(web).values() if task.version == 1]) == 4
+        # another spec goes on
+        await swarm.update(web, replicas=5, image="busybox:3", update=config)
+        await swarm.run(60)
+        assert swarm.update_state(web) == "completed"
+        assert images(swarm, web) == {"busybox:3"}
+        assert len(swarm.running(web)) == 5
+
+
+async def test_a_failure_after_the_monitoring_time_is_a_restart(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=2)
+        await swarm.run(1)
+        bad(swarm, web, "busybox:2", TaskState.FAILED, 8.0)
+        await swarm.update(web, replicas=2, image="busybox:2", update={"Monitor": seconds(6)})
+        await swarm.run(60)
+        assert swarm.update_state(web) == "completed"
+
+
+async def test_continue_goes_on_in_spite_of_failures(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=4)
+        await swarm.run(1)
+        bad(swarm, web, "busybox:2", TaskState.FAILED, 1.0)
+        await swarm.update(web, replicas=4, image="busybox:2", update={"Parallelism": 1, "FailureAction": "continue"})
+        await swarm.run(60)
+        assert swarm.update_state(web) == "completed"
+        assert images(swarm, web) == {"busybox:2"}
+
+
+async def test_failures_within_the_ratio_are_accepted(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=4)
+        await swarm.run(1)
+        swarm.agents.fate = lambda key, task: (TaskState.FAILED, 1.0) if task.version == 2 and task.slot == 2 else None
+        await swarm.update(web, replicas=4, image="busybox:2", update={"Parallelism": 1, "MaxFailureRatio": 0.25})
+        await swarm.run(60)
+        assert swarm.update_state(web) == "completed"
+
+
+async def test_a_failure_rolls_back(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=5)
+        await swarm.run(1)
+        bad(swarm, web, "busybox:2")
+        config = {"Parallelism": 2, "FailureAction": "rollback"}
+        await swarm.update(web, replicas=5, image="busybox:2", update=config)
+        await swarm.run(40)
+        assert swarm.update_state(web) == "rollback_completed"
+        assert images(swarm, web) == {"busybox:1"}
+        assert len(swarm.running(web)) == 5
+        service = store.record(SERVICES, web)
+        assert service is not None and service.rollback
+        assert service.spec == spec(replicas=5)
+
+
+async def test_a_rollback_that_fails_is_paused(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=3)
+        await swarm.run(1)
+        swarm.agents.fate = lambda key, task: (TaskState.FAILED, 1.0) if task.version > 1 else None
+        await swarm.update(web, replicas=3, image="busybox:2", update={"Parallelism": 3, "FailureAction": "rollback"})
+        await swarm.run(60)
+        assert swarm.update_state(web) == "rollback_paused"
+
+
+async def test_a_rollback_by_the_api_uses_its_own_config(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=4, rollback_config={"Parallelism": 1})
+        await swarm.run(1)
+        await swarm.update(web, replicas=4, image="busybox:2")
+        await swarm.run(10)
+        await swarm.update(web, rollback=True, replicas=4, rollback_config={"Parallelism": 1})
+        assert await watch_down(swarm, web, 4, 20) == 1
+        assert swarm.update_state(web) == "rollback_completed"
+        assert images(swarm, web) == {"busybox:1"}
+
+
+async def test_scaling_is_no_update(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=2)
+        await swarm.run(1)
+        await swarm.update(web, replicas=4, update={"Parallelism": 1})
+        await swarm.run(10)
+        assert swarm.update_state(web) == ""
+        assert len(swarm.all_tasks(web)) == 4
+
+
+async def test_a_forced_update_replaces_all(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=2)
+        await swarm.run(1)
+        before = set(swarm.tasks(web))
+        await swarm.update(web, replicas=2, force=1)
+        await swarm.run(10)
+        assert len(swarm.running(web)) == 2
+        assert not before & set(swarm.tasks(web))
+
+
+async def test_placement_alone_moves_only_what_must(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=3)
+        await swarm.run(1)
+        before = swarm.tasks(web)
+        await swarm.update(web, replicas=3, constraints=["node.hostname!=node02"])
+        await swarm.run(20)
+        after = swarm.tasks(web)
+        assert {key for key, task in before.items() if task.node != "node02"} <= set(after)
+        assert "node02" not in swarm.spread(web)
+        assert len(swarm.running(web)) == 3
+
+
+async def test_scaling_and_updating_at_once(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=5)
+        await swarm.run(1)
+        await swarm.update(web, replicas=8, image="busybox:2", update={"Parallelism": 1})
+        await swarm.run(30)
+        assert swarm.slots(web) == list(range(1, 9))
+        assert images(swarm, web) == {"busybox:2"}
+        await swarm.update(web, replicas=2, image="busybox:3", update={"Parallelism": 1})
+        await swarm.run(30)
+        assert len(swarm.running(web)) == 2
+        assert images(swarm, web) == {"busybox:3"}
+
+
+async def test_a_new_spec_takes_over_in_the_middle(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=6)
+        await swarm.run(1)
+        config: dict[str, Any] = {"Parallelism": 2, "Delay": seconds(2)}
+        await swarm.update(web, replicas=6, image="busybox:2", update=config)
+        await swarm.run(1.1)
+        await swarm.update(web, replicas=6, image="busybox:3", update=config)
+        assert await watch_down(swarm, web, 6, 30) <= 2
+        assert images(swarm, web) == {"busybox:3"}
+        assert swarm.update_state(web) == "completed"
+
+
+async def test_back_to_the_old_spec_in_the_middle_touches_only_what_was_begun(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=6)
+        await swarm.run(1)
+        first = set(swarm.tasks(web))
+        config = {"Parallelism": 1, "Delay": seconds(5)}
+        await swarm.update(web, replicas=6, image="busybox:2", update=config)
+        await swarm.run(2)
+        await swarm.update(web, replicas=6, update=config)
+        await swarm.run(20)
+        assert len(first & set(swarm.tasks(web))) == 5
+        assert images(swarm, web) == {"busybox:1"}
+
+
+async def test_an_update_goes_on_at_another_leader(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=20)
+        await swarm.run(1)
+        await swarm.update(web, replicas=20, image="busybox:2", update={"Parallelism": 3, "Delay": seconds(0.5)})
+        worst = 0
+        for _ in range(40):
+            worst = max(worst, await watch_down(swarm, web, 20, 0.35))
+            await swarm.lead()
+        assert worst <= 3
+        await swarm.run(10)
+        assert swarm.update_state(web) == "completed"
+        assert images(swarm, web) == {"busybox:2"}
+        assert swarm.slots(web) == list(range(1, 21))
+        assert len(swarm.all_tasks(web)) == 40
+
+
+async def test_a_node_that_goes_in_the_middle_of_an_update(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=6)
+        await swarm.run(1)
+        await swarm.update(web, replicas=6, image="busybox:2", update={"Parallelism": 1, "Delay": seconds(1)})
+        await swarm.run(2)
+        await swarm.observe("node01", NodeState.DOWN)
+        await swarm.run(30)
+        assert len(swarm.running(web)) == 6
+        assert images(swarm, web) == {"busybox:2"}
+        assert swarm.update_state(web) == "completed"
+        assert "node01" not in swarm.spread(web)
+
+
+async def test_a_task_that_dies_while_paused_keeps_its_spec(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=3, restart={"Delay": 0})
+        await swarm.run(1)
+        bad(swarm, web, "busybox:2")
+        config = {"Parallelism": 1, "Delay": seconds(3)}
+        await swarm.update(web, replicas=3, image="busybox:2", update=config, restart={"Delay": 0})
+        await swarm.run(10)
+        assert swarm.update_state(web) == "paused"
+        old = min(key for key, task in swarm.running(web).items() if task.version == 1)
+        await swarm.agents.report(old, TaskState.FAILED)
+        await swarm.run(5)
+        assert len([task for task in swarm.running(web).values() if task.version == 1]) == 2
+
+
+async def test_tasks_that_have_ended_for_good_are_updated_too(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=2, restart={"Condition": "none"})
+        await swarm.run(1)
+        for key in list(swarm.tasks(web)):
+            await swarm.agents.report(key, TaskState.COMPLETE)
+        await swarm.run(5)
+        assert not swarm.tasks(web)
+        await swarm.update(web, replicas=2, image="busybox:2", restart={"Condition": "none"})
+        await swarm.run(10)
+        assert len(swarm.running(web)) == 2
+
+
+async def test_a_global_service_is_updated_node_by_node(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock, nodes=4) as swarm:
+        agent = await swarm.create("agent", mode={"Global": {}})
+        await swarm.run(1)
+        await swarm.update(agent, mode={"Global": {}}, image="busybox:2", update={"Parallelism": 1})
+        worst = 0
+        for _ in range(200):
+            await swarm.run(0.05)
+            worst = max(worst, 4 - len(swarm.running(agent)))
+        assert worst == 1
+        assert images(swarm, agent) == {"busybox:2"}
+        assert swarm.update_state(agent) == "completed"
+
+
+async def test_host_ports_are_updated_on_one_node(store: Store, clock: FakeClock) -> None:
+    ports = [{"Protocol": "tcp", "TargetPort": 80, "PublishedPort": 8080, "PublishMode": "host"}]
+    async with leading(store, clock, nodes=1) as swarm:
+        web = await swarm.create(replicas=1, ports=ports)
+        await swarm.run(1)
+        await swarm.update(web, replicas=1, ports=ports, image="busybox:2")
+        await swarm.run(5)
+        assert images(swarm, web) == {"busybox:2"}
+        assert len(swarm.running(web)) == 1
