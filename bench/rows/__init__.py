@@ -7,7 +7,20 @@ other, and those with thousands of containers are last.
 from __future__ import annotations
 
 from bench.job import Job, Size
-from bench.rows import builds, daemons, files, growth, images, lifecycle, logs, networks, reads, resources, streams
+from bench.rows import (
+    builds,
+    daemons,
+    files,
+    growth,
+    images,
+    lifecycle,
+    logs,
+    networks,
+    reads,
+    resources,
+    streams,
+    swarm,
+)
 from bench.rows.images import Material
 
 
@@ -29,4 +42,5 @@ def jobs(size: Size, material: Material) -> list[Job]:
         *reads.dense(size),
         *daemons.dense(size),
         *reads.many(size),
+        *swarm.jobs(size),
     ]

@@ -203,6 +203,20 @@ class Members:
         rest = [each for each in voters if each.id != member.id]
         return bool(rest) and sum(map(self.alive, rest)) >= quorum(len(rest))
 
+    async def why_not(self, node: str) -> str:
+        """Why the member of this node cannot be removed now; "" when it can, or has none."""
+        members = await self.all()
+        member = self._of(node, members)
+        if member is None or member.learner or self.removable(member, members):
+            return ""
+        voters = [each for each in members if not each.learner]
+        rest = [each for each in voters if each.id != member.id]
+        try:
+            self._guard(voters, rest, f"remove manager {node}")
+        except WrongState as error:
+            return error.message
+        return f"node {node} is the last manager of the swarm"
+
     def _guard(self, voters: list[Member], rest: list[Member], what: str) -> None:
         """Raises WrongState unless the voters alive are a quorum, of all and of `rest`."""
         alive = [self.owner(each) for each in rest if self.alive(each)]

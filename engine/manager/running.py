@@ -1,0 +1,207 @@
+"""The parts of a manager that serves: built by `Begin`, closed by `Stop` or with the process.
+
+```
+ Member (etcd) ── Store ──┬── Control      requests of the API
+                          ├── Dispatcher   sessions of agents ── Logs
+                          ├── Joining      certificates and members
+                          ├── Listener     port 2377: sessions, joins, other managers
+                          └── Leadership   while this manager leads: Loops
+```
+
+Owns:    all of these, opened in this order and closed in the reverse one.
+Threads: the event loop's.
+Raises:  InvalidParameter for bad settings, ServerError when etcd does not serve or a port is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import EngineError, ServerError, Unavailable, WrongState, reason
+from engine.manager import founding, joining, messages, orchestration
+from engine.manager.ca import Authority
+from engine.manager.clock import Clock, SystemClock
+from engine.manager.control.table import Control
+from engine.manager.dispatcher import Dispatcher
+from engine.manager.frames import Connection
+from engine.manager.identity import Identity
+from engine.manager.joining import Joining
+from engine.manager.leader import Leadership
+from engine.manager.listener import Listener
+from engine.manager.loops import Loops
+from engine.manager.member import Member
+from engine.manager.messages import Begin, Message, Peer
+from engine.manager.records import CLUSTER, MANAGERS
+from engine.manager.roles import RoleLoop
+from engine.manager.store import Event, Store
+from engine.manager.tls import Credentials, dial
+from engine.system.tasks import spawn
+from engine.system.threads import cancelled
+
+_log = logging.getLogger(__name__)
+
+
+class Running:
+    """One manager that serves."""
+
+    node: str
+    control: Control
+    dispatcher: Dispatcher
+    joining: Joining
+
+    def __init__(self, root: Path, run: Path, begin: Begin, end: Callable[[int], None]) -> None:
+        self.node = begin.node
+        self._root, self._run = root, run
+        self._begin = begin
+        self._end = end
+        self._clock: Clock = SystemClock()
+        self._stack = contextlib.AsyncExitStack()
+        self._credentials = Credentials(root)
+
+    @classmethod
+    async def begin(cls, root: Path, run: Path, begin: Begin, end: Callable[[int], None]) -> Running:
+        """Build all parts. `end(status)` ends the process, when this node was removed from the
+        managers.
+        """
+        made = cls(root, run, begin, end)
+        try:
+            await made._open()
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    async def close(self) -> None:
+        """Close the parts. Agents go to other managers; etcd's data stays."""
+        await self._stack.aclose()
+
+    @property
+    def identity(self) -> Identity:
+        """That of the own node, whose daemon speaks on the Unix socket."""
+        certificate = ssl.PEM_cert_to_DER_cert(_first(self._credentials.certificate()))
+        return self._authority.identify(certificate)
+
+    async def _open(self) -> None:
+        begin = self._begin
+        await asyncio.to_thread(self._credentials.mend)
+        self._member = member = Member(
+            self._root,
+            self._run,
+            node=begin.node,
+            listen=begin.listen,
+            advertise=begin.advertise,
+            raft=founding.raft_of(self._root, begin),
+        )
+        self._stack.push_async_callback(member.stop)
+        self._etcd = etcd = await founding.METHODS[begin.how](self._credentials, member, begin, self._clock)
+        self._store = store = Store(etcd, self._clock)
+        self._stack.push_async_callback(store.close)
+        self._authority = authority = Authority(store, self._clock)
+        self.joining = Joining(store, etcd, authority, self._clock, node=begin.node)
+        loops = Loops(
+            [
+                *orchestration.loops(store, self._clock),
+                RoleLoop(store, self._clock, self.joining.members),
+            ],
+            store,
+            self._clock,
+        )
+        store.subscribe(self._changed)
+        await store.load()
+        if begin.how == "force":
+            await founding.take_all(store, authority, self._credentials, begin, self._clock)
+        self.control = Control(
+            store, self._clock, node=begin.node, authority=authority, guard=self.joining.members.why_not
+        )
+        self.dispatcher = Dispatcher(store, self._clock, begin.node, authority, address=begin.advertise)
+        self._stack.push_async_callback(self.dispatcher.close)
+        await self.dispatcher.start()
+        await self._listen()
+        leadership = Leadership(store, etcd, self._clock, node=begin.node, address=begin.advertise)
+        leading = spawn(leadership.run(loops.lead), "manager: leadership", fatal=True)
+        self._stack.push_async_callback(cancelled, leading)
+
+    async def _listen(self) -> None:
+        listener = Listener(self._credentials, self._authority, self._serve, self.dispatcher.disconnected)
+        try:
+            await listener.listen(self._begin.listen)
+        except OSError as error:
+            raise ServerError(f"cannot listen on {self._begin.listen}: {reason(error)}") from error
+        self._stack.push_async_callback(listener.close)
+
+    async def _serve(self, connection: Connection, message: Message, identity: Identity | None) -> None:
+        """One message of a peer that may send it."""
+        if isinstance(message, JOINING):
+            await self.joining.serve(connection, message, identity)
+        elif identity is not None:
+            await self.dispatcher.serve(connection, message, identity)
+
+    async def _dial(self, node: str) -> Connection:
+        """A connection to another manager. Raises Unavailable when it is absent or silent."""
+        presence = self._store.record(MANAGERS, node)
+        if presence is None:
+            raise Unavailable(f"manager {node} is not present")
+        try:
+            return await dial(presence.address, self._credentials.client())
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"manager {node} at {presence.address}: {error}") from error
+
+    def _changed(self, event: Event) -> None:
+        """Keep the raft settings on disk, for the member's next start."""
+        if event.kind is CLUSTER and event.new is not None:
+            founding.keep_raft(self._root, event.new.record.spec.raft)
+
+    async def leave(self, force: bool) -> None:
+        """Have this manager's member removed by another one, because its node leaves. Without a
+        quorum of the others it leaves all the same, and they need a forced new cluster.
+
+        Raises WrongState unless `force`.
+        """
+        present = {node: entry.record.address for node, entry in self._store.all(MANAGERS).items()}
+        present.pop(self.node, None)
+        if not force:
+            raise WrongState(_warning(len(present), len(await self.joining.members.all())))
+        if not present:
+            return
+        peers = [Peer(node=node, address=address) for node, address in present.items()]
+        try:
+            await joining.removed(self._root, peers, force=True)
+        except EngineError as error:
+            _log.warning("this manager leaves, but its member of etcd is not removed: %s", error.message)
+
+
+JOINING = (
+    messages.FetchRoot,
+    messages.Join,
+    messages.Renew,
+    messages.AddMember,
+    messages.PromoteMember,
+    messages.RemoveMember,
+)
+"""Messages that `Joining` serves; the others of a TLS connection are the dispatcher's."""
+
+
+def _warning(others: int, managers: int) -> str:
+    """Why a manager does not leave without force. `others` are reachable, besides itself."""
+    text = "this node participates in the swarm as a manager"
+    if managers <= 1:
+        text += ". It is the last manager: leaving erases all current state of the swarm"
+    elif others < (managers - 1) // 2 + 1:
+        text += (
+            f". Of {managers} managers {others} others are reachable: without this one the swarm "
+            "would result in a loss of quorum"
+        )
+    else:
+        text += f". {managers - 1} of {managers} managers would be left"
+    return f"{text}. Use force to leave all the same"
+
+
+def _first(chain: str) -> str:
+    """The first certificate of a PEM file."""
+    end = "-----END CERTIFICATE-----"
+    return chain[: chain.index(end) + len(end)] + "\n"
