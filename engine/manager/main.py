@@ -54,7 +54,8 @@ def main(arguments: list[str]) -> int:
         return 1
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
-    return uvloop.run(_serve(given.root, given.run))
+    status: int = uvloop.run(_serve(given.root, given.run))
+    return status
 
 
 async def _serve(root: Path, run: Path) -> int:
