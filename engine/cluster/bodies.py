@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from engine.cluster.templates import Value, expand
 from engine.errors import InvalidParameter
 from engine.manager.messages import Assigned
+from engine.templates import Value, expand
 from engine.wire.containers import (
     CreateBody,
     EndpointSettings,

@@ -18,7 +18,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = sorted(path for path in (ROOT / "engine").rglob("*.py") if "__pycache__" not in path.parts)
 CYTHON = sorted((ROOT / "engine" / "_fast").glob("*.p[yx][xd]")) + sorted((ROOT / "engine" / "_fast").glob("*.pxd"))
 
-SHARED = {"booleans", "wire", "errors", "events", "config", "facts", "labels", "names", "patterns", "pruning", "times"}
+SHARED = {
+    "booleans",
+    "wire",
+    "errors",
+    "events",
+    "config",
+    "facts",
+    "labels",
+    "names",
+    "patterns",
+    "pruning",
+    "templates",
+    "times",
+}
 """Modules that every package except http and _fast may import."""
 
 BELOW = {"storage", "runtime", "monitor", "system", "_fast"}
@@ -32,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "booleans": set(),
     "labels": set(),
     "names": set(),
+    "templates": {"errors"},
     "patterns": set(),
     "pruning": {"errors", "labels"},
     "config": {"errors"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -10,6 +12,7 @@ import msgspec
 from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
+from engine.manager.frames import LONGEST
 from engine.manager.messages import Call
 from engine.manager.records import Kind
 from engine.manager.store import Entry, Store
@@ -18,6 +21,11 @@ R = TypeVar("R", bound=msgspec.Struct)
 S = TypeVar("S", bound=msgspec.Struct)
 
 encode = msgspec.json.Encoder().encode
+
+SLICE = 0.005
+"""Seconds of work on a list after which others are served."""
+LONGEST_BODY = LONGEST - (1 << 20)
+"""Bytes of a list, so that the answer fits into one message."""
 
 
 Guard = Callable[[str], Awaitable[str]]
@@ -54,6 +62,24 @@ def body(call: Call, of: type[S]) -> S:
         return msgspec.json.decode(call.body or b"{}", type=of)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidParameter(f"invalid body: {decoding_reason(error)}") from None
+
+
+async def encode_all(documents: Iterable[msgspec.Struct | None]) -> bytes:
+    """A JSON array. The documents are made and encoded in slices, between which others are served;
+    None stands for one that was looked at and left out.
+    """
+    parts = []
+    began = time.monotonic()
+    for document in documents:
+        if document is not None:
+            parts.append(encode(document))
+        if time.monotonic() - began > SLICE:
+            await asyncio.sleep(0)
+            began = time.monotonic()
+    body = b"[" + b",".join(parts) + b"]"
+    if len(body) > LONGEST_BODY:
+        raise ServerError(f"the list has {len(body) >> 20} MiB, more than {LONGEST_BODY >> 20}: use filters")
+    return body
 
 
 def check_version(call: Call, kind: str, entry: Entry[R]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from engine import names, times
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.manager.control import filters, validate
-from engine.manager.control.context import Context, Precondition, body, check_version, encode, find
+from engine.manager.control.context import Context, Precondition, body, check_version, encode, encode_all, find
 from engine.manager.messages import Call
 from engine.manager.records import (
     CLAIMS,
@@ -89,16 +89,15 @@ async def list_all(context: Context, call: Call) -> bytes:
     id_starts, name_starts = filters.starts(found, "id"), filters.starts(found, "name")
     has_labels = filters.have_labels(found)
     status = bool(call.query.get("status"))
-    return encode(
-        [
-            view(store, entry, status=status)
-            for key, entry in sorted(store.all(SERVICES).items())
-            if id_starts(key)
-            and name_starts(entry.record.spec.name)
-            and has_labels(entry.record.spec.labels)
-            and (modes is None or mode_of(entry.record.spec) in modes)
-            and (runtimes is None or True in runtimes)
-        ]
+    return await encode_all(
+        view(store, entry, status=status)
+        if id_starts(key)
+        and name_starts(entry.record.spec.name)
+        and has_labels(entry.record.spec.labels)
+        and (modes is None or mode_of(entry.record.spec) in modes)
+        and (runtimes is None or True in runtimes)
+        else None
+        for key, entry in sorted(store.all(SERVICES).items())
     )
 
 

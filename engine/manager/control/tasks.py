@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from engine import times
 from engine.errors import NotFound, ServerError
 from engine.manager.control import filters
-from engine.manager.control.context import Context, encode, find
+from engine.manager.control.context import Context, encode, encode_all, find
 from engine.manager.control.nodes import find_node
 from engine.manager.control.services import find_service, is_job
 from engine.manager.messages import Call
@@ -19,8 +17,6 @@ from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Version
 
 _RUNTIMES = {"container": True, "plugin": False, "attachment": False}
-SLICE = 500
-"""Tasks of a long list after which others are served."""
 
 
 def task_name(store: Store, key: str, task: Task) -> str:
@@ -83,13 +79,11 @@ async def list_all(context: Context, call: Call) -> bytes:
     id_starts, name_starts = filters.starts(found, "id"), filters.starts(found, "name")
     has_labels = filters.have_labels(found)
     by_service = "name" in found or "label" in found or "_up-to-date" in found
-    listed: list[wire.Task] = []
-    for number, key in enumerate(_candidates(store, services, nodes)):
-        if number % SLICE == SLICE - 1:
-            await asyncio.sleep(0)
+
+    def document(key: str) -> wire.Task | None:
         entry = store.get(TASKS, key)
         if entry is None or entry.record.desired == TaskState.REMOVE:
-            continue
+            return None
         task = entry.record
         if (
             not id_starts(key)
@@ -98,16 +92,17 @@ async def list_all(context: Context, call: Call) -> bytes:
             or (states is not None and task.desired not in states)
             or (runtimes is not None and True not in runtimes)
         ):
-            continue
+            return None
         if by_service:
             service = store.record(SERVICES, task.service)
             spec = service.spec if service is not None else _spec(store, task)
             if spec is None or not name_starts(spec.name) or not has_labels(spec.labels):
-                continue
-            if "_up-to-date" in found and (service is None or not _is_up_to_date(store, task)):
-                continue
-        listed.append(view(store, entry))
-    return encode(listed)
+                return None
+            if "_up-to-date" in found and not _is_up_to_date(store, task):
+                return None
+        return view(store, entry)
+
+    return await encode_all(map(document, _candidates(store, services, nodes)))
 
 
 def _candidates(store: Store, services: set[str], nodes: set[str]) -> list[str]:

@@ -19,7 +19,8 @@ from engine.errors import InvalidParameter, Unimplemented
 from engine.images import reference
 from engine.manager.clock import SECOND
 from engine.manager.constraints import parse_all, spread_key
-from engine.wire.containers import Healthcheck, Mount, Ulimit
+from engine.templates import Value, expand
+from engine.wire.containers import Healthcheck, Mount, Ulimit, VolumeOptions
 from engine.wire.nodes import GenericResource, Resources
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.services import (
@@ -57,7 +58,6 @@ HOUR = 3600 * SECOND
 _SERVICE_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]*[a-zA-Z0-9])?", re.ASCII)
 _DATA_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]*[a-zA-Z0-9])?", re.ASCII)
 _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*", re.ASCII)
-_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _REAL_TIME = re.compile(r"RT(MIN|MAX)([+-]\d{1,2})?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 
@@ -110,7 +110,7 @@ def service_spec(spec: ServiceSpec) -> ServiceSpec:
     """
     service_name(spec.name)
     labels("Labels", spec.labels)
-    template = _task_spec(spec.task_template, spec.networks)
+    template = _task_spec(spec.task_template, spec.networks, _template_values(spec))
     mode = _mode(spec.mode)
     job = mode.replicated_job is not None or mode.global_job is not None
     if job and spec.update_config is not None:
@@ -201,7 +201,24 @@ def _port(field: str, port: PortConfig) -> PortConfig:
 # --- task templates -------------------------------------------------------------------------------
 
 
-def _task_spec(spec: TaskSpec, networks: list[NetworkAttachmentConfig]) -> TaskSpec:
+def _template_values(spec: ServiceSpec) -> Mapping[str, Value]:
+    """The names that a template may use, with values as on some node."""
+    return {
+        "Service": {"ID": "x", "Name": spec.name, "Labels": dict(spec.labels)},
+        "Node": {"ID": "x", "Hostname": "x", "Platform": {"Architecture": "x86_64", "OS": "linux"}},
+        "Task": {"ID": "x", "Name": f"{spec.name}.1.x", "Slot": "1"},
+    }
+
+
+def _expand(field: str, text: str, values: Mapping[str, Value]) -> str:
+    """As on some node. Raises InvalidParameter for a template that no node can expand."""
+    try:
+        return expand(text, values)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"{field}: {error.message}") from None
+
+
+def _task_spec(spec: TaskSpec, networks: list[NetworkAttachmentConfig], values: Mapping[str, Value]) -> TaskSpec:
     if spec.runtime == "plugin" or spec.plugin_spec is not None:
         raise Unimplemented("TaskTemplate.Runtime: services of plugins are not supported by this version")
     if spec.runtime == "attachment" or spec.network_attachment_spec is not None:
@@ -224,7 +241,7 @@ def _task_spec(spec: TaskSpec, networks: list[NetworkAttachmentConfig]) -> TaskS
         raise refuse("TaskTemplate.LogDriver.Name", "", "options need the name of a driver")
     return msgspec.structs.replace(
         spec,
-        container_spec=_container_spec(spec.container_spec),
+        container_spec=_container_spec(spec.container_spec, values),
         restart_policy=_restart_policy(spec.restart_policy),
         networks=attached,
         runtime="container",
@@ -245,13 +262,19 @@ def _restart_policy(policy: RestartPolicy | None) -> RestartPolicy | None:
 def _placement(placement: Placement | None) -> None:
     if placement is None:
         return
-    parse_all(placement.constraints)
+    try:
+        parse_all(placement.constraints)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"TaskTemplate.Placement.Constraints: {error.message}") from None
     _range("TaskTemplate.Placement.MaxReplicas", placement.max_replicas)
     for number, preference in enumerate(placement.preferences):
         field = f"TaskTemplate.Placement.Preferences[{number}].Spread"
         if preference.spread is None:
             raise InvalidParameter(f"{field}: a preference needs the field Spread")
-        spread_key(preference.spread.spread_descriptor)
+        try:
+            spread_key(preference.spread.spread_descriptor)
+        except InvalidParameter as error:
+            raise InvalidParameter(f"{field}.SpreadDescriptor: {error.message}") from None
 
 
 def _resources(resources: ResourceRequirements | None) -> None:
@@ -297,7 +320,7 @@ def _generic(field: str, item: GenericResource) -> None:
 # --- containers -----------------------------------------------------------------------------------
 
 
-def _container_spec(spec: ContainerSpec) -> ContainerSpec:
+def _container_spec(spec: ContainerSpec, values: Mapping[str, Value]) -> ContainerSpec:
     field = "TaskTemplate.ContainerSpec"
     _image(f"{field}.Image", spec.image)
     labels(f"{field}.Labels", spec.labels)
@@ -310,10 +333,12 @@ def _container_spec(spec: ContainerSpec) -> ContainerSpec:
         ((spec.hostname,), "Hostname"),
     ):
         _no_nul(f"{field}.{name}", texts)
+    _expand(f"{field}.Hostname", spec.hostname, values)
     for variable in spec.env:
+        _expand(f"{field}.Env", variable, values)
         if not variable or variable.startswith("="):
             raise refuse(f"{field}.Env", variable, "NAME=value or NAME is expected")
-    if spec.dir and not _expanded(spec.dir).startswith("/"):
+    if spec.dir and not spec.dir.startswith("/"):
         raise refuse(f"{field}.Dir", spec.dir, "it must be an absolute path")
     _range(f"{field}.StopGracePeriod", spec.stop_grace_period)
     _range(f"{field}.OomScoreAdj", spec.oom_score_adj, -1000, 1000)
@@ -330,15 +355,10 @@ def _container_spec(spec: ContainerSpec) -> ContainerSpec:
             raise refuse(f"{field}.Hosts", line, "an address and a name are expected, as in /etc/hosts")
     for limit in spec.ulimits:
         _ulimit(f"{field}.Ulimits", limit)
-    _mounts(f"{field}.Mounts", spec.mounts)
+    _mounts(f"{field}.Mounts", spec.mounts, values)
     _secrets(f"{field}.Secrets", spec.secrets)
     _configs(f"{field}.Configs", spec.configs)
     return spec
-
-
-def _expanded(text: str) -> str:
-    """With templates such as `{{.Task.Slot}}` replaced by a word, as they are on the node."""
-    return _TEMPLATE.sub("x", text)
 
 
 def _image(field: str, image: str) -> None:
@@ -432,23 +452,23 @@ _MOUNT_OPTIONS: tuple[tuple[str, Callable[[Mount], object], str], ...] = (
 _PROPAGATIONS = ("", "private", "rprivate", "shared", "rshared", "slave", "rslave")
 
 
-def _mounts(field: str, mounts: list[Mount]) -> None:
+def _mounts(field: str, mounts: list[Mount], values: Mapping[str, Value]) -> None:
     targets: set[str] = set()
     for number, mount in enumerate(mounts):
-        _mount(f"{field}[{number}]", mount)
+        _mount(f"{field}[{number}]", mount, values)
         target = mount.target.rstrip("/")
         if target in targets:
             raise refuse(f"{field}[{number}].Target", mount.target, f"duplicate mount point: {mount.target}")
         targets.add(target)
 
 
-def _mount(field: str, mount: Mount) -> None:
+def _mount(field: str, mount: Mount, values: Mapping[str, Value]) -> None:
     if mount.type == "cluster":
         raise Unimplemented(f"{field}.Type: cluster volumes (CSI) are not supported by this version")
     if mount.type not in ("bind", "volume", "tmpfs", "image"):
         raise refuse(f"{field}.Type", mount.type, "invalid MountType: one of bind, volume, tmpfs, image is expected")
     _no_nul(field, (mount.target, mount.source))
-    target, source = _expanded(mount.target), _expanded(mount.source)
+    target, source = _expand(f"{field}.Target", mount.target, values), _expand(f"{field}.Source", mount.source, values)
     if not target.startswith("/") or not target.strip("/"):
         raise refuse(f"{field}.Target", mount.target, "invalid mount target, must be an absolute path below /")
     for name, options, kind in _MOUNT_OPTIONS:
@@ -464,6 +484,7 @@ def _mount(field: str, mount: Mount) -> None:
             raise refuse(f"{field}.Source", mount.source, "invalid volume mount source, must not be an absolute path")
         if source and not _VOLUME_NAME.fullmatch(source):
             raise refuse(f"{field}.Source", mount.source, "not a valid name of a volume")
+        _volume_options(f"{field}.VolumeOptions", mount.volume_options, values)
     elif mount.type == "tmpfs":
         if source:
             raise refuse(f"{field}.Source", mount.source, "invalid tmpfs source, source must be empty")
@@ -472,6 +493,16 @@ def _mount(field: str, mount: Mount) -> None:
             _range(f"{field}.TmpfsOptions.Mode", mount.tmpfs_options.mode, 0, (1 << 32) - 1)
     else:
         _image(f"{field}.Source", mount.source)
+
+
+def _volume_options(field: str, options: VolumeOptions | None, values: Mapping[str, Value]) -> None:
+    if options is None:
+        return
+    driver = options.driver_config
+    for text in (options.labels or {}).values():
+        _expand(f"{field}.Labels", text, values)
+    for text in ((driver.options if driver is not None else None) or {}).values():
+        _expand(f"{field}.DriverConfig.Options", text, values)
 
 
 # --- references to secrets and configs ------------------------------------------------------------

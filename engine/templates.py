@@ -6,8 +6,8 @@ Text with actions: `{{.Task.Slot}}`, `{{index .Service.Labels "tier"}}`, `{{secr
 comments and the trim markers of Go (`{{-`, `-}}`). Values are strings, integers, booleans and
 mappings of strings. Variables, nested templates and methods are refused.
 
-Not here: which names a service's template has (`bodies.py`), and those of a secret or config
-(`delivery.py`).
+Not here: which names the template of a service has (`cluster/bodies.py`), and those of a secret or
+config (`cluster/delivery.py`).
 Raises: InvalidParameter that quotes the action.
 """
 
