@@ -36,6 +36,7 @@ from engine.manager.messages import Begin, Stop
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 
+PROGRAM = "engine.manager"
 PID_FILE = "manager.pid"
 """In RUN/swarm: locked while a manager's process runs, and holds its pid."""
 REMOVED = 3
@@ -67,12 +68,13 @@ class Process:
         *,
         log_level: str = "info",
         on_removed: Callable[[], None] = lambda: None,
-        on_serving: Callable[[], None] = lambda: None,
+        program: str = PROGRAM,
     ) -> None:
+        """`on_removed` is called when a process that served has ended with `REMOVED`."""
         self._root, self._run = root, run
         self._log_level = log_level
         self._on_removed = on_removed
-        self._on_serving = on_serving
+        self._program = program
         self._pidfd = -1
         self._child = 0
         """Its pid when it is a child of this daemon; 0 for one that an earlier daemon started."""
@@ -141,7 +143,6 @@ class Process:
         self._connection = connection
         self.trouble = ""
         self._serving.set()
-        self._on_serving()
 
     async def _connect(self) -> Connection:
         """Connect to the process that runs, or to a new one."""
@@ -267,7 +268,7 @@ class Process:
             if not name.startswith(("PYTHON", "NOTIFY_SOCKET", "LISTEN_"))
         }
         environment["PYTHONPATH"] = str(Path(engine.__file__ or "").parent.parent)
-        arguments = [sys.executable, "-P", "-m", "engine.manager", "--root", str(self._root), "--run", str(self._run)]
+        arguments = [sys.executable, "-P", "-m", self._program, "--root", str(self._root), "--run", str(self._run)]
         try:
             pid = os.posix_spawn(
                 sys.executable,
@@ -296,11 +297,11 @@ class Process:
 
     def _adopt(self) -> bool:
         """Find the process that an earlier daemon has started. Returns False if none runs."""
-        for pid in (_holder(self._run / PID_FILE), *_processes(self._root)):
+        for pid in (_holder(self._run / PID_FILE), *_processes(self._program, self._root)):
             if pid:
                 with contextlib.suppress(OSError):
                     descriptor = os.pidfd_open(pid)
-                    if pid == _holder(self._run / PID_FILE) or pid in _processes(self._root):
+                    if pid == _holder(self._run / PID_FILE) or pid in _processes(self._program, self._root):
                         self._forget()
                         self._pidfd = descriptor
                         return True
@@ -382,9 +383,9 @@ def _holder(path: Path) -> int:
     return 0
 
 
-def _processes(root: Path) -> list[int]:
+def _processes(program: str, root: Path) -> list[int]:
     """Pids of managers of this directory: one that has just been started holds no lock yet."""
-    mark = b"\0engine.manager\0--root\0" + os.fsencode(root) + b"\0"
+    mark = b"\0" + b"\0".join(map(os.fsencode, (program, "--root", root))) + b"\0"
     found = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
