@@ -284,9 +284,8 @@ class Membership:
             if certificate is None:
                 raise ServerError("the manager's process has written no certificate")
         except BaseException:
-            self._save(phase=following(self.phase, Verb.FAIL))
-            await self._leave()
-            self._state = State()
+            self._advance(Verb.FAIL)
+            self._advance(await self._leave())
             raise
         self._advance(Verb.SUCCEED, node=certificate.node, swarm=certificate.swarm, request="")
         self._drive()
@@ -363,9 +362,11 @@ class Membership:
             await self._halt()
             self._end_outcome(NoSwarm("This node has left the swarm that it was joining"))
             self._save(phase=phase, force=force)
-            await self._leave()
-            self._state = State()
-            self._reset()
+            try:
+                self._advance(await self._leave())
+            except BaseException:
+                self._drive()  # it goes on in the background
+                raise
 
     async def _warning(self) -> str:
         """Why a manager does not leave without force."""
@@ -416,18 +417,28 @@ class Membership:
     def _drive(self) -> None:
         """Carry out the step of the phase, and those that follow."""
         if self._steps.get(self.phase) is not None:
-            self._driving = spawn(self._carry_on(), "swarm: membership", fatal=True)
+            self._driving = spawn(self._carry_on(), "swarm: membership")
 
     async def _carry_on(self) -> None:
+        """Carry out steps until a phase without one. A step that fails is repeated."""
+        pauses = _Pauses()
+        self._trouble = ""
         while (step := self._steps.get(self.phase)) is not None:
-            self._trouble = ""
-            verb = await step()
-            _log.info("swarm: %s: %s", self.phase, verb)
-            if self.phase is Phase.LEAVING:
-                self._state = State()
-                self._reset()
-                return
-            self._advance(verb)
+            phase = self.phase
+            try:
+                self._advance(await step())
+            except EngineError as error:
+                self._trouble = error.message
+                _log.error("swarm: %s: %s", phase, error.message)
+                await pauses.next()
+            except Exception as error:
+                self._trouble = f"internal error: {error}"
+                _log.exception("swarm: %s", phase)
+                await pauses.next()
+            else:
+                _log.info("swarm: this node was %s and is %s", phase, self.phase)
+                pauses = _Pauses()
+                self._trouble = ""
 
     async def _halt(self) -> None:
         """End the present step. It can be taken up again."""
@@ -436,13 +447,22 @@ class Membership:
             await cancelled(driving)
 
     def _advance(self, verb: Verb, **changes: Any) -> None:
-        self._save(phase=following(self.phase, verb), **changes)
+        phase = following(self.phase, verb)
+        if phase is Phase.NONE:
+            self._forget()
+        else:
+            self._save(phase=phase, **changes)
 
     def _save(self, **changes: Any) -> None:
         state = msgspec.structs.replace(self._state, **changes)
         if state != self._state:
             self._directory.save(state)
             self._state = state
+
+    def _forget(self) -> None:
+        """It was left: nothing is on disk any more."""
+        self._state = State()
+        self._reset()
 
     def _reset(self) -> None:
         self._registered.clear()
@@ -707,18 +727,28 @@ class Membership:
     def _has_session(self, session: Session) -> None:
         """The agent has a session, or its terms have changed."""
         self._session = session
-        if session.root and session.root != self._directory.roots():
-            self._directory.trust(session.root)
-            if self._agent is not None:
-                self._agent.renewed()
+        if session.root and session.root != self._directory.roots() and self.phase is not Phase.LEAVING:
+            self._trust(session.root)
         managers = session.managers or self._state.managers
-        self._save(managers=managers, epoch=max(session.epoch, self._state.epoch))
+        try:
+            self._save(managers=managers, epoch=max(session.epoch, self._state.epoch))
+        except ServerError as error:  # kept in memory alone: the next session tells again
+            _log.error("swarm: %s", error.message)
         if session.renew and self.phase is Phase.WORKER:
             self._renew_now = True
         self._registered.set()
         if self.phase in (Phase.WORKER, Phase.MANAGER):
             self._end_outcome()
         self._wake.set()
+
+    def _trust(self, roots: str) -> None:
+        try:
+            self._directory.trust(roots)
+        except ServerError as error:
+            _log.error("swarm: %s", error.message)
+        else:
+            if self._agent is not None:
+                self._agent.renewed()
 
     def _is_barred(self, reason: str) -> None:
         self._barred = reason or "this node was removed from the swarm"

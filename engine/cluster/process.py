@@ -126,7 +126,7 @@ class Process:
 
     def _watch_again(self) -> None:
         if self._begun is not None:
-            self._watching = spawn(self._watch(self._begun), "swarm: the manager's process", fatal=True)
+            self._watching = spawn(self._watch(self._begun), "swarm: the manager's process")
 
     async def _serve(self, begin: Begin) -> None:
         self._serving.clear()

@@ -1,0 +1,433 @@
+"""Init, join, leave, promotion, demotion, force: each with the daemon killed at every effect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from engine.cluster import credentials, membership
+from engine.cluster.phases import Phase
+from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
+from engine.wire.swarm import InitRequest, JoinRequest
+from tests.unit.cluster.world import DIGEST, Killed, World, run, token
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def init_request(*, force: bool = False) -> InitRequest:
+    return InitRequest(listen_addr="0.0.0.0:2377", force_new_cluster=force)
+
+
+def join_request(role: str) -> JoinRequest:
+    return JoinRequest(remote_addrs=["10.0.0.9"], join_token=token(role))
+
+
+async def init(world: World, *, force: bool = False) -> None:
+    assert world.daemon is not None
+    await world.daemon.init(init_request(force=force))
+
+
+async def join(world: World, role: str) -> None:
+    assert world.daemon is not None
+    await world.daemon.join(join_request(role))
+
+
+async def leave(world: World) -> None:
+    assert world.daemon is not None
+    await world.daemon.leave(force=True)
+
+
+class Story(NamedTuple):
+    """One change of membership, and where it may be after a crash in it."""
+
+    before: Callable[[World], Awaitable[None]]
+    change: Callable[[World], Awaitable[None]]
+    """Repeated after the crash, where the phase permits it."""
+    phases: tuple[Phase, ...]
+    """One of which is reached by the next daemon alone."""
+    after: Phase
+    """Reached at last."""
+
+
+async def nothing(world: World) -> None:
+    pass
+
+
+async def promoted(world: World) -> None:
+    await world.wish(world.node(), "manager")
+
+
+async def demoted(world: World) -> None:
+    await world.wish(world.node(), "worker")
+
+
+async def as_worker(world: World) -> None:
+    await join(world, "worker")
+
+
+async def as_manager(world: World) -> None:
+    world.members.add("other")
+    await join(world, "manager")
+
+
+async def forced(world: World) -> None:
+    await init(world, force=True)
+
+
+N, W, M = Phase.NONE, Phase.WORKER, Phase.MANAGER
+STORIES = {
+    "init": Story(nothing, init, (N, M), M),
+    "init by force outside of a swarm": Story(nothing, forced, (N, M), M),
+    "join as worker": Story(nothing, as_worker, (N, W), W),
+    "join as manager": Story(nothing, as_manager, (N, M), M),
+    "promotion": Story(as_worker, promoted, (M,), M),
+    "demotion": Story(as_manager, demoted, (W,), W),
+    "leave as worker": Story(as_worker, leave, (N, W), N),
+    "leave as manager": Story(as_manager, leave, (N, M), N),
+    "leave as the only manager": Story(init, leave, (N, M), N),
+    "force": Story(as_manager, forced, (M,), M),
+}
+
+
+@pytest.mark.parametrize("manager_too", [False, True], ids=["daemon", "daemon and manager"])
+@pytest.mark.parametrize("name", STORIES)
+def test_killed_at_every_effect(name: str, manager_too: bool, world: World) -> None:
+    story = STORIES[name]
+
+    async def test() -> None:
+        for point in range(1, 200):
+            await fresh(world)
+            await story.before(world)
+            if world.daemon is not None and world.daemon.phase is not Phase.NONE:
+                await world.settled(world.daemon.phase)
+            world.points, world.kill_at = 0, point
+            change = asyncio.ensure_future(attempt(world, story))
+            while not change.done() and not world.dead:
+                await asyncio.sleep(0.001)
+            if not world.dead:  # with this many effects it was done
+                await change
+                await world.settled(story.after)
+                if not world.dead:
+                    world.check()
+                    assert point > 3, "hardly any effects"
+                    return
+            await world.restart(manager_too=manager_too)
+            change.cancel()
+            await arrived(world, story)
+            world.check()
+            with contextlib.suppress(NoSwarm):
+                await story.change(world)
+            await world.settled(story.after)
+            world.check()
+        raise AssertionError("it never ends")
+
+    run(test)
+
+
+async def attempt(world: World, story: Story) -> None:
+    with contextlib.suppress(Killed, asyncio.CancelledError):
+        await story.change(world)
+        await world.settled(story.after)
+
+
+async def arrived(world: World, story: Story) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            assert world.daemon is not None
+            for phase in story.phases:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        await world.settled(phase)
+                        return
+
+
+async def fresh(world: World) -> None:
+    """A node outside of any swarm."""
+    await world.bury()
+    root = world.directory / "root" / "swarm"
+    if root.exists():
+        import shutil
+
+        shutil.rmtree(root)
+    world.wishes.clear()
+    world.members.clear()
+    world.down.clear()
+    world.process = world.tasks = False
+    world.start()
+
+
+def test_the_answers_of_an_init(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        node = await daemon.init(init_request())
+        assert len(node) == 25 and daemon.is_manager and daemon.state == "active"
+        for refused in (daemon.init(init_request()), daemon.join(join_request("worker"))):
+            with pytest.raises(NoSwarm, match="already part of a swarm"):
+                await refused
+        with pytest.raises(ServerError, match="attempting to leave the swarm"):
+            await daemon.leave(force=False)
+        await daemon.leave(force=True)
+        with pytest.raises(NoSwarm, match="not part of a swarm"):
+            await daemon.leave(force=True)
+        world.check()
+
+    run(test)
+
+
+def test_a_failed_init_leaves_nothing(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        world.trouble = ServerError("etcd does not start")
+        with pytest.raises(ServerError, match="etcd does not start"):
+            await daemon.init(init_request())
+        world.check()
+        world.trouble = None
+        await daemon.init(init_request())
+        assert daemon.is_manager
+
+    run(test)
+
+
+def test_a_worker_is_no_manager(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        with pytest.raises(NoSwarm, match="This node is not a swarm manager"):
+            await daemon.call("swarm.inspect")
+        await join(world, "worker")
+        with pytest.raises(NoSwarm, match=r"This node is not a swarm manager\. Worker nodes can't"):
+            await daemon.call("swarm.inspect")
+        with pytest.raises(NoSwarm, match="not a swarm manager"):
+            await daemon.init(init_request(force=True))
+
+    run(test)
+
+
+def test_a_wrong_token_leaves_nothing(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        with pytest.raises(InvalidParameter, match="join token is necessary"):
+            await daemon.join(JoinRequest(remote_addrs=["10.0.0.9"], join_token=f"SWMTKN-1-{DIGEST}-{'x' * 25}"))
+        await world.settled(Phase.NONE)
+        world.check()
+        for bad in ("", "x", f"SWMTKN-1-{DIGEST}-{'x' * 24}", f"SWMTKN-2-{DIGEST}-{'x' * 25}"):
+            with pytest.raises(InvalidParameter, match="join token is necessary"):
+                await daemon.join(JoinRequest(remote_addrs=["10.0.0.9"], join_token=bad))
+        with pytest.raises(InvalidParameter, match="RemoteAddrs"):
+            await daemon.join(JoinRequest(join_token=token("worker")))
+        with pytest.raises(InvalidParameter, match="RemoteAddrs 'a:70000'"):
+            await daemon.join(JoinRequest(remote_addrs=["a:70000"], join_token=token("worker")))
+
+    run(test)
+
+
+def test_no_manager_answers(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        world.reachable = False
+        with pytest.raises(ServerError, match="connection refused"):
+            await join(world, "worker")
+        await world.settled(Phase.NONE)
+        world.check()
+        world.reachable = True
+        await join(world, "worker")
+        assert daemon.phase is Phase.WORKER
+
+    run(test)
+
+
+def test_a_join_goes_on_in_the_background(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(membership, "JOIN_LIMIT", 0.05)
+        monkeypatch.setattr(membership, "UNREACHABLE_TRIES", 10**9)
+        daemon = world.start()
+        world.reachable = False
+        with pytest.raises(ServerError, match="Timeout was reached before node was joined"):
+            await join(world, "worker")
+        assert daemon.state == "pending"
+        assert "connection refused" in (await daemon.info())["Error"]
+        with pytest.raises(NoSwarm, match="already part of a swarm"):
+            await join(world, "worker")
+        daemon = await world.restart()
+        assert daemon.state == "pending"
+        world.reachable = True
+        await world.settled(Phase.WORKER)
+        world.check()
+
+    run(test)
+
+
+def test_a_pending_join_is_ended_by_a_leave(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(membership, "UNREACHABLE_TRIES", 10**9)
+        daemon = world.start()
+        world.reachable = False
+        joining = asyncio.ensure_future(join(world, "worker"))
+        while daemon.phase is not Phase.JOINING:
+            await asyncio.sleep(0.001)
+        await daemon.leave(force=False)
+        with pytest.raises(NoSwarm):
+            await joining
+        world.check()
+
+    run(test)
+
+
+def test_a_background_join_that_is_refused_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(membership, "JOIN_LIMIT", 0.05)
+        monkeypatch.setattr(membership, "UNREACHABLE_TRIES", 10**9)
+        daemon = world.start()
+        world.reachable = False
+        with pytest.raises(ServerError):
+            await join(world, "worker")
+        world.reachable, world.refusal = True, InvalidParameter("A valid join token is necessary")
+        await world.settled(Phase.ERROR)
+        assert daemon.state == "error"
+        assert "join token is necessary" in (await daemon.info())["Error"]
+        daemon = await world.restart()
+        assert daemon.state == "error"
+        await daemon.leave(force=False)
+        world.check()
+
+    run(test)
+
+
+def test_a_removed_node_ends_its_tasks(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        await join(world, "worker")
+        agent = world.agent()
+        assert agent is not None
+        agent.on_barred("node was removed from the swarm")
+        await world.settled(Phase.ERROR)
+        assert not world.tasks
+        assert "removed" in (await daemon.info())["Error"]
+        await daemon.leave(force=False)
+        world.check()
+
+    run(test)
+
+
+def test_a_certificate_is_renewed_when_the_session_asks(world: World) -> None:
+    async def test() -> None:
+        world.start()
+        await join(world, "worker")
+        agent = world.agent()
+        assert agent is not None
+        world.reachable = True
+        agent.tell(renew=True)
+        async with asyncio.timeout(5):
+            while not agent.renewals:
+                await asyncio.sleep(0.002)
+        world.check()
+
+    run(test)
+
+
+def test_a_renewal_waits_for_managers(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        await join(world, "worker")
+        agent = world.agent()
+        assert agent is not None
+        agent.tell(renew=True)
+        world.reachable = False
+        await asyncio.sleep(0.05)
+        assert "connection refused" in (await daemon.info())["Error"]
+        world.reachable = True
+        async with asyncio.timeout(5):
+            while not agent.renewals:
+                await asyncio.sleep(0.002)
+        assert (await daemon.info())["Error"] == ""
+
+    run(test)
+
+
+def test_a_promotion_that_is_withdrawn(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        await join(world, "worker")
+        world.trouble = ServerError("the leader cannot be reached")
+        await promoted(world)
+        while daemon.phase is not Phase.PROMOTING or not (await daemon.info())["Error"]:
+            await asyncio.sleep(0.002)
+        await demoted(world)
+        await world.settled(Phase.WORKER)
+        world.check()
+
+    run(test)
+
+
+def test_demoted_and_promoted_again_and_again(world: World) -> None:
+    async def test() -> None:
+        world.members.add("other")
+        world.start()
+        await join(world, "worker")
+        for _ in range(5):
+            await promoted(world)
+            await world.settled(Phase.MANAGER)
+            world.check()
+            await demoted(world)
+            await world.settled(Phase.WORKER)
+            world.check()
+
+    run(test)
+
+
+def test_a_failed_force_serves_as_before(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        await as_manager(world)
+        world.trouble = ServerError("etcd does not start")
+        with pytest.raises(EngineError, match="etcd does not start"):
+            await forced(world)
+        world.trouble = None
+        await world.settled(Phase.MANAGER)
+        await forced(world)
+        assert world.members == {daemon._state.node}
+
+    run(test)
+
+
+def test_the_daemon_ends_without_a_word_to_the_swarm(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        await init(world)
+        await daemon.close(stop=False)
+        assert world.process and world.tasks
+        daemon = await world.restart()
+        await world.settled(Phase.MANAGER)
+        await daemon.close(stop=True)
+        assert not world.process
+        assert (world.directory / "root" / "swarm" / "state.json").exists()
+        await world.restart()
+        await world.settled(Phase.MANAGER)
+        world.check()
+
+    run(test)
+
+
+def test_a_state_that_cannot_be_read(world: World) -> None:
+    async def test() -> None:
+        root = world.directory / "root" / "swarm"
+        root.mkdir(parents=True)
+        (root / "state.json").write_text("{")
+        daemon = world.start()
+        assert daemon.state == "error"
+        assert "state.json" in (await daemon.info())["Error"]
+        await daemon.leave(force=False)
+        world.check()
+
+    run(test)
+
+
+def test_the_digest_of_a_root_is_the_tokens() -> None:
+    assert credentials.check_token(token("worker")) == DIGEST
