@@ -10,7 +10,7 @@ Threads: the event loop's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from engine.cluster.phases import NOT_A_MANAGER, Phase
@@ -34,9 +34,10 @@ class Cluster:
 
     def _load(self) -> Membership:
         if self._membership is None:
-            from engine.cluster.loading import membership
+            from engine.cluster.agent import Agent
+            from engine.cluster.membership import Membership
 
-            self._membership = membership(self._parts)
+            self._membership = Membership(self._parts, Agent)
             self._membership.load()
         return self._membership
 
@@ -98,11 +99,11 @@ class Cluster:
         """
         return await self._manager().call(verb, name, query, body)
 
-    def follow(self, of: str, name: str, query: dict[str, Any]) -> AsyncIterator[tuple[LogLine, ...]]:
+    def follow(self, of: str, name: str, query: dict[str, Any]) -> AsyncGenerator[tuple[LogLine, ...], None]:
         """The log lines of a service or task. Iterate under `contextlib.aclosing`."""
         return self._manager().follow(of, name, query)
 
-    def watch(self) -> AsyncIterator[Change]:
+    def watch(self) -> AsyncGenerator[Change, None]:
         """Changes of the swarm's objects, until the manager ends. Iterate as `follow`."""
         return self._manager().watch()
 

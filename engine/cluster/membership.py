@@ -20,12 +20,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from engine.cluster import addresses, credentials, process
+from engine.cluster.announcements import announce
 from engine.cluster.client import PORT, joined, split
 from engine.cluster.phases import (
     LOCAL_STATES,
@@ -162,7 +163,7 @@ class Membership:
         assert isinstance(answer, Done)
         return answer
 
-    async def follow(self, of: str, name: str, query: dict[str, Any]) -> AsyncIterator[tuple[LogLine, ...]]:
+    async def follow(self, of: str, name: str, query: dict[str, Any]) -> AsyncGenerator[tuple[LogLine, ...], None]:
         """Logs of a service or task, until they end or the manager does."""
         connection = await self._connection()
         async with contextlib.aclosing(connection.ask_for_many(Follow(of=of, name=name, query=query))) as answers:
@@ -170,7 +171,7 @@ class Membership:
                 if isinstance(answer, LogLines):
                     yield answer.lines
 
-    async def watch(self) -> AsyncIterator[Change]:
+    async def watch(self) -> AsyncGenerator[Change, None]:
         """Changes of the swarm's objects, until the manager ends."""
         connection = await self._connection()
         async with contextlib.aclosing(connection.ask_for_many(Watch())) as answers:
@@ -558,6 +559,13 @@ class Membership:
 
     async def _manage(self) -> Verb:
         """MANAGER: until its member was removed."""
+        events = spawn(announce(self.watch, self._parts.events), "swarm: events")
+        try:
+            return await self._keep_managing()
+        finally:
+            await cancelled(events)
+
+    async def _keep_managing(self) -> Verb:
         self._removed = False
         await self._run_agent("manager")
         pauses = _Pauses()
@@ -698,8 +706,9 @@ class Membership:
                 return
         await self._close_agent()
         self._registered.clear()
-        self._agent = self._new_agent(identity)
-        self._agent.start()
+        agent = self._new_agent(identity)
+        agent.start()
+        self._agent = agent
 
     def _new_agent(self, identity: Identity | None = None) -> AgentOfNode:
         self._identity = identity or self._identity_as("manager" if self._directory.has_member() else "worker")

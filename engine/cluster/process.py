@@ -385,7 +385,7 @@ def _holder(path: Path) -> int:
 
 def _processes(program: str, root: Path) -> list[int]:
     """Pids of managers of this directory: one that has just been started holds no lock yet."""
-    mark = b"\0" + b"\0".join(map(os.fsencode, (program, "--root", root))) + b"\0"
+    mark = b"\0" + b"\0".join(os.fsencode(word) for word in (program, "--root", root)) + b"\0"
     found = []
     for name in os.listdir("/proc"):
         if name.isdecimal():

@@ -80,7 +80,8 @@ LATE_IMPORTS = {
     ("engine/__main__.py", "engine.daemon"): "--version, stop and check start without uvloop and the engine's parts",
     ("engine/__main__.py", "engine.http.server"): "the same",
     ("engine/__main__.py", "engine.check"): "serve does not need it",
-    ("engine/cluster/cluster.py", "engine.cluster.loading"): "a daemon outside of a swarm loads nothing of it",
+    ("engine/cluster/cluster.py", "engine.cluster.agent"): "a daemon outside of a swarm loads nothing of it",
+    ("engine/cluster/cluster.py", "engine.cluster.membership"): "the same",
     ("engine/api/swarm_mode.py", "engine.api"): "an engine outside of a swarm does not load the handlers",
     ("engine/api/swarm_mode.py", "engine.api.versions"): "and the version rows of a swarm's objects",
 }

@@ -37,6 +37,10 @@ class Fake:
         path = self.root / name
         return path.read_text() or name if path.exists() else ""
 
+    def note(self, line: str) -> None:
+        with open(self.root / "begun", "a", encoding="ascii") as notes:
+            notes.write(line)
+
     def end(self, status: int = 0) -> None:
         self.status = status
         self.ended.set()
@@ -49,8 +53,7 @@ class Fake:
                     await asyncio.sleep(10)
                 if refusal := self.says("refuse"):
                     raise ServerError(refusal)
-                with open(self.root / "begun", "a", encoding="ascii") as notes:
-                    notes.write(f"{os.getpid()} {message.how}\n")
+                self.note(f"{os.getpid()} {message.how}\n")
                 await connection.send(Done(seq=message.seq))
             case messages.Stop():
                 if self.says("stuck"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from engine.cluster import credentials, membership
 from engine.cluster.phases import Phase
 from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
 from engine.wire.swarm import InitRequest, JoinRequest
-from tests.unit.cluster.world import DIGEST, Killed, World, run, token
+from tests.unit.cluster.world import DIGEST, Killed, World, run, token, until
 
 
 @pytest.fixture
@@ -110,8 +111,7 @@ def test_killed_at_every_effect(name: str, manager_too: bool, world: World) -> N
                 await world.settled(world.daemon.phase)
             world.points, world.kill_at = 0, point
             change = asyncio.ensure_future(attempt(world, story))
-            while not change.done() and not world.dead:
-                await asyncio.sleep(0.001)
+            await until(lambda change=change: change.done() or world.dead)  # type: ignore[misc]
             if not world.dead:  # with this many effects it was done
                 await change
                 await world.settled(story.after)
@@ -139,14 +139,7 @@ async def attempt(world: World, story: Story) -> None:
 
 
 async def arrived(world: World, story: Story) -> None:
-    async with asyncio.timeout(5):
-        while True:
-            assert world.daemon is not None
-            for phase in story.phases:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.02):
-                        await world.settled(phase)
-                        return
+    await until(lambda: world.daemon is not None and any(world.rests(phase) for phase in story.phases))
 
 
 async def fresh(world: World) -> None:
@@ -154,8 +147,6 @@ async def fresh(world: World) -> None:
     await world.bury()
     root = world.directory / "root" / "swarm"
     if root.exists():
-        import shutil
-
         shutil.rmtree(root)
     world.wishes.clear()
     world.members.clear()
@@ -270,8 +261,7 @@ def test_a_pending_join_is_ended_by_a_leave(world: World, monkeypatch: pytest.Mo
         daemon = world.start()
         world.reachable = False
         joining = asyncio.ensure_future(join(world, "worker"))
-        while daemon.phase is not Phase.JOINING:
-            await asyncio.sleep(0.001)
+        await until(lambda: daemon.phase is Phase.JOINING)
         await daemon.leave(force=False)
         with pytest.raises(NoSwarm):
             await joining
@@ -324,9 +314,7 @@ def test_a_certificate_is_renewed_when_the_session_asks(world: World) -> None:
         assert agent is not None
         world.reachable = True
         agent.tell(renew=True)
-        async with asyncio.timeout(5):
-            while not agent.renewals:
-                await asyncio.sleep(0.002)
+        await until(lambda: agent.renewals)
         world.check()
 
     run(test)
@@ -343,9 +331,7 @@ def test_a_renewal_waits_for_managers(world: World) -> None:
         await asyncio.sleep(0.05)
         assert "connection refused" in (await daemon.info())["Error"]
         world.reachable = True
-        async with asyncio.timeout(5):
-            while not agent.renewals:
-                await asyncio.sleep(0.002)
+        await until(lambda: agent.renewals)
         assert (await daemon.info())["Error"] == ""
 
     run(test)
@@ -357,8 +343,7 @@ def test_a_promotion_that_is_withdrawn(world: World) -> None:
         await join(world, "worker")
         world.trouble = ServerError("the leader cannot be reached")
         await promoted(world)
-        while daemon.phase is not Phase.PROMOTING or not (await daemon.info())["Error"]:
-            await asyncio.sleep(0.002)
+        await until(lambda: daemon.phase is Phase.PROMOTING and daemon._trouble)
         await demoted(world)
         await world.settled(Phase.WORKER)
         world.check()

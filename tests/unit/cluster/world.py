@@ -7,20 +7,24 @@ or just after it, before the daemon knows. A killed daemon does nothing any more
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import ipaddress
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from engine.cluster import credentials, membership, process
+from engine.cluster import addresses, credentials, membership, process
 from engine.cluster.membership import Membership
 from engine.cluster.phases import Phase
 from engine.cluster.state import Directory, Identity
 from engine.config import Config
 from engine.errors import EngineError, InvalidParameter, ServerError, Unavailable
+from engine.events import EventLog
 from engine.manager import certificates
 from engine.manager.keys import new_key, request
 from engine.manager.messages import Begin, Joined, Peer, Renewed, Session
@@ -80,14 +84,12 @@ class World:
         monkeypatch.setattr(membership, "SHORTEST_PAUSE", 0.001)
         monkeypatch.setattr(membership, "LONGEST_PAUSE", 0.01)
         monkeypatch.setattr(membership, "REGISTER_LIMIT", 0.05)
-        monkeypatch.setattr(membership.addresses, "of_host", self._host)
+        monkeypatch.setattr(addresses, "of_host", self._host)
         for name in ("save", "keep_request", "trust", "_exchange", "remove_member", "erase"):
             self._mortal(monkeypatch, name)
 
     def _host(self) -> list[Any]:
-        import ipaddress
-
-        return [membership.addresses.HostAddress("eth0", ipaddress.ip_address("10.0.0.1"))]
+        return [addresses.HostAddress("eth0", ipaddress.ip_address("10.0.0.1"))]
 
     def _mortal(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         real = getattr(Directory, name)
@@ -112,7 +114,7 @@ class World:
     def start(self) -> Membership:
         """A daemon that has just started."""
         config = Config(root=self.directory / "root", run=self.directory / "run")
-        parts: Any = SimpleNamespace(config=config, networks=SimpleNamespace(by_id={}))
+        parts: Any = SimpleNamespace(config=config, networks=SimpleNamespace(by_id={}), events=EventLog())
         self.daemon = Membership(parts, lambda *given, **named: FakeAgent(self, *given, **named))
         self.daemon.load()
         self.daemon.start()
@@ -165,11 +167,12 @@ class World:
         return node
 
     async def settled(self, phase: Phase) -> None:
-        async with asyncio.timeout(5):
-            while self.daemon is None or self.daemon.phase is not phase or not self._at_rest(phase):
-                await asyncio.sleep(0.002)
+        await until(lambda: self.rests(phase))
 
-    def _at_rest(self, phase: Phase) -> bool:
+    def rests(self, phase: Phase) -> bool:
+        """Returns True if this phase is reached, and has what belongs to it."""
+        if self.daemon is None or self.daemon.phase is not phase:
+            return False
         agent = self.agent()
         if phase is Phase.WORKER:
             return agent is not None and agent.identity.role == "worker"
@@ -263,7 +266,7 @@ class World:
 class FakeProcess:
     """As `process.Process`, of which `World` keeps what survives the daemon."""
 
-    all: list[FakeProcess] = []
+    all: ClassVar[list[FakeProcess]] = []
 
     def __init__(self, world: World, *, on_removed: Callable[[], None], log_level: str) -> None:
         self.world = world
@@ -370,10 +373,8 @@ class FakeAgent:
             root=ROOT,
             **more,
         )
-        try:
+        with contextlib.suppress(Killed):
             self.on_session(session)
-        except Killed:
-            pass
 
     def renewed(self) -> None:
         self.renewals += 1
@@ -388,6 +389,13 @@ class FakeAgent:
         self.world.down.add(self.identity.node)
         await asyncio.sleep(0)
         self.world.point()
+
+
+async def until(probe: Callable[[], object]) -> None:
+    limit = time.monotonic() + 5
+    while not probe():
+        assert time.monotonic() < limit, "it does not happen"
+        await asyncio.sleep(0.002)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
