@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_changes_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcements, "PAUSE", 0.0)
     created = Change(kind="service", action="create", id="s1", attributes={"name": "web"}, time=5_000_000_007)
     removed = Change(kind="secret", action="remove", id="x1", attributes={"name": "key"})
-    rounds = iter([[created], NoSwarm("it starts"), ConnectionError(), [removed]])
+    rounds: Iterator[list[Change] | Exception] = iter([[created], NoSwarm("it starts"), ConnectionError(), [removed]])
     done = asyncio.Event()
 
     async def watch() -> AsyncGenerator[Change, None]:
