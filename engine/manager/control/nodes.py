@@ -11,11 +11,14 @@ from collections.abc import Iterable
 import msgspec
 
 from engine import times
+from engine.manager.ca import tls_info
+from engine.manager.certificates import digest
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, Precondition, body, check_version, encode, find
 from engine.manager.messages import Call
 from engine.manager.records import (
     CLAIMS,
+    CLUSTER,
     LEADER,
     MANAGERS,
     NODE_DATA,
@@ -102,10 +105,24 @@ def view(store: Store, entry: Entry[NodeRecord]) -> wire.Node:
             role=record.role.label,
             availability=record.availability.label,
         ),
-        description=data.description or wire.NodeDescription(),
+        description=_description(store, data),
         status=wire.NodeStatus(state=data.state.label, message=data.message, addr=data.address),
         manager_status=_manager_status(store, entry.key, record, data),
     )
+
+
+def _description(store: Store, data: NodeData) -> wire.NodeDescription:
+    """With the issuer of the node's certificate, which clients compare with the swarm's to show how
+    a rotation of the CA proceeds.
+    """
+    description, cluster = data.description or wire.NodeDescription(), store.record(CLUSTER)
+    if cluster is None or not data.certificate:
+        return description
+    for root in (cluster.root, cluster.rotation):
+        if root and digest(root) == data.certificate:
+            issuer = msgspec.structs.replace(tls_info(root), trust_root=cluster.root)
+            return msgspec.structs.replace(description, tls_info=issuer)
+    return description
 
 
 def _manager_status(store: Store, node: str, record: NodeRecord, data: NodeData) -> wire.ManagerStatus | None:

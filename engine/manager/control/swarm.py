@@ -9,12 +9,13 @@ import msgspec
 from engine import times
 from engine.errors import Unavailable, Unimplemented
 from engine.manager import tokens
+from engine.manager.ca import tls_info
 from engine.manager.control import nodes, validate
 from engine.manager.control.context import Context, body, check_version, encode
 from engine.manager.messages import Call
 from engine.manager.records import CLUSTER, MANAGERS, NODES, Cluster
 from engine.manager.store import Compare, Entry, Put
-from engine.wire.swarm import ClusterInfo, JoinTokens, Peer, Swarm, SwarmInfo, SwarmSpec, UnlockKey, Version
+from engine.wire.swarm import ClusterInfo, JoinTokens, Peer, Swarm, SwarmInfo, SwarmSpec, TLSInfo, UnlockKey, Version
 
 
 def _entry(context: Context) -> Entry[Cluster]:
@@ -33,12 +34,17 @@ def cluster_info(context: Context, entry: Entry[Cluster]) -> ClusterInfo:
         created_at=times.rfc3339(cluster.created),
         updated_at=times.rfc3339(cluster.updated),
         spec=cluster.spec,
-        tls_info=context.authority.tls_info(),
+        tls_info=_tls_info(cluster),
         root_rotation_in_progress=bool(cluster.rotation),
         default_addr_pool=list(cluster.address_pool),
         subnet_size=cluster.subnet_size,
         data_path_port=cluster.data_path_port,
     )
+
+
+def _tls_info(cluster: Cluster) -> TLSInfo:
+    """The root that nodes trust, and the one that issues their next certificates."""
+    return msgspec.structs.replace(tls_info(cluster.rotation or cluster.root), trust_root=cluster.root)
 
 
 async def inspect(context: Context, call: Call) -> bytes:

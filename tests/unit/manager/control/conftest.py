@@ -51,7 +51,7 @@ class Swarm:
     async def node(
         self, name: str, *, key: str = "", role: Role = Role.WORKER, state: NodeState = NodeState.READY,
         labels: dict[str, str] | None = None, engine_labels: dict[str, str] | None = None,
-        certificate: Role | None = None,
+        certificate: Role | None = None, issuer: str = "",
     ) -> str:  # fmt: skip
         """Another node. Returns its id."""
         key = key or new_id()
@@ -63,6 +63,7 @@ class Swarm:
             state=state,
             role=role if certificate is None else certificate,
             address="10.0.0.2",
+            certificate=issuer,
             manager_address="10.0.0.2:2377",
         )
         await self.store.commit([Put(NODES, key, record), Put(NODE_DATA, key, data)])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented
+from engine.manager.certificates import digest
 from engine.manager.control.context import OutOfSequence
 from engine.manager.control.table import VERBS
 from engine.manager.messages import Call
@@ -116,6 +117,28 @@ async def test_rotation_of_the_ca(swarm: Swarm) -> None:
     assert second["RootRotationInProgress"] is True
     assert second["Spec"]["CAConfig"]["ForceRotate"] == 1
     assert "SigningCAKey" not in str(second)
+    assert second["TLSInfo"]["TrustRoot"] == first["TLSInfo"]["TrustRoot"]
+    assert second["TLSInfo"]["CertIssuerPublicKey"] != first["TLSInfo"]["CertIssuerPublicKey"]
+
+
+async def test_issuers_of_nodes(swarm: Swarm) -> None:
+    """As the docker CLI compares them."""
+    await swarm.found()
+    cluster = swarm.store.record(CLUSTER)
+    assert cluster is not None
+    worker = await swarm.node("w1", issuer=digest(cluster.root))
+    await swarm.node("w2", issuer="of another swarm")
+    first = await swarm.swarm_inspect()
+    assert (await swarm.nodes_inspect(worker))["Description"]["TLSInfo"] == first["TLSInfo"]
+    assert (await swarm.nodes_inspect("w2"))["Description"]["TLSInfo"] == {}
+    body = first["Spec"] | {"CAConfig": {"ForceRotate": 1}}
+    await swarm.swarm_update(body=body, version=first["Version"]["Index"])
+    second = await swarm.swarm_inspect()
+    assert (await swarm.nodes_inspect(worker))["Description"]["TLSInfo"] == first["TLSInfo"] != second["TLSInfo"]
+    cluster = swarm.store.record(CLUSTER)
+    assert cluster is not None
+    renewed = await swarm.node("w3", issuer=digest(cluster.rotation))
+    assert (await swarm.nodes_inspect(renewed))["Description"]["TLSInfo"] == second["TLSInfo"]
 
 
 async def test_info(swarm: Swarm) -> None:
