@@ -214,7 +214,7 @@ class Node(TempEngine):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
                 named = os.fsencode(program) in words[:4] or os.path.basename(words[0]) == os.fsencode(program)
-                if named and any(word.startswith(mark) for word in words):
+                if named and any(mark in word for word in words):
                     found.append(int(entry))
         return found
 
