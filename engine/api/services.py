@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -42,6 +43,7 @@ async def inspect(engine: Engine, request: Request) -> Reply:
 async def create(engine: Engine, request: Request) -> Reply:
     query = _query(request)
     spec, warnings = await _spec(engine, request)
+    query["local_networks"] = _local_networks(engine, spec)
     done = await engine.cluster.call("services.create", "", query, msgspec.json.encode(spec))
     created = msgspec.json.decode(done.body, type=ServiceCreated)
     warnings += created.warnings or ()
@@ -55,6 +57,7 @@ async def update(engine: Engine, request: Request) -> Reply:
         "registry_auth_from": _choice(request, "registryAuthFrom", ("", "spec", "previous-spec")),
     }
     spec, warnings = await _spec(engine, request, resolve=not query["rollback"])
+    query["local_networks"] = _local_networks(engine, spec)
     name = request.parameters["id"]
     done = await engine.cluster.call("services.update", name, query, msgspec.json.encode(spec))
     if not request.version.has(Flag.SERVICE_UPDATE_WARNS):
@@ -83,6 +86,16 @@ def _query(request: Request) -> dict[str, Any]:
             raise
         header = ""
     return {"registry_auth": header, "node_local_networks": request.version.has(Flag.NODE_LOCAL_NETWORKS)}
+
+
+def _local_networks(engine: Engine, spec: ServiceSpec) -> list[str]:
+    """The targets that are networks of this engine alone, which the manager does not know."""
+    local = []
+    for network in spec.task_template.networks:
+        with contextlib.suppress(EngineError):
+            engine.networks.get(network.target)
+            local.append(network.target)
+    return local
 
 
 def _choice(request: Request, name: str, choices: tuple[str, ...]) -> str:
