@@ -5,9 +5,9 @@ that refers to it, and so is a service's registry authorization. Both ends drop 
 message, no task refers to it any more.
 
 A task belongs to its node from the moment when the scheduler has confirmed the node
-(`Task.assigned`) until its record is deleted, whatever its state: the agent keeps an ended container
-for its logs. A task that was given up (`orphaned`) is taken out, so that a node that comes back
-after a long time ends it.
+(`Task.assigned`) until its record is deleted, whatever its state: the agent keeps an ended
+container for its logs. A task that was given up (`orphaned`) is taken out, so that a node that
+comes back after a long time ends it.
 
 Owns:    the copy of what the agent has.
 Threads: the event loop's.

@@ -5,8 +5,9 @@ A certificate is optional at the handshake. A peer without one, a stranger, may 
 checked against the records: a removed node is refused at once, although its certificate is valid.
 
 Strangers cannot use up memory or descriptors. There are at most `STRANGERS` of them at a time, each
-for at most `VISIT`, with short messages and few requests; when one more comes, the oldest one of the
-address that has most of them is cut off. A connection that still shakes hands counts as a stranger.
+for at most `VISIT`, with short messages and few requests; when one more comes, the oldest one of
+the address that has most of them is cut off. A connection that still shakes hands counts as a
+stranger.
 
 Owns:    the socket, its connections, and the tasks that read them.
 Threads: the event loop's.

@@ -64,13 +64,12 @@ OLDEST = (3, 4, 18)
 FAULTY = ((3, 5, 0), (3, 5, 2))
 """These lose data when they are killed under load."""
 
-_REMOVED = "permanently removed from the cluster"
 _INTERESTING = ("fatal", "panic", "error", "removed from")
 
 _log = logging.getLogger(__name__)
 
 
-# --- what etcd is given -------------------------------------------------------------------------------
+# --- what etcd is given ---------------------------------------------------------------------------
 
 
 def timings(raft: RaftConfig) -> tuple[int, int]:
@@ -162,7 +161,10 @@ async def installed() -> tuple[int, ...]:
 
 
 def _environment() -> dict[str, str]:
-    """etcd reads settings from ETCD_*: none of the host's. 3.4 runs on arm64 only when it is told so."""
+    """etcd reads settings from ETCD_*: none of the host's.
+
+    3.4 runs on arm64 only when it is told so.
+    """
     own = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR", "GOMAXPROCS")}
     if platform.machine() in ("aarch64", "arm64"):
         own["ETCD_UNSUPPORTED_ARCH"] = "arm64"
@@ -180,19 +182,22 @@ def _url(host: str, port: int) -> str:
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
-# --- the child ----------------------------------------------------------------------------------------
+# --- the child ------------------------------------------------------------------------------------
 
 
 class Member:
-    """`root`: ROOT/swarm; `run`: RUN/swarm; `listen` and `advertise`: host:port of the manager's own
-    listener, of which the port of etcd's peers is derived.
+    """`root`: ROOT/swarm; `run`: RUN/swarm; `listen` and `advertise`: host:port of the manager's
+    own listener, of which the port of etcd's peers is derived.
     """
 
     def __init__(self, root: Path, run: Path, *, node: str, listen: str, advertise: str, raft: RaftConfig) -> None:
         self.root, self.run, self.node = root, run, node
         self.raft = raft
         self.on_removed: Callable[[], None] | None = None
-        """Called when etcd says that this member was removed from its cluster. It has ended then."""
+        """Called when etcd says that this member was removed from its cluster.
+
+        It has ended then.
+        """
         self.etcd = EtcdClient(str(run / SOCKET))
         self._data = root / "etcd"
         host, port = split_address(listen)
@@ -258,8 +263,9 @@ class Member:
                 {served, ended}, timeout=RESTART if restart else START, return_when=asyncio.FIRST_COMPLETED
             )
             if not served.done() and (ended.done() or not restart):
+                removed = self._is_removed(process)
                 await self._end(process)
-                if not self._is_removed(process):
+                if not removed:
                     raise ServerError(f"etcd does not start: {self._last_words(process)}")
         finally:
             served.cancel()
@@ -370,7 +376,10 @@ class Member:
                     _log.error("etcd is not started: %s", error)
 
     def _is_removed(self, process: asyncio.subprocess.Process) -> bool:
-        return process.returncode is not None and any(_REMOVED in words for words in self._words)
+        """etcd ends by itself, without a failure, only when its cluster does not have it any
+        more.
+        """
+        return process.returncode == 0 and not self._stopping
 
     def _last_words(self, process: asyncio.subprocess.Process) -> str:
         reasons = [words for words in self._words if any(word in words.lower() for word in _INTERESTING)]
@@ -414,7 +423,7 @@ class Member:
             if stat.S_ISSOCK(path.lstat().st_mode):
                 path.unlink()
 
-    # --- what changes while it runs -------------------------------------------------------------------
+    # --- what changes while it runs ---------------------------------------------------------------
 
     async def _keep_address(self) -> None:
         """Others reach this member at `peer_url`; tell them when the address has changed."""
@@ -466,7 +475,9 @@ def _content(path: Path) -> bytes:
 
 
 def _started(pid: int) -> str:
-    """The start time of a process in clock ticks, which with its pid names it; "" when it is gone."""
+    """The start time of a process in clock ticks, which with its pid names it; "" when it is
+    gone.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

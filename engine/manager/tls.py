@@ -71,7 +71,10 @@ class Credentials:
             self.mend()
 
     def mend(self) -> None:
-        """Finish an `install` that a crash cut. The new pair counts once its certificate is there."""
+        """Finish an `install` that a crash cut.
+
+        The new pair counts once its certificate is there.
+        """
         new_key, new_certificate = self.directory / _NEW_KEY, self.directory / _NEW_CERTIFICATE
         if new_certificate.exists():
             if new_key.exists():

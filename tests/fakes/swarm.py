@@ -43,7 +43,9 @@ from tests.fakes.clock import FakeClock
 GIB = 1 << 30
 
 Fate = Callable[[str, Task], tuple[TaskState, float] | None]
-"""How a task ends by itself once it runs: the state and after how many seconds; None: not at all."""
+"""How a task ends by itself once it runs: the state and after how many seconds; None: not at
+all.
+"""
 
 
 class Agents:
