@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,16 @@ def json_stream(path: str, target: str, timeout: float = 60) -> Iterator[Any]:
                 yield json.loads(line)
 
     return lines()
+
+
+def stream(path: str, target: str, timeout: float = 60) -> Generator[bytes, None, None]:
+    """The body of an endless answer (followed logs), in pieces as they arrive."""
+    connection = _UnixConnection(path, timeout)
+    response = _send(connection, "GET", target, None, None)
+    assert response.status == 200, (response.status, response.read())
+    with connection.sock, response:
+        while chunk := response.read1(1 << 16):
+            yield chunk
 
 
 def hijack(
