@@ -290,7 +290,7 @@ class Authority:
         entry = self._store.get(records.CA_KEY)
         ca_key = entry.record if entry is not None else CAKey("")
         config, now = new.spec.ca_config, self._clock.now()
-        new = msgspec.structs.replace(new, spec=without_key(new.spec), force_rotate=config.force_rotate)
+        new = _counted(msgspec.structs.replace(new, spec=without_key(new.spec)), old.force_rotate)
         wanted = self._wanted(old, ca_key, config, now)
         if wanted is None:
             present = _root(old.rotation, ca_key.next) if old.rotation else _root(old.root, ca_key.key)
@@ -314,7 +314,7 @@ class Authority:
         if config.signing_ca_key and not config.signing_ca_cert:
             raise InvalidParameter("SigningCAKey: SigningCACert must be given with it")
         if not config.signing_ca_cert:
-            if config.force_rotate == old.force_rotate:
+            if config.force_rotate <= old.force_rotate:
                 return None
             if config.external_cas:
                 raise InvalidParameter(
@@ -374,6 +374,14 @@ def without_key(spec: SwarmSpec) -> SwarmSpec:
     """The settings as they are stored and shown: never with the key of the CA."""
     config = msgspec.structs.replace(spec.ca_config, signing_ca_key="")
     return msgspec.structs.replace(spec, ca_config=config)
+
+
+def _counted(cluster: Cluster, least: int) -> Cluster:
+    """ForceRotate is a counter, which clients raise. Those that do not know it send 0."""
+    count = max(cluster.spec.ca_config.force_rotate, least)
+    config = msgspec.structs.replace(cluster.spec.ca_config, force_rotate=count)
+    spec = msgspec.structs.replace(cluster.spec, ca_config=config)
+    return msgspec.structs.replace(cluster, spec=spec, force_rotate=count)
 
 
 @lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
-from engine.manager import ca, joining, keys
+from engine.manager import ca, joining, keys, renewal
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
 from engine.manager.control import validate
@@ -108,7 +108,9 @@ async def restore(credentials: Credentials, member: Member, begin: Begin, clock:
     """The member with its data on disk."""
     if not member.exists:
         raise ServerError("etcd's data directory is gone: leave the swarm by force, and join again")
-    return await member.start()
+    etcd = await member.start()
+    await renewal.rescue(etcd, credentials, clock, node=begin.node, address=begin.advertise)
+    return etcd
 
 
 async def force(credentials: Credentials, member: Member, begin: Begin, clock: Clock) -> Etcd:

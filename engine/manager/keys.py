@@ -5,7 +5,7 @@ A short-lived child. One JSON document on stdin, one on stdout:
 
     {"verb": "new"} (and "key": PEM, to use it again)  {"key": PEM, "csr": PEM}
     {"verb": "sign", "key": PEM, "data": the CSR}      {"signature": base64}, for `messages.Renew`
-    {"verb": "check", "key": PEM, "certificate": PEM}  {"node", "role", "swarm", "issuer", "from", "until"}
+    {"verb": "check", "key": PEM, "certificate": PEM}  {"node", "role", "swarm", "from", "until"}
 
 `check` fails unless the key is that of the certificate; times are seconds since the epoch. Keys go
 through the two pipes alone: they are in no argument, message or log. On failure the document is
@@ -87,7 +87,6 @@ def check(key: str, certificate: str) -> dict[str, Any]:
         "node": attribute(NameOID.COMMON_NAME),
         "role": attribute(NameOID.ORGANIZATIONAL_UNIT_NAME).removeprefix("swarm-"),
         "swarm": attribute(NameOID.ORGANIZATION_NAME),
-        "issuer": found.issuer.rfc4514_string(),
         "from": int(found.not_valid_before_utc.timestamp()),
         "until": int(found.not_valid_after_utc.timestamp()),
     }

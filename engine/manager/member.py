@@ -218,6 +218,11 @@ class Member:
         return wal.is_dir() and any(wal.iterdir())
 
     @property
+    def roots(self) -> str:
+        """The roots that the child trusts: ca.crt as it was when the child was started."""
+        return self._roots.decode("ascii", "replace")
+
+    @property
     def pid(self) -> int:
         """0 while it does not run."""
         process = self._process

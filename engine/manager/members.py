@@ -94,7 +94,7 @@ class Members:
                 elif member.learner:
                     await self._make_room(member, members)
             voters = [member for member in await self.all() if not member.learner]
-            self._guard(voters, voters, "add a manager")
+            self._guard(voters, "add a manager")
             try:
                 added = await self._etcd.add_learner(peer_url)
             except EtcdError as error:
@@ -177,7 +177,7 @@ class Members:
             if not rest:
                 raise WrongState(f"node {owner} is the last manager of the swarm")
             if not force:
-                self._guard(voters, rest, f"remove manager {owner}")
+                self._guard(rest, f"remove manager {owner}")
             await self._hand_over(member, rest)
         await self._etcd.remove_member(member.id)
         if owner:
@@ -197,35 +197,27 @@ class Members:
         owner = self.owner(member)
         return owner == self._node or self._store.record(records.MANAGERS, owner) is not None
 
-    def removable(self, member: Member, members: Iterable[Member]) -> bool:
-        """Returns True if the guard permits to remove this voter."""
-        voters = [each for each in members if not each.learner]
-        rest = [each for each in voters if each.id != member.id]
-        return bool(rest) and sum(map(self.alive, rest)) >= quorum(len(rest))
-
     async def why_not(self, node: str) -> str:
-        """Why the member of this node cannot be removed now; "" when it can, or has none."""
+        """Why the member of a node cannot be removed now; "" when it can be."""
         members = await self.all()
         member = self._of(node, members)
-        if member is None or member.learner or self.removable(member, members):
+        if member is None or member.learner:
             return ""
-        voters = [each for each in members if not each.learner]
-        rest = [each for each in voters if each.id != member.id]
-        try:
-            self._guard(voters, rest, f"remove manager {node}")
-        except WrongState as error:
-            return error.message
-        return f"node {node} is the last manager of the swarm"
+        rest = [each for each in members if not each.learner and each.id != member.id]
+        return self._shortage(rest) if rest else f"node {node} is the last manager"
 
-    def _guard(self, voters: list[Member], rest: list[Member], what: str) -> None:
-        """Raises WrongState unless the voters alive are a quorum, of all and of `rest`."""
-        alive = [self.owner(each) for each in rest if self.alive(each)]
-        if len(alive) < quorum(len(rest)):
-            dead = ", ".join(sorted(self.owner(each) for each in rest if not self.alive(each)))
-            raise WrongState(
-                f"cannot {what}: it would result in a loss of quorum: of {len(rest)} managers "
-                f"{len(alive)} are reachable, {dead} not"
-            )
+    def _guard(self, rest: list[Member], what: str) -> None:
+        """Raises WrongState unless the voters alive are a quorum of `rest`."""
+        if shortage := self._shortage(rest):
+            raise WrongState(f"cannot {what}: it would result in a loss of quorum: {shortage}")
+
+    def _shortage(self, rest: list[Member]) -> str:
+        """Why these voters have no quorum; "" when they have."""
+        dead = sorted(self.owner(each) for each in rest if not self.alive(each))
+        alive = len(rest) - len(dead)
+        if alive >= quorum(len(rest)):
+            return ""
+        return f"of {len(rest)} managers {alive} are reachable, {', '.join(dead)} not"
 
     # --- the lock ---------------------------------------------------------------------------------
 

@@ -37,7 +37,9 @@ from engine.manager.loops import Loops
 from engine.manager.member import Member
 from engine.manager.messages import Begin, Message, Peer
 from engine.manager.records import CLUSTER, MANAGERS
+from engine.manager.renewal import Upkeep
 from engine.manager.roles import RoleLoop
+from engine.manager.rotation import RotationLoop
 from engine.manager.store import Event, Store
 from engine.manager.tls import Credentials, dial
 from engine.system.tasks import spawn
@@ -107,6 +109,7 @@ class Running:
             [
                 *orchestration.loops(store, self._clock),
                 RoleLoop(store, self._clock, self.joining.members),
+                RotationLoop(store, self._clock),
             ],
             store,
             self._clock,
@@ -122,6 +125,17 @@ class Running:
         self._stack.push_async_callback(self.dispatcher.close)
         await self.dispatcher.start()
         await self._listen()
+        upkeep = Upkeep(
+            store,
+            self._clock,
+            authority,
+            self._credentials,
+            node=begin.node,
+            address=begin.advertise,
+            of_etcd=lambda: member.roots,
+        )
+        self._stack.push_async_callback(upkeep.close)
+        upkeep.start()
         leadership = Leadership(store, etcd, self._clock, node=begin.node, address=begin.advertise)
         leading = spawn(leadership.run(loops.lead), "manager: leadership", fatal=True)
         self._stack.push_async_callback(cancelled, leading)

@@ -127,7 +127,9 @@ class Scheduler:
         return demand
 
     def eligible(self, spec: ServiceSpec, node: str) -> bool:
-        """True if a global service has a task on the node: it is usable and passes the constraints."""
+        """True if a global service has a task on the node: it is usable and passes the
+        constraints.
+        """
         return rules.usable(self._store, node) and self.placement.suits(node, demand_of(spec))
 
     # --- placing ----------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ task runs, or has ended; `Delay` later the next place may begin. When all are pa
 has been running for `Monitor`, the update is complete.
 
 New tasks that end by themselves before they have run for `Monitor` are failures. When these are
-more than `MaxFailureRatio` of the places, `FailureAction` is carried out: the update is paused until
-the next spec, or the previous spec is put back, or it goes on. Places that do not run are updated
-first, so that an update does not take more places down than it must.
+more than `MaxFailureRatio` of the places, `FailureAction` is carried out: the update is paused
+until the next spec, or the previous spec is put back, or it goes on. Places that do not run are
+updated first, so that an update does not take more places down than it must.
 
 Which places are begun and past follows from the records of the tasks, and the state of the update
 is in the service's status. So another leader goes on where this one stops. The times at which tasks

@@ -1,0 +1,171 @@
+"""The manager's own trust and certificate, in ROOT/swarm.
+
+- ca.crt holds the roots of the swarm's record, as soon as they change.
+- etcd reads ca.crt at its start alone, so `member.py` starts it again when the roots have changed.
+  A claim tells the leader that it was done (`rotation.py`). Certificate and key are read at each
+  handshake.
+- The daemon renews node.crt in time. When it has not, because it is down for long, the manager does
+  so itself in the last part of the certificate's life: it must not drop out of etcd.
+
+Owns:    the task that looks after them.
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from engine.errors import EngineError, ServerError, Unavailable
+from engine.manager import cfssl, keys, records
+from engine.manager.ca import EXPIRY, Authority, trusted
+from engine.manager.certificates import Root, Subject, certificates, digest, nanoseconds, request_key, subject_of
+from engine.manager.clock import Clock
+from engine.manager.kv import Etcd, InDoubt
+from engine.manager.records import Claim, Kind, R
+from engine.manager.rotation import trust_claim
+from engine.manager.states import Role
+from engine.manager.store import Event, Put, Store
+from engine.manager.tls import Credentials
+from engine.system.tasks import spawn
+
+PERIOD = 30.0
+AGAIN = 2.0
+"""Seconds after something that failed."""
+ATTEMPTS = 50
+LAST = 0.15
+"""The part of a certificate's life in which the manager renews it itself."""
+
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """`of_etcd` returns the roots that etcd was started with. `address` is the manager's own, for
+    its certificate.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        authority: Authority,
+        credentials: Credentials,
+        *,
+        node: str,
+        address: str,
+        of_etcd: Callable[[], str],
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._authority = authority
+        self._credentials = credentials
+        self._node, self._address = node, address
+        self._of_etcd = of_etcd
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._unsubscribe = store.subscribe(self._changed)
+        cfssl.own_files = (credentials.certificate_file, credentials.key_file)
+
+    def start(self) -> None:
+        self._task = spawn(self._run(), "manager: upkeep of the own certificate")
+
+    async def close(self) -> None:
+        self._unsubscribe()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _changed(self, event: Event) -> None:
+        if event.kind is records.CLUSTER:
+            self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self.trust()
+                await self.renew()
+                pause = PERIOD
+            except Unavailable:
+                pause = AGAIN
+            except (EngineError, OSError) as error:
+                _log.warning("the own certificate: %s", error)
+                pause = AGAIN
+            waking, sleeping = asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._clock.sleep(pause))
+            try:
+                await asyncio.wait({waking, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waking.cancel()
+                sleeping.cancel()
+
+    async def trust(self) -> None:
+        """Make file, etcd and claim follow the swarm's roots."""
+        roots = self._authority.trusted()
+        await asyncio.to_thread(self._credentials.install, roots=roots)
+        if not self._authority.cluster.rotation:
+            return
+        if self._of_etcd() != roots:
+            raise Unavailable("etcd has not been started again with the new root yet")
+        key = trust_claim(self._node)
+        claim = self._store.record(records.CLAIMS, key)
+        if claim is None or claim.holder != digest(roots):
+            await self._store.commit([Put(records.CLAIMS, key, Claim(digest(roots)))])
+
+    async def renew(self) -> None:
+        """Renew the own certificate when the daemon has not done so in time."""
+        present = certificates(self._credentials.certificate())[0]
+        begins, ends = nanoseconds(present.not_valid_before_utc), nanoseconds(present.not_valid_after_utc)
+        record = self._store.record(records.NODES, self._node)
+        if self._clock.now() < ends - LAST * (ends - begins) or record is None or record.role is not Role.MANAGER:
+            return
+        key = keys.new_key()
+        certificate = await self._authority.sign(keys.request(key), self._node, Role.MANAGER, self._address)
+        await asyncio.to_thread(self._credentials.install, certificate=certificate, key=key)
+        _log.info("the certificate of node %s was renewed by its manager", subject_of(present).node)
+
+
+async def rescue(etcd: Etcd, credentials: Credentials, clock: Clock, *, node: str, address: str) -> None:
+    """Renew the own certificate when it has expired, before the store is loaded.
+
+    When all managers were off until their certificates expired, none of them could reach another:
+    etcd would have no quorum, and no CA would answer. But each manager has the CA's key in its own
+    member, which is read without quorum. Does nothing for a node whose record is that of a worker.
+
+    Raises ServerError when etcd does not answer, or has not the key.
+    """
+    present = certificates(credentials.certificate())[0]
+    if clock.now() < nanoseconds(present.not_valid_after_utc):
+        return
+    cluster = await _read(etcd, records.CLUSTER)
+    ca_key = await _read(etcd, records.CA_KEY)
+    record = await _read(etcd, records.NODES, node)
+    if cluster is None or ca_key is None or record is None or record.role is not Role.MANAGER:
+        raise ServerError(f"the certificate of node {node} has expired, and this node is no manager by its own data")
+    key = keys.new_key()
+    pem = cluster.rotation or cluster.root
+    root = Root(pem, ca_key.next if cluster.rotation else ca_key.key)
+    if not root.can_sign:
+        raise ServerError(f"the certificate of node {node} has expired, and only the external CA can renew it")
+    certificate = root.issue(
+        request_key(keys.request(key)),
+        Subject(node, Role.MANAGER, cluster.id),
+        address=address,
+        now=clock.now(),
+        lifetime=cluster.spec.ca_config.node_cert_expiry or EXPIRY,
+    )
+    await asyncio.to_thread(
+        credentials.install, roots=trusted(cluster), certificate=certificate + cluster.cross_signed, key=key
+    )
+    _log.warning("the certificate of node %s had expired and was renewed with the key in its own data", node)
+
+
+async def _read(etcd: Etcd, kind: Kind[R], key: str = "") -> R | None:
+    """A record as this member has it, without quorum."""
+    for _ in range(ATTEMPTS):
+        try:
+            items = (await etcd.range(kind.path(key), serializable=True)).items
+        except InDoubt:
+            await asyncio.sleep(0.2)
+            continue
+        return kind.decode(items[0].value) if items else None
+    raise ServerError("etcd does not answer")

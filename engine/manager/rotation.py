@@ -1,0 +1,109 @@
+"""The end of a CA rotation, a loop of the leader: when each node has a certificate of the new root,
+and each manager's etcd trusts it, the old root is dropped.
+
+The tokens change with it, because they name the root. A node that is down holds the rotation up, as
+it could not come back later: the log names it, and the operator removes it or waits.
+
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from engine.manager import records, tokens
+from engine.manager.ca import trusted
+from engine.manager.certificates import digest
+from engine.manager.clock import Clock
+from engine.manager.loops import Acting
+from engine.manager.records import CAKey, Cluster
+from engine.manager.states import Role
+from engine.manager.store import Compare, Event, Put, Store
+
+PERIOD = 1.0
+"""Seconds between two looks at the nodes while they renew."""
+TOLD = 600.0
+"""Seconds between two lines about nodes that hold a rotation up."""
+
+_log = logging.getLogger(__name__)
+
+
+def trust_claim(node: str) -> str:
+    """The key of the claim that holds the digest of the roots which a manager's etcd trusts."""
+    return f"trust/{node}"
+
+
+class RotationLoop:
+    name = "rotation"
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._due: float | None = None
+        self._told = -TOLD
+
+    def changed(self, event: Event) -> None:
+        if event.kind is records.CLUSTER:
+            self._due = 0.0 if event.new is not None and event.new.record.rotation else None
+
+    def take_over(self) -> None:
+        cluster = self._store.record(records.CLUSTER)
+        self._due = 0.0 if cluster is not None and cluster.rotation else None
+        self._told = self._clock.monotonic() - TOLD + 60
+
+    def due(self) -> float | None:
+        return self._due
+
+    async def step(self, acting: Acting) -> None:
+        entry, key = self._store.get(records.CLUSTER), self._store.get(records.CA_KEY)
+        if entry is None or not entry.record.rotation:
+            self._due = None
+            return
+        self._due = self._clock.monotonic() + PERIOD
+        cluster = entry.record
+        if waits := self.waits_for(cluster):
+            if self._clock.monotonic() - self._told >= TOLD:
+                self._told = self._clock.monotonic()
+                more = f" and {len(waits) - 5} more" if len(waits) > 5 else ""
+                _log.warning("the rotation of the CA waits for nodes %s%s", ", ".join(waits[:5]), more)
+            return
+        root = cluster.rotation
+        done = msgspec.structs.replace(
+            cluster,
+            root=root,
+            rotation="",
+            cross_signed="",
+            worker_token=tokens.token(root, tokens.new_secret()),
+            manager_token=tokens.token(root, tokens.new_secret()),
+            updated=self._clock.now(),
+        )
+        await acting.commit(
+            [
+                Put(records.CLUSTER, "", done),
+                Put(records.CA_KEY, "", CAKey(key.record.next if key is not None else "")),
+            ],
+            [
+                Compare(records.CLUSTER, "", entry.revision),
+                Compare(records.CA_KEY, "", key.revision if key is not None else 0),
+            ],
+        )
+        self._due = None
+        _log.info("the rotation of the CA is complete: the join tokens have changed")
+
+    def waits_for(self, cluster: Cluster) -> list[str]:
+        """The nodes without a certificate of the new root, and the managers whose etcd does not
+        trust it yet.
+        """
+        new, both = digest(cluster.rotation), digest(trusted(cluster))
+        found = []
+        for node, entry in self._store.all(records.NODES).items():
+            data = self._store.record(records.NODE_DATA, node)
+            if data is None or data.certificate != new:
+                found.append(node)
+            elif entry.record.role is Role.MANAGER:
+                claim = self._store.record(records.CLAIMS, trust_claim(node))
+                if claim is None or claim.holder != both:
+                    found.append(node)
+        return found
