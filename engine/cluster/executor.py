@@ -145,7 +145,9 @@ class Executor:
         await self._pulls.close()
 
     async def assign(self, message: Assignments) -> None:
-        """Take a set of tasks, or changes of it. Raises ServerError when it cannot be kept."""
+        """Take a set of tasks, or changes of it; one call after another. Raises ServerError when it
+        cannot be kept.
+        """
         self._deliveries.put(message.secrets, message.configs)
         applied = await self._set.apply(message)
         for task_id in applied.gone:
@@ -450,24 +452,27 @@ class Executor:
 
     async def _forget(self, task: _Task) -> None:
         """End what runs, without a report, and remove everything."""
-        container = self._find(task)
-        if container is not None:
-            if container.running:
-                task.stopping = True
-                await self._stop(task, container)
-            async with self._removals:
-                await self._remove(container)
-        if not task.gone:  # assigned again meanwhile: it gets another container
-            task.observed = Observed()
-            return
         task_id = task.assigned.id
-        self._tasks.pop(task_id, None)
-        self._by_container.pop(task.observed.container, None)
-        if container is not None:
-            self._by_container.pop(container.id, None)
-        if task.assigned.secrets or task.assigned.configs:
-            self._deliveries.keep(each.assigned for each in self._tasks.values() if not each.gone)
-        await self._set.forget(task_id)
+        if self._tasks.get(task_id) is task:  # otherwise its record alone is left
+            container = self._find(task)
+            if container is not None:
+                if container.running:
+                    task.stopping = True
+                    await self._stop(task, container)
+                async with self._removals:
+                    await self._remove(container)
+            if not task.gone:  # assigned again meanwhile: it gets another container
+                task.observed = Observed()
+                task.stopping = task.unhealthy = False
+                return
+            del self._tasks[task_id]
+            self._by_container.pop(task.observed.container, None)
+            if container is not None:
+                self._by_container.pop(container.id, None)
+            if task.assigned.secrets or task.assigned.configs:
+                self._deliveries.keep(each.assigned for each in self._tasks.values() if not each.gone)
+        if task_id not in self._tasks:
+            await self._set.forget(task_id)
         self._count()
 
     async def _remove(self, container: Container) -> None:

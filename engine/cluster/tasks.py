@@ -93,6 +93,8 @@ class TaskSet:
         self._specs: dict[str, SpecRecord] = {}
         self._users: Counter[str] = Counter()
         """Tasks by the spec that they refer to."""
+        self._behind = False
+        """A change could not be written: the next whole set writes every record."""
 
     def load(self) -> None:
         """At start. Raises ServerError when a record cannot be decoded."""
@@ -121,7 +123,7 @@ class TaskSet:
         """Take the set, or the changes of it. Those that are gone stay in the set until `forget`.
 
         The set has the changes at once. When they cannot be written it raises, and none of them may
-        be carried out: the next whole set brings them again.
+        be carried out: the next whole set brings them again, and counts as a change of every task.
         """
         log_driver = msgspec.convert(message.log_driver, Driver) if message.log_driver is not None else None
         specs = {
@@ -141,16 +143,19 @@ class TaskSet:
             gone |= self._all.keys() - put.keys()
         rows = []
         for key, record in specs.items():
-            if self._specs.get(key) != record:
+            if self._specs.get(key) != record or self._behind:
                 self._specs[key] = record
                 rows.append(self._spec_table.put(key, record))
         changed = []
         for task in put.values():
             found = self._all.get(task.id)
-            if found is None or found.assigned != task:
+            if message.whole or found is None or found.assigned != task:
                 changed.append(task.id)
+            if self._behind or found is None or found.assigned != task:
                 rows.append(self._put(task, Observed() if found is None else found.observed))
         await self._commit(*rows)
+        if message.whole:
+            self._behind = False
         return Applied(put=tuple(changed), gone=tuple(gone))
 
     def _put(self, task: Assigned, observed: Observed) -> Change:
@@ -168,17 +173,24 @@ class TaskSet:
         )
 
     async def forget(self, task: str) -> None:
-        """The task, and the specs that no task refers to any more."""
+        """The task, and the specs that no task refers to any more. Raises ServerError; the set has
+        it still then.
+        """
         record = self._all.pop(task, None)
         if record is None:
             return
         self._users[record.assigned.spec] -= 1
-        rows = [self._tasks.delete(task)]
-        for key in [key for key, users in self._users.items() if not users]:
+        unused = [key for key, users in self._users.items() if not users]
+        specs = {key: self._specs.pop(key) for key in unused if key in self._specs}
+        for key in unused:
             del self._users[key]
-            if self._specs.pop(key, None) is not None:
-                rows.append(self._spec_table.delete(key))
-        await self._commit(*rows)
+        try:
+            await self._commit(self._tasks.delete(task), *(self._spec_table.delete(key) for key in specs))
+        except BaseException:
+            if task not in self._all:  # otherwise it was assigned again meanwhile
+                self._put(record.assigned, record.observed)
+            self._specs = specs | self._specs
+            raise
 
     async def clear(self) -> None:
         """Everything: this node leaves."""
@@ -191,8 +203,13 @@ class TaskSet:
         await self._commit(*rows)
 
     async def _commit(self, *changes: Change) -> None:
-        if changes:
+        if not changes:
+            return
+        try:
             await self._records.commit(*changes)
+        except ServerError:
+            self._behind = True
+            raise
 
 
 def _service(spec: str) -> str:
