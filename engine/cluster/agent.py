@@ -33,7 +33,7 @@ from engine.cluster.description import description
 from engine.cluster.executor import Executor
 from engine.cluster.parts import Parts
 from engine.cluster.state import CERTIFICATE, KEY, ROOTS, Identity
-from engine.errors import EngineError, ServerError, reason
+from engine.errors import EngineError, Forbidden, ServerError, reason
 from engine.manager.frames import Connection
 from engine.manager.messages import (
     Assignments,
@@ -163,6 +163,9 @@ class Agent:
             try:
                 await self._one_session()
                 why = "the manager has ended the session" if self._bye is None else self._bye.reason
+            except Forbidden as error:  # a node that was removed while it was away
+                why = error.message
+                self._on_barred(why)
             except (EngineError, OSError, TimeoutError, EOFError) as error:
                 why = _words(error) or "the manager does not answer"
             had = self._begun.is_set()

@@ -28,7 +28,7 @@ import msgspec
 import engine
 from engine.cluster import client
 from engine.cluster.state import CERTIFICATE, KEY, Directory
-from engine.errors import EngineError, InvalidParameter, ServerError, reason
+from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, reason
 from engine.manager.frames import Connection
 from engine.manager.messages import FetchRoot, Join, Joined, Renew, Renewed
 
@@ -139,22 +139,38 @@ async def join(
     raise Unreachable("no manager could be asked to join: " + "; ".join(troubles))
 
 
-async def renew(directory: Directory, managers: Sequence[str]) -> tuple[Renewed, str]:
+async def renew(
+    directory: Directory, own: Connection | None, managers: Sequence[str], *, advertise: str
+) -> tuple[Renewed, str]:
     """A new certificate in the role that the swarm wishes, from the first manager that answers;
-    with its key. `managers`: host:port of each.
+    with its key.
 
-    Raises Unreachable when none does, Forbidden (or what managers refuse with) for a node that was
-    removed.
+    `own`: the connection to the own manager's process, which is asked first. `managers`: host:port
+    of others. Raises Unreachable when none answers, Forbidden for a node that was removed, and what
+    the last one refuses with.
     """
     key, csr = await request(directory)
-    expired = (found := directory.certificate()) is None or found.ends <= time.time()
     troubles = []
+    refusal: EngineError | None = None
+    if own is not None:
+        try:
+            return await own.ask(Renew(csr=csr, advertise=advertise), timeout=ANSWER_LIMIT), key
+        except (EngineError, OSError, TimeoutError) as error:
+            troubles.append(f"the own manager: {_words(error)}")
+    expired = (found := directory.certificate()) is None or found.ends <= time.time()
+    renewal = await _renewal(directory, csr, expired, advertise)
     for address in managers:
         try:
             async with client.opened(await _dial(address, directory, expired)) as connection:
-                return await connection.ask(await _renewal(directory, csr, expired), timeout=ANSWER_LIMIT), key
+                return await connection.ask(renewal, timeout=ANSWER_LIMIT), key
+        except Forbidden:
+            raise
+        except EngineError as error:
+            refusal = error
         except (OSError, TimeoutError) as error:
             troubles.append(f"{address}: {_words(error)}")
+    if refusal is not None:
+        raise refusal
     raise Unreachable("no manager could be asked to renew the certificate: " + ("; ".join(troubles) or "none is known"))
 
 
@@ -165,12 +181,12 @@ async def _dial(address: str, directory: Directory, expired: bool) -> Connection
     return await client.dial(address, tls)
 
 
-async def _renewal(directory: Directory, csr: str, expired: bool) -> Renew:
+async def _renewal(directory: Directory, csr: str, expired: bool, advertise: str) -> Renew:
     if not expired:
-        return Renew(csr=csr)
+        return Renew(csr=csr, advertise=advertise)
     signed = await keys({"verb": "sign", "key": directory.key(), "data": csr})
     signature = base64.b64decode(signed["signature"])
-    return Renew(csr=csr, certificate=directory.certificate_text(), signature=signature)
+    return Renew(csr=csr, certificate=directory.certificate_text(), signature=signature, advertise=advertise)
 
 
 def _words(error: Exception) -> str:

@@ -27,6 +27,7 @@ import msgspec
 
 from engine.cluster import addresses, credentials, process
 from engine.cluster.announcements import announce
+from engine.cluster.certificates import Certificate
 from engine.cluster.client import PORT, joined, split
 from engine.cluster.phases import (
     LOCAL_STATES,
@@ -37,7 +38,7 @@ from engine.cluster.phases import (
     following,
 )
 from engine.cluster.state import Directory, Identity, State, new_id
-from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
+from engine.errors import EngineError, Forbidden, InvalidParameter, NoSwarm, ServerError
 from engine.manager.messages import Begin, Call, Change, Done, Follow, LogLine, LogLines, Peer, Session, Watch
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled, whole
@@ -61,6 +62,8 @@ UNREACHABLE_TRIES = 3
 """Tries to join before its client is told that no manager answers."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between repetitions of a step's request, doubled by each."""
+LONGEST_SLEEP = 60.0
+"""Seconds after which the clock is looked at again: a host may have slept."""
 RENEWAL = (0.5, 0.8)
 """The part of a certificate's life in which it is renewed, at a random moment."""
 
@@ -118,6 +121,9 @@ class Membership:
         """The manager's process has ended because its member was removed."""
         self._barred = ""
         self._renew_now = False
+        self._renewal: tuple[Certificate | None, float] = None, 0.0
+        """The certificate, and the time at which it is renewed, in seconds since the epoch."""
+        self._renewal_pauses = _Pauses()
         self._trouble = ""
         """Why the present step does not get on; "" when it does."""
         self._steps: dict[Phase, Callable[[], Awaitable[Verb]]] = {
@@ -537,25 +543,14 @@ class Membership:
         self._process.clear()
         self._directory.remove_member()
         await self._run_agent("worker")
-        renewal = self._renewal_time()
-        pauses = _Pauses()
         while True:
             self._wake.clear()
             if self._barred:
                 return await self._strand()
             if self._session is not None and self._session.role == "manager":
                 return Verb.PROMOTE
-            if self._renew_now or time.time() >= renewal:
-                role = await self._renew()
-                if role == "manager":
-                    return Verb.PROMOTE
-                if not role:
-                    await pauses.next()
-                    continue
-                self._renew_now = False
-                pauses = _Pauses()
-                renewal = self._renewal_time()
-            await self._woken(renewal - time.time())
+            if await self._keep_certificate() == "manager":
+                return Verb.PROMOTE
 
     async def _manage(self) -> Verb:
         """MANAGER: until its member was removed."""
@@ -585,7 +580,8 @@ class Membership:
                 return Verb.DEMOTE
             if self._barred:
                 return await self._strand()
-            await self._wake.wait()
+            if await self._keep_certificate() == "worker":
+                return Verb.DEMOTE
 
     async def _promote(self) -> Verb:
         """PROMOTING: a manager's certificate, then a voting member."""
@@ -743,8 +739,7 @@ class Membership:
             self._save(managers=managers, epoch=max(session.epoch, self._state.epoch))
         except ServerError as error:  # kept in memory alone: the next session tells again
             _log.error("swarm: %s", error.message)
-        if session.renew and self.phase is Phase.WORKER:
-            self._renew_now = True
+        self._renew_now = session.renew
         self._registered.set()
         if self.phase in (Phase.WORKER, Phase.MANAGER):
             self._end_outcome()
@@ -770,20 +765,33 @@ class Membership:
     def _wishes(self, role: str) -> bool:
         return self._session is not None and self._session.role == role
 
+    # --- certificates -----------------------------------------------------------------------------
+
+    async def _keep_certificate(self) -> str:
+        """Wait until something has woken this step; renew the certificate when its time has come.
+
+        Returns the role of the certificate.
+        """
+        certificate = self._directory.certificate()
+        if certificate is None or certificate != self._renewal[0]:
+            begins, ends = (certificate.begins, certificate.ends) if certificate is not None else (0, 0)
+            self._renewal = certificate, begins + (ends - begins) * random.uniform(*RENEWAL)
+            self._renewal_pauses = _Pauses()
+        if self._renew_now or time.time() >= self._renewal[1]:
+            role = await self._renew()
+            if role:
+                self._renew_now = False
+            else:
+                await self._woken(self._renewal_pauses.following())
+            return role
+        await self._woken(min(self._renewal[1] - time.time(), LONGEST_SLEEP))
+        return "" if certificate is None else certificate.role
+
     async def _woken(self, seconds: float) -> None:
         """Wait for something to look at, at most for so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0)):
                 await self._wake.wait()
-
-    # --- certificates -----------------------------------------------------------------------------
-
-    def _renewal_time(self) -> float:
-        """When the certificate should be renewed, in seconds since the epoch."""
-        certificate = self._directory.certificate()
-        if certificate is None:
-            return 0
-        return certificate.begins + (certificate.ends - certificate.begins) * random.uniform(*RENEWAL)
 
     async def _renew(self) -> str:
         """Ask for a certificate in the role that the swarm wishes. Returns the role of the new one,
@@ -793,12 +801,16 @@ class Membership:
         known = [peer.address for peer in self._state.managers if peer.address != own]
         random.shuffle(known)
         known += [address for address in self._state.remotes if address not in known and address != own]
+        serving = self._process.serves
         try:
-            answer, key = await credentials.renew(self._directory, known)
+            connection = await self._process.connection(0) if serving else None
+            answer, key = await credentials.renew(self._directory, connection, known, advertise=own)
             certificate = self._directory.install(answer.certificate, key, answer.root)
         except EngineError as error:
             self._trouble = error.message
             _log.warning("swarm: the certificate is not renewed yet: %s", error.message)
+            if isinstance(error, Forbidden):
+                self._is_barred(error.message)
             return ""
         self._trouble = ""
         if self._agent is not None:
@@ -824,10 +836,14 @@ class _Pauses:
     def __init__(self) -> None:
         self.count = 0
 
-    async def next(self) -> None:
-        longest = min(SHORTEST_PAUSE * 2**self.count, LONGEST_PAUSE)
+    def following(self) -> float:
+        """Seconds of the next pause."""
+        longest: float = min(SHORTEST_PAUSE * 2**self.count, LONGEST_PAUSE)
         self.count += 1
-        await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+        return longest * random.uniform(0.5, 1.0)
+
+    async def next(self) -> None:
+        await asyncio.sleep(self.following())
 
 
 def _remotes(given: list[str]) -> tuple[str, ...]:
