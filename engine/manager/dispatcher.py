@@ -35,7 +35,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, Unavailable
-from engine.manager import messages, records
+from engine.manager import logs, messages, records
 from engine.manager.assignments import AssignmentSet
 from engine.manager.batches import Batches
 from engine.manager.ca import Authority
@@ -185,7 +185,9 @@ class Dispatcher:
         await self._records.close()
         await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
 
-    def __len__(self) -> int:
+    @property
+    def sessions(self) -> int:
+        """Agents that have a session here."""
         return len(self._sessions)
 
     def agent(self, node: str) -> Connection | None:
@@ -208,6 +210,8 @@ class Dispatcher:
             case messages.LeaveSwarm():
                 await self._leave(connection, identity)
                 await connection.send(Done(seq=message.seq))
+            case messages.ReadLogs():
+                await logs.relay(self, connection, message, self._store)
             case Bye():
                 connection.abort("the agent ends its session")
             case _:

@@ -17,6 +17,7 @@ from engine.manager.frames import Connection
 from engine.manager.identity import Identity
 from engine.manager.messages import Assigned, Assignments, Beat, Bye, Done, Hello, ReadLogs, Status
 from engine.manager.records import (
+    Claim,
     Cluster,
     Leader,
     ManagerPresence,
@@ -74,6 +75,7 @@ async def found(store: Store, *nodes: str, managers: tuple[str, ...] = ("m1",), 
         Put(records.CLUSTER, "", cluster(period)),
         Put(records.LEADER, "", Leader(managers[0], 1)),
         Put(records.SERVICES, "s1", service()),
+        Put(records.CLAIMS, records.name_claim("service", "web"), Claim("s1")),
         Put(records.SPEC_VERSIONS, spec_key("s1", 1), SpecVersion(spec())),
     ]
     changes += [Put(records.NODES, node, node_record()) for node in nodes]

@@ -125,7 +125,7 @@ async def test_an_agent_registers_and_its_record_says_so(store: Store, clock: Fa
         assert data.description == NodeDescription(hostname="n1")
         await w.until(lambda: agent.got)
         assert agent.got[0] == messages.Assignments(whole=True)
-        assert len(w.dispatcher) == 1
+        assert w.dispatcher.sessions == 1
 
 
 async def test_the_address_is_the_advertised_one_or_the_one_that_is_seen(store: Store, clock: FakeClock) -> None:
@@ -262,7 +262,7 @@ async def test_a_connection_that_ends_while_it_registers_leaves_the_node_to_its_
         if store.record(records.NODE_DATA, "n1") is not None:
             await w.passes(20)
             assert node_state(store, "n1") == "down"
-        assert len(w.dispatcher) == 0
+        assert w.dispatcher.sessions == 0
 
 
 # --- assignments ----------------------------------------------------------------------------------
@@ -657,7 +657,7 @@ async def test_a_silent_node_is_down_after_three_periods(store: Store, clock: Fa
         assert (data.state, data.owner, data.session) == (NodeState.DOWN, "", "")
         assert "heartbeat failure" in data.message
         assert agent.connection.closed.is_set()
-        assert len(w.dispatcher) == 0
+        assert w.dispatcher.sessions == 0
         again = await w.agent()
         data = store.record(records.NODE_DATA, "n1")
         assert data is not None
@@ -869,7 +869,7 @@ async def test_a_new_manager_gets_its_share_of_agents(store: Store, clock: FakeC
         for node in nodes:
             await w.agent(node)
         await w.passes(30)
-        assert len(w.dispatcher) == 60
+        assert w.dispatcher.sessions == 60
         await store.commit([Put(records.MANAGERS, "m2", ManagerPresence(address="10.77.0.2:2377", member=2))])
         await w.passes(11)
         gone = [agent for agent in w.agents if agent.bye is not None]
