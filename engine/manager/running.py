@@ -33,6 +33,8 @@ from engine.manager.identity import Identity
 from engine.manager.joining import Joining
 from engine.manager.leader import Leadership
 from engine.manager.listener import Listener
+from engine.manager.liveness import Liveness
+from engine.manager.logs import Logs
 from engine.manager.loops import Loops
 from engine.manager.member import Member
 from engine.manager.messages import Begin, Message, Peer
@@ -55,6 +57,7 @@ class Running:
     control: Control
     dispatcher: Dispatcher
     joining: Joining
+    logs: Logs
 
     def __init__(self, root: Path, run: Path, begin: Begin, end: Callable[[int], None]) -> None:
         self.node = begin.node
@@ -110,6 +113,7 @@ class Running:
                 *orchestration.loops(store, self._clock),
                 RoleLoop(store, self._clock, self.joining.members),
                 RotationLoop(store, self._clock),
+                Liveness(store, self._clock),
             ],
             store,
             self._clock,
@@ -123,6 +127,7 @@ class Running:
         )
         self.dispatcher = Dispatcher(store, self._clock, begin.node, authority, address=begin.advertise)
         self._stack.push_async_callback(self.dispatcher.close)
+        self.logs = Logs(store, self._clock, self.dispatcher, self._dial)
         await self.dispatcher.start()
         await self._listen()
         upkeep = Upkeep(
