@@ -166,7 +166,8 @@ class _Following:
                     reader = asyncio.create_task(self._read(key, query), name=f"logs of task {key}")
                     self._readers.add(reader)
                     reader.add_done_callback(self._ended)
-                query = {**self._query, "tail": -1}  # tasks that come later are read from their start
+                # tasks that come later are read from their start
+                query = {**self._query, "tail": -1}
                 for reader in [reader for reader in self._readers if reader.done()]:
                     self._readers.discard(reader)
                     reader.result()

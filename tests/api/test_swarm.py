@@ -1,5 +1,5 @@
-"""Swarm, nodes, tasks, secrets and configs of a swarm of one, by raw requests: answers, refusals and
-their words, and events. Services: `test_services.py`.
+"""Swarm, nodes, tasks, secrets and configs of a swarm of one, by raw requests: answers, refusals
+and their words, and events. Services: `test_services.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Rolling updates: order, parallelism, delay, monitoring, failures, rollbacks, changes of leader."""
+"""Rolling updates: order, parallelism, delay, monitoring, failures, rollbacks, changes of
+leader.
+"""
 
 from __future__ import annotations
 
