@@ -75,7 +75,12 @@ async def joined(member: Member, through: Member) -> None:
     for _ in range(200):
         try:
             await through.etcd.promote(added.id)
-            return
+            break
         except EtcdError:
             await asyncio.sleep(0.05)
-    raise AssertionError("the learner does not catch up")
+    else:
+        raise AssertionError("the learner does not catch up")
+    for _ in range(200):
+        if not (await member.etcd.status()).learner:
+            return
+        await asyncio.sleep(0.02)

@@ -22,7 +22,7 @@ from engine.manager import ca, joining, keys, renewal
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
 from engine.manager.control import validate
-from engine.manager.kv import FIRST, LAST, Etcd, Guard, PutKey
+from engine.manager.kv import FIRST, LAST, Etcd, Guard, InDoubt, PutKey
 from engine.manager.member import Member
 from engine.manager.messages import Begin
 from engine.manager.records import CLUSTER, MANAGERS, NODE_DATA, NODES, NodeData, NodeRecord, encode
@@ -137,8 +137,21 @@ async def join(credentials: Credentials, member: Member, begin: Begin, clock: Cl
             await member.stop()
             await asyncio.to_thread(member.wipe)
             continue
-        await etcd.range(FIRST, LAST, limit=1, timeout=ANSWER)
+        await _votes(etcd, clock)
         return etcd
+
+
+async def _votes(etcd: Etcd, clock: Clock) -> None:
+    """Wait until the member itself knows that it votes: it refuses reads as long as it does not."""
+    ends = clock.monotonic() + ANSWER
+    while True:
+        try:
+            await etcd.range(FIRST, LAST, limit=1)
+            return
+        except InDoubt:
+            if clock.monotonic() > ends:
+                raise
+        await clock.sleep(0.05)
 
 
 METHODS: dict[str, Callable[[Credentials, Member, Begin, Clock], Awaitable[Etcd]]] = {

@@ -256,7 +256,7 @@ class Member:
         member serves; one with data may have to wait for its peers, and so does the client.
         """
         await installed()
-        self._stopping = False
+        self._stopping = self.removed = False
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self._data, 0o700)
         restart = self.exists and not force
@@ -365,6 +365,7 @@ class Member:
             await asyncio.sleep(0)  # its last words
             if self._is_removed(process):
                 _log.warning("this manager was removed from the swarm's members: etcd has ended")
+                self.removed = True
                 if self.on_removed is not None:
                     self.on_removed()
                 return

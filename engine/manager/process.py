@@ -27,8 +27,6 @@ from engine.system.tasks import spawn
 
 SOCKET = "manager.sock"
 """In RUN."""
-REMOVED = 3
-"""Exit status of a manager whose node was removed from the swarm, or demoted."""
 
 _log = logging.getLogger(__name__)
 

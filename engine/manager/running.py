@@ -38,6 +38,7 @@ from engine.manager.logs import Logs
 from engine.manager.loops import Loops
 from engine.manager.member import Member
 from engine.manager.messages import Begin, Message, Peer
+from engine.manager.quorum import Quorum
 from engine.manager.records import CLUSTER, MANAGERS
 from engine.manager.renewal import Upkeep
 from engine.manager.roles import RoleLoop
@@ -46,6 +47,9 @@ from engine.manager.store import Event, Store
 from engine.manager.tls import Credentials, dial
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
+
+REMOVED = 3
+"""Exit status of a manager whose node was removed from the swarm, or demoted."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +108,12 @@ class Running:
         )
         self._stack.push_async_callback(member.stop)
         self._etcd = etcd = await founding.METHODS[begin.how](self._credentials, member, begin, self._clock)
-        self._store = store = Store(etcd, self._clock)
+        member.on_removed = lambda: self._end(REMOVED)
+        if member.removed:
+            self._end(REMOVED)
+            raise ServerError("this manager was removed from the swarm's members")
+        quorum = Quorum(etcd, self._clock, self._credentials)
+        self._store = store = Store(etcd, self._clock, reachable=quorum.reachable)
         self._stack.push_async_callback(store.close)
         self._authority = authority = Authority(store, self._clock)
         self.joining = Joining(store, etcd, authority, self._clock, node=begin.node)

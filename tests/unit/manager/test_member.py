@@ -96,7 +96,7 @@ def test_addresses() -> None:
     assert split_address("[fd00::1]:2377") == ("fd00::1", 2377)
 
 
-def test_the_port_of_peers_is_kept(tmp_path: Path) -> None:
+async def test_the_port_of_peers_is_kept(tmp_path: Path) -> None:
     def member(port: int) -> Member:
         address = f"127.0.0.1:{port}"
         return Member(tmp_path, tmp_path, node="n1", listen=address, advertise=address, raft=RaftConfig())
