@@ -106,6 +106,7 @@ class Running:
             advertise=begin.advertise,
             raft=founding.raft_of(self._root, begin),
         )
+        member.on_removed = lambda: self._end(REMOVED)
         self._stack.push_async_callback(member.stop)
         self._etcd = etcd = await founding.METHODS[begin.how](self._credentials, member, begin, self._clock)
         member.on_removed = lambda: self._end(REMOVED)
