@@ -421,7 +421,7 @@ class Executor:
         """The container has ended, by itself or not."""
         status = container.record.status
         code = status.exit_code
-        known: dict[str, Any] = {"container": container.id, "pid": 0, "exit_code": code}
+        known: dict[str, Any] = {"container": container.id, "pid": 0, "exit_code": code, "ports": ()}
         if task.unhealthy:
             self._observe(task, TaskState.FAILED, error=_exit(code, "unhealthy container"), **known)
         elif task.stopping or (not task.wanted and container.record.stopped_by_user):

@@ -88,6 +88,8 @@ class Restarts:
 
     def _look_at(self, key: str) -> None:
         task = self._store.record(TASKS, key)
+        if task is not None and task.desired is TaskState.READY:
+            return  # one that is rejected meanwhile has a successor after its delay, not at once
         if task is not None and rules.live(task) and _failed(rules.observed(self._store, key, task), task):
             self._dead[key] = None
 

@@ -168,6 +168,27 @@ async def test_attempts_survive_a_change_of_the_leader(store: Store, clock: Fake
         assert len(swarm.all_tasks(web)) == 5
 
 
+async def test_tasks_that_are_rejected_before_their_time_wait_for_it(store: Store, clock: FakeClock) -> None:
+    """A successor is prepared during the delay. When that fails it keeps its place until the delay
+    has passed: a service whose image is missing makes a task each 5 s, not as fast as it can.
+    """
+    async with leading(store, clock, nodes=1) as swarm:
+        web = await swarm.create(replicas=1, restart={"Delay": seconds(5)})
+        await swarm.run(1)
+        (key,) = swarm.tasks(web)
+        await swarm.agents.report(key, TaskState.FAILED)
+        await swarm.run(1)
+        (key,) = swarm.tasks(web)
+        await swarm.agents.report(key, TaskState.REJECTED)
+        await swarm.run(2)
+        assert list(swarm.tasks(web)) == [key]
+        await swarm.run(3)
+        (successor,) = swarm.tasks(web)
+        assert successor != key and swarm.state(successor) < TaskState.RUNNING
+        await swarm.run(6)
+        assert list(swarm.running(web)) == [successor]
+
+
 async def test_drained_tasks_move_without_delay_and_wait_for_the_old_one(store: Store, clock: FakeClock) -> None:
     async with leading(store, clock, nodes=2) as swarm:
         swarm.agents.stop = 3
