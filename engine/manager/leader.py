@@ -60,8 +60,9 @@ class Leadership:
         return self._leading is not None
 
     async def run(self, lead: Callable[[Compare], Awaitable[None]]) -> None:
-        """Be present, and call `lead(fence)` whenever this manager leads, until cancelled. `lead` is
-        cancelled when another one does. At the end, presence and leadership are given up at once.
+        """Be present, and call `lead(fence)` whenever this manager leads, until cancelled. `lead`
+        is cancelled when another one does. At the end, presence and leadership are given up at
+        once.
         """
         unsubscribe = self._store.subscribe(self._changed)
         present = spawn(self._keep_presence(), "manager: presence", fatal=True)
@@ -92,7 +93,7 @@ class Leadership:
             waking.cancel()
             sleeping.cancel()
 
-    # --- presence -----------------------------------------------------------------------------------
+    # --- presence ---------------------------------------------------------------------------------
 
     async def _keep_presence(self) -> None:
         while True:
@@ -135,7 +136,7 @@ class Leadership:
         """The lease cannot have run out yet."""
         return bool(self._lease) and self._clock.monotonic() - self._renewed < LEASE
 
-    # --- leading ------------------------------------------------------------------------------------
+    # --- leading ----------------------------------------------------------------------------------
 
     async def _decide(self, lead: Callable[[Compare], Awaitable[None]]) -> None:
         entry = self._store.get(LEADER)
