@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    logging.getLogger("grpc").setLevel(logging.WARNING)  # a line for each call otherwise
     raise_priority()
     memory.configure()
     for directory in (given.root, given.run):
