@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -140,40 +140,56 @@ class Agents:
 
 
 class Swarm:
-    def __init__(self, store: Store, clock: FakeClock) -> None:
+    """`store` is what agents and the API write to. Each of `peers` is the store of another manager,
+    which may lead as well.
+    """
+
+    def __init__(self, store: Store, clock: FakeClock, peers: Sequence[Store] = ()) -> None:
         self.store = store
         self.clock = clock
         self.agents = Agents(store, clock)
         self._terms = 0
-        self._leading: asyncio.Task[None] | None = None
-        self.loops = orchestration.loops(store, clock)
-        self._loops = Loops(self.loops, store, clock)
+        self._leading: list[asyncio.Task[None]] = []
+        self._managers = [Loops(orchestration.loops(each, clock), each, clock) for each in (store, *peers)]
 
     # --- leadership -------------------------------------------------------------------------------
 
-    async def lead(self) -> None:
-        """A new term begins, with loops that have seen all events but have done nothing yet."""
-        await self.depose()
+    async def lead(self, manager: int = 0, *, depose: bool = True) -> None:
+        """A new term begins, at a manager that has seen all events. `depose`: the leader before
+        ends at once, else it goes on until its writes are fenced off.
+        """
+        if depose:
+            await self.depose()
         self._terms += 1
         await self.store.commit([Delete(LEADER, "")])
         await self.store.commit([Put(LEADER, "", Leader(f"manager{self._terms}", self._terms))])
         entry = self.store.get(LEADER)
         assert entry is not None
         fence = Compare(LEADER, "", entry.created, by_creation=True)
-        self._leading = asyncio.ensure_future(self._loops.lead(fence))
+        self._leading.append(asyncio.ensure_future(self._managers[manager].lead(fence)))
 
     async def depose(self) -> None:
         """The leader is gone; nothing finishes what it was at."""
-        if self._leading is not None:
-            self._leading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Fenced):
-                await self._leading
-            self._leading = None
+        for leading in self._leading:
+            leading.cancel()
+        if self._leading:
+            await asyncio.wait(self._leading)
+        self._leading = []
 
     async def run(self, seconds: float) -> None:
         await self.clock.advance(seconds)
-        if self._leading is not None and self._leading.done():
-            self._leading.result()
+        for leading in self._leading:
+            if leading.done():
+                with contextlib.suppress(Fenced):
+                    leading.result()
+
+    async def do(self, action: Coroutine[Any, Any, Any]) -> Any:
+        """Carry out an action that may have to wait for etcd, and let the time pass meanwhile."""
+        work = asyncio.ensure_future(action)
+        await self.clock.settle()
+        while not work.done():
+            await self.clock.advance(0.05)
+        return work.result()
 
     # --- nodes ------------------------------------------------------------------------------------
 
