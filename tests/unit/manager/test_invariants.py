@@ -210,7 +210,7 @@ class Chaos:
         assert set(store.all(TASK_STATUS)) <= set(store.all(TASKS))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(16))
 async def test_random_faults(etcd: FakeEtcd, store: Store, clock: FakeClock, seed: int) -> None:
     peers = [Store(etcd.peer(), clock) for _ in range(MANAGERS - 1)]
     for peer in peers:
