@@ -180,8 +180,10 @@ class Members:
                 self._guard(rest, f"remove manager {owner}")
             await self._hand_over(member, rest)
         await self._etcd.remove_member(member.id)
-        if owner:
-            await self._forget(owner)
+        claim = Delete(records.CLAIMS, f"member/{owner}")
+        gone = [Delete(records.MANAGERS, owner), claim]
+        if found := [each for each in gone if self._store.get(each.kind, each.key) is not None]:
+            await self._store.commit(found)
 
     async def _hand_over(self, member: Member, rest: list[Member]) -> None:
         """Let another voter lead before the raft leader is removed. Only the leader itself can do
