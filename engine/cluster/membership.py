@@ -38,7 +38,7 @@ from engine.cluster.phases import (
     following,
 )
 from engine.cluster.state import Directory, Identity, State, new_id
-from engine.errors import EngineError, Forbidden, InvalidParameter, NoSwarm, ServerError
+from engine.errors import EngineError, Forbidden, InvalidParameter, NoSwarm, ServerError, WrongState
 from engine.manager.messages import Begin, Call, Change, Done, Follow, LogLine, LogLines, Peer, Session, Watch
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled, whole
@@ -365,7 +365,7 @@ class Membership:
         async with self._lock:
             phase = following(self.phase, Verb.LEAVE)
             if self.phase is Phase.MANAGER and not force:
-                raise ServerError(await self._warning())
+                raise WrongState(await self._warning())
             await self._halt()
             self._end_outcome(NoSwarm("This node has left the swarm that it was joining"))
             self._save(phase=phase, force=force)

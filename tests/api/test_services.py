@@ -145,9 +145,9 @@ def test_a_name_is_made(node: Node) -> None:
 
 
 def test_each_field(node: Node) -> None:
-    node.service(
+    body = minimal(
         "full",
-        container={
+        **{
             "Command": ["sh"],
             "Args": ["-c", "sleep 9999"],
             "Env": ["A=b", "SLOT={{.Task.Slot}}"],
@@ -177,11 +177,16 @@ def test_each_field(node: Node) -> None:
             "Privileges": {"NoNewPrivileges": True, "Seccomp": {"Mode": "unconfined"}},
             "Healthcheck": {"Test": ["CMD", "true"], "Interval": 10**9},
         },
-        template={
-            "Resources": {"Limits": {"NanoCPUs": 500_000_000, "MemoryBytes": 32 << 20, "Pids": 50}},
-            "LogDriver": {"Name": "json-file", "Options": {"max-size": "1m"}},
-        },
     )
+    body["TaskTemplate"] |= {
+        "Resources": {
+            "Limits": {"NanoCPUs": 500_000_000, "MemoryBytes": 32 << 20, "Pids": 50},
+            "SwapBytes": 1 << 20,
+            "MemorySwappiness": 20,
+        },
+        "LogDriver": {"Name": "json-file", "Options": {"max-size": "1m"}},
+    }
+    node.ask("POST", "/services/create", body, status=201, version="1.55")
     found = container_of(node, "full")
     config, host = found["Config"], found["HostConfig"]
     assert (config["Entrypoint"], config["Cmd"]) == (["sh"], ["-c", "sleep 9999"])
@@ -200,6 +205,7 @@ def test_each_field(node: Node) -> None:
     assert {"no-new-privileges", "seccomp=unconfined"} <= {each.replace("=true", "") for each in host["SecurityOpt"]}
     assert config["Healthcheck"]["Test"] == ["CMD", "true"] and found["State"]["Health"]["Status"] == "healthy"
     assert host["Memory"] == 32 << 20 and host["PidsLimit"] == 50
+    assert (host["MemorySwap"], host["MemorySwappiness"]) == (33 << 20, 20)
     assert host["NanoCpus"] == 500_000_000 or (host["CpuQuota"], host["CpuPeriod"]) == (50_000, 100_000)
     assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "1m"}}
     assert host["RestartPolicy"]["Name"] in ("", "no")
@@ -229,7 +235,7 @@ def test_networks_of_the_node(node: Node) -> None:
     node.service("hosted", template={"Networks": [{"Target": "host"}]})
     assert container_of(node, "hosted")["HostConfig"]["NetworkMode"] == "host"
     shown = node.ask("GET", "/services/hosted")["Spec"]["TaskTemplate"]["Networks"]
-    assert shown == [{"Target": node.ask("GET", "/networks/host")["Id"]}]
+    assert shown == [{"Target": "host"}], "its id is another one on each node"
 
 
 def test_why_a_task_waits(node: Node) -> None:
@@ -266,7 +272,7 @@ def test_updates(node: Node) -> None:
     first = node.ask("GET", "/services/web")
     version, spec = first["Version"]["Index"], first["Spec"]
     path = f"/services/web/update?version={version}"
-    refused(node, spec | {"Name": "other"}, 500, "rename", path)
+    refused(node, spec | {"Name": "other"}, 500, "renaming services is not supported", path)
     refused(node, spec | {"Mode": {"Global": {}}}, 500, "service mode change is not allowed", path)
     refused(node, spec, 500, "update out of sequence", f"/services/web/update?version={version + 999}")
     refused(node, spec, 400, "invalid service version", "/services/web/update?version=x")

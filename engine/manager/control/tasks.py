@@ -57,7 +57,12 @@ def _named(store: Store, name: str) -> list[str]:
 
 def _is_listed(store: Store, key: str) -> bool:
     task = store.record(TASKS, key)
-    return task is not None and task.desired != TaskState.REMOVE
+    return task is not None and _shown(store, task)
+
+
+def _shown(store: Store, task: Task) -> bool:
+    """False for a task that is being removed, alone or with its service."""
+    return task.desired != TaskState.REMOVE and store.get(SERVICES, task.service) is not None
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -82,7 +87,7 @@ async def list_all(context: Context, call: Call) -> bytes:
 
     def document(key: str) -> wire.Task | None:
         entry = store.get(TASKS, key)
-        if entry is None or entry.record.desired == TaskState.REMOVE:
+        if entry is None or not _shown(store, entry.record):
             return None
         task = entry.record
         if (
