@@ -1,4 +1,6 @@
-"""The table of phases: which verbs of clients each phase permits, and with which words others end."""
+"""The table of phases: which verbs of clients each phase permits, and with which words others
+end.
+"""
 
 from __future__ import annotations
 
