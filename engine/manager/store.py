@@ -4,6 +4,9 @@ One cache per manager. It is loaded at one revision and then follows one watch, 
 a state that etcd had, never a mixture. Every write is a transaction of etcd with comparisons, from
 any manager.
 
+Revisions only grow, also when a backup is restored into a new etcd, whose own revisions begin at 1
+again: the key `/base` has what is added to them. Everything outside this module sees the sums.
+
 A write whose answer is missing is tried again, with the same comparisons. Whether an earlier
 attempt was carried out is seen in the cache: the watch delivers every write, and so also the bytes
 of that attempt.
@@ -29,15 +32,31 @@ import msgspec
 
 from engine.errors import ServerError, WrongState
 from engine.manager.clock import Clock
-from engine.manager.kv import FIRST, LAST, Compacted, DeleteKey, Etcd, EtcdError, Guard, InDoubt, Item, NoSpace, PutKey
+from engine.manager.kv import (
+    FIRST,
+    LAST,
+    Compacted,
+    DeleteKey,
+    Etcd,
+    EtcdError,
+    Gone,
+    Guard,
+    InDoubt,
+    Item,
+    NoSpace,
+    PutKey,
+)
 from engine.manager.kv import Operation as KeyOperation
 from engine.manager.records import KINDS, LEADER, TASKS, Kind, Task, encode, kind_of
 from engine.system.tasks import spawn
 
 R = TypeVar("R", bound=msgspec.Struct)
+C = TypeVar("C", bound=Item | Gone)
 
 PAGE = 5000
 """Keys of one range while loading."""
+READ = 5.0
+"""Seconds of one range of `PAGE` keys."""
 LIMIT = 20.0
 """Seconds until a write is given up."""
 RETRY = 0.1
@@ -50,6 +69,9 @@ IN_FLIGHT = 4
 """Transactions of one `commit_many` at a time."""
 SLICE = 0.005
 """Seconds of events after which the loop serves others."""
+
+BASE = "/base"
+"""Key of the number that is added to etcd's revisions, in decimal digits. Absent: 0."""
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +160,7 @@ class Store:
         self.etcd = etcd
         self.revision = 0
         self.reachable = reachable
+        self._base = 0
         self._clock = clock
         self._tables: dict[Kind[Any], dict[str, Entry[Any]]] = {kind: {} for kind in KINDS}
         self._of_service: defaultdict[str, set[str]] = defaultdict(set)
@@ -211,23 +234,16 @@ class Store:
 
     async def _read_all(self) -> None:
         """All records at one revision; the difference to the cache becomes events."""
-        found: list[Item] = []
-        start, revision = FIRST, 0
-        while True:
-            page = await self.etcd.range(start, LAST, limit=PAGE, revision=revision, timeout=5.0)
-            revision = revision or page.revision
-            found += page.items
-            if not page.more:
-                break
-            start = page.items[-1].key + "\0"
-            await asyncio.sleep(0)
+        self._base = await base_of(self.etcd)
+        found, revision = await read_all(self.etcd)
+        revision += self._base
         present = {item.key for item in found}
         for kind, table in self._tables.items():
             for key in [key for key in table if kind.path(key) not in present]:
                 self._delete(kind, key, kind.path(key), revision)
         began = self._clock.monotonic()
         for item in sorted(found, key=lambda item: item.revision) if self.revision else found:
-            self._put(item)
+            self._put(self._counted(item))
             if self._clock.monotonic() - began > SLICE:
                 await asyncio.sleep(0)
                 began = self._clock.monotonic()
@@ -248,11 +264,12 @@ class Store:
 
     async def _watch(self) -> None:
         began = self._clock.monotonic()
-        async with contextlib.aclosing(self.etcd.watch(FIRST, LAST, self.revision + 1)) as batches:  # type: ignore[type-var]
+        async with contextlib.aclosing(self.etcd.watch(FIRST, LAST, self.revision + 1 - self._base)) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 self._watching.set()
                 revision = 0
-                for change in batch.puts_and_deletes:
+                for each in batch.puts_and_deletes:
+                    change = self._counted(each)
                     if change.revision != revision:
                         if revision:
                             self._reached(revision)
@@ -268,6 +285,16 @@ class Store:
                         self._delete(*found, change.key, revision)
                 if revision:
                     self._reached(revision)
+
+    def _counted(self, change: C) -> C:
+        """A change of etcd with revisions as the cache has them."""
+        base = self._base
+        if not base:
+            return change
+        counted: Item | Gone = change._replace(revision=change.revision + base)
+        if isinstance(counted, Item):
+            counted = counted._replace(created=counted.created + base)
+        return cast(C, counted)
 
     def _put(self, item: Item) -> None:
         self._show(item.key, item.value, item.revision)
@@ -357,11 +384,12 @@ class Store:
                 reason = error.message
                 await self._clock.sleep(min(RETRY, max(0.0, ends - self._clock.monotonic())))
                 continue
-            if self.revision >= found.revision:
+            revision = found.revision + self._base
+            if self.revision >= revision:
                 return ""
-            if await self._within(self.reach(found.revision), max(0.0, ends - self._clock.monotonic())):
+            if await self._within(self.reach(revision), max(0.0, ends - self._clock.monotonic())):
                 return ""
-            reason = f"the cache has revision {self.revision} of {found.revision}"
+            reason = f"the cache has revision {self.revision} of {revision}"
         return f"the swarm has no leader or lost its quorum: {reason}{await self._count()}"
 
     async def _within(self, coroutine: Any, seconds: float) -> bool:
@@ -390,7 +418,7 @@ class Store:
         Raises `Stale` or `Fenced`, and ServerError after 20 s without quorum.
         """
         operations = _operations(changes)
-        guards = [_guard(compare) for compare in compares]
+        guards = [self._guard(compare) for compare in compares]
         failed, revision = await self._write(operations, guards)
         if failed:
             raise _stale([compares[position] for position in failed])
@@ -406,8 +434,8 @@ class Store:
         does not, and ServerError after 20 s without quorum; some groups may have been written then.
         """
         done = [False] * len(groups)
-        fence = [_guard(compare) for compare in fences]
-        for wave in _waves(groups):
+        fence = [self._guard(compare) for compare in fences]
+        for wave in self._waves(groups):
             room = asyncio.Semaphore(IN_FLIGHT)
             try:
                 async with asyncio.TaskGroup() as writing:
@@ -460,19 +488,48 @@ class Store:
                     continue
                 except NoSpace as error:
                     raise ServerError(f"etcd: {error.message}") from error
-                if not await self._within(self.reach(outcome.revision), max(0.0, ends - self._clock.monotonic())):
+                revision = outcome.revision + self._base
+                if not await self._within(self.reach(revision), max(0.0, ends - self._clock.monotonic())):
                     raise ServerError(
-                        f"context deadline exceeded: revision {outcome.revision} is written, but the watch is behind"
+                        f"context deadline exceeded: revision {revision} is written, but the watch is behind"
                     )
                 if not outcome.done and doubt and pending.revision:
                     return (), pending.revision
-                return outcome.failed, outcome.revision
+                return outcome.failed, revision
             raise ServerError(f"context deadline exceeded: etcd: {reason or 'no answer'}{await self._count()}")
         finally:
             marks = self._pending[pending.key]
             marks.remove(pending)
             if not marks:
                 del self._pending[pending.key]
+
+    def _guard(self, compare: Compare) -> Guard:
+        revision = compare.revision
+        if revision and self._base:
+            revision = revision - self._base if revision > self._base else -1  # of before the restore: no record has it
+        return Guard(compare.kind.path(compare.key), revision, compare.by_creation)
+
+    def _waves(self, groups: Sequence[tuple[Sequence[Change], Sequence[Compare]]]) -> Iterable[list[_Group]]:
+        """The groups in their order, divided where one touches a record that an earlier one writes."""
+        wave: list[_Group] = []
+        written: set[str] = set()
+        for position, (changes, compares) in enumerate(groups):
+            operations = _operations(changes)
+            if not operations:
+                raise ValueError("a group without changes")
+            guards = [self._guard(compare) for compare in compares]
+            keys = {operation.key for operation in operations}
+            if not written.isdisjoint(keys) or any(guard.key in written for guard in guards):
+                yield wave
+                wave, written = [], set()
+            written |= keys
+            size = sum(
+                len(operation.key) + (len(operation.value) if isinstance(operation, PutKey) else 0)
+                for operation in operations
+            )
+            wave.append(_Group(position, operations, guards, size))
+        if wave:
+            yield wave
 
 
 class _Group(NamedTuple):
@@ -490,36 +547,9 @@ def _operations(changes: Iterable[Change]) -> list[KeyOperation]:
     return list(last.values())
 
 
-def _guard(compare: Compare) -> Guard:
-    return Guard(compare.kind.path(compare.key), compare.revision, compare.by_creation)
-
-
 def _stale(failed: list[Compare]) -> Stale:
     fenced = any(compare.kind is LEADER for compare in failed)
     return Fenced(failed) if fenced else Stale(failed)
-
-
-def _waves(groups: Sequence[tuple[Sequence[Change], Sequence[Compare]]]) -> Iterable[list[_Group]]:
-    """The groups in their order, divided where one touches a record that an earlier one writes."""
-    wave: list[_Group] = []
-    written: set[str] = set()
-    for position, (changes, compares) in enumerate(groups):
-        operations = _operations(changes)
-        if not operations:
-            raise ValueError("a group without changes")
-        guards = [_guard(compare) for compare in compares]
-        keys = {operation.key for operation in operations}
-        if not written.isdisjoint(keys) or any(guard.key in written for guard in guards):
-            yield wave
-            wave, written = [], set()
-        written |= keys
-        size = sum(
-            len(operation.key) + (len(operation.value) if isinstance(operation, PutKey) else 0)
-            for operation in operations
-        )
-        wave.append(_Group(position, operations, guards, size))
-    if wave:
-        yield wave
 
 
 def _batches(wave: list[_Group]) -> Iterable[list[_Group]]:
@@ -536,3 +566,25 @@ def _batches(wave: list[_Group]) -> Iterable[list[_Group]]:
         batch.append(group)
     if batch:
         yield batch
+
+
+async def base_of(etcd: Etcd) -> int:
+    """What is added to etcd's revisions."""
+    found = (await etcd.range(BASE, timeout=READ)).items
+    return int(found[0].value) if found else 0
+
+
+async def read_all(etcd: Etcd, *, serializable: bool = False) -> tuple[list[Item], int]:
+    """All keys at one revision, and that revision, as etcd counts. Raises `Compacted` when that is
+    compacted meanwhile.
+    """
+    found: list[Item] = []
+    start, revision = FIRST, 0
+    while True:
+        page = await etcd.range(start, LAST, limit=PAGE, revision=revision, serializable=serializable, timeout=READ)
+        revision = revision or page.revision
+        found += page.items
+        if not page.more:
+            return found, revision
+        start = page.items[-1].key + "\0"
+        await asyncio.sleep(0)

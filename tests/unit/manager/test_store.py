@@ -249,3 +249,35 @@ async def test_nothing_to_write(store: Store) -> None:
     with pytest.raises(ValueError, match="without changes"):
         await store.commit([])
     assert await store.commit_many([]) == []
+
+
+async def test_a_base_is_added_to_revisions(etcd: FakeEtcd, clock: FakeClock) -> None:
+    etcd.put_now("/base", b"5000")
+    etcd.put_now("/x/a", b"\x91\xa11")
+    store = Store(etcd, clock)
+    await store.load()
+    entry = store.get(CLAIMS, "a")
+    assert entry is not None
+    assert (entry.revision, entry.created, store.revision) == (5003, 5003, 5003)
+    revision = await store.commit([Put(CLAIMS, "a", claim("2"))], [Compare(CLAIMS, "a", 5003)])
+    assert revision == store.revision == 5004
+    entry = store.get(CLAIMS, "a")
+    assert entry is not None
+    assert (entry.revision, entry.created) == (5004, 5003)
+    with pytest.raises(Stale):  # an index from before the restore
+        await store.commit([Put(CLAIMS, "a", claim("3"))], [Compare(CLAIMS, "a", 4)])
+    with pytest.raises(Stale):
+        await store.commit([Put(CLAIMS, "b", claim("3"))], [Compare(CLAIMS, "b", 5000)])
+    await store.commit([Delete(CLAIMS, "a")], [Compare(CLAIMS, "a", 5003, by_creation=True)])
+    assert await store.commit_many([([Put(CLAIMS, "b", claim())], [Compare(CLAIMS, "b")])]) == [True]
+    assert await store.current() == ""
+    etcd.break_watches()
+    etcd.put_now("/x/c", b"\x91\xa11")
+    await clock.advance(1)
+    entry = store.get(CLAIMS, "c")
+    assert entry is not None and entry.revision == 5007
+    etcd.lose_answers = 1
+    writing = asyncio.create_task(store.commit([Put(CLAIMS, "d", claim())], [Compare(CLAIMS, "d")]))
+    await clock.advance(1)
+    assert await writing == 5008
+    await store.close()
