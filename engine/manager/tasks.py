@@ -13,7 +13,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from engine.errors import InvalidParameter
 from engine.manager.clock import SECOND
+from engine.manager.constraints import matches, parse_all
 from engine.manager.records import (
     NODE_DATA,
     NODES,
@@ -21,6 +23,7 @@ from engine.manager.records import (
     TASK_STATUS,
     TASKS,
     NodeData,
+    ServiceRecord,
     Task,
     spec_key,
 )
@@ -174,6 +177,33 @@ def difference(old: ServiceSpec, new: ServiceSpec) -> Difference:
     if replace(old.task_template, placement=None) == replace(new.task_template, placement=None):
         return Difference.PLACEMENT
     return Difference.TASKS
+
+
+def outdated(store: Store, service: ServiceRecord, task: Task, known: Difference | None = None) -> bool:
+    """True if an update to the service's spec replaces the task. `known`: `difference` of the
+    specs, if the caller has it.
+    """
+    if task.version == service.version:
+        return False
+    if known is None:
+        spec = spec_of(store, task.service, task.version)
+        known = Difference.TASKS if spec is None else difference(spec, service.spec)
+    if known is not Difference.PLACEMENT:
+        return known is Difference.TASKS
+    return not task.assigned or not _passes(store, service.spec, task.node)
+
+
+def _passes(store: Store, spec: ServiceSpec, node: str) -> bool:
+    """True if the node passes the spec's constraints."""
+    record = store.record(NODES, node)
+    placement = spec.task_template.placement
+    if record is None:
+        return False
+    try:
+        wanted = parse_all(placement.constraints if placement is not None else ())
+    except InvalidParameter:
+        return False
+    return matches(wanted, node, record, store.record(NODE_DATA, node))
 
 
 def host_ports(spec: ServiceSpec) -> frozenset[tuple[str, int, int]]:

@@ -29,7 +29,6 @@ from msgspec.structs import replace
 from engine.manager import tasks as rules
 from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
-from engine.manager.placement import demand_of
 from engine.manager.records import (
     SERVICE_STATUS,
     SERVICES,
@@ -250,9 +249,7 @@ class Updates:
             spec = rules.spec_of(self._store, key, task.version)
             found = Difference.TASKS if spec is None else rules.difference(spec, service.spec)
             self._differences[pair] = found
-        if found is Difference.PLACEMENT:
-            return not task.assigned or not self._scheduler.placement.suits(task.node, demand_of(service.spec))
-        return found is Difference.TASKS
+        return rules.outdated(self._store, service, task, found)
 
     async def _tidy(self, acting: Acting, places: list[_At], config: UpdateConfig) -> None:
         """Shut down old tasks beside new ones, and all but one of several new ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine import times
 from engine.errors import NotFound, ServerError
+from engine.manager import tasks as rules
 from engine.manager.control import filters
 from engine.manager.control.context import Context, encode, encode_all, find
 from engine.manager.control.nodes import find_node
@@ -127,10 +128,7 @@ def _is_up_to_date(store: Store, task: Task) -> bool:
         return False
     if is_job(service.spec):
         return task.iteration == service.iteration
-    if task.version == service.version:
-        return True
-    spec = store.record(SPEC_VERSIONS, spec_key(task.service, task.version))
-    return spec is not None and spec.spec.task_template == service.spec.task_template
+    return not rules.outdated(store, service, task)
 
 
 def view(store: Store, entry: Entry[Task]) -> wire.Task:
