@@ -43,6 +43,8 @@ ADDING = 120.0
 """Seconds that a joining manager waits for others that join, and for the guards."""
 PROMOTING = 300.0
 """Seconds that a learner may need to catch up."""
+LEAVING = 10.0
+"""Seconds for which a manager that leaves by force looks for another one to remove its member."""
 PAUSE = 0.2
 
 
@@ -254,7 +256,7 @@ async def removed(root: Path, peers: Sequence[Peer], *, force: bool = False) -> 
 
     Raises WrongState when quorum would be lost.
     """
-    await _ask(root, peers, messages.RemoveMember(force=force), ASK)
+    await _ask(root, peers, messages.RemoveMember(force=force), LEAVING)
 
 
 async def _ask(root: Path, peers: Sequence[Peer], message: Message, limit: float) -> Message:

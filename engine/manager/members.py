@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError, Unavailable, WrongState
 from engine.manager import records
@@ -144,9 +144,12 @@ class Members:
         if claim is None or _claimed(claim)[0] != member or now - _claimed(claim)[1] > HEARD:
             await self._store.commit([Put(records.CLAIMS, key, Claim(f"{member:x} {now}"))])
 
-    async def _forget(self, node: str) -> None:
-        if self._store.record(records.CLAIMS, f"member/{node}") is not None:
-            await self._store.commit([Delete(records.CLAIMS, f"member/{node}")])
+    async def _forget(self, node: str, *kinds: records.Kind[Any]) -> None:
+        """Delete the claim of a node's learner, and the node's records of these kinds."""
+        keys = [(records.CLAIMS, f"member/{node}"), *((kind, node) for kind in kinds)]
+        changes = [Delete(kind, key) for kind, key in keys if self._store.record(kind, key) is not None]
+        if changes:
+            await self._store.commit(changes)
 
     # --- leaving ----------------------------------------------------------------------------------
 

@@ -191,10 +191,11 @@ class Running:
 
         Raises WrongState unless `force`.
         """
-        present = {node: entry.record.address for node, entry in self._store.all(MANAGERS).items()}
-        present.pop(self.node, None)
+        members = await self.joining.members.all()
+        others = {self.joining.members.owner(member) for member in members} - {self.node}
+        present = {node: entry.record.address for node, entry in self._store.all(MANAGERS).items() if node in others}
         if not force:
-            raise WrongState(_warning(len(present), len(await self.joining.members.all())))
+            raise WrongState(_warning(len(present), len(members)))
         if not present:
             return
         peers = [Peer(node=node, address=address) for node, address in present.items()]
