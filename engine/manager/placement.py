@@ -362,11 +362,18 @@ class Placement:
         """Live tasks by service and node."""
         self._pools: dict[Filters, _Pool] = {}
         self._failures: dict[tuple[str, str], list[float]] = {}
+        self._changes = 0
+        """Counts what changes the order of nodes."""
+        self._order: tuple[str, Demand, int, list[tuple[bool, int, int, str]]] | None = None
+        """The nodes in the order for one service, and `_changes` when it was so: for the next slice
+        of many tasks of one service.
+        """
 
     # --- events -----------------------------------------------------------------------------------
 
     def node(self, node: str, record: NodeRecord | None, data: NodeData | None) -> bool:
         """The records of a node have changed. Returns True if waiting tasks may fit now."""
+        self._changes += 1
         host = self._host(node)
         better = host.describe(record, data)
         for pool in self._pools.values():
@@ -389,6 +396,7 @@ class Placement:
             ):
                 return
             self._release(task, before)
+        self._changes += 1
         host = self._host(node)
         self._held[task] = _Held(host, service, demand.need, live, generic)
         if demand.need != NOTHING:
@@ -408,6 +416,7 @@ class Placement:
 
     def failed(self, service: str, node: str, at: float) -> None:
         """A task of the service has failed on the node."""
+        self._changes += 1
         times = self._failures.setdefault((service, node), [])
         times.append(at)
         del times[:-FAILURES]
@@ -415,6 +424,7 @@ class Placement:
             self._failures = {key: last for key, last in self._failures.items() if at - last[-1] <= FAILURES_WITHIN}
 
     def _release(self, task: str, held: _Held) -> None:
+        self._changes += 1
         self._held.pop(task, None)
         host = held.host
         if held.need != NOTHING:
@@ -521,12 +531,16 @@ class Placement:
     def _place_by_counts(
         self, pool: _Pool, service: str, demand: Demand, tasks: Sequence[str], now: float
     ) -> list[Placed]:
-        heap = [
-            rank
-            for host in pool.members.values()
-            if self._has_room(host, (rank := self._rank(host, service, now))[1], demand)
-        ]
-        heapq.heapify(heap)
+        heap: list[tuple[bool, int, int, str]]
+        if self._order is not None and self._order[:3] == (service, demand, self._changes):
+            heap = self._order[3]
+        else:
+            heap = [
+                rank
+                for host in pool.members.values()
+                if self._has_room(host, (rank := self._rank(host, service, now))[1], demand)
+            ]
+            heapq.heapify(heap)
         placed: list[Placed] = []
         for task in tasks:
             if not heap:
@@ -538,6 +552,7 @@ class Placement:
                 heapq.heapreplace(heap, (unreliable, count + 1, live + 1, node))
             else:
                 heapq.heappop(heap)
+        self._order = (service, demand, self._changes, heap)
         return placed
 
     def _place_by_preferences(
