@@ -18,9 +18,10 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable, Unimplemented
+from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable, Unimplemented, WrongState
 from engine.manager import messages, records
 from engine.manager.ca import Authority
 from engine.manager.certificates import request_key
@@ -34,6 +35,7 @@ from engine.manager.records import ID_LENGTH, NodeRecord, base36
 from engine.manager.states import Availability, Role
 from engine.manager.store import Compare, Put, Stale, Store
 from engine.manager.tls import Credentials, dial
+from engine.system.threads import whole
 
 ATTEMPTS = 5
 """Of a transaction whose records another manager changes meanwhile."""
@@ -191,32 +193,28 @@ class Joining:
 
     # --- managers ---------------------------------------------------------------------------------
 
+    @whole
     async def leave(self, node: str, *, force: bool) -> None:
-        """Remove the member of a manager that leaves the swarm. It is a worker from then on, so
-        that its record may be removed.
+        """Remove the member of a manager that leaves the swarm. It is a worker before that, so that
+        its record may be removed, and the leader finishes what is cut here.
 
         Raises WrongState when quorum would be lost, unless `force`.
         """
-        await self.members.remove(node, force=force)
+        if not force and (reason := await self.members.why_not(node)):
+            raise WrongState(f"node {node} cannot leave: it would result in a loss of quorum: {reason}")
         for _ in range(ATTEMPTS):
             entry = self._store.get(records.NODES, node)
             if entry is None or entry.record.role is Role.WORKER:
-                return
-            record = NodeRecord(
-                created=entry.record.created,
-                updated=self._clock.now(),
-                name=entry.record.name,
-                labels=entry.record.labels,
-                role=Role.WORKER,
-                availability=entry.record.availability,
-            )
+                break
+            record = msgspec.structs.replace(entry.record, role=Role.WORKER, updated=self._clock.now())
             try:
                 await self._store.commit(
                     [Put(records.NODES, node, record)], [Compare(records.NODES, node, entry.revision)]
                 )
+                break
             except Stale:
                 continue
-            return
+        await self.members.remove(node, force=force)
 
 
 def node_id(swarm: str, public: bytes) -> str:

@@ -7,7 +7,8 @@ another, under a lock in the store that ends with its holder.
 A member is found by its name, which is its node's id. One that has not started yet has no name: the
 claim `member/<node>` says whose it is, with the time at which its node was last heard of.
 
-Threads: the event loop's.
+Threads: the event loop's. A change that has begun runs to its end although its node disconnects, as
+         a node does whose member is removed.
 Raises:  WrongState when a guard refuses, Unavailable when the same request may succeed later,
          ServerError from etcd.
 """
@@ -25,6 +26,7 @@ from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import Etcd, EtcdError, Member
 from engine.manager.records import Claim
 from engine.manager.store import Compare, Delete, Put, Stale, Store
+from engine.system.threads import whole
 
 LOCK = "lock/members"
 LOCK_LIFE = 15
@@ -73,6 +75,7 @@ class Members:
 
     # --- joining ----------------------------------------------------------------------------------
 
+    @whole
     async def add(self, node: str, peer_url: str) -> Added:
         """Add a learner for `node`. A member that it had before is removed.
 
@@ -111,6 +114,7 @@ class Members:
             raise Unavailable(f"node {self.owner(learner) or 'unknown'} is becoming a manager now: one at a time")
         await self._remove(learner, members, force=False)
 
+    @whole
     async def promote(self, node: str, member_id: int) -> None:
         """Let a node's learner vote. Raises Unavailable while it is behind, NotFound when it was
         removed.
@@ -153,6 +157,7 @@ class Members:
 
     # --- leaving ----------------------------------------------------------------------------------
 
+    @whole
     async def remove(self, node: str, *, force: bool = False) -> None:
         """Remove the member of a node; nothing happens when it has none.
 
@@ -164,6 +169,7 @@ class Members:
             if member is not None:
                 await self._remove(member, members, force=force)
 
+    @whole
     async def remove_unnamed(self, member_id: int) -> None:
         """Remove a learner that has not started, and of which no node is known."""
         async with self.exclusive():
