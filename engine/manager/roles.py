@@ -5,7 +5,9 @@ keep a quorum without it; until then each step tries again. Its process ends the
 for a worker's certificate. A learner whose node has not been heard of for a minute is removed, as
 etcd has one learner at a time. Promotion is the node's own doing (`joining.py`).
 
-The loop also drops the claims that bar removed nodes, when their certificates have expired.
+The loop also drops the claims that bar removed nodes, when their certificates have expired, and the
+records of nodes that joined and were never seen: the joining engine was killed before it kept its
+certificate.
 
 Threads: the event loop's.
 """
@@ -16,18 +18,21 @@ import logging
 
 from engine.errors import EngineError
 from engine.manager import records
-from engine.manager.clock import Clock
+from engine.manager.ca import Authority
+from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import Member
 from engine.manager.loops import Acting
 from engine.manager.members import Members
 from engine.manager.states import Role
-from engine.manager.store import Change, Compare, Delete, Event, Store
+from engine.manager.store import Change, Compare, Delete, Event, Fenced, Stale, Store
 
 PERIOD = 5.0
 """Seconds between looks at etcd's members, which no event reports."""
 AGAIN = 1.0
 """Seconds after a removal that failed."""
 BATCH = 500
+UNSEEN = 3600 * SECOND
+"""A node that has not connected for this long since it joined is removed."""
 _BARS = records.barred_claim("")
 
 _log = logging.getLogger(__name__)
@@ -36,19 +41,27 @@ _log = logging.getLogger(__name__)
 class RoleLoop:
     name = "roles"
 
-    def __init__(self, store: Store, clock: Clock, members: Members) -> None:
+    def __init__(self, store: Store, clock: Clock, members: Members, authority: Authority) -> None:
         self._store = store
         self._clock = clock
         self._members = members
+        self._authority = authority
         self._due = 0.0
         self._told: dict[str, str] = {}
         self._bars: set[str] = set()
+        self._unseen: set[str] = set()
 
     def changed(self, event: Event) -> None:
         if event.kind is records.NODES:
             old, new = event.old, event.new
             if new is None or (old is not None and old.record.role is not new.record.role):
                 self._due = 0.0
+            if new is None or self._store.record(records.NODE_DATA, event.key) is not None:
+                self._unseen.discard(event.key)
+            else:
+                self._unseen.add(event.key)
+        elif event.kind is records.NODE_DATA:
+            self._unseen.discard(event.key)
         elif event.kind is records.MANAGERS and (event.old is None or event.new is None):
             self._due = 0.0
         elif event.kind is records.CLAIMS and event.key.startswith(_BARS):
@@ -66,6 +79,7 @@ class RoleLoop:
         members = await self._members.all()
         done = [await self._settle(member, members) for member in members if self._unwanted(member)]
         await self._drop_bars(acting)
+        await self._drop_unseen(acting)
         self._due = self._clock.monotonic() + (PERIOD if all(done) else AGAIN)
 
     def _unwanted(self, member: Member) -> bool:
@@ -101,3 +115,20 @@ class RoleLoop:
             batch = ended[begin : begin + BATCH]
             changes: list[Change] = [Delete(records.CLAIMS, entry.key) for entry in batch]
             await acting.commit(changes, [Compare(records.CLAIMS, entry.key, entry.revision) for entry in batch])
+
+    async def _drop_unseen(self, acting: Acting) -> None:
+        now = self._clock.now()
+        for node in list(self._unseen):
+            entry = self._store.get(records.NODES, node)
+            if entry is None or now - entry.record.created < UNSEEN:
+                continue
+            try:
+                await acting.commit(
+                    [Delete(records.NODES, node), self._authority.bar(node)],
+                    [Compare(records.NODES, node, entry.revision), Compare(records.NODE_DATA, node)],
+                )
+            except Fenced:
+                raise
+            except Stale:  # it has just connected
+                continue
+            _log.warning("node %s joined an hour ago and has never connected: it was removed", node)

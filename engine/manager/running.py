@@ -121,7 +121,7 @@ class Running:
         loops = Loops(
             [
                 *orchestration.loops(store, self._clock),
-                RoleLoop(store, self._clock, self.joining.members),
+                RoleLoop(store, self._clock, self.joining.members, authority),
                 RotationLoop(store, self._clock),
                 Liveness(store, self._clock),
             ],

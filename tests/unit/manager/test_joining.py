@@ -51,7 +51,7 @@ class Here:
         self.authority = Authority(store, clock)
         self.joining = Joining(store, etcd, self.authority, clock, node=NODE)
         self.members = self.joining.members
-        self.loop = RoleLoop(store, clock, self.members)
+        self.loop = RoleLoop(store, clock, self.members, self.authority)
         store.subscribe(self.loop.changed)
 
     async def found(self, managers: int = 1, *, present: int | None = None, config: CAConfig | None = None) -> None:
@@ -497,6 +497,21 @@ async def test_bars_are_dropped_when_no_certificate_is_valid_any_more(here: Here
     here.clock.set(121 * 24 * 3600)
     await here.step()
     assert not here.authority.barred("gone")
+
+
+async def test_nodes_that_never_connect_are_removed(here: Here) -> None:
+    """The joining engine was killed before it kept its certificate."""
+    await here.found()
+    await here.store.commit([Put(records.NODE_DATA, NODE, NodeData())])
+    first, second = [await here.join(keys.new_key(), here.cluster.worker_token) for _ in range(2)]
+    await here.store.commit([Put(records.NODE_DATA, first.node, NodeData())])
+    await here.clock.advance(3599)
+    await here.step()
+    assert len(here.store.all(records.NODES)) == 3
+    await here.clock.advance(2)
+    await here.step()
+    assert sorted(here.store.all(records.NODES)) == sorted([NODE, first.node])
+    assert here.authority.barred(second.node)
 
 
 def test_quorum() -> None:
