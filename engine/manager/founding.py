@@ -12,13 +12,12 @@ Raises:  InvalidParameter for bad settings, ServerError when etcd does not serve
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 
-from engine.errors import InvalidParameter, NotFound, ServerError, Unimplemented, decoding_reason
+from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
 from engine.manager import ca, joining, keys, renewal
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
@@ -27,7 +26,7 @@ from engine.manager.kv import FIRST, LAST, Etcd, Guard, InDoubt, PutKey
 from engine.manager.member import Member
 from engine.manager.messages import Begin
 from engine.manager.records import CLUSTER, MANAGERS, NODE_DATA, NODES, NodeData, NodeRecord, encode
-from engine.manager.states import Availability, NodeState, Role
+from engine.manager.states import NodeState, Role
 from engine.manager.store import Change, Compare, Delete, Put, Store
 from engine.manager.tls import Credentials
 from engine.system.files import write_atomically
@@ -49,28 +48,8 @@ def settings(begin: Begin) -> tuple[InitRequest, SwarmSpec]:
         request = msgspec.json.decode(begin.body or b"{}", type=InitRequest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidParameter(f"init: {decoding_reason(error)}") from error
-    _check(request)
+    validate.init_request(request)
     return request, validate.swarm_spec(request.spec)
-
-
-def _check(request: InitRequest) -> None:
-    if request.availability.upper() not in ("", *Availability.__members__):
-        raise InvalidParameter(f"Availability {request.availability!r}: must be active, pause or drain")
-    if request.auto_lock_managers:
-        raise Unimplemented("AutoLockManagers: this version does not lock managers")
-    if not (request.data_path_port == 0 or 1024 <= request.data_path_port <= 49151):
-        raise InvalidParameter(f"DataPathPort {request.data_path_port}: must be from 1024 to 49151")
-    if not (request.subnet_size == 0 or 1 <= request.subnet_size <= 29):
-        raise InvalidParameter(f"SubnetSize {request.subnet_size}: must be from 1 to 29")
-    for text in request.default_addr_pool:
-        try:
-            pool = ipaddress.IPv4Network(text)
-        except ValueError as error:
-            raise InvalidParameter(f"DefaultAddrPool {text!r}: {error}") from None
-        if pool.prefixlen > (request.subnet_size or SUBNET_SIZE):
-            raise InvalidParameter(
-                f"DefaultAddrPool {text!r}: smaller than its subnets of /{request.subnet_size or SUBNET_SIZE}"
-            )
 
 
 def raft_of(root: Path, begin: Begin) -> RaftConfig:
@@ -110,7 +89,7 @@ async def found(credentials: Credentials, member: Member, begin: Begin, clock: C
     await asyncio.to_thread(credentials.install, roots=made.cluster.root, certificate=made.certificate, key=made.key)
     etcd = await member.start()
     try:
-        availability = Availability[(request.availability or "active").upper()]
+        availability = validate.availability(request.availability)
         now = clock.now()
         node = NodeRecord(created=now, updated=now, role=Role.MANAGER, availability=availability)
         changes = [*made.changes, Put(NODES, begin.node, node)]

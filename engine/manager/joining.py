@@ -26,13 +26,14 @@ from engine.manager import messages, records
 from engine.manager.ca import Authority
 from engine.manager.certificates import request_key
 from engine.manager.clock import Clock
+from engine.manager.control import validate
 from engine.manager.frames import Connection
 from engine.manager.identity import Identity
 from engine.manager.kv import Etcd
 from engine.manager.members import Members
 from engine.manager.messages import Done, Joined, MemberAdded, Message, Peer, Renewed
 from engine.manager.records import ID_LENGTH, NodeRecord, base36
-from engine.manager.states import Availability, Role
+from engine.manager.states import Role
 from engine.manager.store import Compare, Put, Stale, Store
 from engine.manager.tls import Credentials, dial
 from engine.system.threads import whole
@@ -107,12 +108,7 @@ class Joining:
         a key whose node was removed.
         """
         role = await self._role(message.token)
-        try:
-            availability = Availability[(message.availability or "active").upper()]
-        except KeyError:
-            raise InvalidParameter(
-                f"Availability: {message.availability[:64]}: must be active, pause or drain"
-            ) from None
+        availability = validate.availability(message.availability)
         public = request_key(message.csr).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         for _ in range(ATTEMPTS):
             cluster = self._store.get(records.CLUSTER)

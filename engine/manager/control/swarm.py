@@ -17,6 +17,9 @@ from engine.manager.records import CLUSTER, MANAGERS, NODES, Cluster
 from engine.manager.store import Compare, Entry, Put
 from engine.wire.swarm import ClusterInfo, JoinTokens, Peer, Swarm, SwarmInfo, SwarmSpec, TLSInfo, UnlockKey, Version
 
+_ADDRESS_POOL = "10.0.0.0/8"
+"""What networks of the swarm take their subnets from without a setting."""
+
 
 def _entry(context: Context) -> Entry[Cluster]:
     entry = context.store.get(CLUSTER)
@@ -36,7 +39,7 @@ def cluster_info(context: Context, entry: Entry[Cluster]) -> ClusterInfo:
         spec=cluster.spec,
         tls_info=_tls_info(cluster),
         root_rotation_in_progress=bool(cluster.rotation),
-        default_addr_pool=list(cluster.address_pool),
+        default_addr_pool=list(cluster.address_pool) or [_ADDRESS_POOL],
         subnet_size=cluster.subnet_size,
         data_path_port=cluster.data_path_port,
     )

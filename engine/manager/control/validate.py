@@ -19,6 +19,7 @@ from engine.errors import InvalidParameter, Unimplemented
 from engine.images import reference
 from engine.manager.clock import SECOND
 from engine.manager.constraints import parse_all, spread_key
+from engine.manager.states import Availability
 from engine.templates import Value, expand
 from engine.wire.containers import Healthcheck, Mount, Ulimit, VolumeOptions
 from engine.wire.nodes import GenericResource, Resources
@@ -31,7 +32,7 @@ from engine.wire.services import (
     ServiceSpec,
     UpdateConfig,
 )
-from engine.wire.swarm import CAConfig, DispatcherConfig, OrchestrationConfig, RaftConfig, SwarmSpec
+from engine.wire.swarm import CAConfig, DispatcherConfig, InitRequest, OrchestrationConfig, RaftConfig, SwarmSpec
 from engine.wire.tasks import (
     ConfigReference,
     ContainerSpec,
@@ -641,6 +642,38 @@ def swarm_spec(spec: SwarmSpec, current: SwarmSpec | None = None) -> SwarmSpec:
         dispatcher=DispatcherConfig(heartbeat_period=period),
         ca_config=msgspec.structs.replace(spec.ca_config, node_cert_expiry=expiry),
     )
+
+
+def availability(word: str) -> Availability:
+    """Of a node that joins; active without a word. Raises InvalidParameter."""
+    words = {one.label: one for one in Availability}
+    _one_of("Availability", word.lower(), "", *words)
+    return words[word.lower() or "active"]
+
+
+def init_request(request: InitRequest) -> None:
+    """The rules of the fields beside the spec, but for the addresses, which the daemon chooses.
+
+    Raises InvalidParameter, Unimplemented.
+    """
+    availability(request.availability)
+    if request.auto_lock_managers:
+        raise Unimplemented("AutoLockManagers: locked managers are not supported by this version")
+    if request.data_path_port:
+        _range("DataPathPort", request.data_path_port, 1024, 49151)
+    size = request.subnet_size or 24
+    _range("SubnetSize", size, 1, 29)
+    pools: list[ipaddress.IPv4Network] = []
+    for text in request.default_addr_pool:
+        try:
+            pool = ipaddress.IPv4Network(text.strip(), strict=False)
+        except ValueError:
+            raise refuse("DefaultAddrPool", text, "an IPv4 subnet such as 10.0.0.0/8 is expected") from None
+        if size < pool.prefixlen:
+            raise refuse("SubnetSize", size, f"the pool {text} is smaller than one subnet")
+        if any(pool.overlaps(other) for other in pools):
+            raise refuse("DefaultAddrPool", text, "it overlaps another pool")
+        pools.append(pool)
 
 
 def _raft(raft: RaftConfig, old: RaftConfig) -> RaftConfig:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.manager.certificates import digest
+from engine.manager.control import validate
 from engine.manager.control.context import OutOfSequence
 from engine.manager.control.table import VERBS
 from engine.manager.messages import Call
 from engine.manager.records import CLUSTER
-from engine.manager.states import Role
+from engine.manager.states import Availability, Role
+from engine.wire.swarm import InitRequest
 from tests.unit.manager.control.conftest import NODE, Swarm, spec
 
 
@@ -82,6 +85,34 @@ async def test_bad_settings(swarm: Swarm, body: dict[str, Any], words: str) -> N
     with pytest.raises(InvalidParameter, match=words):
         await swarm.swarm_update(body=body, version=index)
     assert (await swarm.swarm_inspect())["Version"]["Index"] == index
+
+
+INIT = [
+    ({"Availability": "asleep"}, "Availability: invalid value 'asleep'"),
+    ({"DataPathPort": 80}, "DataPathPort: invalid value 80"),
+    ({"DataPathPort": 50000}, "DataPathPort: invalid value 50000"),
+    ({"SubnetSize": 30}, "SubnetSize: invalid value 30"),
+    ({"SubnetSize": -1}, "SubnetSize: invalid value -1"),
+    ({"DefaultAddrPool": ["x"]}, "DefaultAddrPool: invalid value 'x'"),
+    ({"DefaultAddrPool": ["fd00::/8"]}, "IPv4"),
+    ({"DefaultAddrPool": ["10.0.0.0/28"]}, "SubnetSize: invalid value 24"),
+    ({"DefaultAddrPool": ["10.0.0.0/8", "10.1.0.0/16"]}, "overlaps"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), INIT)
+def test_bad_requests_to_init(body: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        validate.init_request(msgspec.convert(body, InitRequest))
+
+
+def test_requests_to_init() -> None:
+    validate.init_request(InitRequest())
+    good = InitRequest(default_addr_pool=["10.0.0.0/8", "172.16.0.0/12"], subnet_size=26, data_path_port=7789)
+    validate.init_request(good)
+    with pytest.raises(Unimplemented, match="AutoLockManagers"):
+        validate.init_request(InitRequest(auto_lock_managers=True))
+    assert validate.availability("") == validate.availability("ACTIVE") == Availability.ACTIVE
 
 
 async def test_autolock_is_not_there(swarm: Swarm) -> None:
