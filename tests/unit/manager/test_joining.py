@@ -151,7 +151,7 @@ async def test_the_address_of_a_manager_is_in_its_certificate(here: Here) -> Non
         ("", {}, "join token is necessary"),
         ("x", {}, "join token is necessary"),
         ("other", {}, "join token is necessary"),
-        ("worker", {"availability": "gone"}, "Availability: gone"),
+        ("worker", {"availability": "gone"}, "Availability: invalid value 'gone'"),
         ("worker", {"csr": "x"}, "certificate request"),
         ("worker", {"csr": "x" * 100_000}, "longer than"),
     ],
