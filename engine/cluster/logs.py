@@ -20,7 +20,6 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from engine._fast.frames import Demultiplexer
 from engine.containers import logs
 from engine.containers.container import Container
 from engine.errors import EngineError
@@ -34,6 +33,8 @@ MOST = 512
 """Lines in one message."""
 LONGEST = 1 << 20
 """Bytes of lines in one message, and of one line: a longer one is cut."""
+HEADER = 8
+"""Bytes before each frame: its stream, three zeros, its size."""
 SLICE = 16384 - 4
 """Bytes of an entry at most that is not a slice of a longer line (`_fast/logreader`)."""
 WAITING = 4
@@ -102,13 +103,14 @@ async def _batches(
     """Each frame is one entry of the log: its time, a space, and a line. A long line is in several
     entries, of which the first alone has a time.
     """
-    frames = Demultiplexer()
+    rest = b""
     unended: dict[int, LogLine] = {}
     """By stream: a line whose last entry was a slice."""
     async for chunk in chunks:
         batch: list[LogLine] = []
         size = 0
-        for stream, data in frames.feed(chunk):
+        frames, rest = _frames(rest + chunk)
+        for stream, data in frames:
             line = unended.pop(stream, None)
             if line is None:
                 at, _, text = data.partition(b" ")
@@ -130,6 +132,19 @@ async def _batches(
             yield tuple(batch)
     if last := tuple(line for line in unended.values() if line.data):
         yield last
+
+
+def _frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
+    """The whole frames of `data`, and what is left of it."""
+    found = []
+    at = 0
+    while len(data) - at >= HEADER:
+        end = at + HEADER + int.from_bytes(data[at + 4 : at + HEADER], "big")
+        if end > len(data):
+            break
+        found.append((data[at], data[at + HEADER : end]))
+        at = end
+    return found, data[at:]
 
 
 def _details(container: Container) -> dict[str, str]:

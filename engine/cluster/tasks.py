@@ -143,7 +143,7 @@ class TaskSet:
             gone |= self._all.keys() - put.keys()
         rows = []
         for key, record in specs.items():
-            if self._specs.get(key) != record or self._behind:
+            if self._specs.get(key) != record:
                 self._specs[key] = record
                 rows.append(self._spec_table.put(key, record))
         changed = []
@@ -151,11 +151,17 @@ class TaskSet:
             found = self._all.get(task.id)
             if message.whole or found is None or found.assigned != task:
                 changed.append(task.id)
-            if self._behind or found is None or found.assigned != task:
+            if found is None or found.assigned != task:
                 rows.append(self._put(task, Observed() if found is None else found.observed))
-        await self._commit(*rows)
-        if message.whole:
+        if message.whole and self._behind:
+            rows = [
+                *(self._spec_table.put(key, record) for key, record in self._specs.items()),
+                *(self._tasks.put(key, record) for key, record in self._all.items()),
+            ]
+            await self._commit(*rows)
             self._behind = False
+        else:
+            await self._commit(*rows)
         return Applied(put=tuple(changed), gone=tuple(gone))
 
     def _put(self, task: Assigned, observed: Observed) -> Change:

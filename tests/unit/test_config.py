@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,3 +126,31 @@ def test_stop_reads_what_serve_wrote() -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--config /nonexistent\.toml: no such file"):
         config("--config", "/nonexistent.toml")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"labels": ("zone",)}, "--label 'zone': must be KEY=VALUE"),
+        ({"labels": ("=a",)}, "must be KEY=VALUE"),
+        ({"labels": ("a b=c",)}, "must be KEY=VALUE"),
+        ({"labels": ("a=b", "a=c")}, "a has another value already"),
+        ({"generic_resources": ("SSD",)}, "must be KIND=NUMBER or KIND=NAME"),
+        ({"generic_resources": ("SSD=",)}, "must be KIND=NUMBER or KIND=NAME"),
+        ({"generic_resources": ("=3",)}, "must be KIND=NUMBER or KIND=NAME"),
+        ({"generic_resources": ("SSD=3 4",)}, "must be KIND=NUMBER or KIND=NAME"),
+        ({"generic_resources": ("SSD=3", "SSD=4")}, "given twice"),
+        ({"generic_resources": ("SSD=3", "SSD=a")}, "given twice"),
+        ({"generic_resources": ("SSD=a", "SSD=3")}, "given twice"),
+        ({"generic_resources": ("SSD=a", "SSD=a")}, "given twice"),
+        ({"generic_resources": ("SSD=9223372036854775808",)}, "too large"),
+    ],
+)
+def test_labels_and_resources_of_a_node(chosen: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        parse(chosen)
+
+
+def test_labels_and_resources_that_are_valid() -> None:
+    made = parse({"labels": ("a=b", "a=b", "c=", "d=e=f"), "generic_resources": ("SSD=3", "GPU=a", "GPU=b")})
+    assert made.labels == ("a=b", "a=b", "c=", "d=e=f") and len(made.generic_resources) == 3
