@@ -608,6 +608,10 @@ class Membership:
             except process.Removed:
                 self._directory.remove_member()
                 self._trouble = "its etcd member was removed before it had a vote"
+            except Forbidden as error:  # the wish was withdrawn meanwhile
+                if await self._renew() == "worker":
+                    return Verb.DEMOTE
+                self._trouble = error.message
             except EngineError as error:
                 self._trouble = error.message
             _log.warning("swarm: this node is not a manager yet: %s", self._trouble)
@@ -619,17 +623,15 @@ class Membership:
         self._process.clear()
         self._directory.remove_member()
         self._removed = False
-        if self._session is not None and self._session.role == "manager":
+        if self._wishes("manager"):
             self._session = None  # told before the demotion
-        await self._run_agent("worker")
         pauses = _Pauses()
-        while True:
+        while not (role := await self._renew()):
             if self._barred:
                 return await self._strand()
-            role = await self._renew()
-            if role:
-                return Verb.SUCCEED if role == "worker" else Verb.PROMOTE
+            await self._run_agent("worker")  # not before: each certificate needs a session of its own
             await pauses.next()
+        return Verb.SUCCEED if role == "worker" else Verb.PROMOTE
 
     async def _force(self) -> Verb:
         """FORCING, taken up by the next daemon: nobody has told its client about a failure."""
@@ -813,8 +815,9 @@ class Membership:
                 self._is_barred(error.message)
             return ""
         self._trouble = ""
-        if self._agent is not None:
-            self._agent.renewed()
+        self._session = None  # it told the wish of before
+        if self._agent is not None and self.phase in (Phase.WORKER, Phase.MANAGER):
+            self._agent.renewed()  # otherwise another agent follows
         return certificate.role
 
     def _begin(self, how: str) -> Begin:
