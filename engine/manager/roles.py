@@ -122,6 +122,8 @@ class RoleLoop:
             entry = self._store.get(records.NODES, node)
             if entry is None or now - entry.record.created < UNSEEN:
                 continue
+            if self._store.record(records.MANAGERS, node) is not None:
+                continue
             try:
                 await acting.commit(
                     [Delete(records.NODES, node), self._authority.bar(node)],

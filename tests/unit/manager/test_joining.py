@@ -63,7 +63,7 @@ class Here:
             name = f"node{number}"
             self.etcd.cluster.members.append(Member(number, name, f"https://10.0.0.{number}:7946", False))
             await self.store.commit(
-                [Put(records.NODES, name, NodeRecord(created=0, updated=0, role=Role.MANAGER))]
+                [Put(records.NODES, name, NodeRecord(created=self.clock.now(), updated=0, role=Role.MANAGER))]
                 + ([self.presence(number)] if number <= (managers if present is None else present) else [])
             )
 
@@ -75,7 +75,8 @@ class Here:
         return self.authority.cluster
 
     async def wish(self, node: str, role: Role) -> None:
-        await self.store.commit([Put(records.NODES, node, NodeRecord(created=0, updated=0, role=role))])
+        now = self.clock.now()
+        await self.store.commit([Put(records.NODES, node, NodeRecord(created=now, updated=now, role=role))])
 
     async def join(self, key: str, token: str, **fields: str) -> Joined:
         return await self.joining.join(Join(seq=7, csr=keys.request(key), token=token, **fields), "10.0.0.9")
