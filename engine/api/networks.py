@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.kept import Entry
@@ -15,6 +17,9 @@ from engine.networks.network import FILTERS
 from engine.wire.networks import Network as Shown
 from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect, NetworkInspect, NetworksPruned
 
+NODE_LOCAL = ("bridge", "host", "none")
+"""Networks that each node of a swarm has. Services use them by their names."""
+
 
 def list_all(engine: Engine, request: Request) -> Reply:
     found = engine.networks.select(parameters.filters(request.query, FILTERS))
@@ -26,6 +31,12 @@ def inspect(engine: Engine, request: Request) -> Reply:
     parameters.strict_boolean(request.query, "verbose")  # details of swarm networks
     network = engine.networks.get(request.parameters["id"])
     scope = request.query.get("scope", "")
+    if scope == "swarm" and engine.cluster.is_manager and network.record.name in NODE_LOCAL:
+        # docker CLIs look up the networks of a service, and send the id that they find.
+        shown = msgspec.structs.replace(
+            engine.networks.inspected(network), id=network.record.name, scope="swarm", containers={}
+        )
+        return json_reply(request, shown)
     if scope not in ("", network.record.scope):
         raise NotFound(f"network {request.parameters['id']} not found in scope {scope}")
     return encoded_reply(request, _encoded(engine, network, request) + b"\n")

@@ -388,3 +388,13 @@ def test_logs_of_a_terminal(node: Node) -> None:
         "it is logged", lambda: (found := node.request("GET", "/v1.44/services/talker/logs?stdout=1")).body and found
     )
     assert answer.headers["content-type"] == "application/vnd.docker.raw-stream" and answer.body == b"out\r\n"
+
+
+def test_networks_of_nodes_in_the_scope_of_the_swarm(node: Node) -> None:
+    """The docker CLI looks them up there before it creates a service."""
+    for name, driver in (("host", "host"), ("bridge", "bridge"), ("none", "null")):
+        found = node.ask("GET", f"/networks/{name}?scope=swarm")
+        assert (found["Name"], found["Id"], found["Scope"], found["Driver"]) == (name, name, "swarm", driver)
+        assert strict.faults(found, strict.NETWORK) == []
+        assert node.ask("GET", f"/networks/{name}?scope=local")["Scope"] == "local"
+    assert {network["Scope"] for network in node.ask("GET", "/networks")} == {"local"}

@@ -86,19 +86,19 @@ def test_nodes(docker: Docker, node: Node) -> None:
         "node", "ls", "--format", "{{.ID}} {{.Self}} {{.Status}} {{.Availability}} {{.ManagerStatus}}"
     )
     assert line == f"{node.node_id} true Ready Active Leader"
-    assert docker("node", "update", "--label-add", "zone=a", "self").status == 0
+    assert docker("node", "update", "--label-add", "zone=a", node.node_id).status == 0
     assert inspected(docker, "node", "inspect", "self")["Spec"]["Labels"] == {"zone": "a"}
     pretty = docker("node", "inspect", "--pretty", "self").out
     assert "zone=a" in pretty and "Leader:" in pretty and "TLS Info" in pretty
     service(docker, "--name", "web", "busybox", "sleep", "99999")
     running(docker, "web", 1)
     assert "web.1" in docker("node", "ps").out
-    docker("node", "update", "--availability", "drain", "self")
+    docker("node", "update", "--availability", "drain", node.node_id)
     until("the node is drained", lambda: not node.task_containers())
-    docker("node", "update", "--availability", "active", "self")
+    docker("node", "update", "--availability", "active", node.node_id)
     running(docker, "web", 1)
-    assert "last manager" in docker("node", "demote", "self", status=1).err
-    assert "must be demoted" in docker("node", "rm", "--force", "self", status=1).err
+    assert "last manager" in docker("node", "demote", node.node_id, status=1).err
+    assert "must be demoted" in docker("node", "rm", "--force", node.node_id, status=1).err
 
 
 def test_services(docker: Docker, node: Node) -> None:
