@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 JOIN_LIMIT = 20.0
 """Seconds that the client of a join waits."""
+CLEANING = 5.0
+"""Seconds that the client of a refused join waits until nothing of it is left."""
 REGISTER_LIMIT = 5.0
 """Seconds that an init waits for the agent's session, which it does without if need be."""
 START_WAIT = 5.0
@@ -348,6 +350,10 @@ class Membership:
         try:
             async with asyncio.timeout(JOIN_LIMIT):
                 await asyncio.shield(outcome)
+        except EngineError:
+            if self._driving is not None:  # the client may ask at once what this node is
+                await asyncio.wait([self._driving], timeout=CLEANING)
+            raise
         except TimeoutError:
             if self._outcome is outcome:
                 self._outcome = None

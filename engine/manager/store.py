@@ -57,8 +57,8 @@ PAGE = 5000
 """Keys of one range while loading."""
 READ = 5.0
 """Seconds of one range of `PAGE` keys."""
-LIMIT = 20.0
-"""Seconds until a write is given up."""
+LIMIT = 18.0
+"""Seconds until a write is given up. To count the managers for its message takes up to 2 s more."""
 RETRY = 0.1
 """Seconds between attempts."""
 OPERATIONS = 1024

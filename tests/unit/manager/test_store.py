@@ -104,7 +104,7 @@ async def test_without_quorum_a_write_is_given_up(etcd: FakeEtcd, clock: FakeClo
     await store.load()
     etcd.down = True
     writing = asyncio.create_task(store.commit([Put(CLAIMS, "x", claim())]))
-    await clock.advance(19)
+    await clock.advance(17)
     assert not writing.done()
     await clock.advance(3)
     with pytest.raises(ServerError, match=r"context deadline exceeded.*1 of 3 managers reachable"):
