@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from engine import __version__, config
-from engine.config import DEFAULT_RUN
+from engine.config import DEFAULT_ROOT, DEFAULT_RUN
 from engine.errors import ServerError
 
 
@@ -28,6 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check.main(arguments.containers)
     if arguments.command == "stop":
         return _stop(Path(arguments.run), arguments.time)
+    if arguments.command == "swarm":
+        # The manager's packages, which only hosts of managers have.
+        from engine import recovery
+
+        return recovery.main(arguments)
     try:
         chosen = config.parse(
             {option.field: getattr(arguments, option.field) for option in config.options()}, arguments.config
@@ -49,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="engined", description="A container engine that serves the Docker Engine API."
     )
     parser.add_argument("--version", action="version", version=f"engined {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | stop | check")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | stop | check | swarm")
     serve = commands.add_parser("serve", help="run the engine in the foreground")
     serve.add_argument("--config", metavar="FILE", help="TOML file with the same options (underscores for dashes)")
     for option in config.options():
@@ -85,7 +90,31 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--containers", type=_count, default=1000, metavar="N", help="planned number of containers [default: 1000]"
     )
+    _add_swarm(commands)
     return parser
+
+
+def _add_swarm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    swarm = commands.add_parser("swarm", help="back up the swarm's state, or make a swarm of a backup")
+    verbs = swarm.add_subparsers(dest="verb", required=True, metavar="backup | restore")
+    backup = verbs.add_parser("backup", help="write the state of the swarm that this host manages to a file")
+    restore = verbs.add_parser(
+        "restore", help="make this host, whose engine is stopped, the only manager of the swarm in a backup"
+    )
+    for verb in (backup, restore):
+        verb.add_argument("file", metavar="FILE")
+        verb.add_argument(
+            "--run", default=DEFAULT_RUN, metavar="DIR", help=f"the engine's run directory [default: {DEFAULT_RUN}]"
+        )
+    restore.add_argument(
+        "--root", default=DEFAULT_ROOT, metavar="DIR", help=f"the engine's root directory [default: {DEFAULT_ROOT}]"
+    )
+    restore.add_argument(
+        "--advertise-addr", metavar="IP[:PORT]", help="address for the other nodes [default: the one it had]"
+    )
+    restore.add_argument(
+        "--listen-addr", metavar="IP[:PORT]", help="address to listen on [default: the one it had, or 0.0.0.0:2377]"
+    )
 
 
 def _count(text: str) -> int:

@@ -165,6 +165,15 @@ class Change(_Request, frozen=True, tag="change"):
     time: int = 0
 
 
+class Backup(_Request, frozen=True, tag="backup"):
+    """Write all records to a new file, as `engined swarm backup` asks. Answered by `Done` with JSON:
+    Swarm, Revision.
+    """
+
+    path: str
+    """Absolute."""
+
+
 class Stop(_Request, frozen=True, tag="stop"):
     """End the manager's process. `leave`: remove this member from the swarm before."""
 
@@ -378,7 +387,7 @@ class RemoveMember(_Request, frozen=True, tag="member-"):
 
 
 Message: TypeAlias = Union[  # noqa: UP007 (a union of so many is read by msgspec at import)
-    Refused, Done, Ended, Cancel, Credit, Beat, Bye, Begin, Call, Follow, Watch, Change, Stop,
+    Refused, Done, Ended, Cancel, Credit, Beat, Bye, Begin, Call, Follow, Watch, Change, Backup, Stop,
     FetchRoot, Join, Joined, Renew, Renewed, Hello, Session, Assignments, Statuses,
     ReadLogs, LogLines, LeaveSwarm, AddMember, MemberAdded, PromoteMember, RemoveMember,
 ]  # fmt: skip

@@ -92,6 +92,8 @@ class Manager:
                 await self._stop(message)
                 await connection.send(Done(seq=message.seq))
                 self.end()
+            case messages.Backup():
+                await connection.send(Done(seq=message.seq, body=await self._parts.backup(message.path)))
             case messages.Call():
                 answer = await self._parts.control.call(message)
                 await connection.send(msgspec.structs.replace(answer, seq=message.seq))

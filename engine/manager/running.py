@@ -22,8 +22,11 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from engine.errors import EngineError, ServerError, Unavailable, WrongState, reason
 from engine.manager import founding, joining, messages, orchestration
+from engine.manager.backup import Backups, save
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock, SystemClock
 from engine.manager.control.table import Control
@@ -106,7 +109,6 @@ class Running:
             advertise=begin.advertise,
             raft=founding.raft_of(self._root, begin),
         )
-        member.on_removed = lambda: self._end(REMOVED)
         self._stack.push_async_callback(member.stop)
         self._etcd = etcd = await founding.METHODS[begin.how](self._credentials, member, begin, self._clock)
         member.on_removed = lambda: self._end(REMOVED)
@@ -154,6 +156,17 @@ class Running:
         leadership = Leadership(store, etcd, self._clock, node=begin.node, address=begin.advertise)
         leading = spawn(leadership.run(loops.lead), "manager: leadership", fatal=True)
         self._stack.push_async_callback(cancelled, leading)
+        backups = Backups(self._root, etcd, self._clock, node=begin.node, keep=self._old_backups)
+        self._stack.push_async_callback(cancelled, spawn(backups.run(), "manager: backups"))
+
+    def _old_backups(self) -> int:
+        cluster = self._store.record(CLUSTER)
+        return 0 if cluster is None else cluster.spec.raft.keep_old_snapshots or 0
+
+    async def backup(self, path: str) -> bytes:
+        """Write a backup to a new file. Returns JSON: Swarm, Revision."""
+        header = await save(self._etcd, self._clock, self.node, Path(path))
+        return msgspec.json.encode({"Swarm": header.swarm, "Revision": header.revision})
 
     async def _listen(self) -> None:
         listener = Listener(self._credentials, self._authority, self._serve, self.dispatcher.disconnected)

@@ -506,11 +506,14 @@ class Store:
     def _guard(self, compare: Compare) -> Guard:
         revision = compare.revision
         if revision and self._base:
-            revision = revision - self._base if revision > self._base else -1  # of before the restore: no record has it
+            # of before the restore: no record has it
+            revision = revision - self._base if revision > self._base else -1
         return Guard(compare.kind.path(compare.key), revision, compare.by_creation)
 
     def _waves(self, groups: Sequence[tuple[Sequence[Change], Sequence[Compare]]]) -> Iterable[list[_Group]]:
-        """The groups in their order, divided where one touches a record that an earlier one writes."""
+        """The groups in their order, divided where one touches a record that an earlier one
+        writes.
+        """
         wave: list[_Group] = []
         written: set[str] = set()
         for position, (changes, compares) in enumerate(groups):

@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "usage": {"build", "containers", "images", "volumes"} | SHARED,
     "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor", "usage"}
     | SHARED,
+    "recovery": {"cluster", "manager", *SHARED},  # a command of its own process
     "check": {"networks", "system", "runtime", *SHARED},
 }
 """By package or top module: what it may import besides itself. `daemon` and `__main__` may import
@@ -80,6 +81,7 @@ LATE_IMPORTS = {
     ("engine/__main__.py", "engine.daemon"): "--version, stop and check start without uvloop and the engine's parts",
     ("engine/__main__.py", "engine.http.server"): "the same",
     ("engine/__main__.py", "engine.check"): "serve does not need it",
+    ("engine/__main__.py", "engine.recovery"): "only hosts of managers have the packages of managers",
     ("engine/cluster/cluster.py", "engine.cluster.agent"): "a daemon outside of a swarm loads nothing of it",
     ("engine/cluster/cluster.py", "engine.cluster.membership"): "the same",
     ("engine/api/swarm_mode.py", "engine.api"): "an engine outside of a swarm does not load the handlers",
