@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import time
@@ -233,6 +234,14 @@ class Node(TempEngine):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
+
+    def power_off(self) -> None:
+        """Kill every process of this host at once and lose what is in memory; `start` turns it on
+        again.
+        """
+        self.remember()
+        self._demolish()
+        shutil.rmtree(self.run)
 
     # --- its link ---------------------------------------------------------------------------------
 

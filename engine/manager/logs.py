@@ -9,7 +9,8 @@ itself from when its container exists, so that new tasks are picked up; a readin
 connection goes on from its last line. Following a service ends with the service, following a task
 with the task.
 
-What cannot be read is reported as a line of the stream `ERROR`, and the others go on.
+What cannot be read is reported by lines of the stream `ERROR`, at which clients stop. Hence they come
+last; while following, a node that is away for some time is no error.
 
 Owns:    the connections to other managers, as long as they are in use.
 Threads: the event loop's.
@@ -94,17 +95,26 @@ class Logs:
             if has_log(self._store, key) and (task := self._store.record(records.TASKS, key)) is not None:
                 by_node[task.node].append(key)
         room = asyncio.Semaphore(NODES)
+        failures: list[LogLine] = []
+
+        async def sorted_out(lines: tuple[LogLine, ...]) -> None:
+            failures.extend(line for line in lines if line.stream == ERROR)
+            if rest := tuple(line for line in lines if line.stream != ERROR):
+                await answer(rest)
 
         async def read(node: str, keys: list[str]) -> None:
             async with room:
                 try:
-                    await self.read(node, tuple(keys), query, answer)
+                    await self.read(node, tuple(keys), query, sorted_out)
                 except (EngineError, ConnectionError) as error:
-                    await answer(_failure(self._store, self._clock, keys[0], node, error))
+                    failures.append(_failure(self._store, self._clock, keys[0], node, error))
 
         async with _flat(asyncio.TaskGroup()) as group:
             for node, keys in by_node.items():
                 group.create_task(read(node, keys))
+        if failures:
+            text = b"; ".join(dict.fromkeys(line.data.rstrip(b"\n") for line in failures))
+            await answer((replace(failures[0], data=text + b"\n"),))
 
     async def read(self, node: str, keys: tuple[str, ...], query: dict[str, Any], answer: Answer) -> None:
         """Pass the lines of these tasks of one node to `answer`, until the node ends them.
@@ -205,13 +215,11 @@ class _Following:
     async def _read(self, key: str, query: dict[str, Any]) -> None:
         """Read one task until it has ended."""
         last = 0
-        told = ""
 
         async def answer(lines: tuple[LogLine, ...]) -> None:
-            nonlocal last, told
+            nonlocal last
             await self._answer(lines)
             last = max([last, *(line.time for line in lines if line.stream != ERROR)])
-            told = ""
 
         while True:
             task = self._store.record(records.TASKS, key)
@@ -223,11 +231,9 @@ class _Following:
                 if over or _is_over(self._store, key):
                     return
             except (EngineError, ConnectionError) as error:
-                text = str(error)
-                if text != told:
-                    told = text
-                    await self._answer(_failure(self._store, self._clock, key, task.node, error))
                 if over:
+                    if self._chosen:
+                        await self._answer((_failure(self._store, self._clock, key, task.node, error),))
                     return
             if last:
                 query = {**query, "tail": -1, "since": last + 1}
@@ -316,7 +322,7 @@ def _is_over(store: Store, key: str) -> bool:
     return task is None or rules.observed(store, key, task).ended
 
 
-def _failure(store: Store, clock: Clock, key: str, node: str, error: Exception) -> tuple[LogLine, ...]:
+def _failure(store: Store, clock: Clock, key: str, node: str, error: Exception) -> LogLine:
     data = store.record(records.NODE_DATA, node)
     description = None if data is None else data.description
     name = description.hostname if description is not None and description.hostname else node
@@ -324,4 +330,4 @@ def _failure(store: Store, clock: Clock, key: str, node: str, error: Exception) 
     text = f"incomplete log stream: node {name}: {reason}\n"
     task = store.record(records.TASKS, key)
     service = "" if task is None else task.service
-    return (LogLine(task=key, stream=ERROR, time=clock.now(), data=text.encode(), node=node, service=service),)
+    return LogLine(task=key, stream=ERROR, time=clock.now(), data=text.encode(), node=node, service=service)

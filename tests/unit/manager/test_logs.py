@@ -281,7 +281,7 @@ async def test_a_node_that_is_away_is_named_and_the_others_are_read(store: Store
         await s.runs("t2", "n2", 2)
         one.writes("t1", "here")
         lines = await s.read()
-        assert {line.stream for line in lines} == {1, ERROR}
+        assert [line.stream for line in lines] == [1, ERROR], "clients stop at the error"
         assert texts(lines) == ["here", "incomplete log stream: node n2: the node is not available"]
 
 
@@ -374,13 +374,11 @@ async def test_a_broken_session_is_followed_on_without_repeating(store: Store, c
         reading = s.following(await s.client(), tail=1)
         await s.until(lambda: reading.texts == ["b"])
         node.connection.abort("test")
-        await s.until(lambda: len(reading.lines) == 2)
-        assert reading.lines[1].stream == ERROR
+        await s.until(node.there.closed.is_set)
         again = await s.node("n1")
         again.lines = node.lines
         again.writes("t1", "c")
-        await s.until(lambda: [line.data for line in reading.lines if line.stream == 1] == [b"b\n", b"c\n"])
-        assert sum(line.stream == ERROR for line in reading.lines) <= 2
+        await s.until(lambda: reading.texts == ["b", "c"])
 
 
 async def test_a_session_that_moves_to_another_manager_is_followed_there(
