@@ -75,6 +75,7 @@ class AssignmentSet:
     def _message(self, tasks: Iterable[str], *, whole: bool) -> Assignments:
         put: list[Assigned] = []
         remove: list[str] = []
+        over: list[_Sent] = []
         new = _New({}, {}, [], [])
         for task in sorted(tasks):
             sent = self._sent.get(task)
@@ -94,9 +95,10 @@ class AssignmentSet:
                 changed = self._added(task, record, new)
                 if changed is not None:
                     put.append(changed)
-                    self._forget(sent)
-        for task in remove:
-            self._forget(self._sent.pop(task))
+                    over.append(sent)
+        over += [self._sent.pop(task) for task in remove]
+        for sent in over:
+            self._forget(sent)
         cluster = self._store.record(records.CLUSTER)
         driver = None if cluster is None else cluster.spec.task_defaults.log_driver
         return Assignments(
