@@ -9,8 +9,8 @@ itself from when its container exists, so that new tasks are picked up; a readin
 connection goes on from its last line. Following a service ends with the service, following a task
 with the task.
 
-What cannot be read is reported by lines of the stream `ERROR`, at which clients stop. Hence they come
-last; while following, a node that is away for some time is no error.
+What cannot be read is reported by lines of the stream `ERROR`, at which clients stop. Hence they
+come last; while following, a node that is away for some time is no error.
 
 Owns:    the connections to other managers, as long as they are in use.
 Threads: the event loop's.
