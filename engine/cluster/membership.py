@@ -635,7 +635,8 @@ class Membership:
         while not (role := await self._renew()):
             if self._barred:
                 return await self._strand()
-            await self._run_agent("worker")  # not before: each certificate needs a session of its own
+            # not before: each certificate needs a session of its own
+            await self._run_agent("worker")
             await pauses.next()
         return Verb.SUCCEED if role == "worker" else Verb.PROMOTE
 

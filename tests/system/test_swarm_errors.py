@@ -1,5 +1,5 @@
-"""The refusals of swarm mode as clients see them: status codes and the words that clients and scripts
-search for, at the oldest version that has swarms and at a newer one.
+"""The refusals of swarm mode as clients see them: status codes and the words that clients and
+scripts search for, at the oldest version that has swarms and at a newer one.
 """
 
 from __future__ import annotations
