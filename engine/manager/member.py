@@ -94,6 +94,7 @@ def flags(
     raft: RaftConfig,
     initial_cluster: str = "",
     force: bool = False,
+    quota: int = QUOTA,
 ) -> list[str]:
     """The arguments of one start. `initial_cluster`: of the cluster to join; "" for a new one of
     this member, which counts only without data.
@@ -124,7 +125,7 @@ def flags(
         "auto-compaction-retention": "10000",
         "max-txn-ops": "4096",
         "max-request-bytes": str(10 << 20),
-        "quota-backend-bytes": str(QUOTA),
+        "quota-backend-bytes": str(quota),
         "logger": "zap",
         "log-outputs": "stderr",
         "log-level": "error",
@@ -317,6 +318,7 @@ class Member:
             raft=self.raft,
             initial_cluster=initial_cluster,
             force=force,
+            quota=self.quota,
         )
         program = shutil.which(PROGRAM)
         setpriv = shutil.which("setpriv")

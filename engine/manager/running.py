@@ -39,13 +39,14 @@ from engine.manager.listener import Listener
 from engine.manager.liveness import Liveness
 from engine.manager.logs import Logs
 from engine.manager.loops import Loops
-from engine.manager.member import Member
+from engine.manager.member import QUOTA, Member
 from engine.manager.messages import Begin, Message, Peer
 from engine.manager.quorum import Quorum
 from engine.manager.records import CLUSTER, MANAGERS
 from engine.manager.renewal import Upkeep
 from engine.manager.roles import RoleLoop
 from engine.manager.rotation import RotationLoop
+from engine.manager.space import Space
 from engine.manager.store import Event, Store
 from engine.manager.tls import Credentials, dial
 from engine.system.tasks import spawn
@@ -156,6 +157,8 @@ class Running:
         leadership = Leadership(store, etcd, self._clock, node=begin.node, address=begin.advertise)
         leading = spawn(leadership.run(loops.lead), "manager: leadership", fatal=True)
         self._stack.push_async_callback(cancelled, leading)
+        space = Space(etcd, self._clock, quota=QUOTA)
+        self._stack.push_async_callback(cancelled, spawn(space.run(), "manager: room in etcd"))
         backups = Backups(self._root, etcd, self._clock, node=begin.node, keep=self._old_backups)
         self._stack.push_async_callback(cancelled, spawn(backups.run(), "manager: backups"))
 

@@ -19,9 +19,10 @@ import pytest
 from engine.errors import ServerError
 from engine.manager.certificates import Root, new_root
 from engine.manager.clock import SystemClock
-from engine.manager.kv import EtcdError, PutKey
+from engine.manager.kv import EtcdError, NoSpace, PutKey
 from engine.manager.member import Member
 from engine.manager.records import CLAIMS, Claim
+from engine.manager.space import Space
 from engine.manager.states import Role
 from engine.manager.store import Compare, Put, Store
 from tests.members import Swarm, joined
@@ -293,6 +294,37 @@ def test_a_worker_is_no_peer() -> None:
             await first.etcd.remove_member(added.id)
 
     run(work)
+
+
+def test_a_full_database_recovers() -> None:
+    """The quota is reached, every write is refused; then old revisions go, and the room is back."""
+
+    async def work(swarm: Swarm) -> None:
+        members = [swarm.member(f"n{number}") for number in (1, 2)]
+        for member in members:
+            member.quota = 16 << 20
+        await members[0].start()
+        await joined(members[1], members[0])
+        etcd = members[0].etcd
+        with pytest.raises(NoSpace):
+            for _ in range(60):
+                await etcd.commit([], [PutKey("/x/big", os.urandom(1 << 20))], timeout=10)
+        alarms = await etcd.alarms()
+        assert alarms and {alarm.kind for alarm in alarms} == {"nospace"}
+        spaces = [Space(member.etcd, SystemClock(), quota=member.quota) for member in members]
+        running = [asyncio.create_task(space.run()) for space in spaces]
+        await until(lambda: _calm(members[0]), 30)
+        assert await writes(members[1])
+        for task in running:
+            task.cancel()
+        assert (await etcd.status()).size < 8 << 20
+        assert not await spaces[0].look() and spaces[0].full == ""
+
+    run(work)
+
+
+async def _calm(member: Member) -> bool:
+    return not await member.etcd.alarms() and await writes(member)
 
 
 def test_a_port_in_use_is_named() -> None:
