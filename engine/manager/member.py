@@ -193,6 +193,8 @@ class Member:
 
     def __init__(self, root: Path, run: Path, *, node: str, listen: str, advertise: str, raft: RaftConfig) -> None:
         self.root, self.run, self.node = root, run, node
+        self.quota = QUOTA
+        """Bytes of the database, at which it refuses writes."""
         self.raft = raft
         self.on_removed: Callable[[], None] | None = None
         """Called when etcd says that this member was removed from its cluster.
