@@ -44,7 +44,7 @@ from engine.manager.frames import HIGH_WATER, Connection
 from engine.manager.identity import Identity
 from engine.manager.kv import EtcdError
 from engine.manager.messages import Beat, Bye, Done, Hello, Message, Peer
-from engine.manager.records import NodeData, new_id
+from engine.manager.records import Cluster, NodeData, new_id
 from engine.manager.states import NodeState, Role, TaskState
 from engine.manager.statuses import Statuses
 from engine.manager.store import Change, Compare, Event, Put, Store
@@ -52,6 +52,8 @@ from engine.system.tasks import spawn
 
 PERIOD = 5.0
 """Seconds between beats, where the swarm's settings name none."""
+LEAST_PERIOD = 0.5
+"""The looks at all sessions are not fine enough for a shorter one."""
 JITTER = 0.1
 """Part of the period by which those of the sessions differ."""
 GRACE = 3
@@ -156,6 +158,8 @@ class Dispatcher:
         self._dirty: set[_Session] = set()
         self._wake = asyncio.Event()
         self._terms_of_all = False
+        self._managers: tuple[Peer, ...] | None = None
+        """What `managers` returns, until it changes."""
         self._unsubscribe = store.subscribe(self._changed)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -262,11 +266,12 @@ class Dispatcher:
         """Raises Unavailable when no session may begin here now."""
         if self.refuses:
             raise Unavailable(self.refuses)
-        now = self._clock.monotonic()
-        times = self._registrations.setdefault(identity.node, deque(maxlen=REGISTRATIONS))
-        if len(times) == REGISTRATIONS and now - times[0] < REGISTRATIONS_PERIOD:
-            raise Unavailable(f"node {identity.node} registers too often: wait {REGISTRATIONS_PERIOD:.0f} s")
-        times.append(now)
+        if connection.peer:
+            now = self._clock.monotonic()
+            times = self._registrations.setdefault(identity.node, deque(maxlen=REGISTRATIONS))
+            if len(times) == REGISTRATIONS and now - times[0] < REGISTRATIONS_PERIOD:
+                raise Unavailable(f"node {identity.node} registers too often: wait {REGISTRATIONS_PERIOD:.0f} s")
+            times.append(now)
         epoch = self._authority.cluster.epoch
         if hello.epoch > epoch:
             raise Unavailable(
@@ -501,13 +506,13 @@ class Dispatcher:
         elif kind is records.NODE_DATA:
             self._node_changed(event)
         elif kind is records.NODES:
+            if event.new is None or event.old is None or event.new.record.role != event.old.record.role:
+                self._terms_changed()
             session = self._sessions.get(event.key)
             if session is not None and event.new is None:
                 self._end(session, "this node was removed from the swarm", barred=True)
             elif session is not None:
                 self._send_terms(session)
-            if event.new is None or event.old is None or event.new.record.role != event.old.record.role:
-                self._terms_changed()
         elif kind is records.SPEC_VERSIONS:
             self._spec_came(event.key)
         elif kind is records.CLUSTER or kind is records.MANAGERS:
@@ -532,17 +537,17 @@ class Dispatcher:
         new: NodeData | None = None if event.new is None else event.new.record
         session = self._sessions.get(event.key)
         own = session is not None and self._registering.get(event.key) is session.connection
-        if session is not None and not own and (new is None or new.session != session.id or new.owner != self.node):
-            if new is not None and new.session == session.id:
-                self._send_away(session, "the swarm took this manager for lost")
-            else:
+        if new is not None and session is not None and not own:
+            if new.session != session.id:
                 self._end(session, ANOTHER)
+            elif new.owner != self.node:
+                self._send_away(session, "the swarm took this manager for lost")
         absent = self._absent.get(event.key)
         if absent is not None and (new is None or new.session != absent.session or new.owner != self.node):
             del self._absent[event.key]
         self._expect(event.key)
-        before = "" if event.old is None else event.old.record.manager_address
-        if before != ("" if new is None else new.manager_address):
+        old: NodeData | None = None if event.old is None else event.old.record
+        if _managing(old) != _managing(new):
             self._terms_changed()
 
     async def _send_changes(self) -> None:
@@ -586,6 +591,7 @@ class Dispatcher:
     # --- terms ------------------------------------------------------------------------------------
 
     def _terms_changed(self) -> None:
+        self._managers = None
         self._terms_of_all = True
         self._wake.set()
 
@@ -620,19 +626,20 @@ class Dispatcher:
 
     def managers(self) -> tuple[Peer, ...]:
         """The managers of the swarm: those that run, and those that are expected back."""
+        if self._managers is not None:
+            return self._managers
         present = self._store.all(records.MANAGERS)
         peers = [Peer(node=node, address=entry.record.address) for node, entry in present.items()]
         for node, entry in self._store.all(records.NODES).items():
             if entry.record.role == Role.MANAGER and node not in present:
                 data = self._store.record(records.NODE_DATA, node)
-                if data is not None and data.role == Role.MANAGER and data.manager_address:
-                    peers.append(Peer(node=node, address=data.manager_address, absent=True))
-        return tuple(sorted(peers, key=lambda peer: peer.node))
+                if address := _managing(data):
+                    peers.append(Peer(node=node, address=address, absent=True))
+        self._managers = tuple(sorted(peers, key=lambda peer: peer.node))
+        return self._managers
 
     def _period(self) -> float:
-        cluster = self._store.record(records.CLUSTER)
-        period = 0 if cluster is None else cluster.spec.dispatcher.heartbeat_period
-        return period / SECOND if period > 0 else PERIOD
+        return period_of(self._store.record(records.CLUSTER))
 
     def _jittered(self) -> float:
         return self._period() * random.uniform(1 - JITTER, 1 + JITTER)
@@ -675,6 +682,17 @@ class Dispatcher:
                 if len(surplus) == most:
                     break
         return surplus
+
+
+def period_of(cluster: Cluster | None) -> float:
+    """Seconds between the beats of a swarm's agents."""
+    period = 0 if cluster is None else cluster.spec.dispatcher.heartbeat_period
+    return max(LEAST_PERIOD, period / SECOND) if period > 0 else PERIOD
+
+
+def _managing(data: NodeData | None) -> str:
+    """The address of a node's manager, which agents are told; "" for a worker."""
+    return data.manager_address if data is not None and data.role == Role.MANAGER else ""
 
 
 def _host(address: str) -> str:

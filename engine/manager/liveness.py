@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from engine.manager import records
 from engine.manager.clock import SECOND, Clock
-from engine.manager.dispatcher import PERIOD, RETURN, SUSPECT
+from engine.manager.dispatcher import RETURN, SUSPECT, period_of
 from engine.manager.loops import Acting
 from engine.manager.records import NodeData, TaskStatus
 from engine.manager.states import NodeState, TaskState
@@ -90,7 +90,7 @@ class Liveness:
             self._unwatched.pop(node, None)
             return None
         passed = self._clock.monotonic() - self._unwatched.setdefault(node, self._clock.monotonic())
-        if passed >= RETURN * self._period():
+        if passed >= RETURN * period_of(self._store.record(records.CLUSTER)):
             registered = entry is not None
             message = "no manager has heard of the node" if registered else "the node has never registered"
             _log.warning("node %s is down: %s", node, message)
@@ -132,8 +132,3 @@ class Liveness:
         if not groups:
             self._given_up[node] = data.since
         return groups
-
-    def _period(self) -> float:
-        cluster = self._store.record(records.CLUSTER)
-        period = 0 if cluster is None else cluster.spec.dispatcher.heartbeat_period
-        return period / SECOND if period > 0 else PERIOD

@@ -181,6 +181,10 @@ async def test_a_node_registers_three_times_in_eight_seconds(store: Store, clock
         await w.agent("n2")
         await w.passes(8)
         await w.agent()
+        for _ in range(5):  # the own agent may: nothing is to be feared of it
+            own = await Agent("m1").connect(w.dispatcher, peer="")
+            w.agents.append(own)
+            await w.during(own.register())
 
 
 async def test_a_second_session_of_a_node_ends_the_first(store: Store, clock: FakeClock) -> None:
@@ -709,6 +713,18 @@ async def test_the_period_of_the_settings_counts(store: Store, clock: FakeClock)
         assert node_state(store, "n1") == "down"
 
 
+async def test_no_period_is_shorter_than_the_looks(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock, period=0.000001) as w:
+        agent = await w.agent()
+        assert agent.session is not None
+        assert 0.45 <= agent.session.period <= 0.55
+        w.beating.clear()
+        for _ in range(40):
+            agent.beat()
+            await w.passes(0.3)
+        assert node_state(store, "n1") == "ready"
+
+
 async def test_a_change_of_the_period_reaches_the_agents_and_downs_none(store: Store, clock: FakeClock) -> None:
     async with world(store, clock, period=30.0) as w:
         agent = await w.agent()
@@ -769,7 +785,7 @@ async def test_a_node_that_leaves_is_down_at_once(store: Store, clock: FakeClock
 async def test_a_removed_node_is_sent_away_for_good(store: Store, clock: FakeClock) -> None:
     async with world(store, clock) as w:
         agent = await w.agent()
-        await store.commit([Delete(records.NODES, "n1"), Delete(records.NODE_DATA, "n1")])
+        await store.commit([Delete(records.NODE_DATA, "n1"), Delete(records.NODES, "n1")])
         await w.until(agent.connection.closed.is_set)
         assert agent.bye is not None
         assert agent.bye.barred
