@@ -123,10 +123,9 @@ def _tests(name: str, values: list[str], containers: Containers, images: ImageSt
             if value not in HEALTH:
                 raise InvalidParameter(f"Unrecognised filter value for health: {value}")
         return [lambda container: _health(container) in values]
-    if name == "is-task":  # of a swarm's service: this engine runs none
-        if _boolean(name, values):
-            return [lambda _: False]
-        return []
+    if name == "is-task":  # of a swarm's service
+        wanted = _boolean(name, values)
+        return [lambda container: _is_task(container) == wanted]
     if name in ("publish", "expose"):
         return []  # `select` has both
     if name in ("before", "since"):
@@ -198,6 +197,16 @@ def _has_port(container: Container, published: Sequence[PortRange], exposed: Seq
 
 def _within(number: int, protocol: str, ranges: Sequence[PortRange]) -> bool:
     return any(number in ports and protocol == each for ports, each in ranges)
+
+
+TASK = "com.docker.swarm.task"
+"""Beginning of the labels of a swarm's task containers."""
+
+
+def _is_task(container: Container) -> bool:
+    """The name counts too: containers of an image that was committed from a task have its labels."""
+    labels = container.record.config.labels or {}
+    return f"{TASK}.id" in labels and labels.get(f"{TASK}.name") == container.record.name
 
 
 def _health(container: Container) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
 import time
 import traceback
@@ -18,12 +20,14 @@ import pytest
 
 from engine.cluster.agent import Agent
 from engine.cluster.parts import Parts
+from engine.cluster.pulling import FRESH
 from engine.cluster.state import Identity
 from engine.cluster.tasks import TaskRecord
 from engine.config import Config as EngineConfig
 from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
+from engine.containers.listing import Selection, select
 from engine.daemon import Daemon
 from engine.facts import Host
 from engine.manager.messages import Assigned, Delivery
@@ -48,8 +52,10 @@ from engine.wire.tasks import (
     SecretReference,
     TaskSpec,
 )
+from tests.archives import busybox
 from tests.fakes.manager import FakeManager
 from tests.harness import busybox_archive
+from tests.registry import PASSWORD, USER, Registry
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -213,6 +219,13 @@ def test_a_task_runs_and_ends() -> None:
             "com.docker.swarm.service.id": "service1",
             "com.docker.swarm.service.name": "web",
         }
+        labelled = CreateBody(image="busybox", labels=labels)
+        await site.containers.create(labelled, "plain")
+        for value, names in (("true", {"web.1.task1"}), ("false", {"plain"})):
+            query = Selection(all=True, filters={"is-task": [value]})
+            found = select(site.containers, site.daemon.images, query)
+            assert {each.record.name for each in found} == names
+        await removal.remove(site.containers.get("plain"), force=False)
         await manager.put(wanted(task(1), R.SHUTDOWN))
         status = await manager.state("task1", R.SHUTDOWN)
         assert container.record.status.state == State.EXITED and not status.ready
@@ -776,3 +789,63 @@ def test_many_at_once() -> None:
         await manager.until("all are gone", lambda: not list(site.containers), 60)
 
     in_daemon(story)
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+def _auth(password: str, host: str) -> str:
+    document = {"username": USER, "password": password, "serveraddress": host}
+    return base64.urlsafe_b64encode(msgspec.json.encode(document)).decode()
+
+
+def test_images_of_a_private_registry() -> None:
+    """The image is pulled with the service's own credentials, and again when its tag has moved."""
+    with Registry(password=True) as registry:
+        first = registry.put("web", "v1", busybox())
+
+        async def story(site: Site) -> None:
+            manager = await site.begin()
+            name = f"{registry.host}/web:v1"
+            await manager.put(task(1, spec="none/1", service="none"), spec=service(image=name))
+            assert "No such image" in (await manager.state("task1", R.REJECTED)).error
+            manager.auths = {"wrong": _auth("wrong", registry.host), "right": _auth(PASSWORD, registry.host)}
+            await manager.put(task(2, spec="wrong/1", service="wrong"), spec=service(image=name))
+            assert "No such image" in (await manager.state("task2", R.REJECTED)).error
+            await manager.put(task(3, spec="right/1", service="right"), spec=service(image=name))
+            await manager.state("task3", R.RUNNING)
+            old = site.present("task3").record.image_id
+            # By digest too, whatever its tag is.
+            pinned = f"{name}@{first.digest}"
+            await manager.put(task(4, spec="right/2", service="right"), spec=service(image=pinned))
+            await manager.state("task4", R.RUNNING)
+            record = site.present("task4").record
+            assert record.image_id == old and record.config.image == pinned
+            await asyncio.to_thread(registry.put, "web", "v1", busybox(config={"Env": ["NEW=1"]}))
+            await asyncio.sleep(FRESH)
+            await manager.put(task(5, spec="right/1", service="right"))
+            await manager.state("task5", R.RUNNING)
+            assert site.present("task5").record.image_id != old
+            assert "NEW=1" in (site.present("task5").record.config.env or ())
+
+        in_daemon(story)
+
+
+def test_a_pull_is_cancelled_when_the_task_is_not_wanted() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+
+        async def story(site: Site) -> None:
+            manager = await site.begin()
+            image = f"127.0.0.1:{silent.getsockname()[1]}/x"
+            await manager.put(task(1), spec=service(image=image))
+            await manager.state("task1", R.PREPARING)
+            await manager.put(task(1, R.SHUTDOWN))
+            await manager.state("task1", R.SHUTDOWN, 5)
+            await manager.put(task(2))
+            await manager.state("task2", R.PREPARING)
+            await manager.remove("task2")
+            await manager.until("it is forgotten", lambda: "task2" not in dict(site.daemon.records.rows("task")))
+
+        in_daemon(story)
