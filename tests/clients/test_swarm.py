@@ -38,6 +38,12 @@ def docker(request: pytest.FixtureRequest, node: Node) -> Iterator[Docker]:
     until("the containers of tasks have gone", lambda: not node.task_containers())
 
 
+oldest_and_newest = pytest.mark.parametrize(
+    "docker", (programs.BOOKWORM, programs.FORKY), indirect=True, ids=lambda program: program.name
+)
+"""For tests that wait long."""
+
+
 def service(docker: Docker, *arguments: str, **more: Any) -> str:
     """`docker service create -d ARGUMENTS`, without a registry."""
     return docker("service", "create", "-d", "--no-resolve-image", *arguments, **more).out.strip()
@@ -134,10 +140,8 @@ def test_services(docker: Docker, node: Node) -> None:
         lambda: inspected(docker, "service", "inspect", "web").get("UpdateStatus", {}).get("State") == "completed",
         60,
     )
-    assert inspected(docker, "service", "inspect", "web")["Spec"]["TaskTemplate"]["ContainerSpec"]["Env"] == [
-        "A=b",
-        "B=c",
-    ]
+    container = inspected(docker, "service", "inspect", "web")["Spec"]["TaskTemplate"]["ContainerSpec"]
+    assert sorted(container["Env"]) == ["A=b", "B=c"]
     docker("service", "rollback", "-d", "web")
     until(
         "it is rolled back",
@@ -154,6 +158,7 @@ def test_services(docker: Docker, node: Node) -> None:
         )
 
 
+@oldest_and_newest
 def test_progress(docker: Docker) -> None:
     """Commands that wait until the tasks run: they list tasks that are up to date."""
     made = docker("service", "create", "--no-resolve-image", "--name", "web", "busybox", "sleep", "99999")
@@ -165,6 +170,7 @@ def test_progress(docker: Docker) -> None:
     assert "converged" in docker("service", "rollback", "web").out
 
 
+@oldest_and_newest
 def test_jobs(docker: Docker) -> None:
     service(docker, "--name", "job", "--mode", "replicated-job", "--replicas", "2", "busybox", "true")
     until("the job is complete", lambda: "(2/2 completed)" in docker("service", "ls").out, 60)
@@ -227,6 +233,7 @@ volumes:
 """
 
 
+@oldest_and_newest
 def test_stacks(docker: Docker, node: Node, tmp_path: Path) -> None:
     (tmp_path / "stack.yml").write_text(STACK)
     for name in ("settings", "key"):
