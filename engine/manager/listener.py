@@ -42,7 +42,7 @@ VISIT = 45.0
 """Seconds that a stranger may stay: a join waits up to 20 s for quorum, and for an external CA."""
 SILENCE = 60.0
 """Seconds without a message after which a known peer that has no session is cut off."""
-STRANGERS = 512
+STRANGERS = 256
 STRANGER_REQUESTS = 4
 CONNECTIONS = 8
 """Of one node. One more ends the oldest."""
