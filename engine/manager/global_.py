@@ -9,6 +9,8 @@ Threads: the event loop's.
 
 from __future__ import annotations
 
+import asyncio
+
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
@@ -26,7 +28,7 @@ from engine.manager.records import (
     Task,
     new_id,
 )
-from engine.manager.scheduler import Birth, Scheduler
+from engine.manager.scheduler import SLICE, Birth, Scheduler
 from engine.manager.slots import Slots
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
@@ -126,8 +128,10 @@ class Global:
                 if service is None:
                     continue
                 demand = demand_of(service.spec)
-                for node in nodes:
+                for number, node in enumerate(nodes):
                     self._look(key, service, demand, node, births, ends)
+                    if number % SLICE == SLICE - 1:
+                        await asyncio.sleep(0)
             if ends:
                 await acting.commit_many(ends)
             if births:

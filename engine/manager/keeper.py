@@ -9,6 +9,8 @@ Threads: the event loop's.
 
 from __future__ import annotations
 
+import asyncio
+
 from engine.manager import constraints
 from engine.manager import tasks as rules
 from engine.manager.clock import Clock
@@ -18,6 +20,9 @@ from engine.manager.records import NODE_DATA, NODES, TASK_STATUS, TASKS, NodeDat
 from engine.manager.restarts import Restarts
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Event, Put, Store
+
+SLICE = 50
+"""Nodes that are looked at before others get the event loop."""
 
 
 class Keeper:
@@ -54,7 +59,9 @@ class Keeper:
         try:
             moved: list[str] = []
             orphans: list[str] = []
-            for node in dirty:
+            for number, node in enumerate(dirty):
+                if number % SLICE == SLICE - 1:
+                    await asyncio.sleep(0)
                 record = self._store.record(NODES, node)
                 if record is None:
                     orphans += self._store.tasks_on(node)

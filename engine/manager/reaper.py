@@ -9,6 +9,8 @@ Threads: the event loop's.
 
 from __future__ import annotations
 
+import asyncio
+
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
@@ -27,6 +29,7 @@ from engine.manager.records import (
     Task,
     spec_key,
 )
+from engine.manager.scheduler import BATCH, SLICE
 from engine.manager.slots import Slots
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Store
@@ -147,13 +150,15 @@ class Reaper:
             for service in services:
                 groups += self._of_service(service)
             limit = self._limit()
-            for service, place in places:
+            for number, (service, place) in enumerate(places):
                 groups += self._at_place(service, place, limit)
+                if number % SLICE == SLICE - 1:
+                    await asyncio.sleep(0)
             for key in strays:
                 if self._store.get(TASK_STATUS, key) is not None and self._store.get(TASKS, key) is None:
                     groups.append(([Delete(TASK_STATUS, key)], [Compare(TASKS, key)]))
-            if groups:
-                await acting.commit_many(groups)
+            for begin in range(0, len(groups), BATCH):
+                await acting.commit_many(groups[begin : begin + BATCH])
         except BaseException:
             self._places |= places
             self._services |= services

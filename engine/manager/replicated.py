@@ -10,8 +10,10 @@ Threads: the event loop's.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -19,7 +21,7 @@ from engine.manager import tasks as rules
 from engine.manager.clock import Clock
 from engine.manager.loops import Acting
 from engine.manager.records import SERVICES, TASKS, ServiceRecord, Task, new_id
-from engine.manager.scheduler import Birth, Scheduler
+from engine.manager.scheduler import BATCH, SLICE, Birth, Scheduler
 from engine.manager.slots import Slots
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
@@ -53,43 +55,50 @@ class Replicated:
     async def step(self, acting: Acting) -> None:
         dirty, self._dirty = list(self._dirty), {}
         births: list[Birth] = []
-        removals: list[tuple[list[Change], list[Compare]]] = []
         try:
             for key in dirty:
-                service = self._store.record(SERVICES, key)
-                if service is None or not _is_replicated(service):
+                entry = self._store.get(SERVICES, key)
+                if entry is None or not _is_replicated(entry.record):
                     continue
-                occupied = self._occupied(key)
-                missing = rules.replicas(service.spec) - len(occupied)
-                if missing > 0:
-                    births += self._births(key, service, occupied, missing)
-                elif missing < 0:
-                    removals += self._removals(key, occupied, -missing)
-            if removals:
-                await acting.commit_many(removals)
-            if births and not all(await self._scheduler.create(acting, births)):
-                self._dirty |= dict.fromkeys(birth.task.service for birth in births)
+                occupied = await self._occupied(key)
+                missing = rules.replicas(entry.record.spec) - len(occupied)
+                if missing < 0:
+                    await self._remove(acting, key, occupied, -missing)
+                for birth in self._births(key, entry.record, occupied, missing):
+                    births.append(birth)
+                    if len(births) >= BATCH:
+                        await self._create(acting, births)
+                        births = []
+                        if self._store.get(SERVICES, key) is not entry:
+                            self._dirty[key] = None
+                            break
+            await self._create(acting, births)
         except BaseException:
             self._dirty |= dict.fromkeys(dirty)
             raise
 
-    def _occupied(self, service: str) -> dict[Place, list[tuple[str, Entry[Task]]]]:
+    async def _create(self, acting: Acting, births: list[Birth]) -> None:
+        if births and not all(await self._scheduler.create(acting, births)):
+            self._dirty |= dict.fromkeys(birth.task.service for birth in births)
+
+    async def _occupied(self, service: str) -> dict[Place, list[tuple[str, Entry[Task]]]]:
         """The live tasks by place; none for one whose last task has ended for good."""
         found: dict[Place, list[tuple[str, Entry[Task]]]] = {}
-        for place in self._slots.of(service):
+        for number, place in enumerate(list(self._slots.of(service))):
             tasks = self._slots.at(service, place)
             live = [item for item in tasks if rules.live(item[1].record)]
-            if live or rules.done(self._store, tasks[-1][0], tasks[-1][1].record):
+            if live or (tasks and rules.done(self._store, tasks[-1][0], tasks[-1][1].record)):
                 found[place] = live
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
         return found
 
     def _births(
         self, key: str, service: ServiceRecord, occupied: dict[Place, list[tuple[str, Entry[Task]]]], missing: int
-    ) -> list[Birth]:
-        now = self._clock.now()
+    ) -> Iterator[Birth]:
         free = (slot for slot in itertools.count(1) if slot not in occupied)
-        births = []
-        for slot in itertools.islice(free, missing):
+        for slot in itertools.islice(free, max(0, missing)):
+            now = self._clock.now()
             before = self._unfinished(key, slot)
             task = Task(
                 service=key,
@@ -100,8 +109,7 @@ class Replicated:
                 updated=now,
                 follows=before,
             )
-            births.append(Birth(new_id(), task, service.spec))
-        return births
+            yield Birth(new_id(), task, service.spec)
 
     def _unfinished(self, service: str, slot: int) -> str:
         """The task that still has to end before the slot is used again; "" for none."""
@@ -110,17 +118,18 @@ class Replicated:
                 return key
         return ""
 
-    def _removals(
-        self, service: str, occupied: dict[Place, list[tuple[str, Entry[Task]]]], surplus: int
-    ) -> list[tuple[list[Change], list[Compare]]]:
-        """Every task of the slots that go, also those that have ended."""
-        changes: list[tuple[list[Change], list[Compare]]] = []
+    async def _remove(
+        self, acting: Acting, service: str, occupied: dict[Place, list[tuple[str, Entry[Task]]]], surplus: int
+    ) -> None:
+        """Remove every task of the slots that go, also those that have ended."""
+        groups: list[tuple[list[Change], list[Compare]]] = []
         for place in self._least_wanted(occupied, surplus):
             for key, entry in self._slots.at(service, place):
                 if entry.record.desired is not TaskState.REMOVE:
                     removed = replace(entry.record, desired=TaskState.REMOVE, updated=self._clock.now())
-                    changes.append(([Put(TASKS, key, removed)], [Compare(TASKS, key, entry.revision)]))
-        return changes
+                    groups.append(([Put(TASKS, key, removed)], [Compare(TASKS, key, entry.revision)]))
+        for begin in range(0, len(groups), BATCH):
+            await acting.commit_many(groups[begin : begin + BATCH])
 
     def _least_wanted(self, occupied: dict[Place, list[tuple[str, Entry[Task]]]], surplus: int) -> list[Place]:
         running: dict[str, list[int]] = {}

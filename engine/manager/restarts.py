@@ -14,7 +14,7 @@ Threads: the event loop's.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -32,7 +32,7 @@ from engine.manager.records import (
     Task,
     new_id,
 )
-from engine.manager.scheduler import Birth, Scheduler
+from engine.manager.scheduler import SLICE, Birth, Scheduler
 from engine.manager.slots import Slots
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
@@ -136,10 +136,14 @@ class Restarts:
             self._ready |= dict.fromkeys(ready)
             raise
 
-    async def succeed(self, acting: Acting, keys: Iterable[str], *, moved: bool = False) -> None:
+    async def succeed(self, acting: Acting, keys: Sequence[str], *, moved: bool = False) -> None:
         """Shut these tasks down, and write successors for those that may have one. `moved`: the
         node is the reason and not the task, so there is no delay, and it counts for nothing.
         """
+        for begin in range(0, len(keys), SLICE):
+            await self._succeed(acting, keys[begin : begin + SLICE], moved)
+
+    async def _succeed(self, acting: Acting, keys: Sequence[str], moved: bool) -> None:
         births: list[Birth] = []
         ends: list[tuple[list[Change], list[Compare]]] = []
         owners: list[str] = []

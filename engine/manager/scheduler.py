@@ -29,6 +29,8 @@ from engine.wire.services import ServiceSpec
 
 SLICE = 500
 """Tasks that are placed before others get the event loop."""
+BATCH = 2000
+"""New tasks that are placed and written together."""
 RETRY = 0.1
 """Seconds between a change that may help waiting tasks and their next trial, so that many changes
 cause one.
@@ -174,6 +176,12 @@ class Scheduler:
 
     async def create(self, acting: Acting, births: Sequence[Birth]) -> list[bool]:
         """Write new tasks, placed if a node fits them. Returns for each whether it was written."""
+        written: list[bool] = []
+        for begin in range(0, len(births), BATCH):
+            written += await self._create(acting, births[begin : begin + BATCH])
+        return written
+
+    async def _create(self, acting: Acting, births: Sequence[Birth]) -> list[bool]:
         specs: dict[tuple[str, int], ServiceSpec] = {}
         drafts: dict[tuple[str, int], dict[str, Task]] = {}
         for birth in births:

@@ -97,6 +97,8 @@ class Updates:
         self._failed: dict[tuple[str, int], dict[str, None]] = {}
         """Failures by service and version, in their order."""
         self._differences: dict[tuple[str, int, int], Difference] = {}
+        self._versions: dict[str, set[int]] = {}
+        """By service: the versions of specs that there are."""
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -105,6 +107,14 @@ class Updates:
         if kind is SERVICES:
             self._dirty[event.key] = None
             self._forget(event.key)
+        elif kind is SPEC_VERSIONS:
+            name, _, version = event.key.partition("/")
+            if event.new is not None:
+                self._versions.setdefault(name, set()).add(int(version))
+            elif name in self._versions:
+                self._versions[name].discard(int(version))
+                if not self._versions[name]:
+                    del self._versions[name]
         elif kind is TASK_STATUS:
             task = self._store.record(TASKS, event.key)
             if task is None:
@@ -193,6 +203,9 @@ class Updates:
         status_entry = self._store.get(SERVICE_STATUS, key)
         status = ServiceStatus() if status_entry is None else status_entry.record
         update = status.update if status.version == service.version else UpdateRecord()
+        if update.state not in GOING_ON and self._versions.get(key, set()) <= {service.version}:
+            self._active.discard(key)
+            return
         places = [at for place in list(self._slots.of(key)) if (at := self._at(key, service, place)) is not None]
         to_begin = [at for at in places if (at.old and not at.new) or at.ended]
         work = to_begin or any((at.old and at.new) or len(at.new) > 1 for at in places)

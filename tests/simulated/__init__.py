@@ -1,0 +1,1 @@
+"""A real manager process with thousands of agents that run no containers."""
