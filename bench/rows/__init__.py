@@ -18,6 +18,7 @@ from bench.rows import (
     networks,
     reads,
     resources,
+    simulated,
     streams,
     swarm,
 )
@@ -43,4 +44,5 @@ def jobs(size: Size, material: Material) -> list[Job]:
         *daemons.dense(size),
         *reads.many(size),
         *swarm.jobs(size),
+        *simulated.jobs(size),
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -69,6 +70,7 @@ class Simulated(Manager):
 
 async def serve(root: Path, run: Path) -> int:
     manager = Simulated(root, run)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, manager.end)
     await manager.listen()
     try:
         return await manager.until_ended()

@@ -4,6 +4,7 @@ and a leader that dies in the middle of an update.
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -238,18 +239,17 @@ def test_a_task_that_fits_nowhere_says_why(cluster: Cluster, first: Node) -> Non
     constraints = {"Constraints": ["node.hostname==nowhere"]}
     service = first.service("web", template={"Placement": constraints})
 
-    def waits() -> str:
-        (task,) = first.tasks(service, desired="")
-        return str(task["Status"].get("Err", ""))
+    def waits() -> list[str]:
+        return [task["Status"].get("Err", "") for task in first.tasks(service, desired="")]
 
     reason = f"no suitable node (scheduling constraints not satisfied on {NODES} nodes)"
-    until("the reason is there", lambda: waits() == reason)
+    until("the reason is there", lambda: waits() == [reason])
     (task,) = first.tasks(service, desired="")
     assert task["Status"]["State"] == "pending"
     first.update_service(service, lambda spec: spec["TaskTemplate"].update(Placement={}))
     first.until_running(service, 1)
     large = first.service("large", template={"Resources": {"Reservations": {"NanoCPUs": 10_000 * SECOND}}})
-    until("the reason is there", lambda: "insufficient resources" in first.tasks(large)[0]["Status"].get("Err", ""))
+    until("the reason is there", lambda: "insufficient" in str(first.tasks(large)))
 
 
 def test_placement(cluster: Cluster, first: Node) -> None:
@@ -292,7 +292,7 @@ def test_a_replicated_job(first: Node) -> None:
     assert {task["DesiredState"] for task in tasks} == {"complete"}
     assert {task["Slot"] for task in tasks} == {1, 2, 3, 4, 5}
     listed = first.ask("GET", "/services?status=true")[0]
-    assert listed["ServiceStatus"] == {"RunningTasks": 0, "DesiredTasks": 0, "CompletedTasks": 5}
+    assert (listed["ServiceStatus"]["RunningTasks"], listed["ServiceStatus"]["CompletedTasks"]) == (0, 5)
     assert listed["JobStatus"]["LastExecution"] > "2000"
     first.update_service(service, lambda spec: spec["TaskTemplate"].update(ForceUpdate=1))
     again = until("the job is complete again", lambda: (t := complete()) and t[0]["JobIteration"]["Index"] and t)
@@ -319,16 +319,31 @@ def test_removing_a_service_leaves_nothing(cluster: Cluster, first: Node) -> Non
     until("no task is left", lambda: not first.tasks(desired=""))
 
 
+def docker(node: Node, *arguments: str) -> str:
+    """The output of the docker CLI at its newest API version."""
+    environment = {name: value for name, value in node.environment.items() if name != "DOCKER_API_VERSION"}
+    done = subprocess.run(
+        ["docker", *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, (arguments, done.stdout[-1000:], done.stderr[-1000:])
+    return done.stdout
+
+
 def test_the_docker_cli_follows_an_update(first: Node) -> None:
-    first.docker("service", "create", "--name", "cli", "--replicas", "3", "busybox", "sleep", "1000000")
-    out = first.docker("service", "update", "--env-add", "V=2", "--update-monitor", "1s", "cli").out
-    assert "converged" in out or "verify" in out.lower(), out
-    out = first.docker("service", "ps", "cli").out
-    assert out.count("Running") >= 3
-    first.docker("service", "scale", "cli=5")
-    assert "5/5" in first.docker("service", "ls").out
-    first.docker("service", "rollback", "cli")
-    assert env_of(first.until_running("cli", 3)) == {""}
+    out = docker(
+        first, "service", "create", "--no-resolve-image", "--name", "cli", "--replicas", "3", "--stop-grace-period",
+        "0s", "busybox", "sleep", "1000000",
+    )  # fmt: skip
+    assert "converged" in out, out
+    out = docker(first, "service", "update", "--no-resolve-image", "--env-add", "V=2", "--update-monitor", "1s", "cli")
+    assert "converged" in out, out
+    assert env_of(first.until_running("cli", 3)) == {"V=2"}
+    assert docker(first, "service", "ps", "--filter", "desired-state=running", "cli").count("Running") >= 3
+    assert "converged" in docker(first, "service", "scale", "cli=5")
+    assert "5/5" in docker(first, "service", "ls")
+    assert "converged" in docker(first, "service", "rollback", "cli")
+    assert "converged" in docker(first, "service", "rollback", "cli")
+    assert env_of(first.until_running("cli", 5)) == {"V=2"}
 
 
 def test_the_leader_dies_in_the_middle_of_an_update(cluster: Cluster, first: Node) -> None:
