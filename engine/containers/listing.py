@@ -204,7 +204,9 @@ TASK = "com.docker.swarm.task"
 
 
 def _is_task(container: Container) -> bool:
-    """The name counts too: containers of an image that was committed from a task have its labels."""
+    """The name counts too: containers of an image that was committed from a task have its
+    labels.
+    """
     labels = container.record.config.labels or {}
     return f"{TASK}.id" in labels and labels.get(f"{TASK}.name") == container.record.name
 

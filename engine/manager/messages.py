@@ -166,8 +166,8 @@ class Change(_Request, frozen=True, tag="change"):
 
 
 class Backup(_Request, frozen=True, tag="backup"):
-    """Write all records to a new file, as `engined swarm backup` asks. Answered by `Done` with JSON:
-    Swarm, Revision.
+    """Write all records to a new file, as `engined swarm backup` asks. Answered by `Done` with
+    JSON: Swarm, Revision.
     """
 
     path: str

@@ -1,5 +1,5 @@
-"""Tasks of a real swarm, one manager and one worker: kills of daemon and monitor, clients that touch
-the containers, secrets, configs, ports, health, logs.
+"""Tasks of a real swarm, one manager and one worker: kills of daemon and monitor, clients that
+touch the containers, secrets, configs, ports, health, logs.
 """
 
 from __future__ import annotations
