@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,6 +41,8 @@ class Context(msgspec.Struct, frozen=True):
     """This manager's node."""
     authority: Authority
     guard: Guard
+    encoded: dict[str, tuple[Entry[Any], Entry[Any] | None, bytes]] = msgspec.field(default_factory=dict)
+    """Documents of services as lists have sent them, with the records that they were made of."""
 
 
 class Precondition(ServerError):
@@ -64,15 +66,15 @@ def body(call: Call, of: type[S]) -> S:
         raise InvalidParameter(f"invalid body: {decoding_reason(error)}") from None
 
 
-async def encode_all(documents: Iterable[msgspec.Struct | None]) -> bytes:
-    """A JSON array. The documents are made and encoded in slices, between which others are served;
-    None stands for one that was looked at and left out.
+async def encode_all(documents: Iterable[msgspec.Struct | bytes | None]) -> bytes:
+    """A JSON array. The documents, some of them encoded, are made in slices, between which others
+    are served; None stands for one that was looked at and left out.
     """
     parts = []
     began = time.monotonic()
     for document in documents:
         if document is not None:
-            parts.append(encode(document))
+            parts.append(document if isinstance(document, bytes) else encode(document))
         if time.monotonic() - began > SLICE:
             await asyncio.sleep(0)
             began = time.monotonic()

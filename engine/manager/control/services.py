@@ -52,6 +52,7 @@ _MODES = {
 }
 _RUNTIMES = {"container": True, "plugin": False}
 _TRIES = 100
+_SPARE = 100
 
 
 def named(store: Store, name: str) -> list[str]:
@@ -89,8 +90,10 @@ async def list_all(context: Context, call: Call) -> bytes:
     id_starts, name_starts = filters.starts(found, "id"), filters.starts(found, "name")
     has_labels = filters.have_labels(found)
     status = bool(call.query.get("status"))
+    if len(context.encoded) > 2 * len(store.all(SERVICES)) + _SPARE:
+        context.encoded.clear()
     return await encode_all(
-        view(store, entry, status=status)
+        _encoded(context, entry, status=status)
         if id_starts(key)
         and name_starts(entry.record.spec.name)
         and has_labels(entry.record.spec.labels)
@@ -109,7 +112,20 @@ async def inspect(context: Context, call: Call) -> bytes:
     return encode(service)
 
 
-def view(store: Store, entry: Entry[ServiceRecord], *, status: bool = False) -> wire.Service:
+def _encoded(context: Context, entry: Entry[ServiceRecord], *, status: bool) -> bytes:
+    """The document of one service, encoded once for each state of its records."""
+    store = context.store
+    made = store.get(SERVICE_STATUS, entry.key)
+    kept = context.encoded.get(entry.key)
+    if kept is not None and kept[0] is entry and kept[1] is made:
+        document = kept[2]
+    else:
+        document = encode(view(store, entry))
+        context.encoded[entry.key] = entry, made, document
+    return document[:-1] + b',"ServiceStatus":' + encode(_numbers(store, entry)) + b"}" if status else document
+
+
+def view(store: Store, entry: Entry[ServiceRecord]) -> wire.Service:
     """The document of one service."""
     record = entry.record
     made = store.record(SERVICE_STATUS, entry.key) or ServiceStatus()
@@ -122,7 +138,6 @@ def view(store: Store, entry: Entry[ServiceRecord], *, status: bool = False) -> 
         previous_spec=record.previous,
         endpoint=_endpoint(record.spec, made),
         update_status=_update_status(record, made),
-        service_status=_numbers(store, entry) if status else None,
         job_status=_job_status(record) if is_job(record.spec) else None,
     )
 

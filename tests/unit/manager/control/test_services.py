@@ -314,6 +314,27 @@ async def test_list(swarm: Swarm) -> None:
             await swarm.services_list(filters=filters)
 
 
+async def test_lists_follow_changes(swarm: Swarm) -> None:
+    """Documents are kept encoded, until one of their records changes."""
+    await swarm.found()
+    service = await swarm.service()
+    (first,) = await swarm.services_list()
+    assert first == await swarm.services_inspect(service) and (await swarm.services_list()) == [first]
+    await swarm.store.commit([Put(SERVICE_STATUS, service, ServiceStatus(update=UpdateRecord("paused"), version=1))])
+    (second,) = await swarm.services_list()
+    assert second["UpdateStatus"]["State"] == "paused" and second == await swarm.services_inspect(service)
+    await swarm.services_update(service, body=spec(Labels={"a": ""}), version=second["Version"]["Index"])
+    (third,) = await swarm.services_list(status=True)
+    assert third.pop("ServiceStatus") == {"RunningTasks": 0, "DesiredTasks": 1, "CompletedTasks": 0}
+    assert third == await swarm.services_inspect(service) != second
+    await swarm.services_remove(service)
+    assert await swarm.services_list() == []
+    for number in range(150):
+        await swarm.services_remove(await swarm.service(f"s{number}"))
+        await swarm.services_list()
+    assert len(swarm.control._context.encoded) < 150
+
+
 async def _task(swarm: Swarm, service: str, desired: TaskState, state: TaskState, iteration: int = 0) -> None:
     key = new_id()
     task = Task(service=service, version=1, desired=desired, iteration=iteration)
