@@ -54,13 +54,18 @@ from engine.system.threads import cancelled
 
 HELLO_LIMIT = 20.0
 """Seconds that a manager may take to begin a session: it may wait for quorum."""
+OWN_HELLO_LIMIT = 10.0
+"""Seconds for the own manager, which is given up for others while they can still save this node
+from being taken for lost."""
 REPORT_LIMIT = 30.0
 """Seconds that it may take to store statuses."""
 LEAVE_LIMIT = 5.0
 BACKOFF = 0.1, 8.0
 """Seconds between attempts: at first, and at most."""
 OWN_LIMIT = 5.0
-"""Seconds for which the own manager's socket may be refused before others are tried."""
+"""Seconds for which the own manager may begin no session before others are tried in turn with
+it.
+"""
 BATCH_TIME = 0.1
 BATCH = 1000
 """Statuses in one message."""
@@ -110,8 +115,10 @@ class Agent:
         self._dirty = asyncio.Event()
         self._order = 0
         """Position in the order of managers."""
-        self._own_refused = 0.0
-        """Since when the own manager's socket has been refused; 0: it has not."""
+        self._at_own = False
+        """The own manager is tried, or has the session."""
+        self._own_failed = 0.0
+        """Since when the own manager has begun no session; 0: it has, or was not tried."""
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -169,6 +176,8 @@ class Agent:
             except (EngineError, OSError, TimeoutError, EOFError) as error:
                 why = _words(error) or "the manager does not answer"
             had = self._begun.is_set()
+            if self._at_own:
+                self._own_failed = 0.0 if had else self._own_failed or began
             self._begun.clear()
             self._connection = self._session = None
             self.reason = why
@@ -190,7 +199,8 @@ class Agent:
         connection = await self._dial()
         async with client.opened(connection):
             self._unsent.clear()  # all of them go with this message
-            session = await connection.ask(self._hello(), timeout=HELLO_LIMIT)
+            limit = OWN_HELLO_LIMIT if self._at_own else HELLO_LIMIT
+            session = await connection.ask(self._hello(), timeout=limit)
             if not isinstance(session, Session):
                 raise ServerError(f"the manager has answered with {type(session).__name__}")
             if session.epoch < self._identity.epoch:
@@ -210,21 +220,15 @@ class Agent:
 
     async def _dial(self) -> Connection:
         identity = self._identity
-        if identity.role == "manager":
-            try:
-                connection = await client.dial_own(identity.socket.parent, self._serve)
-            except (OSError, TimeoutError):
-                now = time.monotonic()
-                self._own_refused = self._own_refused or now
-                if now - self._own_refused < OWN_LIMIT:
-                    raise
-            else:
-                self._own_refused = 0.0
-                return connection
+        own = identity.role == "manager"
         others = [peer for peer in order_of_managers(identity.node, self.managers) if peer.node != identity.node]
+        failing = self._own_failed and time.monotonic() - self._own_failed > OWN_LIMIT
+        self._at_own = own and not (failing and others and self._order % 2)
+        if self._at_own:
+            return await client.dial_own(identity.socket.parent, self._serve)
         if not others:
             raise ServerError("no manager of the swarm is known")
-        peer = others[self._order % len(others)]
+        peer = others[(self._order // 2 if own else self._order) % len(others)]
         directory = identity.directory
         try:
             roots = (directory / ROOTS).read_text()

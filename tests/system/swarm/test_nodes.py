@@ -384,6 +384,58 @@ def test_a_worker_that_cannot_reach_its_manager_goes_to_another(cluster: Cluster
         assert pids(cluster) == running
 
 
+# --- managers -------------------------------------------------------------------------------------
+
+
+def test_the_deaths_of_managers_in_turn_touch_no_task(cluster: Cluster) -> None:
+    first = cluster[0]
+    first.service("web", replicas=5)
+    before = settled(first, cluster, "web", 5)
+    running = pids(cluster)
+    with Flapping(first) as seen:
+        for node in cluster.nodes[:MANAGERS]:
+            node.kill_manager()
+            time.sleep(PERIOD)
+            until_ready(cluster)
+    assert not seen.downs
+    assert {task["ID"] for task in settled(first, cluster, "web", 5)} == {task["ID"] for task in before}
+    assert pids(cluster) == running
+
+
+def test_a_leader_that_sleeps_loses_its_agents_and_no_task(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    at = next(node for node in cluster.nodes[:MANAGERS] if node is not leader)
+    at.service("web", replicas=5)
+    before = settled(at, cluster, "web", 5)
+    running = pids(cluster)
+    with Flapping(at) as seen:
+        leader.freeze_manager(10)
+        until_ready(cluster)
+        time.sleep(2 * PERIOD)
+    assert not seen.downs
+    assert {task["ID"] for task in settled(at, cluster, "web", 5)} == {task["ID"] for task in before}
+    assert pids(cluster) == running
+
+
+def test_without_quorum_tasks_run_on(cluster: Cluster) -> None:
+    first = cluster[0]
+    first.service("web", replicas=5)
+    before = settled(first, cluster, "web", 5)
+    running = pids(cluster)
+    with Flapping(first) as seen:
+        for node in cluster.nodes[1:MANAGERS]:
+            node.unplug()
+        time.sleep(8 * PERIOD)
+        assert pids(cluster) == running
+        for node in cluster.nodes[1:MANAGERS]:
+            node.plug()
+        until_ready(cluster)
+        time.sleep(PERIOD)
+    assert not seen.downs
+    assert {task["ID"] for task in settled(first, cluster, "web", 5)} == {task["ID"] for task in before}
+    assert pids(cluster) == running
+
+
 # --- logs -----------------------------------------------------------------------------------------
 
 
