@@ -45,8 +45,9 @@ oldest_and_newest = pytest.mark.parametrize(
 
 
 def service(docker: Docker, *arguments: str, **more: Any) -> str:
-    """`docker service create -d ARGUMENTS`, without a registry."""
-    return docker("service", "create", "-d", "--no-resolve-image", *arguments, **more).out.strip()
+    """`docker service create -d ARGUMENTS`, without a registry, and with tasks that end at once."""
+    fast = ("-d", "--no-resolve-image", "--stop-grace-period", "0s")
+    return docker("service", "create", *fast, *arguments, **more).out.strip()
 
 
 def inspected(docker: Docker, *arguments: str) -> Any:
@@ -113,7 +114,7 @@ def test_services(docker: Docker, node: Node) -> None:
         *("--name", "web", "--replicas", "2", "--env", "A=b", "--label", "tier=front", "--container-label", "c=d"),
         *("--constraint", "node.role==manager", "--limit-memory", "32M", "--limit-cpu", "0.5", "--user", "7"),
         *("--mount", "type=volume,src=data,dst=/data", "--mount", "type=tmpfs,dst=/scratch", "--workdir", "/tmp"),
-        *("--restart-condition", "any", "--restart-delay", "1s", "--stop-grace-period", "1s", "--update-delay", "0s"),
+        *("--restart-condition", "any", "--restart-delay", "1s", "--update-delay", "0s"),
         *("--publish", "mode=host,target=80", "--network", "host", "--log-driver", "json-file"),
         *("busybox", "sh", "-c", "echo said; exec sleep 99999"),
     )
@@ -161,11 +162,12 @@ def test_services(docker: Docker, node: Node) -> None:
 @oldest_and_newest
 def test_progress(docker: Docker) -> None:
     """Commands that wait until the tasks run: they list tasks that are up to date."""
-    made = docker("service", "create", "--no-resolve-image", "--name", "web", "busybox", "sleep", "99999")
+    fast = ("--no-resolve-image", "--stop-grace-period", "0s")
+    made = docker("service", "create", *fast, "--name", "web", "busybox", "sleep", "99999")
     assert "converged" in made.out
-    done = docker("service", "update", "--no-resolve-image", "--env-add", "A=b", "--stop-grace-period", "0s", "web")
+    done = docker("service", "update", "--no-resolve-image", "--env-add", "A=b", "web")
     assert "converged" in done.out
-    docker("service", "create", "--no-resolve-image", "--mode", "global", "--name", "all", "busybox", "sleep", "9999")
+    docker("service", "create", *fast, "--mode", "global", "--name", "all", "busybox", "sleep", "9999")
     assert "converged" in docker("service", "scale", "web=2").out
     assert "converged" in docker("service", "rollback", "web").out
 
@@ -206,6 +208,7 @@ services:
   web:
     image: busybox
     command: ["sleep", "99999"]
+    stop_grace_period: 0s
     networks: [host]
     environment: {A: b}
     deploy:
@@ -220,6 +223,7 @@ services:
   all:
     image: busybox
     command: ["sleep", "99999"]
+    stop_grace_period: 0s
     networks: [host]
     deploy: {mode: global}
 networks:
