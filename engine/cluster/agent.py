@@ -119,6 +119,8 @@ class Agent:
         """The own manager is tried, or has the session."""
         self._own_failed = 0.0
         """Since when the own manager has begun no session; 0: it has, or was not tried."""
+        self._accepted = asyncio.Event()
+        """Set when the session's terms are accepted: tasks of an earlier cluster are not taken."""
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -127,8 +129,8 @@ class Agent:
         cannot be read.
         """
         self._executor.open()
-        self._running = spawn(self._run(), "swarm: the agent", fatal=True)
-        self._reporting = spawn(self._report(), "swarm: reports of tasks", fatal=True)
+        self._running = spawn(self._run(), "swarm: the agent")
+        self._reporting = spawn(self._report(), "swarm: reports of tasks")
 
     async def close(self) -> None:
         """The daemon ends, or another agent takes over. Tasks run on."""
@@ -175,6 +177,9 @@ class Agent:
                 self._on_barred(why)
             except (EngineError, OSError, TimeoutError, EOFError) as error:
                 why = _words(error) or "the manager does not answer"
+            except Exception as error:
+                _log.exception("the session with a manager has failed")
+                why = str(error)
             had = self._begun.is_set()
             if self._at_own:
                 self._own_failed = 0.0 if had else self._own_failed or began
@@ -196,6 +201,7 @@ class Agent:
 
     async def _one_session(self) -> None:
         self._bye = None
+        self._accepted = asyncio.Event()
         connection = await self._dial()
         async with client.opened(connection):
             self._unsent.clear()  # all of them go with this message
@@ -213,6 +219,7 @@ class Agent:
             self._heard = time.monotonic()
             connection.on_beat = self._beaten
             self.reason = ""
+            self._accepted.set()
             self._begun.set()
             self._dirty.set()
             _log.info("session with the manager %s", connection.peer or "of this node")
@@ -237,7 +244,7 @@ class Agent:
             raise ServerError(f"the node's certificate cannot be read: {_words(error)}") from error
         try:
             return await client.dial(peer.address, tls, self._serve)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:
             raise ServerError(f"{peer.address}: {_words(error) or 'no answer'}") from error
 
     def _hello(self) -> Hello:
@@ -276,8 +283,10 @@ class Agent:
 
     async def _serve(self, connection: Connection, message: Message) -> None:
         if isinstance(message, Assignments):
+            await self._accepted.wait()
             await self._assign(connection, message)
         elif isinstance(message, Session):
+            await self._accepted.wait()
             self._terms(message)
         elif isinstance(message, Bye):
             self._bye = message
@@ -291,9 +300,12 @@ class Agent:
         try:
             await self._executor.assign(message)
         except EngineError as error:
-            # The next session brings the whole set.
             _log.error("tasks of the manager cannot be taken: %s", error.message)
-            connection.writer.close()
+        except Exception:
+            _log.exception("tasks of the manager cannot be taken")
+        else:
+            return
+        connection.writer.close()  # the next session brings the whole set
 
     # --- reports ----------------------------------------------------------------------------------
 
@@ -311,9 +323,13 @@ class Agent:
                 await self._save()
                 await self._send()
             except (EngineError, ConnectionError, TimeoutError) as error:
-                _log.warning("the states of tasks cannot be reported: %s", _words(error))
-                await asyncio.sleep(SAVE_PAUSE)
-                self._dirty.set()
+                _log.warning("the states of tasks cannot be reported: %s", _words(error) or "no answer")
+            except Exception:
+                _log.exception("the states of tasks cannot be reported")
+            else:
+                continue
+            await asyncio.sleep(SAVE_PAUSE)
+            self._dirty.set()
 
     async def _save(self) -> None:
         unsaved, self._unsaved = self._unsaved, {}
