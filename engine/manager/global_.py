@@ -53,8 +53,10 @@ class Dirty:
             if ours:
                 self.ours[event.key] = None
                 self._services[event.key] = None
-            else:
-                self.ours.pop(event.key, None)
+            elif event.key in self.ours:
+                del self.ours[event.key]
+                self._services.pop(event.key, None)
+                self._pairs = {pair: None for pair in self._pairs if pair[0] != event.key}
         elif kind is NODES:
             if event.old is None or event.new is None or _wishes(event.old.record) != _wishes(event.new.record):
                 self._nodes[event.key] = None
@@ -63,7 +65,7 @@ class Dirty:
                 self._nodes[event.key] = None
         elif kind is TASKS:
             task: Task = (event.new or event.old).record  # type: ignore[union-attr]
-            if not task.slot and (event.new is None or not rules.live(task)):
+            if task.service in self.ours and (event.new is None or not rules.live(task)):
                 self._pairs[task.service, task.node] = None
 
     def all(self) -> None:

@@ -63,7 +63,9 @@ class Jobs:
         kind = event.kind
         service: ServiceRecord | None = event.new.record if kind is SERVICES and event.new is not None else None
         self._global.changed(event, service is not None and service.spec.mode.global_job is not None)
-        if service is not None and service.spec.mode.replicated_job is not None:
+        if kind is SERVICES and service is None:
+            self._replicated.pop(event.key, None)
+        elif service is not None and service.spec.mode.replicated_job is not None:
             self._replicated[event.key] = None
         elif kind is TASK_STATUS:
             if event.new is not None and event.new.record.state is TaskState.COMPLETE:
@@ -72,8 +74,12 @@ class Jobs:
                     self._replicated[task.service] = None
         elif kind is TASKS:
             known: Task = (event.new or event.old).record  # type: ignore[union-attr]
-            if known.slot and (event.new is None or not rules.live(known)):
+            if known.slot and (event.new is None or not rules.live(known)) and self._is_job(known.service):
                 self._replicated[known.service] = None
+
+    def _is_job(self, key: str) -> bool:
+        service = self._store.record(SERVICES, key)
+        return service is not None and service.spec.mode.replicated_job is not None
 
     def take_over(self) -> None:
         self._replicated |= dict.fromkeys(self._store.all(SERVICES))

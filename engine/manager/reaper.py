@@ -75,9 +75,16 @@ class Reaper:
                     self._services[old.service] = None
             task = new or old
             assert task is not None
-            self._places[task.service, rules.place_of(task)] = None
+            where = (task.service, rules.place_of(task))
+            if where[1] in self._slots.of(task.service):
+                self._places[where] = None
+            else:
+                self._places.pop(where, None)
         elif kind is TASK_STATUS:
-            if event.new is None or not event.new.record.state.ended:
+            if event.new is None:
+                self._strays.pop(event.key, None)
+                return
+            if not event.new.record.state.ended:
                 return
             known = self._store.record(TASKS, event.key)
             if known is None:
@@ -94,7 +101,10 @@ class Reaper:
                 self._versions[service].discard(int(version))
                 if not self._versions[service]:
                     del self._versions[service]
-            self._services[service] = None
+            if service in self._versions or self._store.get(SERVICES, service) is not None:
+                self._services[service] = None
+            else:
+                self._services.pop(service, None)
         elif kind in {SERVICE_STATUS, SERVICE_AUTH}:
             if self._store.record(SERVICES, event.key) is not None:
                 return

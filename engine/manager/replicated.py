@@ -40,10 +40,13 @@ class Replicated:
 
     def changed(self, event: Event) -> None:
         if event.kind is SERVICES:
-            self._dirty[event.key] = None
+            if event.new is not None:
+                self._dirty[event.key] = None
+            else:
+                self._dirty.pop(event.key, None)
         elif event.kind is TASKS:
             task: Task = (event.new or event.old).record  # type: ignore[union-attr]
-            if event.new is None or not rules.live(task):
+            if (event.new is None or not rules.live(task)) and self._store.get(SERVICES, task.service) is not None:
                 self._dirty[task.service] = None
 
     def take_over(self) -> None:

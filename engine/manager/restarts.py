@@ -36,6 +36,7 @@ from engine.manager.scheduler import SLICE, Birth, Scheduler
 from engine.manager.slots import Slots
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
+from engine.wire.services import ServiceSpec
 
 PAUSED = frozenset({"paused", "rollback_paused"})
 """States of an update in which no task may get the new spec."""
@@ -53,8 +54,13 @@ class Restarts:
         """Live tasks that have ended."""
         self._ready: dict[str, None] = {}
         """Tasks whose start may be due."""
-        self._timers: list[tuple[int, str]] = []
-        """When to look at a task again, in nanoseconds since the epoch."""
+        self._timers: list[tuple[float, str]] = []
+        """When to look at a task again."""
+        self._times: dict[str, tuple[float, float]] = {}
+        """By task of desired state `ready`: when it may start, and when it starts even if the task
+        before it has not ended. Of the monotonic clock, as the record's times may be of a manager
+        whose clock was ahead.
+        """
         self._followers: dict[str, set[str]] = {}
         """By task: those that wait for its end."""
 
@@ -73,7 +79,12 @@ class Restarts:
                 self._unfollow(old.follows, event.key)
             if new is None:
                 self._over(event.key)
+                self._dead.pop(event.key, None)
+                self._ready.pop(event.key, None)
+                self._times.pop(event.key, None)
                 return
+            if new.desired is not TaskState.READY:
+                self._times.pop(event.key, None)
             if new.desired is TaskState.READY:
                 self._ready[event.key] = None
                 if new.follows:
@@ -117,10 +128,10 @@ class Restarts:
             return 0
         if not self._timers:
             return None
-        return self._clock.monotonic() + (self._timers[0][0] - self._clock.now()) / SECOND
+        return self._timers[0][0]
 
     async def step(self, acting: Acting) -> None:
-        now = self._clock.now()
+        now = self._clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             self._ready[heapq.heappop(self._timers)[1]] = None
         dead, self._dead = list(self._dead), {}
@@ -151,12 +162,13 @@ class Restarts:
             if not rules.live(entry.record):
                 continue
             state = rules.observed(self._store, key, entry.record)
-            if moved and state.ended:
+            lost = state is TaskState.ORPHANED
+            if moved and state.ended and not lost:
                 continue
             end = replace(entry.record, desired=TaskState.SHUTDOWN, updated=self._clock.now())
             changes: list[Change] = [Put(TASKS, key, end)]
             compares = [Compare(TASKS, key, entry.revision)]
-            birth = self._successor(key, entry, state, moved, changes, compares)
+            birth = self._successor(key, entry, state, moved or lost, changes, compares)
             if birth is not None:
                 births.append(birth)
                 owners.append(key)
@@ -227,23 +239,33 @@ class Restarts:
     async def _start(self, acting: Acting, keys: Iterable[str]) -> None:
         """Wish those to run whose time has come; set a timer for the others."""
         groups: list[tuple[list[Change], list[Compare]]] = []
-        now = self._clock.now()
+        now = self._clock.monotonic()
         for key, entry in rules.entries(self._store, keys):
             task = entry.record
             if task.desired is not TaskState.READY:
                 continue
             spec = rules.spec_of(self._store, task.service, task.version)
-            patience = task.created + max(rules.STOP, rules.grace(spec) + 10 * SECOND)
-            if now < task.starts_at:
-                heapq.heappush(self._timers, (task.starts_at, key))
+            starts, patience = self._times_of(key, task, spec)
+            if now < starts:
+                heapq.heappush(self._timers, (starts, key))
             elif task.follows and now < patience and not rules.over(self._store, task.follows):
                 heapq.heappush(self._timers, (patience, key))
             else:
                 desired = TaskState.RUNNING if spec is None else rules.goal(spec)
-                started = replace(task, desired=desired, updated=now)
+                started = replace(task, desired=desired, updated=self._clock.now())
                 groups.append(([Put(TASKS, key, started)], [Compare(TASKS, key, entry.revision)]))
         if groups:
             await acting.commit_many(groups)
+
+    def _times_of(self, key: str, task: Task, spec: ServiceSpec | None) -> tuple[float, float]:
+        times = self._times.get(key)
+        if times is None:
+            now, monotonic = self._clock.now(), self._clock.monotonic()
+            pause = min(max(0, task.starts_at - now), rules.delay(spec))
+            stop = max(rules.STOP, rules.grace(spec) + 10 * SECOND)
+            waits = min(max(0, task.created + stop - now), stop)
+            times = self._times[key] = (monotonic + pause / SECOND, monotonic + waits / SECOND)
+        return times
 
 
 def _failed(state: TaskState, task: Task) -> bool:

@@ -128,6 +128,15 @@ class Scheduler:
             demand = self._demands[key] = demand_of(spec)
         return demand
 
+    def _demand_of(self, service: str, version: int, spec: ServiceSpec) -> Demand:
+        key = spec_key(service, version)
+        demand = self._demands.get(key)
+        if demand is None:
+            demand = demand_of(spec)
+            if self._store.get(SPEC_VERSIONS, key) is not None:
+                self._demands[key] = demand
+        return demand
+
     def eligible(self, spec: ServiceSpec, node: str) -> bool:
         """True if a global service has a task on the node: it is usable and passes the
         constraints.
@@ -141,10 +150,10 @@ class Scheduler:
 
         The caller writes them at once, and calls `forget` for those that could not be written.
         """
-        demand = demand_of(spec)
         now = self._clock.now()
         placed: dict[str, Task] = {}
         keys = list(drafts)
+        demand = self._demand_of(service, drafts[keys[0]].version, spec)
         if rules.is_global(spec):
             for key in keys:
                 self._place_there(key, drafts[key], demand, now, placed)
@@ -260,7 +269,7 @@ class Scheduler:
         spec = rules.spec_of(self._store, service, version)
         if spec is None:
             return []
-        demand = demand_of(spec)
+        demand = self._demand_of(service, version, spec)
         tasks = {key: entry.record for key, entry in found.items()}
         hopeless = (demand.filters, demand.need)
         if hopeless in full and demand.need != NOTHING and not rules.is_global(spec):

@@ -105,8 +105,9 @@ class Updates:
     def changed(self, event: Event) -> None:
         kind = event.kind
         if kind is SERVICES:
-            self._dirty[event.key] = None
             self._forget(event.key)
+            if event.new is not None:
+                self._dirty[event.key] = None
         elif kind is SPEC_VERSIONS:
             name, _, version = event.key.partition("/")
             if event.new is not None:
@@ -157,6 +158,8 @@ class Updates:
         if record is None:
             self._active.discard(service)
             self._timers.pop(service, None)
+            self._dirty.pop(service, None)
+            self._touched.pop(service, None)
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -191,7 +194,7 @@ class Updates:
             except BaseException:
                 self._dirty |= dirty
                 raise
-            del dirty[key]
+            dirty.pop(key, None)
 
     async def _look(self, acting: Acting, key: str) -> None:
         """Do the next thing of one service's update."""

@@ -183,7 +183,7 @@ async def run(directory: Path, count: int) -> None:
             lambda number=number: Agent(world, node_name(number)),  # type: ignore[misc]
             str(directory / SOCKET),
         )
-        while number - world.sessions > BEGINNING:
+        while number - world.sessions > BEGINNING:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await asyncio.gather(telling, working)
 
