@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import EngineError
+from engine.manager import versions
 from engine.networks.sandboxes import PORTS
 from engine.runtime import init as found_init
 from engine.runtime.cgroups import Cgroups
@@ -102,6 +103,7 @@ def findings(containers: int) -> Iterator[Finding]:
         if netfilter.available():
             yield attempt("nftables NAT", _try_nat, "modprobe nf_tables nft_chain_nat nft_masq nft_fib_inet")
             yield forward_policies(netfilter.run("list chains"))
+    yield etcd(versions.found())
     yield ports(containers)
     yield ephemeral_ports(containers)
     yield open_files(containers, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -160,6 +162,23 @@ def init() -> Finding:
         return Finding("init", True, found_init.program())
     except EngineError:
         return Finding("init", False, "`docker run --init` is refused", "apt install tini")
+
+
+def etcd(output: str) -> Finding:
+    """The program that managers of swarms need. A host without it can be a worker."""
+    try:
+        version = ".".join(map(str, versions.check(output))) if output else ""
+    except EngineError as error:
+        return Finding(
+            "etcd", False, error.message, "install another version of etcd (Debian: apt install etcd-server)"
+        )
+    missing = versions.missing_packages()
+    if not output:
+        return Finding("etcd", True, "not installed: only managers of swarms need it (apt install etcd-server)")
+    if missing:
+        text = f"{version}; managers of swarms also need the Python packages {', '.join(missing)}"
+        return Finding("etcd", True, f"{text} (pip install engined[swarm])")
+    return Finding("etcd", True, f"{version}: this host can manage a swarm")
 
 
 def library(name: str, there: bool, without: str, fix: str) -> Finding:

@@ -21,7 +21,6 @@ import json
 import logging
 import os
 import platform
-import re
 import select
 import shutil
 import signal
@@ -31,13 +30,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import ServerError
+from engine.manager import versions
 from engine.manager.etcd import SOCKET, EtcdClient
 from engine.manager.kv import EtcdError, Status
+from engine.manager.versions import PROGRAM
 from engine.system.files import write_atomically
 from engine.system.tasks import spawn
 from engine.wire.swarm import RaftConfig
 
-PROGRAM = "etcd"
 PEER_PORT_DISTANCE = 7946 - 2377
 """From the port of agents to the port of etcd's peers: firewalls of swarm hosts have 7946 open."""
 
@@ -59,10 +59,6 @@ TURN = 10.0
 ADDRESS_RETRY = 1.0
 
 QUOTA = 4 << 30
-
-OLDEST = (3, 4, 18)
-FAULTY = ((3, 5, 0), (3, 5, 2))
-"""These lose data when they are killed under load."""
 
 _INTERESTING = ("fatal", "panic", "error", "removed from")
 
@@ -133,24 +129,8 @@ def flags(
     return [f"--{name}={value}" for name, value in given.items()] + (["--force-new-cluster"] if force else [])
 
 
-def check_version(text: str) -> tuple[int, ...]:
-    """The version in the output of `etcd --version`. Raises ServerError for one that is unfit."""
-    found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", text)
-    if found is None:
-        raise ServerError(f"etcd: unknown version: {text.strip()[:100]!r}")
-    version = tuple(map(int, found.groups()))
-    name = ".".join(found.groups())
-    if version < OLDEST:
-        raise ServerError(f"etcd {name} is too old: a swarm needs 3.4.18 or newer")
-    if FAULTY[0] <= version <= FAULTY[1]:
-        raise ServerError(f"etcd {name} loses data in crashes (etcd 3.5.0 to 3.5.2): install another version")
-    if version >= (4,):
-        raise ServerError(f"etcd {name} is not supported: a swarm needs 3.4.18 or newer 3.x")
-    return version
-
-
-async def installed() -> tuple[int, ...]:
-    """The version of the host's etcd. Raises ServerError when it is missing or unfit."""
+async def installed() -> None:
+    """Raises ServerError when the host's etcd is missing or unfit."""
     program = shutil.which(PROGRAM)
     if program is None:
         raise ServerError("etcd is not installed: managers of a swarm need it (Debian: apt install etcd-server)")
@@ -158,7 +138,7 @@ async def installed() -> tuple[int, ...]:
         program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=_environment()
     )
     output, _ = await process.communicate()
-    return check_version(output.decode(errors="replace"))
+    versions.check(output.decode(errors="replace"))
 
 
 def _environment() -> dict[str, str]:
@@ -211,7 +191,7 @@ class Member:
         self._words: collections.deque[str] = collections.deque(maxlen=20)
         self._keeper: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._stopping = False
+        self._stopping = self.removed = False
         self._roots = b""
 
     @property

@@ -129,3 +129,19 @@ def test_a_reader_that_has_seen_enough(rows: int) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("output", "ok", "words"),
+    [
+        ("", True, "not installed"),
+        ("etcd Version: 3.4.23\n", True, "3.4.23"),
+        ("etcd Version: 3.5.1\n", False, "loses data"),
+        ("etcd Version: 3.3.25\n", False, "too old"),
+        ("cannot execute", False, "unknown version"),
+    ],
+)
+def test_etcd(output: str, ok: bool, words: str) -> None:
+    row = check.etcd(output)
+    assert row.ok is ok and words in row.text
+    assert ok or row.fix

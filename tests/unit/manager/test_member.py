@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ServerError
-from engine.manager.member import Member, check_version, flags, split_address, timings
+from engine.manager.member import Member, flags, split_address, timings
+from engine.manager.versions import check
 from engine.wire.swarm import RaftConfig
 
 
@@ -67,7 +68,7 @@ def test_flags_of_settings_and_of_a_joining_member() -> None:
 
 @pytest.mark.parametrize("version", ["3.4.18", "3.4.23", "3.5.3", "3.5.16", "3.6.0"])
 def test_versions(version: str) -> None:
-    found = check_version(f"etcd Version: {version}\nGit SHA: 1\nGo Version: go1.19.8\n")
+    found = check(f"etcd Version: {version}\nGit SHA: 1\nGo Version: go1.19.8\n")
     assert ".".join(map(str, found)) == version
 
 
@@ -83,12 +84,12 @@ def test_versions(version: str) -> None:
 )
 def test_versions_that_are_refused(version: str, words: str) -> None:
     with pytest.raises(ServerError, match=words):
-        check_version(f"etcd Version: {version}")
+        check(f"etcd Version: {version}")
 
 
 def test_an_unknown_version() -> None:
     with pytest.raises(ServerError, match="unknown version"):
-        check_version("command not found")
+        check("command not found")
 
 
 def test_addresses() -> None:

@@ -1,0 +1,241 @@
+"""Managers that fail: kills, a stopped process, links that are cut, quorum lost, disasters.
+
+Three managers; afterwards each service has its tasks once, and all managers have the same records.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.clusters import VERSION, Cluster, Node
+from tests.harness import kill_and_wait, until
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(3) as made:
+        made.form(3)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _settled(cluster: Cluster) -> Iterator[None]:
+    """Every test begins and ends with three managers that answer and have the same records."""
+    yield
+    cluster.heal()
+    for node in cluster.nodes:
+        node.plug()
+    until("all managers are reachable", lambda: all(managers_up(node) == 3 for node in cluster.nodes), 40)
+    same = until("all managers have the same records", lambda: _same(cluster), 20)
+    assert same
+
+
+def managers_up(node: Node) -> int:
+    """Managers that this one sees, with one leader among them; 0 while it does not answer."""
+    try:
+        found = [each["ManagerStatus"] for each in node.nodes().values() if "ManagerStatus" in each]
+    except (AssertionError, OSError):
+        return 0
+    if sum(bool(each.get("Leader")) for each in found) != 1:
+        return 0
+    return sum(each["Reachability"] == "reachable" for each in found)
+
+
+def _same(cluster: Cluster) -> bool:
+    seen = [_records(node) for node in cluster.nodes]
+    return seen[0] == seen[1] == seen[2]
+
+
+def _records(node: Node) -> Any:
+    services = {each["ID"]: each["Version"]["Index"] for each in node.ask("GET", "/services")}
+    tasks = {each["ID"]: each["Version"]["Index"] for each in node.tasks(desired="")}
+    nodes = {each["ID"]: each["Version"]["Index"] for each in node.nodes().values()}
+    return services, tasks, nodes
+
+
+def other_than(cluster: Cluster, *nodes: Node) -> Node:
+    return next(node for node in cluster.nodes if node not in nodes)
+
+
+def created_within(node: Node, name: str, seconds: float) -> float:
+    """Create a service, again until it is accepted; returns the seconds that it took."""
+    began = time.monotonic()
+    spec = {"Name": name, "TaskTemplate": {"ContainerSpec": {"Image": "busybox", "Command": ["sleep", "1000000"]}}}
+    answer = None
+    while time.monotonic() - began < seconds:
+        answer = node.request("POST", f"/v{VERSION}/services/create", spec, timeout=30)
+        if answer.status in (201, 409):  # one whose answer was lost has the name
+            return time.monotonic() - began
+        time.sleep(0.1)
+    raise AssertionError(f"no service within {seconds} s: {answer and answer.body!r}\n{node.log()[-3000:]}")
+
+
+def pids(cluster: Cluster) -> set[int]:
+    """Of the containers of tasks on all hosts."""
+    found = set()
+    for node in cluster.nodes:
+        for entry in node.task_containers().values():
+            found.add(node.ask("GET", f"/containers/{entry['Id']}/json")["State"]["Pid"])
+    return found
+
+
+def removed(cluster: Cluster, *services: str) -> None:
+    """Remove these services; no task and no container of one is left."""
+    node = cluster[2]
+    for service in services:
+        node.ask("DELETE", f"/services/{service}")
+    until("tasks are gone", lambda: not node.tasks(desired=""), 30)
+    until("their containers are gone", lambda: not any(each.task_containers() for each in cluster.nodes), 30)
+
+
+def test_the_leaders_manager_is_killed(cluster: Cluster) -> None:
+    """Fault 1. Its etcd dies with it. Another manager accepts services, and no task is touched."""
+    leader = cluster.leader()
+    other = other_than(cluster, leader)
+    other.service("steady", replicas=6)
+    other.until_running("steady", 6)
+    before = pids(cluster)
+    leader.kill_manager()
+    took = created_within(other, "after", 10)
+    assert took < 5
+    other.until_running("after", 1)
+    until("the old leader is a manager again", lambda: managers_up(leader) == 3, 30)
+    assert before <= pids(cluster)
+    other.until_running("steady", 6)
+    removed(cluster, "steady", "after")
+
+
+@pytest.mark.parametrize("whose", ["leader", "follower"])
+def test_etcd_alone_is_killed(cluster: Cluster, whose: str) -> None:
+    """Fault 2."""
+    leader = cluster.leader()
+    victim = leader if whose == "leader" else other_than(cluster, leader)
+    other = other_than(cluster, victim)
+    other.service("steady", replicas=3)
+    other.until_running("steady", 3)
+    before = pids(cluster)
+    manager = victim.manager_pid()
+    kill_and_wait(victim.etcd_pid())
+    assert created_within(other, "after", 10) < 5
+    assert created_within(victim, "here", 10) < 6
+    assert victim.manager_pid() == manager
+    other.until_running("after", 1)
+    assert before <= pids(cluster)
+    removed(cluster, "steady", "after", "here")
+
+
+def test_a_stopped_leader_is_fenced(cluster: Cluster) -> None:
+    """Fault 7. The process alone is stopped: its etcd goes on as raft's leader. The lease passes
+    on, and afterwards one manager leads.
+    """
+    leader = cluster.leader()
+    other = other_than(cluster, leader)
+    other.service("steady", replicas=3)
+    other.until_running("steady", 3)
+    before = pids(cluster)
+    pid = leader.manager_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        rest = [node for node in cluster.nodes if node is not leader]
+        until("another one leads", lambda: cluster.leader(rest) is not leader, 15)
+        other.update_service("steady", lambda spec: spec["Mode"]["Replicated"].update(Replicas=5))
+        other.until_running("steady", 5)
+        new = cluster.leader(rest)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(3)
+    assert cluster.leader() is new
+    other.until_running("steady", 5)
+    assert before <= pids(cluster)
+    removed(cluster, "steady")
+
+
+def test_a_leader_and_its_etcd_are_stopped(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    other = other_than(cluster, leader)
+    pids_stopped = [leader.manager_pid(), leader.etcd_pid()]
+    for pid in pids_stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert created_within(other, "after", 10) < 5
+        other.until_running("after", 1)
+        time.sleep(6)
+    finally:
+        for pid in pids_stopped:
+            os.kill(pid, signal.SIGCONT)
+    other.until_running("after", 1)
+    removed(cluster, "after")
+
+
+def test_the_leaders_link_is_down(cluster: Cluster) -> None:
+    """Fault 4. The majority goes on; the minority reads with a warning, and refuses writes."""
+    leader = cluster.leader()
+    other = other_than(cluster, leader)
+    other.service("steady", replicas=3)
+    other.until_running("steady", 3)
+    before = pids(cluster)
+    leader.unplug()
+    try:
+        assert created_within(other, "after", 10) < 5
+        answer = leader.request("GET", f"/v{VERSION}/services", timeout=30)
+        assert answer.status == 200 and b"steady" in answer.body
+        assert "110" in answer.headers.get("warning", ""), answer.headers
+        began = time.monotonic()
+        spec = {"Name": "never", "TaskTemplate": {"ContainerSpec": {"Image": "busybox"}}}
+        refused = leader.request("POST", f"/v{VERSION}/services/create", spec, timeout=40)
+        assert refused.status == 500 and b"context deadline exceeded" in refused.body
+        assert b"1 of 3 managers reachable" in refused.body
+        assert time.monotonic() - began < 25
+        assert leader.swarm_info()["Error"]
+    finally:
+        leader.plug()
+    until("it is back", lambda: managers_up(leader) == 3, 30)
+    assert all(service["Spec"]["Name"] != "never" for service in leader.ask("GET", "/services"))
+    other.until_running("steady", 3)
+    removed(cluster, "steady", "after")
+    assert before  # its containers ran on meanwhile
+
+
+def test_two_of_three_managers_are_gone(cluster: Cluster) -> None:
+    """Fault 6. Writes are refused in time, containers go on; with one back, all works again."""
+    last = cluster[2]
+    last.service("steady", replicas=3)
+    last.until_running("steady", 3)
+    before = set(last.task_containers())
+    for node in cluster.nodes[:2]:
+        node.unplug()
+    try:
+        time.sleep(4)
+        began = time.monotonic()
+        spec = {"Name": "never", "TaskTemplate": {"ContainerSpec": {"Image": "busybox"}}}
+        refused = last.request("POST", f"/v{VERSION}/services/create", spec, timeout=40)
+        assert refused.status == 500 and b"of 3 managers reachable" in refused.body
+        assert time.monotonic() - began < 21.5
+        assert set(last.task_containers()) == before
+        cluster[0].plug()
+        assert created_within(last, "after", 15) < 15
+        last.until_running("after", 1)
+    finally:
+        for node in cluster.nodes[:2]:
+            node.plug()
+    removed(cluster, "steady", "after")
+
+
+def test_everything_is_killed(cluster: Cluster) -> None:
+    """Fault 15, of managers: all processes at once, and all of them again."""
+    last = cluster[2]
+    last.service("steady", replicas=6)
+    last.until_running("steady", 6)
+    for node in cluster.nodes:
+        kill_and_wait(node.manager_pid())
+    began = time.monotonic()
+    until("the swarm is back", lambda: all(managers_up(node) == 3 for node in cluster.nodes), 30)
+    assert time.monotonic() - began < 30
+    last.until_running("steady", 6)
+    removed(cluster, "steady")
