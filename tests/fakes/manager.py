@@ -82,7 +82,8 @@ class FakeManager:
         connection = Connection(reader, writer, self._serve, dialled=False)
         connection.on_beat = lambda: connection.write(Beat())
         try:
-            await connection.run()
+            with contextlib.suppress(asyncio.CancelledError):  # asyncio.streams logs it
+                await connection.run()
         finally:
             self._serving.discard(task)
             if self.connection is connection:
