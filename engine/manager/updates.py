@@ -28,8 +28,11 @@ from msgspec.structs import replace
 
 from engine.manager import tasks as rules
 from engine.manager.clock import SECOND, Clock
+from engine.manager.global_ import is_open
 from engine.manager.loops import Acting
 from engine.manager.records import (
+    NODE_DATA,
+    NODES,
     SERVICE_STATUS,
     SERVICES,
     SPEC_VERSIONS,
@@ -108,6 +111,9 @@ class Updates:
             self._forget(event.key)
             if event.new is not None:
                 self._dirty[event.key] = None
+        elif kind is NODES or kind is NODE_DATA:
+            if is_open(self._store, event.key):
+                self._look_again(event.key)
         elif kind is SPEC_VERSIONS:
             name, _, version = event.key.partition("/")
             if event.new is not None:
@@ -128,6 +134,16 @@ class Updates:
             if event.new is None:
                 self._past.pop(event.key, None)
             self._touch(known.service)
+
+    def _look_again(self, node: str) -> None:
+        """Tasks of global services may be replaced on this node again."""
+        for key in self._store.tasks_on(node):
+            task = self._store.record(TASKS, key)
+            if task is None or task.slot:
+                continue
+            service = self._store.record(SERVICES, task.service)
+            if service is not None and service.version != task.version:
+                self._dirty[task.service] = None
 
     def _observe(self, key: str, task: Task, state: TaskState) -> None:
         """A task that an update wrote has reached a state."""
@@ -210,7 +226,7 @@ class Updates:
             self._active.discard(key)
             return
         places = [at for place in list(self._slots.of(key)) if (at := self._at(key, service, place)) is not None]
-        to_begin = [at for at in places if (at.old and not at.new) or at.ended]
+        to_begin = [at for at in places if ((at.old and not at.new) or at.ended) and self._may_begin(at.place)]
         work = to_begin or any((at.old and at.new) or len(at.new) > 1 for at in places)
         if not work and update.state not in GOING_ON:
             self._active.discard(key)
@@ -255,6 +271,10 @@ class Updates:
         if not new and not old and not ended and begun is None:
             return None
         return _At(place, new, old, ended, begun)
+
+    def _may_begin(self, place: Place) -> bool:
+        """False for a node that gets no new tasks now: what it has stays until it does."""
+        return isinstance(place, int) or is_open(self._store, place)
 
     def _outdated(self, key: str, service: ServiceRecord, task: Task) -> bool:
         if task.version == service.version:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.manager.records import SERVICE_STATUS, SERVICES, SPEC_VERSIONS, Task
-from engine.manager.states import NodeState, TaskState
+from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Store
 from tests.fakes.clock import FakeClock
 from tests.fakes.swarm import Swarm, leading, seconds, spec
@@ -358,3 +358,53 @@ async def test_host_ports_are_updated_on_one_node(store: Store, clock: FakeClock
         await swarm.run(5)
         assert images(swarm, web) == {"busybox:2"}
         assert len(swarm.running(web)) == 1
+
+
+@pytest.mark.parametrize("away", ["paused", "unknown"])
+async def test_a_global_task_is_not_replaced_where_none_may_be_made(store: Store, clock: FakeClock, away: str) -> None:
+    async with leading(store, clock, nodes=3) as swarm:
+        agent = await swarm.create("agent", mode={"Global": {}})
+        await swarm.run(1)
+        if away == "paused":
+            await swarm.wish("node02", availability=Availability.PAUSE)
+        else:
+            await swarm.observe("node02", NodeState.UNKNOWN)
+        (stays,) = [key for key, task in swarm.tasks(agent).items() if task.node == "node02"]
+        await swarm.update(agent, mode={"Global": {}}, image="busybox:2", update={"Parallelism": 1})
+        await swarm.run(20)
+        assert swarm.update_state(agent) == "completed"
+        assert stays in swarm.tasks(agent)
+        await swarm.wish("node02", availability=Availability.ACTIVE)
+        await swarm.observe("node02", NodeState.READY)
+        await swarm.run(20)
+        assert images(swarm, agent) == {"busybox:2"}
+        assert len(swarm.running(agent)) == 3
+        assert swarm.update_state(agent) == "completed"
+
+
+async def test_health_decides_when_a_place_is_past(store: Store, clock: FakeClock) -> None:
+    """A task that takes long until it runs holds up the update, and counts as down."""
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=4)
+        await swarm.run(1)
+        swarm.agents.latency = 3
+        await swarm.update(web, replicas=4, image="busybox:2", update={"Parallelism": 1})
+        assert await watch_down(swarm, web, 4, 10, step=0.5) == 1
+        assert len([task for task in swarm.tasks(web).values() if task.version == 2]) < 4
+        await swarm.run(60)
+        assert images(swarm, web) == {"busybox:2"}
+
+
+async def test_a_spec_that_fits_nowhere_holds_the_update(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=4)
+        await swarm.run(1)
+        large = {"MemoryBytes": 1 << 50}
+        await swarm.update(web, replicas=4, reservations=large, update={"Parallelism": 1})
+        await swarm.run(60)
+        assert len(swarm.running(web)) == 3
+        assert swarm.update_state(web) == "updating"
+        await swarm.update(web, replicas=4, update={"Parallelism": 1})
+        await swarm.run(30)
+        assert len(swarm.running(web)) == 4
+        assert swarm.update_state(web) == "completed"
