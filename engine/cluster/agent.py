@@ -142,19 +142,22 @@ class Agent:
         with contextlib.suppress(ServerError):
             await self._executor.save(self._unsaved)
 
-    async def leave(self) -> None:
-        """End and remove all tasks and their records, and tell a manager that this node leaves."""
+    async def leave(self, *, tell: bool = True) -> None:
+        """End and remove all tasks and their records, and tell a manager that this node leaves,
+        unless there is none to tell.
+        """
         self._leaving = True
         if self._running is None:
             self.start()
         await self._executor.end()
-        try:
-            async with asyncio.timeout(LEAVE_LIMIT):
-                await self._begun.wait()
-                assert self._connection is not None
-                await self._connection.ask(LeaveSwarm())
-        except (TimeoutError, ConnectionError, EngineError) as error:
-            _log.warning("no manager was told that this node leaves: %s", _words(error) or "no answer")
+        if tell:
+            try:
+                async with asyncio.timeout(LEAVE_LIMIT):
+                    await self._begun.wait()
+                    assert self._connection is not None
+                    await self._connection.ask(LeaveSwarm())
+            except (TimeoutError, ConnectionError, EngineError) as error:
+                _log.warning("no manager was told that this node leaves: %s", _words(error) or "no answer")
         await self.close()
 
     def renewed(self) -> None:

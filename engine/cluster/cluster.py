@@ -10,7 +10,9 @@ Threads: the event loop's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.cluster.phases import NOT_A_MANAGER, Phase
@@ -29,8 +31,11 @@ class Cluster:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._membership: Membership | None = None
-        if (parts.config.root / "swarm" / "state.json").exists():
+        directory = parts.config.root / "swarm"
+        if (directory / "state.json").exists():
             self._load()
+        elif directory.exists():  # cut before it began, or after it ended
+            _sweep(directory)
 
     def _load(self) -> Membership:
         if self._membership is None:
@@ -136,3 +141,11 @@ class Cluster:
             await self._membership.leave(force)
         finally:
             self._release()
+
+
+def _sweep(directory: Path) -> None:
+    """Remove the directory if there is nothing in it but a file that was just being written."""
+    for path in directory.glob(".state.json.*"):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        directory.rmdir()

@@ -80,7 +80,7 @@ class AgentOfNode(Protocol):
 
     def start(self) -> None: ...
     async def close(self) -> None: ...
-    async def leave(self) -> None: ...
+    async def leave(self, *, tell: bool) -> None: ...
     def renewed(self) -> None: ...
 
 
@@ -499,8 +499,9 @@ class Membership:
     async def _join(self) -> Verb:
         """JOINING: until a certificate is here."""
         certificate = self._directory.certificate()
-        if certificate is None and self._outcome is None and not self._state.detached:
-            return Verb.FAIL  # its client has seen the daemon end: it was not joined
+        asked = self._outcome is not None or self._state.detached or self._directory.kept_request() is not None
+        if certificate is None and not asked:
+            return Verb.FAIL  # its client has seen the daemon end before any manager was asked
         pauses = _Pauses()
         while certificate is None:
             try:
@@ -513,11 +514,13 @@ class Membership:
                 )
             except credentials.Unreachable as error:
                 self._trouble = error.message
-                if pauses.count >= UNREACHABLE_TRIES and self._end_outcome(error):
+                if pauses.count >= UNREACHABLE_TRIES and not self._state.detached:
+                    self._end_outcome(error)
                     return Verb.FAIL
             except EngineError as error:
                 self._trouble = error.message
-                if self._end_outcome(error):
+                if not self._state.detached:
+                    self._end_outcome(error)
                     return Verb.FAIL
                 if isinstance(error, InvalidParameter):
                     self._save(error=error.message)
@@ -663,39 +666,57 @@ class Membership:
     async def _leave(self) -> Verb:
         """LEAVING: tasks end, the swarm forgets this node, and its files are removed."""
         if self._state.swarm:
-            agent = self._agent if self._agent is not None else self._new_agent()
-            member = self._directory.has_member()
+            others = any(peer.node != self._state.node for peer in self._state.managers)
+            member = self._directory.has_member() and others
             if member:
                 await self._serve_to_leave()
-            try:
-                await agent.leave()
-            except (EngineError, OSError, TimeoutError) as error:
-                _log.warning("swarm: the managers may not know yet that this node has left: %s", error)
+            agent = self._agent if self._agent is not None else self._new_agent()
+            await agent.leave(tell=others)
             await self._close_agent()
-            await self._process.stop(leave=member, force=True)
+            if member:
+                await self._remove_own_member()
         else:
             await self._close_agent()
-            await self._process.stop()
+        await self._process.stop()
         self._process.clear()
         await asyncio.to_thread(self._directory.erase)
         return Verb.SUCCEED
 
-    async def _serve_to_leave(self) -> None:
-        """Have the manager's process serve, so that it can remove its member from the others'."""
+    async def _serve_to_leave(self) -> bool:
+        """Have the manager's process serve, so that it can have its member removed by the others.
+
+        Returns False when it does not, or has no member any more.
+        """
         if self._process.serves:
-            return
+            return True
         try:
             async with asyncio.timeout(LEAVE_LIMIT):
                 await self._process.begin(self._begin("restore"))
+        except process.Removed:
+            return False
         except (EngineError, TimeoutError) as error:
-            _log.warning("swarm: the other managers may keep this node's member: %s", error)
+            _log.warning("swarm: the manager does not serve to leave: %s", error)
+            return False
+        return True
+
+    async def _remove_own_member(self) -> None:
+        """A process that is killed meanwhile is started once more."""
+        for _ in range(2):
+            if not await self._serve_to_leave():
+                return
+            try:
+                await self._process.stop(leave=True, force=True)
+            except EngineError as error:
+                _log.warning("swarm: the other managers may keep this node's member: %s", error.message)
+            else:
+                return
 
     async def _strand(self) -> Verb:
         """End the tasks of a node that the swarm has removed, and say why it is none any more."""
         self._save(error=self._barred)
         if self._agent is not None:
             with contextlib.suppress(EngineError, OSError, TimeoutError):
-                await self._agent.leave()
+                await self._agent.leave(tell=False)
         await self._close_agent()
         await self._process.stop()
         return Verb.STRAND

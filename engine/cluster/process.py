@@ -194,9 +194,11 @@ class Process:
     async def stop(self, *, leave: bool = False, force: bool = False) -> None:
         """End the process, if one runs. With `leave` it removes its member from the swarm before.
 
-        Raises the manager's refusal of a leave without `force`; it goes on serving then.
+        Raises the manager's refusal of a leave without `force`; it goes on serving then. With
+        `force` a failed removal is raised when the process has ended.
         """
         await self._unwatch()
+        failure: EngineError | None = None
         if self._alive() or self._adopt():
             try:
                 await self._ask_to_stop(leave, force)
@@ -204,11 +206,15 @@ class Process:
                 if leave and not force:
                     self._watch_again()
                     raise
-                _log.warning("swarm: the manager's process is ended, though it refuses: %s", error.message)
-            await self._end()
+                failure = error
+            await self._end(at_once=failure is not None)
         self._begun = None
         self._disconnect()
         self._forget()
+        if failure is not None:
+            if leave:
+                raise failure
+            _log.warning("swarm: the manager's process was ended, as it did not stop: %s", failure.message)
 
     async def detach(self) -> None:
         """Leave the process running, for the next daemon."""
@@ -230,14 +236,17 @@ class Process:
         except TimeoutError as error:
             raise ServerError(f"the manager's process did not answer within {STOP_LIMIT:.0f} s") from error
         except OSError as error:
-            if not await self._exited(1.0):
+            if leave or not await self._exited(1.0):
                 raise ServerError(f"the manager's process does not answer: {reason(error)}") from error
 
-    async def _end(self) -> None:
-        for number, seconds in ((None, TERM_LIMIT), (signal.SIGTERM, TERM_LIMIT), (signal.SIGKILL, TERM_LIMIT)):
+    async def _end(self, *, at_once: bool) -> None:
+        """Wait for the end of the process; help it along if it does not come, or `at_once`."""
+        if not at_once and await self._exited(TERM_LIMIT):
+            await self._ending()
+            return
+        for number, seconds in ((signal.SIGTERM, TERM_LIMIT), (signal.SIGKILL, TERM_LIMIT)):
             with contextlib.suppress(ProcessLookupError):
-                if number is not None:
-                    signal.pidfd_send_signal(self._pidfd, number)
+                signal.pidfd_send_signal(self._pidfd, number)
             if await self._exited(seconds):
                 await self._ending()
                 return

@@ -189,7 +189,7 @@ class World:
                 assert not root.exists() or not list(root.iterdir())
                 assert not self.process and not self.tasks
                 # a swarm of which nothing is left needs no member removed
-                assert "other" not in self.members or self.members == {"other"}
+                assert "other" not in self.members or self.members == {"other"}, self.members
                 assert self.agent() is None
             case Phase.WORKER:
                 assert not (root / "etcd").exists() and not self.process
@@ -370,7 +370,7 @@ class FakeAgent:
             id="s",
             node=self.identity.node,
             period=5,
-            managers=(OTHER,),
+            managers=(OTHER,) if "other" in world.members or not world.members else (),
             role=world.wishes.get(self.identity.node, "worker"),
             epoch=2,
             root=ROOT,
@@ -385,11 +385,12 @@ class FakeAgent:
     async def close(self) -> None:
         self.running = False
 
-    async def leave(self) -> None:
+    async def leave(self, *, tell: bool) -> None:
         self.running = False
         self.world.point()
         self.world.tasks = False
-        self.world.down.add(self.identity.node)
+        if tell:
+            self.world.down.add(self.identity.node)
         await asyncio.sleep(0)
         self.world.point()
 

@@ -1,0 +1,57 @@
+"""The facade: what a daemon outside of a swarm loads and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.cluster.cluster import Cluster
+from engine.config import Config
+from engine.errors import NoSwarm
+
+LOADED = """
+import engine.daemon, sys
+print(*(name for name in sys.modules if name.startswith(("engine.manager", "engine.cluster.", "engine.wire."))))
+print(*(name for name in ("cryptography", "grpc", "aetcd", "google.protobuf") if name in sys.modules))
+"""
+
+
+def test_a_daemon_outside_of_a_swarm_loads_the_facade_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    ours, packages = done.stdout.split("\n")[:2]
+    loaded = set(ours.split())
+    assert {name for name in loaded if name.startswith("engine.cluster.")} == {
+        "engine.cluster.cluster",
+        "engine.cluster.parts",
+        "engine.cluster.phases",
+    }
+    assert not {name for name in loaded if name.startswith("engine.manager")}
+    assert not loaded & {f"engine.wire.{name}" for name in ("swarm", "nodes", "services", "tasks", "secrets")}
+    assert packages == ""
+
+
+def test_outside_of_a_swarm(tmp_path: Path) -> None:
+    parts: Any = SimpleNamespace(config=Config(root=tmp_path, run=tmp_path))
+    cluster = Cluster(parts)
+
+    async def test() -> None:
+        cluster.start()
+        assert (cluster.state, cluster.header, cluster.is_manager) == ("inactive", "inactive", False)
+        assert not cluster.active
+        assert await cluster.info() == {"LocalNodeState": "inactive"}
+        with pytest.raises(NoSwarm, match="not a swarm manager"):
+            await cluster.call("nodes.list")
+        for stream in (cluster.watch, lambda: cluster.follow("service", "web", {})):
+            with pytest.raises(NoSwarm, match="not a swarm manager"):
+                stream()
+        with pytest.raises(NoSwarm, match="not part of a swarm"):
+            await cluster.leave(force=True)
+        await cluster.close(stop=True)
+
+    asyncio.run(test())
