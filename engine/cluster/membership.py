@@ -116,6 +116,8 @@ class Membership:
         self._driving: asyncio.Task[None] | None = None
         self._outcome: asyncio.Future[None] | None = None
         """Of a join whose client waits."""
+        self._failure: EngineError | None = None
+        """Of that join: the client is answered when everything is undone."""
         self._wake = asyncio.Event()
         self._registered = asyncio.Event()
         self._session: Session | None = None
@@ -373,7 +375,6 @@ class Membership:
             if self.phase is Phase.MANAGER and not force:
                 raise WrongState(await self._warning())
             await self._halt()
-            self._end_outcome(NoSwarm("This node has left the swarm that it was joining"))
             self._save(phase=phase, force=force)
             try:
                 self._advance(await self._leave())
@@ -476,6 +477,8 @@ class Membership:
         """It was left: nothing is on disk any more."""
         self._state = State()
         self._reset()
+        failure, self._failure = self._failure, None
+        self._end_outcome(failure or NoSwarm("This node has left the swarm that it was joining"))
 
     def _reset(self) -> None:
         self._registered.clear()
@@ -483,16 +486,15 @@ class Membership:
         self._removed = self._renew_now = False
         self._barred = self._trouble = ""
 
-    def _end_outcome(self, error: EngineError | None = None) -> bool:
-        """Answer the client of a join. Returns False if none waits."""
+    def _end_outcome(self, error: EngineError | None = None) -> None:
+        """Answer the client of a join, if one waits."""
         outcome, self._outcome = self._outcome, None
         if outcome is None or outcome.done():
-            return False
+            return
         if error is None:
             outcome.set_result(None)
         else:
             outcome.set_exception(error)
-        return True
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -515,12 +517,12 @@ class Membership:
             except credentials.Unreachable as error:
                 self._trouble = error.message
                 if pauses.count >= UNREACHABLE_TRIES and not self._state.detached:
-                    self._end_outcome(error)
+                    self._failure = error
                     return Verb.FAIL
             except EngineError as error:
                 self._trouble = error.message
                 if not self._state.detached:
-                    self._end_outcome(error)
+                    self._failure = error
                     return Verb.FAIL
                 if isinstance(error, InvalidParameter):
                     self._save(error=error.message)

@@ -311,7 +311,8 @@ def interrupted(node: Node, what: str, seconds: float, verb: Callable[[], object
     """Begin a verb, and after so long kill processes of its node."""
 
     def attempt() -> None:
-        with contextlib.suppress(AssertionError, OSError):  # the daemon is dead, or says what has ended
+        # the daemon is dead, or says what has ended
+        with contextlib.suppress(AssertionError, OSError):
             verb()
 
     trying = threading.Thread(target=attempt)
