@@ -103,7 +103,7 @@ class Executor:
         self._changed = changed
         self._set = TaskSet(parts.records)
         self._deliveries = Deliveries()
-        self._pulls = Pulls(parts.images, parts.remote)
+        self._pulls = Pulls(parts.images, parts.remote, mirrors=bool(parts.config.registry_mirrors))
         self._tasks: dict[str, _Task] = {}
         self._by_container: dict[str, str] = {}
         self._slots = asyncio.Semaphore(PARALLEL)

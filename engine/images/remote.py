@@ -162,6 +162,11 @@ class Remote:
         if self._registries is not None:
             spawn(self._registries.rest(), "closing idle connections to registries")
 
+    @property
+    def loaded(self) -> bool:
+        """The client of registries has been loaded."""
+        return self._registries is not None
+
     async def client(self) -> Registries:
         """The client of all registries, loaded when it is first asked for."""
         async with self._loading:

@@ -55,7 +55,8 @@ class Site:
             records=Records(life),
             containers=engine.containers,
             images=engine.parts.images,
-            remote=SimpleNamespace(pull=pull),
+            remote=SimpleNamespace(pull=pull, loaded=True),
+            config=engine.parts.config,
             networks=engine.networks,
         )
         self.executor = Executor(parts, Node(id="n1", hostname="h", architecture="x86_64"), self.changed)

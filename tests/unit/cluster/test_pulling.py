@@ -26,6 +26,7 @@ class World:
         self.answers = asyncio.Event()
         self.answers.set()
         self.cancelled = 0
+        self.loaded = True
         self.pulls = Pulls(self, self)  # type: ignore[arg-type]
 
     def get(self, name: str) -> None:
@@ -130,3 +131,24 @@ async def test_credentials_that_are_none() -> None:
     world = World("busybox")
     await world.pulls.bring("busybox", "not base64!")
     assert not world.asked
+
+
+@pytest.mark.parametrize(
+    ("image", "mirrors", "asked"),
+    [("busybox", False, 0), ("busybox", True, 1), ("127.0.0.1:5000/x", False, 1), ("[::1]:5000/x", False, 1)],
+)
+async def test_the_client_is_not_loaded_for_a_host_that_has_no_address(
+    image: str, mirrors: bool, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulling, "_HUB", "registry.invalid")
+    monkeypatch.delenv("HTTPS_PROXY", raising=False)
+    world = World(image)
+    world.loaded = False
+    world.pulls = Pulls(world, world, mirrors=mirrors)  # type: ignore[arg-type]
+    await world.pulls.bring(image, "")
+    assert len(world.asked) == asked
+    if not asked:
+        monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+        world.pulls = Pulls(world, world)  # type: ignore[arg-type]
+        await world.pulls.bring(image, "")
+        assert len(world.asked) == 1, "a proxy may know it"
