@@ -46,6 +46,11 @@ SOCKET = "etcd:0"
 CHANGE = 5.0
 """Seconds for changes of members, which raft carries out one at a time."""
 
+FEW = 16
+"""Guards whose values are asked for in the transaction itself, in case that one fails. A transaction
+with more of them is repeated for that: it is large, and seldom fails.
+"""
+
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),  # of a path it is none that Go accepts
     ("grpc.max_receive_message_length", -1),
@@ -127,18 +132,9 @@ class EtcdClient:
     async def commit(
         self, guards: Sequence[Guard], operations: Sequence[Operation], *, timeout: float = ATTEMPT
     ) -> Outcome:
-        request = rpc_pb2.TxnRequest(
-            compare=[_compare(guard) for guard in guards],
-            success=[_operation(operation) for operation in operations],
-            failure=[
-                rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=guard.key.encode(), keys_only=True))
-                for guard in guards
-            ],
-        )
-        try:
-            answer = await self._keys.Txn(request, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        answer = await self._transaction(guards, operations, timeout, explain=len(guards) <= FEW)
+        if not answer.succeeded and len(guards) > FEW:
+            answer = await self._transaction(guards, operations, timeout, explain=True)
         if answer.succeeded:
             return Outcome(True, answer.header.revision)
         failed = []
@@ -148,6 +144,24 @@ class EtcdClient:
             if actual != guard.revision:
                 failed.append(position)
         return Outcome(False, answer.header.revision, tuple(failed))
+
+    async def _transaction(
+        self, guards: Sequence[Guard], operations: Sequence[Operation], timeout: float, *, explain: bool
+    ) -> Any:
+        """With `explain`, the answer of a failure has what the guards compared."""
+        ranges = [
+            rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=guard.key.encode(), keys_only=True))
+            for guard in (guards if explain else ())
+        ]
+        request = rpc_pb2.TxnRequest(
+            compare=[_compare(guard) for guard in guards],
+            success=[_operation(operation) for operation in operations],
+            failure=ranges,
+        )
+        try:
+            return await self._keys.Txn(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            _raise(error)
 
     async def watch(self, start: str, end: str, revision: int) -> AsyncIterator[Batch]:
         call = self._watches.Watch(wait_for_ready=False)
