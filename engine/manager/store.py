@@ -489,7 +489,8 @@ class Store:
                 except NoSpace as error:
                     raise ServerError(f"etcd: {error.message}") from error
                 revision = outcome.revision + self._base
-                if not await self._within(self.reach(revision), max(0.0, ends - self._clock.monotonic())):
+                left = max(0.0, ends - self._clock.monotonic())
+                if self.revision < revision and not await self._within(self.reach(revision), left):
                     raise ServerError(
                         f"context deadline exceeded: revision {revision} is written, but the watch is behind"
                     )
