@@ -198,15 +198,22 @@ class Authority:
                 return Identity(subject.node, subject.role, digest(pem), subject.swarm, until)
         raise Forbidden("the certificate was not issued by this swarm's CA")
 
-    async def admit(self, identity: Identity) -> None:
-        """Raises Forbidden when the node was removed from the swarm, or never was in it."""
-        if not self._known(identity.node):
+    async def admit(self, identity: Identity, role: Role | None = None) -> None:
+        """Raises Forbidden when the node was removed from the swarm, or never was in it, or is not
+        to have `role` any more.
+        """
+        if self._refusal(identity.node, role):
             await self._store.current()
-            if not self._known(identity.node):
-                raise Forbidden(f"node {identity.node[:64]} is not part of this swarm: it was removed")
+            if refusal := self._refusal(identity.node, role):
+                raise Forbidden(refusal)
 
-    def _known(self, node: str) -> bool:
-        return self._store.record(records.NODES, node) is not None and not self.barred(node)
+    def _refusal(self, node: str, role: Role | None) -> str:
+        record = self._store.record(records.NODES, node)
+        if record is None or self.barred(node):
+            return f"node {node[:64]} is not part of this swarm: it was removed"
+        if role is not None and record.role is not role:
+            return f"node {node} is not to be a {role.label}"
+        return ""
 
     def barred(self, node: str) -> bool:
         """Returns True if the node was removed and its certificates are still valid."""

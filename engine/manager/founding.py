@@ -111,9 +111,8 @@ async def restore(credentials: Credentials, member: Member, begin: Begin, clock:
     """The member with its data on disk."""
     if not member.exists:
         raise ServerError("etcd's data directory is gone: leave the swarm by force, and join again")
-    etcd = await member.start()
-    await renewal.rescue(etcd, credentials, clock, node=begin.node, address=begin.advertise)
-    return etcd
+    await asyncio.to_thread(renewal.rescue, credentials, clock, node=begin.node, address=begin.advertise)
+    return await member.start()
 
 
 async def force(credentials: Credentials, member: Member, begin: Begin, clock: Clock) -> Etcd:

@@ -89,10 +89,7 @@ class Joining:
         record.
         """
         identity = _certified(identity, Role.MANAGER)
-        if self._wish(identity.node) is not Role.MANAGER:
-            await self._store.current()
-            if self._wish(identity.node) is not Role.MANAGER:
-                raise Forbidden(f"node {identity.node} is not to be a manager")
+        await self._authority.admit(identity, Role.MANAGER)
         return identity.node
 
     def _wish(self, node: str) -> Role | None:

@@ -295,7 +295,10 @@ class Listener:
         if isinstance(message, OF_MANAGERS):
             if identity.role is not Role.MANAGER:
                 raise Forbidden(f"{type(message).__name__} needs the certificate of a manager")
-        elif not isinstance(message, (*OF_NODES, messages.Renew)):
+            wanted = None if isinstance(message, messages.RemoveMember) else Role.MANAGER
+            await self._authority.admit(identity, wanted)
+            return
+        if not isinstance(message, (*OF_NODES, messages.Renew)):
             raise Forbidden(f"{type(message).__name__} is not served here")
         await self._authority.admit(identity)
 

@@ -4,6 +4,7 @@
 - etcd reads ca.crt at its start alone, so `member.py` starts it again when the roots have changed.
   A claim tells the leader that it was done (`rotation.py`). Certificate and key are read at each
   handshake.
+- A copy of the CA's key lies beside etcd's data, for `rescue`.
 - The daemon renews node.crt in time. When it has not, because it is down for long, the manager does
   so itself in the last part of the certificate's life: it must not drop out of etcd.
 
@@ -17,23 +18,26 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from engine.errors import EngineError, ServerError, Unavailable
 from engine.manager import cfssl, keys, records
 from engine.manager.ca import EXPIRY, Authority, trusted
 from engine.manager.certificates import Root, Subject, certificates, digest, nanoseconds, request_key, subject_of
 from engine.manager.clock import Clock
-from engine.manager.kv import Etcd, InDoubt
-from engine.manager.records import Claim, Kind, R
+from engine.manager.records import CAKey, Claim, Cluster
 from engine.manager.rotation import trust_claim
 from engine.manager.states import Role
 from engine.manager.store import Event, Put, Store
 from engine.manager.tls import Credentials
+from engine.system.files import write_atomically
 from engine.system.tasks import spawn
 
 PERIOD = 30.0
 AGAIN = 2.0
 """Seconds after something that failed."""
-ATTEMPTS = 50
+KEPT = "etcd/authority"
+"""In ROOT/swarm: removed with etcd's data, when the node is a manager no more."""
 LAST = 0.15
 """The part of a certificate's life in which the manager renews it itself."""
 
@@ -61,6 +65,7 @@ class Upkeep:
         self._credentials = credentials
         self._node, self._address = node, address
         self._of_etcd = of_etcd
+        self._kept = b""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._unsubscribe = store.subscribe(self._changed)
@@ -76,13 +81,14 @@ class Upkeep:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _changed(self, event: Event) -> None:
-        if event.kind is records.CLUSTER:
+        if event.kind is records.CLUSTER or event.kind is records.CA_KEY:
             self._wake.set()
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
             try:
+                await self.keep()
                 await self.trust()
                 await self.renew()
                 pause = PERIOD
@@ -97,6 +103,15 @@ class Upkeep:
             finally:
                 waking.cancel()
                 sleeping.cancel()
+
+    async def keep(self) -> None:
+        """Keep what `rescue` needs, where etcd has it too."""
+        ca_key = self._store.record(records.CA_KEY)
+        kept = msgspec.msgpack.encode(_Kept(self._authority.cluster, ca_key or CAKey("")))
+        if kept != self._kept:
+            path = self._credentials.directory / KEPT
+            await asyncio.to_thread(write_atomically, path, kept, 0o600, durable=True)
+            self._kept = kept
 
     async def trust(self) -> None:
         """Make file, etcd and claim follow the swarm's roots."""
@@ -124,28 +139,36 @@ class Upkeep:
         _log.info("the certificate of node %s was renewed by its manager", subject_of(present).node)
 
 
-async def rescue(etcd: Etcd, credentials: Credentials, clock: Clock, *, node: str, address: str) -> None:
-    """Renew the own certificate when it has expired, before the store is loaded.
+class _Kept(msgspec.Struct, array_like=True, frozen=True):
+    """What `rescue` needs of the store."""
+
+    cluster: Cluster
+    ca_key: CAKey
+
+
+def rescue(credentials: Credentials, clock: Clock, *, node: str, address: str) -> None:
+    """Renew the own certificate when it has expired, before etcd is started.
 
     When all managers were off until their certificates expired, none of them could reach another:
     etcd would have no quorum, and no CA would answer. But each manager has the CA's key in its own
-    member, which is read without quorum. Does nothing for a node whose record is that of a worker.
+    data. etcd does not serve it without quorum, so a copy is kept beside it (`Upkeep`). A manager
+    that was removed meanwhile gains nothing: the others know its role.
 
-    Raises ServerError when etcd does not answer, or has not the key.
+    Blocks. Raises ServerError when there is no copy, or an external CA must sign.
     """
-    present = certificates(credentials.certificate())[0]
-    if clock.now() < nanoseconds(present.not_valid_after_utc):
+    found = certificates(credentials.certificate())
+    if clock.now() < nanoseconds(found[0].not_valid_after_utc):
         return
-    cluster = await _read(etcd, records.CLUSTER)
-    ca_key = await _read(etcd, records.CA_KEY)
-    record = await _read(etcd, records.NODES, node)
-    if cluster is None or ca_key is None or record is None or record.role is not Role.MANAGER:
-        raise ServerError(f"the certificate of node {node} has expired, and this node is no manager by its own data")
-    key = keys.new_key()
-    pem = cluster.rotation or cluster.root
-    root = Root(pem, ca_key.next if cluster.rotation else ca_key.key)
+    text = f"the certificate of node {node} expired at {found[0].not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC"
+    try:
+        kept = msgspec.msgpack.decode((credentials.directory / KEPT).read_bytes(), type=_Kept)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ServerError(f"{text}, and this manager has no copy of the CA's key: {error}") from error
+    cluster, ca_key = kept.cluster, kept.ca_key
+    root = Root(cluster.rotation, ca_key.next) if cluster.rotation else Root(cluster.root, ca_key.key)
     if not root.can_sign:
-        raise ServerError(f"the certificate of node {node} has expired, and only the external CA can renew it")
+        raise ServerError(f"{text}, and only the external CA can renew it")
+    key = keys.new_key()
     certificate = root.issue(
         request_key(keys.request(key)),
         Subject(node, Role.MANAGER, cluster.id),
@@ -153,19 +176,5 @@ async def rescue(etcd: Etcd, credentials: Credentials, clock: Clock, *, node: st
         now=clock.now(),
         lifetime=cluster.spec.ca_config.node_cert_expiry or EXPIRY,
     )
-    await asyncio.to_thread(
-        credentials.install, roots=trusted(cluster), certificate=certificate + cluster.cross_signed, key=key
-    )
-    _log.warning("the certificate of node %s had expired and was renewed with the key in its own data", node)
-
-
-async def _read(etcd: Etcd, kind: Kind[R], key: str = "") -> R | None:
-    """A record as this member has it, without quorum."""
-    for _ in range(ATTEMPTS):
-        try:
-            items = (await etcd.range(kind.path(key), serializable=True)).items
-        except InDoubt:
-            await asyncio.sleep(0.2)
-            continue
-        return kind.decode(items[0].value) if items else None
-    raise ServerError("etcd does not answer")
+    credentials.install(roots=trusted(cluster), certificate=certificate + cluster.cross_signed, key=key)
+    _log.warning("%s and was renewed with the key in its own data", text)

@@ -179,6 +179,17 @@ async def test_a_manager(tmp_path: Path) -> None:
         await connection.close()
 
 
+async def test_a_manager_that_is_to_be_a_worker(tmp_path: Path) -> None:
+    """Its certificate is still that of a manager. Its own removal goes on."""
+    async with place(tmp_path) as here:
+        manager = await here.node("manager2", Role.MANAGER)
+        connection = await dial(here.address, manager.client())
+        await here.store.commit([Put(records.NODES, "manager2", NodeRecord(created=0, updated=0))])
+        assert await allowed(connection, OF_MANAGERS) == ["RemoveMember"]
+        assert await allowed(connection, OF_NODES) == names(OF_NODES)
+        await connection.close()
+
+
 async def test_a_removed_node_is_refused_in_the_middle_of_its_connection(tmp_path: Path) -> None:
     async with place(tmp_path) as here:
         worker = await here.node("worker1", Role.WORKER)

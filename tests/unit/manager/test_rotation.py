@@ -22,7 +22,6 @@ from engine.manager.store import Compare, Put, Store
 from engine.manager.tls import Credentials
 from engine.wire.swarm import CAConfig, SwarmSpec
 from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
 
 HOUR = 3600 * SECOND
 MANAGER, WORKER = "manager1", "worker1"
@@ -167,30 +166,49 @@ async def test_a_manager_to_be_demoted_is_not_renewed(here: Here) -> None:
     assert here.credentials.certificate() == first
 
 
-async def test_rescue_renews_without_quorum(here: Here, etcd: FakeEtcd) -> None:
+async def test_rescue_renews_without_etcd(here: Here) -> None:
     """All managers were off until their certificates had expired."""
     await here.found(expiry=HOUR)
+    (here.credentials.directory / "etcd").mkdir()
+    await here.upkeep.keep()
+    kept = here.credentials.directory / renewal.KEPT
+    assert kept.stat().st_mode & 0o777 == 0o600
     first = here.credentials.certificate()
-    arguments = {"node": MANAGER, "address": "10.0.0.1:2377"}
-    await rescue(etcd, here.credentials, here.clock, **arguments)
+    rescue(here.credentials, here.clock, node=MANAGER, address="10.0.0.1:2377")
     assert here.credentials.certificate() == first, "it has not expired"
     here.clock.set(100 * 3600)
-    await rescue(etcd, here.credentials, here.clock, **arguments)
+    rescue(here.credentials, here.clock, node=MANAGER, address="10.0.0.1:2377")
     (renewed,) = certificates(here.credentials.certificate())
     assert nanoseconds(renewed.not_valid_after_utc) > here.clock.now()
+    assert issued_by(renewed, certificates(here.authority.cluster.root)[0])
     assert here.credentials.roots() == trusted(here.authority.cluster)
 
 
-async def test_rescue_is_for_managers(here: Here, etcd: FakeEtcd) -> None:
+async def test_rescue_in_the_middle_of_a_rotation(here: Here) -> None:
     await here.found(expiry=HOUR)
-    await here.store.commit([Put(records.NODES, MANAGER, NodeRecord(created=0, updated=0, role=Role.WORKER))])
+    (here.credentials.directory / "etcd").mkdir()
+    await here.rotate()
+    await here.upkeep.keep()
     here.clock.set(100 * 3600)
-    with pytest.raises(ServerError, match="is no manager by its own data"):
-        await rescue(etcd, here.credentials, here.clock, node=MANAGER, address="")
+    rescue(here.credentials, here.clock, node=MANAGER, address="")
+    chain = certificates(here.credentials.certificate())
+    assert len(chain) == 2 and issued_by(chain[0], certificates(here.authority.cluster.rotation)[0])
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage"])
+async def test_rescue_without_a_copy(here: Here, content: bytes | None) -> None:
+    await here.found(expiry=HOUR)
+    (here.credentials.directory / "etcd").mkdir()
+    if content is not None:
+        (here.credentials.directory / renewal.KEPT).write_bytes(content)
+    here.clock.set(100 * 3600)
+    with pytest.raises(ServerError, match="no copy of the CA's key"):
+        rescue(here.credentials, here.clock, node=MANAGER, address="")
 
 
 async def test_the_task_follows_changes_and_ends(here: Here) -> None:
     await here.found()
+    (here.credentials.directory / "etcd").mkdir()
     here.upkeep.start()
     await here.clock.settle()
     await here.rotate()
