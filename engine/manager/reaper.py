@@ -73,6 +73,8 @@ class Reaper:
                 if old is not None:
                     self._use(old, -1)
                     self._services[old.service] = None
+            if new is not None and self._store.get(SERVICES, new.service) is None:
+                self._services[new.service] = None  # made while its service was removed
             task = new or old
             assert task is not None
             where = (task.service, rules.place_of(task))

@@ -21,7 +21,7 @@ from engine.manager import tasks as rules
 from engine.manager.clock import Clock
 from engine.manager.loops import Acting
 from engine.manager.records import SERVICES, TASKS, ServiceRecord, Task, new_id
-from engine.manager.scheduler import BATCH, SLICE, Birth, Scheduler
+from engine.manager.scheduler import BATCH, SLICE, STEP, Birth, Scheduler
 from engine.manager.slots import Slots
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
@@ -58,8 +58,12 @@ class Replicated:
     async def step(self, acting: Acting) -> None:
         dirty, self._dirty = list(self._dirty), {}
         births: list[Birth] = []
+        ends = self._clock.monotonic() + STEP
         try:
-            for key in dirty:
+            for number, key in enumerate(dirty):
+                if self._clock.monotonic() > ends:
+                    self._dirty |= dict.fromkeys(dirty[number:])
+                    break
                 entry = self._store.get(SERVICES, key)
                 if entry is None or not _is_replicated(entry.record):
                     continue
@@ -72,7 +76,7 @@ class Replicated:
                     if len(births) >= BATCH:
                         await self._create(acting, births)
                         births = []
-                        if self._store.get(SERVICES, key) is not entry:
+                        if self._store.get(SERVICES, key) is not entry or self._clock.monotonic() > ends:
                             self._dirty[key] = None
                             break
             await self._create(acting, births)

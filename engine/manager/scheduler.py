@@ -31,6 +31,8 @@ SLICE = 500
 """Tasks that are placed before others get the event loop."""
 BATCH = 2000
 """New tasks that are placed and written together."""
+STEP = 2.0
+"""Seconds of one step, after which the other loops have their turn."""
 RETRY = 0.1
 """Seconds between a change that may help waiting tasks and their next trial, so that many changes
 cause one.
@@ -244,20 +246,39 @@ class Scheduler:
                 continue
             task = entry.record
             groups.setdefault((task.service, task.version), {})[key] = entry
-        changed: list[tuple[Entry[Task], Task]] = []
         full: set[tuple[Filters, Need]] = set()
         """What no node has room for in this step."""
+        ends = self._clock.monotonic() + STEP
+        changed: list[tuple[Entry[Task], Task]] = []
+        for (service, version), found in groups.items():
+            entries = list(found.items())
+            for begin in range(0, len(entries), BATCH):
+                if self._clock.monotonic() > ends:
+                    break  # the rest stays fresh, and other loops have their turn
+                try:
+                    changed += await self._place_group(service, version, dict(entries[begin : begin + BATCH]), full)
+                except BaseException:
+                    self._give_back(changed)
+                    raise
+                if len(changed) >= BATCH:
+                    await self._write(acting, changed)
+                    changed = []
+        await self._write(acting, changed)
+
+    async def _write(self, acting: Acting, changed: list[tuple[Entry[Task], Task]]) -> None:
         try:
-            for (service, version), found in groups.items():
-                changed += await self._place_group(service, version, found, full)
             written = await acting.commit_many(
                 [([Put(TASKS, old.key, task)], [Compare(TASKS, old.key, old.revision)]) for old, task in changed]
             )
-            self.forget([old.key for (old, _), done in zip(changed, written, strict=True) if not done])
         except BaseException:
-            self._fresh |= dict.fromkeys(old.key for old, _ in changed)
-            self.forget([old.key for old, _ in changed])
+            self._give_back(changed)
             raise
+        self.forget([old.key for (old, _), done in zip(changed, written, strict=True) if not done])
+
+    def _give_back(self, changed: list[tuple[Entry[Task], Task]]) -> None:
+        """These were placed, and not written."""
+        self._fresh |= dict.fromkeys(old.key for old, _ in changed)
+        self.forget([old.key for old, _ in changed])
 
     async def _place_group(
         self, service: str, version: int, found: dict[str, Entry[Task]], full: set[tuple[Filters, Need]]

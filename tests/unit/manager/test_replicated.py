@@ -6,7 +6,7 @@ import pytest
 
 from engine.manager.records import NODE_DATA, SPEC_VERSIONS, TASKS
 from engine.manager.states import Availability, NodeState, TaskState
-from engine.manager.store import Store
+from engine.manager.store import Put, Store
 from tests.fakes.clock import FakeClock
 from tests.fakes.swarm import leading, seconds
 
@@ -312,3 +312,17 @@ async def test_a_node_where_a_service_fails_often_comes_last(store: Store, clock
         await swarm.run(20)
         assert len(swarm.running(web)) == 3
         assert "node01" not in swarm.spread(web)
+
+
+async def test_tasks_that_come_after_their_service_has_gone_are_removed(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=1)
+        await swarm.run(1)
+        (task,) = swarm.tasks(web).values()
+        await swarm.remove(web)
+        await swarm.run(3)
+        assert not store.all(TASKS)
+        await store.commit([Put(TASKS, "late", task)])
+        await swarm.run(3)
+        assert not store.all(TASKS)
+        assert not swarm.agents.running
