@@ -69,11 +69,17 @@ it.
 BATCH_TIME = 0.1
 BATCH = 1000
 """Statuses in one message."""
-SILENCE = 3
-"""Periods without a beat of the manager after which the session is lost."""
+SILENCE = 1.5
+"""Periods after which a beat that the manager has not answered means that the session is lost. This
+leaves a period to find another manager: after three, this node is taken for lost.
+"""
 SAVE_PAUSE = 1.0
 
 _log = logging.getLogger(__name__)
+
+
+class Silent(ServerError):
+    """The manager does not answer beats."""
 
 
 class Agent:
@@ -172,6 +178,7 @@ class Agent:
         pause = first
         while True:
             began = time.monotonic()
+            silent = False
             try:
                 await self._one_session()
                 why = "the manager has ended the session" if self._bye is None else self._bye.reason
@@ -179,6 +186,7 @@ class Agent:
                 why = error.message
                 self._on_barred(why)
             except (EngineError, OSError, TimeoutError, EOFError) as error:
+                silent = isinstance(error, Silent)
                 why = _words(error) or "the manager does not answer"
             except Exception as error:
                 _log.exception("the session with a manager has failed")
@@ -193,7 +201,7 @@ class Agent:
                 self._on_barred(self._bye.reason)
             if had:
                 _log.warning("the session with a manager has ended: %s", why)
-                self._order = self._order + 1 if self._bye is not None else 0
+                self._order = self._order + 1 if silent or self._bye is not None else 0
                 if time.monotonic() - began > most:
                     pause = first
             else:
@@ -282,7 +290,7 @@ class Agent:
                 async with asyncio.timeout(period):
                     await connection.closed.wait()
             if time.monotonic() - self._heard > SILENCE * period:
-                raise ServerError(f"the manager was silent for {SILENCE * period:g} s")
+                raise Silent(f"the manager was silent for {time.monotonic() - self._heard:.1f} s")
 
     async def _serve(self, connection: Connection, message: Message) -> None:
         if isinstance(message, Assignments):

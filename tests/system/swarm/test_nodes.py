@@ -470,7 +470,8 @@ def test_logs_of_a_service_at_every_manager(cluster: Cluster) -> None:
     for node in cluster.nodes[:MANAGERS]:
         until("all lines are there", complete(node), 10)
     assert set(logs(first, "/services/web", "stdout=1")) == {(1, f"out {n}") for n in (1, 2, 3)}
-    assert sorted(logs(first, "/services/web", "stderr=1&tail=1")) == [(2, "err 3")] * 5
+    assert sorted(logs(first, "/services/web", "stderr=1&tail=6")) == sorted((2, f"err {n}") for n in (1, 2, 3) * 5)
+    assert len(logs(first, "/services/web", "stdout=1&stderr=1&tail=2")) == 10
     for task in tasks:
         lines = logs(first, f"/tasks/{task['ID']}", "stdout=1&details=1")
         assert [text.rpartition(" ")[2] for _, text in lines] == ["1", "2", "3"]
