@@ -357,11 +357,11 @@ def test_packets_of_one_direction_alone_down_a_node_once(cluster: Cluster, direc
             for node in cluster.nodes[:MANAGERS]:
                 node.drop_from(worker)
         until_state(first, worker, "down")
-        time.sleep(4 * PERIOD)
+        time.sleep(2 * PERIOD)
         assert states(first)[worker.node_id] == "down"
         cluster.heal()
         until_state(first, worker, "ready")
-        time.sleep(4 * PERIOD)
+        time.sleep(2 * PERIOD)
     assert seen.downs == {worker.node_id: 1}
     settled(first, cluster, "web", 5)
 
