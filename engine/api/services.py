@@ -11,6 +11,7 @@ import msgspec
 
 from engine.api import manager, parameters, service_logs
 from engine.api.engine import Engine
+from engine.api.networks import NODE_LOCAL
 from engine.api.replies import empty_reply, json_reply
 from engine.api.versions import Flag
 from engine.errors import EngineError, InvalidParameter
@@ -90,12 +91,27 @@ def _query(request: Request) -> dict[str, Any]:
 
 def _local_networks(engine: Engine, spec: ServiceSpec) -> list[str]:
     """The targets that are networks of this engine alone, which the manager does not know."""
-    local = []
-    for network in spec.task_template.networks:
-        with contextlib.suppress(EngineError):
-            engine.networks.get(network.target)
-            local.append(network.target)
-    return local
+    return [network.target for network in spec.task_template.networks if _local_name(engine, network.target)]
+
+
+def _local_name(engine: Engine, target: str) -> str:
+    """The name of this engine's network of that name or id; "" when it has none."""
+    with contextlib.suppress(EngineError):
+        return engine.networks.get(target).record.name
+    return ""
+
+
+def _named_by_name(engine: Engine, spec: ServiceSpec) -> ServiceSpec:
+    """With the names of networks that each node has, whose ids differ from node to node."""
+    networks = [
+        msgspec.structs.replace(network, target=name)
+        if (name := _local_name(engine, network.target)) in NODE_LOCAL
+        else network
+        for network in spec.task_template.networks
+    ]
+    if networks == spec.task_template.networks:
+        return spec
+    return msgspec.structs.replace(spec, task_template=msgspec.structs.replace(spec.task_template, networks=networks))
 
 
 def _choice(request: Request, name: str, choices: tuple[str, ...]) -> str:
@@ -112,6 +128,7 @@ async def _spec(engine: Engine, request: Request, *, resolve: bool = True) -> tu
     if spec.networks:
         warnings.append("Networks of the service itself are not read from API v1.44 on: use TaskTemplate.Networks")
         spec = msgspec.structs.replace(spec, networks=[])
+    spec = _named_by_name(engine, spec)
     container = spec.task_template.container_spec
     if resolve and container is not None and container.image and not request.version.has(Flag.DIGEST_BY_CLIENT):
         image, warning = await _pinned(engine, container.image, request.headers.get("x-registry-auth"))

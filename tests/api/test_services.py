@@ -236,6 +236,14 @@ def test_networks_of_the_node(node: Node) -> None:
     assert container_of(node, "hosted")["HostConfig"]["NetworkMode"] == "host"
     shown = node.ask("GET", "/services/hosted")["Spec"]["TaskTemplate"]["Networks"]
     assert shown == [{"Target": "host"}], "its id is another one on each node"
+    body = minimal("by-id")
+    body["TaskTemplate"]["Networks"] = [{"Target": node.ask("GET", "/networks/none")["Id"]}]
+    node.ask("POST", "/services/create", body, status=201)
+    assert node.ask("GET", "/services/by-id")["Spec"]["TaskTemplate"]["Networks"] == [{"Target": "none"}]
+    node.ask("POST", "/networks/create", {"Name": "own"}, status=201)
+    body["TaskTemplate"]["Networks"] = [{"Target": "own"}]
+    refused(node, body | {"Name": "x"}, 403, "not eligible for docker services")
+    node.ask("DELETE", "/networks/own", status=204)
 
 
 def test_why_a_task_waits(node: Node) -> None:

@@ -350,7 +350,8 @@ def test_create_of_a_service() -> None:
     body = {"name": "web", "Labels": None, "TaskTemplate": {"containerSpec": {"Image": "busybox", "Env": None}}}
     assert api.json("POST", "/services/create", body, status=201) == {"ID": "s1", "Warnings": None}
     verb, _, query, _ = api.cluster.asked[-1]
-    assert (verb, query) == ("services.create", {"registry_auth": "", "node_local_networks": True})
+    wanted = {"registry_auth": "", "node_local_networks": True, "local_networks": []}
+    assert (verb, query) == ("services.create", wanted)
     assert api.sent(ServiceSpec) == SPEC
     assert api.json("POST", "/services/create", body, status=201, version="1.24") == {"ID": "s1"}
     assert api.cluster.asked[-1][2]["node_local_networks"] is False
