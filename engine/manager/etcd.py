@@ -47,8 +47,8 @@ CHANGE = 5.0
 """Seconds for changes of members, which raft carries out one at a time."""
 
 FEW = 16
-"""Guards whose values are asked for in the transaction itself, in case that one fails. A transaction
-with more of them is repeated for that: it is large, and seldom fails.
+"""Guards whose values are asked for in the transaction itself, in case that one fails. A
+transaction with more of them is repeated for that: it is large, and seldom fails.
 """
 
 _OPTIONS = (
