@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from engine.cluster import addresses, credentials, process
+from engine.cluster import addresses, credentials, process, requests
 from engine.cluster.announcements import announce
 from engine.cluster.certificates import Certificate
 from engine.cluster.client import PORT, joined, split
@@ -39,7 +39,8 @@ from engine.cluster.phases import (
 )
 from engine.cluster.state import Directory, Identity, State, new_id
 from engine.errors import EngineError, Forbidden, InvalidParameter, NoSwarm, ServerError, WrongState
-from engine.manager.messages import Begin, Call, Change, Done, Follow, LogLine, LogLines, Peer, Session, Watch
+from engine.manager.frames import Connection
+from engine.manager.messages import Begin, Change, Done, LogLine, Peer, Session
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled, whole
 
@@ -55,9 +56,6 @@ REGISTER_LIMIT = 5.0
 """Seconds that an init waits for the agent's session, which it does without if need be."""
 START_WAIT = 5.0
 """Seconds that a request waits for a manager's process that is just being started again."""
-CALL_LIMIT = 30.0
-"""Seconds that a manager may take to answer a request; it gives up a write after 20 s itself."""
-INFO_LIMIT = 1.0
 LEAVE_LIMIT = 10.0
 """Seconds that a leave waits for a manager's process which has to be started for it."""
 UNREACHABLE_TRIES = 3
@@ -161,35 +159,21 @@ class Membership:
         Raises NoSwarm when this node is no manager, or when its process is still starting; the
         manager's kinds; ServerError when it has ended meanwhile.
         """
-        connection = await self._connection()
-        try:
-            answer = await connection.ask(Call(verb=verb, name=name, query=query or {}, body=body), timeout=CALL_LIMIT)
-        except TimeoutError as error:
-            raise ServerError(
-                f"context deadline exceeded: the manager did not answer within {CALL_LIMIT:.0f} s"
-            ) from error
-        except ConnectionError as error:
-            raise ServerError("the manager's process has ended before it answered; try again") from error
-        assert isinstance(answer, Done)
-        return answer
+        return await requests.call(await self._connection(), verb, name, query or {}, body)
 
     async def follow(self, of: str, name: str, query: dict[str, Any]) -> AsyncGenerator[tuple[LogLine, ...], None]:
         """Logs of a service or task, until they end or the manager does."""
-        connection = await self._connection()
-        async with contextlib.aclosing(connection.ask_for_many(Follow(of=of, name=name, query=query))) as answers:
-            async for answer in answers:
-                if isinstance(answer, LogLines):
-                    yield answer.lines
+        async with contextlib.aclosing(requests.follow(await self._connection(), of, name, query)) as lines:
+            async for each in lines:
+                yield each
 
     async def watch(self) -> AsyncGenerator[Change, None]:
         """Changes of the swarm's objects, until the manager ends."""
-        connection = await self._connection()
-        async with contextlib.aclosing(connection.ask_for_many(Watch())) as answers:
-            async for answer in answers:
-                if isinstance(answer, Change):
-                    yield answer
+        async with contextlib.aclosing(requests.watch(await self._connection())) as changes:
+            async for change in changes:
+                yield change
 
-    async def _connection(self) -> Any:
+    async def _connection(self) -> Connection:
         if not self.is_manager:
             raise NoSwarm(NOT_A_MANAGER if self.phase in (Phase.NONE, Phase.JOINING) else WORKER_IS_NOT_A_MANAGER)
         try:
@@ -214,14 +198,7 @@ class Membership:
             return shown
         if not self._process.serves:
             return shown | {"Error": self._process.trouble or shown["Error"]}
-        try:
-            connection = await self._process.connection(0)
-            answer = await connection.ask(Call(verb="info"), timeout=INFO_LIMIT)
-            told = msgspec.json.decode(answer.body)
-        except (EngineError, OSError, TimeoutError, msgspec.MsgspecError) as error:
-            return shown | {"Error": str(error) or "the manager does not answer"}
-        found: dict[str, Any] = {name: value for name, value in told.items() if value}
-        return shown | found | {"Error": found.get("Error") or answer.warning or shown["Error"]}
+        return shown | await requests.info(await self._process.connection(0), shown["Error"])
 
     # --- the daemon's life ------------------------------------------------------------------------
 
@@ -236,9 +213,8 @@ class Membership:
 
     def start(self) -> None:
         """Take up what the daemon before has left."""
-        phase = following(self.phase, Verb.BOOT)
-        if phase is not self.phase:
-            self._save(phase=phase)
+        # In memory: the step itself is what is carried out again after a crash.
+        self._state = msgspec.structs.replace(self._state, phase=following(self.phase, Verb.BOOT))
         self._drive()
 
     async def close(self, *, stop: bool) -> None:
@@ -373,7 +349,7 @@ class Membership:
         async with self._lock:
             phase = following(self.phase, Verb.LEAVE)
             if self.phase is Phase.MANAGER and not force:
-                raise WrongState(await self._warning())
+                raise ServerError(await requests.warning(await self._connection()))
             await self._halt()
             self._save(phase=phase, force=force)
             try:
@@ -381,35 +357,6 @@ class Membership:
             except BaseException:
                 self._drive()  # it goes on in the background
                 raise
-
-    async def _warning(self) -> str:
-        """Why a manager does not leave without force."""
-        text = "You are attempting to leave the swarm on a node that is participating as a manager. "
-        try:
-            answer = await self.call("nodes.list", query={"filters": {"role": ["manager"]}})
-            states = [node.get("ManagerStatus") or {} for node in msgspec.json.decode(answer.body)]
-        except EngineError:
-            states = []
-        total = len(states)
-        reachable = sum(state.get("Reachability") == "reachable" for state in states)
-        if total == 1:
-            return (
-                text + "Removing the last manager erases all current state of the swarm. "
-                "Use `--force` to ignore this message."
-            )
-        if total and reachable - 1 < (total - 1) // 2 + 1:
-            text += (
-                f"Removing this node leaves {reachable - 1} managers out of {total - 1}. "
-                "Without a quorum your swarm will be inaccessible. "
-            )
-        elif total:
-            text += f"Removing this node leaves {reachable - 1} managers out of {total - 1}. "
-        else:
-            text += "Doing so may lead to the loss of your quorum. "
-        return text + (
-            "The only way to restore a swarm that has lost consensus is to reinitialize it with "
-            "`--force-new-cluster`. Use `--force` to suppress this message."
-        )
 
     async def _addresses(self, request: InitRequest | JoinRequest, *, must_advertise: bool) -> addresses.Chosen:
         host = await asyncio.to_thread(addresses.of_host)

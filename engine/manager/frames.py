@@ -25,7 +25,7 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -339,7 +339,7 @@ class Connection:
             raise refusal(answer)
         return answer
 
-    async def ask_for_many(self, message: Any) -> AsyncIterator[Any]:
+    async def ask_for_many(self, message: Any) -> AsyncGenerator[Any, None]:
         """Send a request, and yield every answer until the caller stops, or until `Ended`. The peer
         is sent `Cancel` when the caller stops before: use `contextlib.aclosing`.
 

@@ -123,7 +123,7 @@ class Logs:
         """
         async with self._source(node) as source:
             request = ReadLogs(tasks=keys, query=query)
-            async with contextlib.aclosing(source.ask_for_many(request)) as answers:  # type: ignore[type-var]
+            async with contextlib.aclosing(source.ask_for_many(request)) as answers:
                 async for message in answers:
                     if isinstance(message, LogLines):
                         await answer(tuple(self._placed(line, node) for line in message.lines))
@@ -284,7 +284,7 @@ async def relay(agents: Agents, connection: Connection, message: ReadLogs, store
         if agent is None:
             raise Unavailable("the node has no session now")
         request = ReadLogs(tasks=tuple(keys), query=message.query)
-        async with contextlib.aclosing(agent.ask_for_many(request)) as answers:  # type: ignore[type-var]
+        async with contextlib.aclosing(agent.ask_for_many(request)) as answers:
             async for answer in answers:
                 await connection.stream(replace(answer, seq=message.seq))
 
