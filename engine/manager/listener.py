@@ -300,7 +300,8 @@ class Listener:
             return
         if not isinstance(message, (*OF_NODES, messages.Renew)):
             raise Forbidden(f"{type(message).__name__} is not served here")
-        await self._authority.admit(identity)
+        if not isinstance(message, messages.Hello):  # the dispatcher tells a removed node so
+            await self._authority.admit(identity)
 
     # --- the log ----------------------------------------------------------------------------------
 
