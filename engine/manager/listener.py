@@ -284,7 +284,12 @@ class Listener:
             if not isinstance(message, OPEN):
                 raise Forbidden(f"{type(message).__name__} needs a certificate of this swarm")
         else:
-            await self._permit(identity, message)
+            try:
+                await self._permit(identity, message)
+            except Forbidden:
+                if isinstance(message, messages.Hello) and self._authority.barred(identity.node):
+                    connection.write(messages.Bye(reason="this node was removed from the swarm", barred=True))
+                raise
         await self._serve(connection, message, identity)
 
     async def _permit(self, identity: Identity, message: Message) -> None:
@@ -300,8 +305,7 @@ class Listener:
             return
         if not isinstance(message, (*OF_NODES, messages.Renew)):
             raise Forbidden(f"{type(message).__name__} is not served here")
-        if not isinstance(message, messages.Hello):  # the dispatcher tells a removed node so
-            await self._authority.admit(identity)
+        await self._authority.admit(identity)
 
     # --- the log ----------------------------------------------------------------------------------
 
