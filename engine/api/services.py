@@ -12,7 +12,7 @@ import msgspec
 from engine.api import manager, parameters, service_logs
 from engine.api.engine import Engine
 from engine.api.networks import NODE_LOCAL
-from engine.api.replies import empty_reply, json_reply
+from engine.api.replies import json_reply
 from engine.api.versions import Flag
 from engine.errors import EngineError, InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
@@ -61,8 +61,8 @@ async def update(engine: Engine, request: Request) -> Reply:
     query["local_networks"] = _local_networks(engine, spec)
     name = request.parameters["id"]
     done = await engine.cluster.call("services.update", name, query, msgspec.json.encode(spec))
-    if not request.version.has(Flag.SERVICE_UPDATE_WARNS):
-        return empty_reply(request)
+    # 1.24 documents no body. docker CLIs and docker-py expect one at every version, as dockerd
+    # sends it.
     warnings += msgspec.json.decode(done.body, type=ServiceUpdated).warnings or ()
     return json_reply(request, ServiceUpdated(warnings or None))
 

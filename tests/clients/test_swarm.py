@@ -291,3 +291,20 @@ def test_refusals(docker: Docker) -> None:
         )
     assert docker.lines("service", "ls", "-q") == []
     assert "overlay" in docker("network", "create", "-d", "overlay", "lan", status=1).err
+
+
+@pytest.mark.parametrize("docker", (programs.BOOKWORM,), indirect=True, ids=("bookworm",))
+def test_a_cli_of_1_24(docker: Docker, node: Node) -> None:
+    """As `docker` above has made the swarm; a CLI that is told the oldest version uses it."""
+    node.docker("service", "create", "--name", "web", "--stop-grace-period", "0s", "busybox", "sleep", "99999")
+    running(docker, "web", 1)
+    assert node.docker("service", "ls").out.splitlines()[1].split()[1:4] == ["web", "replicated", "1/1"]
+    node.docker("service", "update", "--env-add", "A=b", "web")
+    node.docker("service", "scale", "web=2")
+    running(docker, "web", 2)
+    pretty = node.docker("service", "inspect", "--pretty", "web").out
+    assert "Replicas:\t2" in pretty and "A=b" in pretty
+    node.docker("node", "update", "--label-add", "a=b", node.node_id)
+    assert "a=b" in node.docker("node", "inspect", "--pretty", "self").out
+    assert "web.1" in node.docker("node", "ps").out + node.docker("service", "ps", "web").out
+    node.docker("service", "rm", "web")

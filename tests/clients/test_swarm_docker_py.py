@@ -118,12 +118,7 @@ def _objects(client: docker.DockerClient, node: Node, minor: int, made: str) -> 
         client.services.create("busybox", name="web")
 
     service.reload()
-    if minor >= 25:
-        service.update(env=["A=c"], fetch_current_spec=True)
-    else:
-        template = service.attrs["Spec"]["TaskTemplate"]
-        container = template["ContainerSpec"] | {"Env": ["A=c"]}
-        _update(node, {"TaskTemplate": template | {"ContainerSpec": container}})
+    service.update(env=["A=c"], fetch_current_spec=True)
     until(
         "it is updated",
         lambda: service.reload() or service.attrs.get("UpdateStatus", {}).get("State") == "completed",
@@ -131,10 +126,7 @@ def _objects(client: docker.DockerClient, node: Node, minor: int, made: str) -> 
     )
     service.reload()
     assert service.attrs["Spec"]["TaskTemplate"]["ContainerSpec"]["Env"] == ["A=c"]
-    if minor >= 25:
-        service.scale(1)
-    else:
-        _update(node, {"Mode": {"Replicated": {"Replicas": 1}}})
+    service.scale(1)
     running(service, 1)
     with pytest.raises(docker.errors.APIError, match="out of sequence"):
         client.api.update_service(service.id, 1, name="web", task_template=service.attrs["Spec"]["TaskTemplate"])
@@ -144,13 +136,6 @@ def _objects(client: docker.DockerClient, node: Node, minor: int, made: str) -> 
     until("the tasks have gone", lambda: not node.task_containers())
     for each in [*(client.secrets.list() if minor >= 25 else ()), *(client.configs.list() if minor >= 30 else ())]:
         assert each.remove()
-
-
-def _update(node: Node, change: dict[str, Any]) -> None:
-    """docker-py's own update expects an answer with a body, which 1.24 does not have."""
-    now = node.ask("GET", "/services/web", version="1.24")
-    spec = now["Spec"] | change
-    node.ask("POST", f"/services/web/update?version={now['Version']['Index']}", spec, version="1.24")
 
 
 def test_join_token_of_another(node: Node) -> None:

@@ -81,7 +81,6 @@ class Flag(enum.Enum):
     DF_VERBOSE = "system/df takes verbose"
     NO_REQUESTED_MAC = "inspect of a container has no MacAddress in Config"
     EVENTS_LINES = "events are application/jsonl"
-    SERVICE_UPDATE_WARNS = "update of a service answers with warnings"
     SWARM_EVENTS = "events report services, nodes, secrets and configs"
     DIGEST_BY_CLIENT = "clients find the digest of a service's image"
     NODE_LOCAL_NETWORKS = "services can use networks of their nodes"

@@ -42,7 +42,6 @@ CHANGES = (
     ),
     Change("1.25", "pull answers 401 where a registry refuses credentials", flag=Flag.REFUSED_CREDENTIALS),
     Change("1.25", "an X-Registry-Auth that cannot be read means none", flag=Flag.UNREADABLE_AUTH),
-    Change("1.25", "update of a service answers with warnings", flag=Flag.SERVICE_UPDATE_WARNS),
     Change("1.25", "build numbers its steps as N/M", flag=Flag.NUMBERED_STEPS),
     Change("1.25", "build warns of unused build arguments", flag=Flag.UNUSED_ARGUMENTS_WARN),
     Change("1.25", "what the state of a container does not permit is a conflict", flag=Flag.STATE_CONFLICTS),

@@ -408,7 +408,7 @@ def test_update_of_a_service() -> None:
     assert api.json("POST", "/services/web/update", SPEC, query="version=5") == {"Warnings": ["w"]}
     verb, name, query, _ = api.cluster.asked[-1]
     assert (verb, name, query["version"], query["rollback"]) == ("services.update", "web", 5, "")
-    assert api.json("POST", "/services/web/update", SPEC, query="version=5", version="1.24") is None
+    assert api.json("POST", "/services/web/update", SPEC, query="version=5", version="1.24") == {"Warnings": ["w"]}
     for given, made in (("previous", "previous"), ("none", "")):
         api.json("POST", "/services/web/update", SPEC, query=f"version=5&rollback={given}")
         assert api.cluster.asked[-1][2]["rollback"] == made
