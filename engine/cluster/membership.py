@@ -349,7 +349,8 @@ class Membership:
         async with self._lock:
             phase = following(self.phase, Verb.LEAVE)
             if self.phase is Phase.MANAGER and not force:
-                raise ServerError(await requests.warning(await self._connection()))
+                serving = await self._process.connection(0) if self._process.serves else None
+                raise WrongState(await requests.warning(serving))
             await self._halt()
             self._save(phase=phase, force=force)
             try:

@@ -64,14 +64,14 @@ async def info(connection: Connection, trouble: str) -> dict[str, Any]:
     return found | {"Error": found.get("Error") or answer.warning or trouble}
 
 
-async def warning(connection: Connection) -> str:
+async def warning(connection: Connection | None) -> str:
     """Why a manager does not leave without force. Clients know these words."""
     text = "You are attempting to leave the swarm on a node that is participating as a manager. "
-    try:
-        answer = await call(connection, "nodes.list", query={"filters": {"role": ["manager"]}})
-        states = [node.get("ManagerStatus") or {} for node in msgspec.json.decode(answer.body)]
-    except EngineError:
-        states = []
+    states = []
+    if connection is not None:
+        with contextlib.suppress(EngineError):
+            answer = await call(connection, "nodes.list", query={"filters": {"role": ["manager"]}})
+            states = [node.get("ManagerStatus") or {} for node in msgspec.json.decode(answer.body)]
     total = len(states)
     reachable = sum(state.get("Reachability") == "reachable" for state in states)
     if total == 1:
