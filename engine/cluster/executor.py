@@ -279,7 +279,8 @@ class Executor:
         seconds = min(most, first * 2 ** min(task.failures, 16))
         task.failures += 1
         _log.error("task %s (%s): %s; trying again in %g s", task.assigned.id, task.assigned.name, error, seconds)
-        await asyncio.sleep(seconds)
+        with contextlib.suppress(_Superseded):  # something has changed: try at once
+            await self._unless_superseded(task, asyncio.sleep(seconds))
 
     async def _step(self, task: _Task) -> bool:
         """Take one step. Returns False when there is nothing to do until something changes."""

@@ -13,6 +13,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 from urllib.parse import quote
 
@@ -110,6 +111,28 @@ def test_kill_9(cluster: Cluster, number: int, what: str) -> None:
     assert changed == (affected if what == "both" else set())
     tasks = cluster[0].tasks("web", desired="")
     assert len(tasks) == 4 + len(changed), [(task["Slot"], task["Status"]) for task in tasks]
+
+
+def test_kill_9_in_the_middle_of_many_starts(cluster: Cluster) -> None:
+    """Daemons and monitors die at any moment of 40 starts, and again while the service shrinks: in
+    the end each slot has one container.
+    """
+    random = Random(5)
+    cluster[0].service("web", replicas=40, template={"RestartPolicy": {"Delay": 0}})
+    for node in cluster.nodes:
+        time.sleep(random.uniform(0.1, 0.6))
+        node.kill9()
+        if node is cluster[1]:
+            node.kill_monitor()
+        node.start()
+    settled(cluster, "web", 40)
+    cluster[0].update_service("web", lambda spec: spec["Mode"]["Replicated"].update(Replicas=7))
+    for node in cluster.nodes:
+        time.sleep(random.uniform(0.05, 0.3))
+        node.kill9()
+        node.start()
+    settled(cluster, "web", 7)
+    until("the others are gone", lambda: sum(len(node.task_containers()) for node in cluster.nodes) == 7)
 
 
 def test_a_container_that_ends_without_the_daemon(cluster: Cluster) -> None:
