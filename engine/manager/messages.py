@@ -274,7 +274,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """"golang" when the content is a template."""
 
 
-class Assigned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Assigned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One task for this node."""
 
     id: str
@@ -337,7 +337,7 @@ class ReadLogs(_Request, frozen=True, tag="logs?"):
     query: dict[str, Any] = {}
 
 
-class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     task: str
     stream: int
     """1 stdout, 2 stderr."""

@@ -21,6 +21,8 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from engine.errors import InvalidParameter
 from engine.manager import constraints
 from engine.manager.constraints import Constraint
@@ -149,8 +151,8 @@ def _plugins(spec: ServiceSpec) -> frozenset[tuple[str, str]]:
     return frozenset(found)
 
 
-class _Held(NamedTuple):
-    """What a task has of its node."""
+class _Held(msgspec.Struct, frozen=True, gc=False):
+    """What a task has of its node. A node does not refer to it."""
 
     host: Host
     service: str

@@ -18,6 +18,9 @@
 /x/<kind>/<name>      uniqueness of names and ports; barred nodes          with the object
 ```
 
+There are hundreds of thousands of some records. None can be part of a cycle, so the garbage
+collector does not look at them (`gc=False`).
+
 Values are MessagePack arrays, so fields are added at the end and have defaults. Times are
 nanoseconds since the epoch. Objects of the API (specs, descriptions) are kept as the structs of
 `wire/`, as maps.
@@ -110,7 +113,7 @@ class ManagerPresence(msgspec.Struct, array_like=True, frozen=True, kw_only=True
     """Id of its etcd member."""
 
 
-class NodeRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class NodeRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """What the operator wants of a node."""
 
     created: int
@@ -122,7 +125,7 @@ class NodeRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     availability: Availability = Availability.ACTIVE
 
 
-class NodeData(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class NodeData(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """What the node reports of itself, and what its manager observes."""
 
     description: NodeDescription | None = None
@@ -143,7 +146,7 @@ class NodeData(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """host:port that its manager is, or would be, reached at."""
 
 
-class ServiceRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class ServiceRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     created: int
     updated: int
     spec: ServiceSpec
@@ -158,7 +161,7 @@ class ServiceRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """`spec` was put back by a rollback: RollbackConfig applies."""
 
 
-class UpdateRecord(msgspec.Struct, array_like=True, frozen=True):
+class UpdateRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The API's UpdateStatus. `state`: updating, paused, completed, rollback_started,
     rollback_paused, rollback_completed; "" when there was no update.
     """
@@ -169,7 +172,7 @@ class UpdateRecord(msgspec.Struct, array_like=True, frozen=True):
     message: str = ""
 
 
-class ServiceStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class ServiceStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """What the leader makes of a service."""
 
     endpoint: Endpoint | None = None
@@ -180,20 +183,20 @@ class ServiceStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Of the spec that `update` is about. With another one than the service's, `update` is old."""
 
 
-class ServiceAuth(msgspec.Struct, array_like=True, frozen=True):
+class ServiceAuth(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The header X-Registry-Auth, as it was sent. Never shown."""
 
     header: str
     previous: str = ""
 
 
-class SpecVersion(msgspec.Struct, array_like=True, frozen=True):
+class SpecVersion(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One spec that living tasks refer to."""
 
     spec: ServiceSpec
 
 
-class Task(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class Task(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """What the leader wants of one task."""
 
     service: str
@@ -225,7 +228,7 @@ class Task(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Written by a rolling update of its version. A task that restarts made is not."""
 
 
-class TaskStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class TaskStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """What the node reports. Written under the session of the node; never goes back."""
 
     state: TaskState
@@ -258,7 +261,7 @@ class ConfigRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """As of a secret."""
 
 
-class Claim(msgspec.Struct, array_like=True, frozen=True):
+class Claim(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The holder of a unique name or port, or the time until which a removed node is barred."""
 
     holder: str

@@ -20,7 +20,7 @@ class Slots:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._places: dict[str, dict[Place, list[str]]] = {}
+        self._places: dict[str, dict[Place, tuple[str, ...]]] = {}
 
     def changed(self, event: Event) -> None:
         if event.kind is not TASKS:
@@ -31,16 +31,19 @@ class Slots:
             return
         if old is not None:
             places = self._places[old.service]
-            keys = places[rules.place_of(old)]
-            keys.remove(event.key)
-            if not keys:
+            keys = tuple(key for key in places[rules.place_of(old)] if key != event.key)
+            if keys:
+                places[rules.place_of(old)] = keys
+            else:
                 del places[rules.place_of(old)]
                 if not places:
                     del self._places[old.service]
         if new is not None:
-            self._places.setdefault(new.service, {}).setdefault(rules.place_of(new), []).append(event.key)
+            places = self._places.setdefault(new.service, {})
+            place = rules.place_of(new)
+            places[place] = (*places.get(place, ()), event.key)
 
-    def of(self, service: str) -> Mapping[Place, list[str]]:
+    def of(self, service: str) -> Mapping[Place, tuple[str, ...]]:
         """The keys of all tasks of the service by place, also of those that have ended. Copy it
         before an await.
         """

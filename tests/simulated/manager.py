@@ -19,6 +19,7 @@ import uvloop
 
 from engine.manager.frames import Connection
 from engine.manager.identity import Identity
+from engine.manager.main import collect_rarely
 from engine.manager.messages import Message
 from engine.manager.process import Manager
 from engine.manager.records import NODES, NodeRecord
@@ -72,6 +73,7 @@ async def serve(root: Path, run: Path) -> int:
     manager = Simulated(root, run)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, manager.end)
     await manager.listen()
+    collect_rarely()
     try:
         return await manager.until_ended()
     finally:
