@@ -81,11 +81,14 @@ async def warning(connection: Connection | None) -> str:
         )
     if total and reachable - 1 < (total - 1) // 2 + 1:
         text += (
-            f"Removing this node leaves {reachable - 1} managers out of {total - 1}. "
+            f"Removing this node leaves {reachable - 1} managers out of {total}. "
             "Without a quorum your swarm will be inaccessible. "
         )
     elif total:
-        text += f"Removing this node leaves {reachable - 1} managers out of {total - 1}. "
+        return (
+            text + f"Removing this node leaves {reachable - 1} managers out of {total}. "
+            "Demote it first, or use `--force` to ignore this message."
+        )
     else:
         text += "Doing so may lead to the loss of your quorum. "
     return text + (
