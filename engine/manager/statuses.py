@@ -13,6 +13,7 @@ Threads: the event loop's.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,10 +28,13 @@ from engine.manager.store import Change, Compare, Put, Store
 
 ATTEMPTS = 10
 """Tries of a status whose comparisons fail."""
-SLICE = 500
+TOGETHER = 32
+"""Statuses of one session that are written as a whole, and one by one when that fails."""
+SLICE = 200
 """Statuses that are prepared before others are served."""
 
-_REPORTED = frozenset(TaskState) - {TaskState.NEW, TaskState.PENDING, TaskState.REMOVE, TaskState.ORPHANED}
+_NOT_REPORTED = (TaskState.NEW, TaskState.PENDING, TaskState.REMOVE, TaskState.ORPHANED)
+_REPORTED = {int(state): state for state in TaskState if state not in _NOT_REPORTED}
 """States that an agent may report."""
 
 
@@ -71,44 +75,64 @@ class Statuses:
         lost: set[str] = set()
         left = list(last.values())
         for attempt in range(ATTEMPTS):
-            left = await self._attempt(left, lost)
+            left = await self._attempt(left, lost, 1 if attempt else TOGETHER)
             if not left:
                 return [report.session not in lost for report in reports]
             if attempt:
                 await self._store.current()
         raise ServerError(f"{len(left)} statuses were not stored: their records changed at each attempt")
 
-    async def _attempt(self, reports: list[Report], lost: set[str]) -> list[Report]:
-        """Write these. Returns those whose comparisons failed, and adds sessions that are over to
-        `lost`.
+    async def _attempt(self, reports: list[Report], lost: set[str], together: int) -> list[Report]:
+        """Write these, up to `together` of one session under the same comparisons. Returns those
+        whose comparisons failed, and adds sessions that are over to `lost`.
         """
+        of_session: defaultdict[str, list[Report]] = defaultdict(list)
+        for report in reports:
+            of_session[report.session].append(report)
         groups: list[tuple[Sequence[Change], Sequence[Compare]]] = []
-        written: list[Report] = []
-        for count, report in enumerate(reports, 1):
-            if not count % SLICE:
-                await asyncio.sleep(0)
-            node = self._store.get(records.NODE_DATA, report.node)
-            if node is None or node.record.session != report.session:
-                lost.add(report.session)
+        written: list[list[Report]] = []
+        prepared = 0
+        for session, of_one in of_session.items():
+            node = self._store.get(records.NODE_DATA, of_one[0].node)
+            if node is None or node.record.session != session:
+                lost.add(session)
                 continue
-            task = self._store.get(records.TASKS, report.status.task)
-            if task is None or task.record.node != report.node:
-                continue
-            old = self._store.get(records.TASK_STATUS, report.status.task)
-            new = _record(report.status)
-            if old is not None and not follows(old.record, new):
-                continue
-            compares = (
-                Compare(records.NODE_DATA, report.node, node.revision),
-                Compare(records.TASKS, report.status.task, task.created, by_creation=True),
-                Compare(records.TASK_STATUS, report.status.task, 0 if old is None else old.revision),
-            )
-            groups.append(((Put(records.TASK_STATUS, report.status.task, new),), compares))
-            written.append(report)
+            for start in range(0, len(of_one), together):
+                part: list[Report] = []
+                changes: list[Change] = []
+                compares = [Compare(records.NODE_DATA, node.key, node.revision)]
+                for report in of_one[start : start + together]:
+                    if self._prepare(report, changes, compares):
+                        part.append(report)
+                if part:
+                    groups.append((changes, compares))
+                    written.append(part)
+                prepared += len(part)
+                if prepared > SLICE:
+                    await asyncio.sleep(0)
+                    prepared = 0
         if not groups:
             return []
         done = await self._store.commit_many(groups)
-        return [report for report, stored in zip(written, done, strict=True) if not stored]
+        return [report for part, stored in zip(written, done, strict=True) if not stored for report in part]
+
+    def _prepare(self, report: Report, changes: list[Change], compares: list[Compare]) -> bool:
+        """Add what stores a status. Returns False when there is nothing to store."""
+        key = report.status.task
+        task = self._store.get(records.TASKS, key)
+        if task is None or task.record.node != report.node:
+            return False
+        old = self._store.get(records.TASK_STATUS, key)
+        new = _record(report.status)
+        if old is not None and not follows(old.record, new):
+            return False
+        changes.append(Put(records.TASK_STATUS, key, new))
+        if old is None:
+            compares.append(Compare(records.TASK_STATUS, key))
+            compares.append(Compare(records.TASKS, key, task.created, by_creation=True))
+        else:  # a task is deleted together with its status
+            compares.append(Compare(records.TASK_STATUS, key, old.revision))
+        return True
 
 
 def follows(old: TaskStatus, new: TaskStatus) -> bool:
@@ -117,12 +141,12 @@ def follows(old: TaskStatus, new: TaskStatus) -> bool:
 
 
 def _ended(status: Status) -> bool:
-    return TaskState(status.state).ended
+    return status.state > TaskState.RUNNING
 
 
 def _record(status: Status) -> TaskStatus:
     return TaskStatus(
-        state=TaskState(status.state),
+        state=_REPORTED[status.state],
         since=status.since,
         message=status.message,
         error=status.error,
