@@ -29,7 +29,7 @@ from engine.manager.store import Compare, Delete, Put, Stale, Store
 from engine.system.threads import whole
 
 LOCK = "lock/members"
-LOCK_LIFE = 15
+LOCK_LIFE = 10
 """Seconds after which the lock of a manager that died is gone."""
 LOCK_WAIT = 10.0
 STUCK = 60 * SECOND
@@ -161,7 +161,8 @@ class Members:
     async def remove(self, node: str, *, force: bool = False) -> None:
         """Remove the member of a node; nothing happens when it has none.
 
-        Raises WrongState when too few voters would be left alive, unless `force`.
+        Raises WrongState when too few voters would be left alive, unless `force`; Unavailable for
+        the own one: its etcd ends when it is removed, so another manager must see it through.
         """
         async with self.exclusive():
             members = await self.all()
@@ -187,19 +188,22 @@ class Members:
                 raise WrongState(f"node {owner} is the last manager of the swarm")
             if not force:
                 self._guard(rest, f"remove manager {owner}")
-            await self._hand_over(member, rest)
+            if owner == self._node:
+                await self._hand_over(rest)
+                raise Unavailable(f"manager {owner} does not remove itself: another one does")
         await self._etcd.remove_member(member.id)
         claim = Delete(records.CLAIMS, f"member/{owner}")
         gone = [Delete(records.MANAGERS, owner), claim]
         if found := [each for each in gone if self._store.get(each.kind, each.key) is not None]:
             await self._store.commit(found)
 
-    async def _hand_over(self, member: Member, rest: list[Member]) -> None:
-        """Let another voter lead before the raft leader is removed. Only the leader itself can do
-        so; when it is another one, etcd elects after the removal.
+    async def _hand_over(self, rest: list[Member]) -> None:
+        """Let another voter be the raft leader, if this manager's member is. Only the leader itself
+        can do so, and its manager does so before the end of its time; of a leader elsewhere that
+        is removed, etcd elects another one.
         """
         status = await self._etcd.status()
-        if status.leader == member.id == status.member:
+        if status.leader == status.member:
             healthy = [each for each in rest if self.alive(each)]
             await self._etcd.move_leader((healthy or rest)[0].id)
 
@@ -237,28 +241,29 @@ class Members:
         """Hold the lock of all changes of members. Raises Unavailable when another manager holds it
         for too long.
         """
-        lease = await self._etcd.grant(LOCK_LIFE)
+        lease = await self._lock()
         try:
-            await self._take(lease)
             yield
         finally:
             with contextlib.suppress(ServerError):
                 await self._etcd.revoke(lease)
 
-    async def _take(self, lease: int) -> None:
+    async def _lock(self) -> int:
+        """Take the lock. Returns the lease that holds it."""
         ends = self._clock.monotonic() + LOCK_WAIT
         while True:
+            lease = await self._etcd.grant(LOCK_LIFE)
             try:
                 lock = Put(records.CLAIMS, LOCK, Claim(self._node), lease)
                 await self._store.commit([lock], [Compare(records.CLAIMS, LOCK)])
-                return
+                return lease
             except Stale:
-                holder = self._store.record(records.CLAIMS, LOCK)
+                await self._etcd.revoke(lease)
+            while (holder := self._store.record(records.CLAIMS, LOCK)) is not None:
                 if self._clock.monotonic() > ends:
-                    raise Unavailable(
-                        f"manager {holder.holder if holder else 'unknown'} changes the set of managers: try again"
-                    ) from None
-            await self._clock.sleep(0.1)
+                    raise Unavailable(f"manager {holder.holder} changes the set of managers: try again")
+                await self._clock.sleep(0.1)
+            await self._clock.sleep(0.02)
 
 
 def quorum(voters: int) -> int:

@@ -18,6 +18,7 @@ from engine.manager.identity import Identity
 from engine.manager.joining import Joining, node_id
 from engine.manager.kv import EtcdError, Member
 from engine.manager.loops import Acting
+from engine.manager.members import Members
 from engine.manager.messages import Done, Join, Joined, MemberAdded, Renew, Renewed
 from engine.manager.records import Claim, Cluster, ManagerPresence, NodeData, NodeRecord
 from engine.manager.roles import RoleLoop
@@ -405,12 +406,17 @@ async def test_the_last_manager_stays(here: Here) -> None:
     assert here.voters == [NODE]
 
 
-async def test_a_raft_leader_hands_over_before_it_goes(here: Here) -> None:
+async def test_a_leader_hands_over_and_is_removed_by_the_next_one(here: Here) -> None:
     await here.found(3, present=3)
     await here.wish(NODE, Role.WORKER)
     await here.step()
-    assert here.voters == ["node2", "node3"]
+    assert here.voters == ["node1", "node2", "node3"]
     assert here.etcd.cluster.leader in (2, 3) and here.etcd.cluster.term > 1
+    next_one = Members(here.store, here.etcd.peer(here.etcd.cluster.leader), here.clock, "node2")
+    await next_one.remove(NODE)
+    assert here.voters == ["node2", "node3"]
+    await here.clock.settle()
+    assert here.store.record(records.MANAGERS, NODE) is None and not here.store.all(records.CLAIMS)
 
 
 async def test_a_demotion_that_must_wait_is_done_when_it_can_be(here: Here) -> None:
@@ -476,7 +482,7 @@ async def test_a_learner_that_no_record_knows_goes(here: Here) -> None:
 async def test_changes_are_made_one_after_another(here: Here) -> None:
     """Another manager holds the lock; its lease ends with it."""
     await here.found(3)
-    lease = await here.etcd.grant(members.LOCK_LIFE)
+    lease = await here.etcd.grant(20)
     await here.store.commit([Put(records.CLAIMS, members.LOCK, Claim("node2"), lease)])
     waiting = asyncio.create_task(here.members.remove("node3"))
     await here.clock.advance(5)
@@ -485,7 +491,7 @@ async def test_changes_are_made_one_after_another(here: Here) -> None:
     with pytest.raises(Unavailable, match="manager node2 changes"):
         await waiting
     waiting = asyncio.create_task(here.members.remove("node3"))
-    await here.clock.advance(members.LOCK_LIFE)
+    await here.clock.advance(9.5)
     await waiting
     assert here.voters == ["node1", "node2"]
 
