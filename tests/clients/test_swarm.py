@@ -176,6 +176,10 @@ def test_progress(docker: Docker) -> None:
 def test_jobs(docker: Docker) -> None:
     service(docker, "--name", "job", "--mode", "replicated-job", "--replicas", "2", "busybox", "true")
     until("the job is complete", lambda: "(2/2 completed)" in docker("service", "ls").out, 60)
+    for mode in ("replicated-job", "global-job"):  # without --detach the CLI follows the tasks by their slots
+        seen = docker("service", "create", "--name", f"seen-{mode}", "--mode", mode, "busybox", "true")
+        assert "job complete" in seen.out
+        docker("service", "rm", f"seen-{mode}")
     service(docker, "--name", "jobs", "--mode", "global-job", "busybox", "true")
     until("the job is complete", lambda: docker("service", "ls").out.count("completed)") == 2, 60)
 

@@ -144,7 +144,7 @@ def view(store: Store, entry: Entry[Task]) -> wire.Task:
         name=f"{spec.name}.{task.slot or task.node}.{entry.key}" if spec.name else "",
         spec=spec.task_template,
         service_id=task.service,
-        slot=task.slot,
+        slot=_slot(task, spec),
         node_id=task.node,
         status=_status(task, None if status is None else status.record),
         desired_state=task.desired.label,
@@ -152,6 +152,11 @@ def view(store: Store, entry: Entry[Task]) -> wire.Task:
         assigned_generic_resources=generic,
         job_iteration=Version(task.iteration) if is_job(spec) else None,
     )
+
+
+def _slot(task: Task, spec: ServiceSpec) -> int:
+    """Clients count the slots of a replicated job from 0."""
+    return task.slot - 1 if spec.mode.replicated_job is not None and task.slot else task.slot
 
 
 def _status(task: Task, status: TaskStatus | None) -> wire.TaskStatus:

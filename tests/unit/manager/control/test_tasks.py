@@ -212,6 +212,9 @@ async def test_jobs_and_generic_resources(swarm: Swarm) -> None:
     key = await task(swarm, job, iteration=4, desired=TaskState.COMPLETE, generic=(generic,))
     found = await swarm.tasks_inspect(key)
     assert found["JobIteration"] == {"Index": 4} and found["DesiredState"] == "complete"
+    assert "Slot" not in found and found["Name"] == f"job.1.{key}"
+    second = await task(swarm, job, slot=2)
+    assert (await swarm.tasks_inspect(second))["Slot"] == 1
     assert found["GenericResources"] == [{"DiscreteResourceSpec": {"Kind": "SSD", "Value": 2}}]
 
 
