@@ -176,7 +176,8 @@ def test_progress(docker: Docker) -> None:
 def test_jobs(docker: Docker) -> None:
     service(docker, "--name", "job", "--mode", "replicated-job", "--replicas", "2", "busybox", "true")
     until("the job is complete", lambda: "(2/2 completed)" in docker("service", "ls").out, 60)
-    for mode in ("replicated-job", "global-job"):  # without --detach the CLI follows the tasks by their slots
+    # without --detach the CLI follows the tasks by their slots
+    for mode in ("replicated-job", "global-job"):
         seen = docker("service", "create", "--name", f"seen-{mode}", "--mode", mode, "busybox", "true")
         assert "job complete" in seen.out
         docker("service", "rm", f"seen-{mode}")
