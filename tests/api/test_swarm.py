@@ -391,3 +391,33 @@ def test_init_and_leave() -> None:
             refused(node, "GET", "/nodes", None, 503, "This node is not a swarm manager")
         for path in ("/swarm/leave?force=1", "/swarm/leave"):
             refused(node, "POST", path, None, 503, "This node is not part of a swarm")
+
+
+@pytest.mark.parametrize("minor", range(24, 56))
+def test_go_clients_can_decode_every_version(node: Node, minor: int) -> None:
+    if not node.tasks():
+        node.service("shown", EndpointSpec={"Ports": [{"TargetPort": 80, "PublishMode": "host"}]})
+        node.update_service("shown", lambda spec: spec["TaskTemplate"].update(ForceUpdate=1))
+        for of in ("secrets", "configs"):
+            node.ask("POST", f"/{of}/create", {"Name": "shown", "Data": "YQ==", "Labels": {"a": "b"}}, status=201)
+        until("it was updated", lambda: len(node.tasks(desired="")) > 1 and node.running("shown"))
+    shapes = {
+        "/swarm": strict.SWARM,
+        "/info": strict.INFO,
+        "/nodes": strict.listed(strict.NODE),
+        f"/nodes/{node.node_id}": strict.NODE,
+        "/services": strict.listed(strict.SERVICE),
+        "/services?status=true": strict.listed(strict.SERVICE),
+        "/services/shown?insertDefaults=true": strict.SERVICE,
+        "/tasks": strict.listed(strict.TASK),
+    }
+    if minor >= 30:
+        shapes |= {
+            "/secrets": strict.listed(strict.SECRET),
+            "/secrets/shown": strict.SECRET,
+            "/configs": strict.listed(strict.CONFIG_OBJECT),
+            "/configs/shown": strict.CONFIG_OBJECT,
+        }
+    for path, shape in shapes.items():
+        found = node.ask("GET", path, version=f"1.{minor}")
+        assert found and strict.faults(found, shape) == [], path
