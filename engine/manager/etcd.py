@@ -10,8 +10,10 @@ Raises:  the kinds of `kv.py`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NoReturn
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -56,7 +58,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # limit of an attempt: etcd accepts before it answers
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),
 )
@@ -86,6 +88,30 @@ def _raise(error: grpc.aio.AioRpcError) -> NoReturn:
         if words in message:
             raise kind(message) from error
     raise (InDoubt if error.code() in _DOUBTFUL else EtcdError)(message) from error
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raises the kinds of `kv.py` for gRPC's. A channel that is closed raises CancelledError in
+    those that wait for it, who were not cancelled.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        _raise(error)
+    except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        raise InDoubt("the connection to etcd is closed") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise InDoubt("the connection to etcd is closed") from error
+
+
+async def _ask(method: Any, request: Any, timeout: float) -> Any:
+    """One request and its answer."""
+    with _refusals():
+        return await method(request, timeout=timeout)
 
 
 class EtcdClient:
@@ -123,10 +149,7 @@ class EtcdClient:
             serializable=serializable,
             keys_only=keys_only,
         )
-        try:
-            answer = await self._keys.Range(request, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        answer = await _ask(self._keys.Range, request, timeout)
         return Range([_item(found) for found in answer.kvs], answer.header.revision, answer.more)
 
     async def commit(
@@ -158,18 +181,18 @@ class EtcdClient:
             success=[_operation(operation) for operation in operations],
             failure=ranges,
         )
-        try:
-            return await self._keys.Txn(request, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        return await _ask(self._keys.Txn, request, timeout)
 
     async def watch(self, start: str, end: str, revision: int) -> AsyncIterator[Batch]:
-        call = self._watches.Watch(wait_for_ready=False)
+        create = rpc_pb2.WatchCreateRequest(key=start.encode(), range_end=end.encode(), start_revision=revision)
+        with _refusals():
+            call = self._watches.Watch()
         try:
-            create = rpc_pb2.WatchCreateRequest(key=start.encode(), range_end=end.encode(), start_revision=revision)
-            await call.write(rpc_pb2.WatchRequest(create_request=create))
+            with _refusals():
+                await call.write(rpc_pb2.WatchRequest(create_request=create))
             while True:
-                answer = await call.read()
+                with _refusals():
+                    answer = await call.read()
                 if answer is grpc.aio.EOF:
                     raise InDoubt(f"the watch has ended: {await call.details() or 'no reason'}")
                 if answer.compact_revision:
@@ -178,81 +201,54 @@ class EtcdClient:
                     raise EtcdError(f"the watch was refused: {answer.cancel_reason}")
                 if answer.created or answer.events:
                     yield Batch([_event(event) for event in answer.events])
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
         finally:
             call.cancel()
 
     # --- leases -----------------------------------------------------------------------------------
 
     async def grant(self, seconds: int) -> int:
-        try:
-            answer = await self._leases.LeaseGrant(rpc_pb2.LeaseGrantRequest(TTL=seconds), timeout=ATTEMPT)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        answer = await _ask(self._leases.LeaseGrant, rpc_pb2.LeaseGrantRequest(TTL=seconds), ATTEMPT)
         return int(answer.ID)
 
     async def keep_alive(self, lease: int) -> None:
-        call = self._leases.LeaseKeepAlive(timeout=ATTEMPT)
-        try:
-            await call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
-            answer = await call.read()
-            if answer is grpc.aio.EOF:
-                raise InDoubt(f"no answer about a lease: {await call.details() or 'no reason'}")
-            if answer.TTL <= 0:
-                raise LeaseGone("requested lease not found")
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
-        finally:
-            call.cancel()
+        with _refusals():
+            call = self._leases.LeaseKeepAlive(timeout=ATTEMPT)
+            try:
+                await call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
+                answer = await call.read()
+                if answer is grpc.aio.EOF:
+                    raise InDoubt(f"no answer about a lease: {await call.details() or 'no reason'}")
+            finally:
+                call.cancel()
+        if answer.TTL <= 0:
+            raise LeaseGone("requested lease not found")
 
     async def revoke(self, lease: int) -> None:
-        try:
-            await self._leases.LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease), timeout=ATTEMPT)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        await _ask(self._leases.LeaseRevoke, rpc_pb2.LeaseRevokeRequest(ID=lease), ATTEMPT)
 
     # --- members ----------------------------------------------------------------------------------
 
     async def members(self) -> list[Member]:
-        try:
-            answer = await self._cluster.MemberList(rpc_pb2.MemberListRequest(), timeout=ATTEMPT)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        answer = await _ask(self._cluster.MemberList, rpc_pb2.MemberListRequest(), ATTEMPT)
         return [_member(member) for member in answer.members]
 
     async def add_learner(self, peer_url: str) -> Member:
         request = rpc_pb2.MemberAddRequest(peerURLs=[peer_url], isLearner=True)
-        try:
-            answer = await self._cluster.MemberAdd(request, timeout=CHANGE)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        answer = await _ask(self._cluster.MemberAdd, request, CHANGE)
         return _member(answer.member)
 
     async def promote(self, member: int) -> None:
-        try:
-            await self._cluster.MemberPromote(rpc_pb2.MemberPromoteRequest(ID=member), timeout=CHANGE)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        await _ask(self._cluster.MemberPromote, rpc_pb2.MemberPromoteRequest(ID=member), CHANGE)
 
     async def remove_member(self, member: int) -> None:
-        try:
-            await self._cluster.MemberRemove(rpc_pb2.MemberRemoveRequest(ID=member), timeout=CHANGE)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        await _ask(self._cluster.MemberRemove, rpc_pb2.MemberRemoveRequest(ID=member), CHANGE)
 
     async def update_member(self, member: int, peer_url: str) -> None:
         request = rpc_pb2.MemberUpdateRequest(ID=member, peerURLs=[peer_url])
-        try:
-            await self._cluster.MemberUpdate(request, timeout=CHANGE)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        await _ask(self._cluster.MemberUpdate, request, CHANGE)
 
     async def status(self) -> Status:
-        try:
-            answer = await self._maintenance.Status(rpc_pb2.StatusRequest(), timeout=ATTEMPT)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        answer = await _ask(self._maintenance.Status, rpc_pb2.StatusRequest(), ATTEMPT)
         return Status(
             answer.header.member_id,
             answer.leader,
@@ -267,29 +263,17 @@ class EtcdClient:
         )
 
     async def move_leader(self, member: int) -> None:
-        try:
-            await self._maintenance.MoveLeader(rpc_pb2.MoveLeaderRequest(targetID=member), timeout=CHANGE)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        await _ask(self._maintenance.MoveLeader, rpc_pb2.MoveLeaderRequest(targetID=member), CHANGE)
 
     async def compact(self, revision: int) -> None:
-        try:
-            await self._keys.Compact(rpc_pb2.CompactionRequest(revision=revision, physical=True), timeout=30.0)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        await _ask(self._keys.Compact, rpc_pb2.CompactionRequest(revision=revision, physical=True), 30.0)
 
     async def defragment(self, *, timeout: float = 60.0) -> None:
-        try:
-            await self._maintenance.Defragment(rpc_pb2.DefragmentRequest(), timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        await _ask(self._maintenance.Defragment, rpc_pb2.DefragmentRequest(), timeout)
 
     async def alarms(self) -> list[Alarm]:
         request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET)
-        try:
-            answer = await self._maintenance.Alarm(request, timeout=ATTEMPT)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        answer = await _ask(self._maintenance.Alarm, request, ATTEMPT)
         return [Alarm(alarm.memberID, _ALARMS.get(alarm.alarm, "")) for alarm in answer.alarms]
 
     async def disarm(self, alarm: Alarm) -> None:
@@ -297,10 +281,7 @@ class EtcdClient:
         request = rpc_pb2.AlarmRequest(
             action=rpc_pb2.AlarmRequest.DEACTIVATE, memberID=alarm.member, alarm=numbers[alarm.kind]
         )
-        try:
-            await self._maintenance.Alarm(request, timeout=CHANGE)
-        except grpc.aio.AioRpcError as error:
-            _raise(error)
+        await _ask(self._maintenance.Alarm, request, CHANGE)
 
 
 def _item(found: Any) -> Item:

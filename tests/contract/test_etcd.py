@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -21,6 +23,7 @@ from engine.manager.kv import (
     EtcdError,
     Gone,
     Guard,
+    InDoubt,
     Item,
     LeaseGone,
     PutKey,
@@ -250,3 +253,35 @@ def test_the_store_after_a_compaction(run: Run) -> None:
         await store.close()
 
     run(work)
+
+
+def test_a_closed_client() -> None:
+    """Requests under way, streams, and later ones fail as those whose answer is missing."""
+
+    async def work() -> None:
+        swarm = Swarm()
+        try:
+            member = swarm.member("n1")
+            etcd = await member.start()
+            watch = etcd.watch(FIRST, LAST, 1)
+            await anext(watch)
+            watching = asyncio.ensure_future(anext(watch))
+            os.kill(member.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.2)
+            asking = asyncio.ensure_future(etcd.range("/a", timeout=10))
+            await asyncio.sleep(0.2)
+            await etcd.close()
+            later = (
+                asyncio.ensure_future(etcd.range("/a")),
+                asyncio.ensure_future(etcd.keep_alive(1)),
+                asyncio.ensure_future(anext(etcd.watch(FIRST, LAST, 1))),
+            )
+            for waiting in (watching, asking, *later):
+                with pytest.raises(InDoubt):
+                    async with asyncio.timeout(5):
+                        await waiting
+        finally:
+            os.kill(member.pid, signal.SIGCONT)
+            await swarm.close()
+
+    asyncio.run(work())
