@@ -160,7 +160,7 @@ class Reaper:
         try:
             groups: list[tuple[list[Change], list[Compare]]] = []
             for service in services:
-                groups += self._of_service(service)
+                groups += await self._of_service(service)
             limit = self._limit()
             for number, (service, place) in enumerate(places):
                 groups += self._at_place(service, place, limit)
@@ -182,7 +182,7 @@ class Reaper:
         cluster = self._store.get(CLUSTER)
         return HISTORY if cluster is None else _limit(cluster)
 
-    def _of_service(self, key: str) -> list[tuple[list[Change], list[Compare]]]:
+    async def _of_service(self, key: str) -> list[tuple[list[Change], list[Compare]]]:
         """Specs that no task needs, and all of a removed service. Its tasks are ended."""
         service = self._store.record(SERVICES, key)
         groups: list[tuple[list[Change], list[Compare]]] = []
@@ -191,7 +191,9 @@ class Reaper:
                 groups.append(([Delete(SERVICE_STATUS, key)], [Compare(SERVICES, key)]))
             if self._store.get(SERVICE_AUTH, key) is not None:
                 groups.append(([Delete(SERVICE_AUTH, key)], [Compare(SERVICES, key)]))
-            for task, entry in rules.entries(self._store, self._store.tasks_of(key)):
+            for number, (task, entry) in enumerate(rules.entries(self._store, self._store.tasks_of(key))):
+                if number % SLICE == SLICE - 1:
+                    await asyncio.sleep(0)
                 if entry.record.desired is not TaskState.REMOVE:
                     groups.append(self._remove(task, entry))
         if not self._store.tasks_of(key) or service is not None:
