@@ -189,7 +189,7 @@ class Members:
             if not force:
                 self._guard(rest, f"remove manager {owner}")
             if owner == self._node:
-                await self._hand_over(rest)
+                await self.step_aside()
                 raise Unavailable(f"manager {owner} does not remove itself: another one does")
         await self._etcd.remove_member(member.id)
         claim = Delete(records.CLAIMS, f"member/{owner}")
@@ -197,15 +197,15 @@ class Members:
         if found := [each for each in gone if self._store.get(each.kind, each.key) is not None]:
             await self._store.commit(found)
 
-    async def _hand_over(self, rest: list[Member]) -> None:
-        """Let another voter be the raft leader, if this manager's member is. Only the leader itself
-        can do so, and its manager does so before the end of its time; of a leader elsewhere that
-        is removed, etcd elects another one.
+    async def step_aside(self) -> None:
+        """Let another voter be the raft leader, if this manager's member is, before it goes: of a
+        leader that is removed or killed, etcd elects another one in a second or two.
         """
         status = await self._etcd.status()
         if status.leader == status.member:
-            healthy = [each for each in rest if self.alive(each)]
-            await self._etcd.move_leader((healthy or rest)[0].id)
+            rest = [each for each in await self.all() if each.id != status.member and not each.learner]
+            if healthy := [each for each in rest if self.alive(each)] or rest:
+                await self._etcd.move_leader(healthy[0].id)
 
     def alive(self, member: Member) -> bool:
         """Returns True if the manager of this member has shown itself: its presence is a lease."""

@@ -216,6 +216,7 @@ class Running:
             return
         peers = [Peer(node=node, address=address) for node, address in present.items()]
         try:
+            await self.joining.members.step_aside()
             await joining.removed(self._root, peers, force=True)
         except EngineError as error:
             _log.warning("this manager leaves, but its member of etcd is not removed: %s", error.message)
