@@ -260,8 +260,6 @@ class Session(_Request, frozen=True, tag="session"):
     expiry: int = 0
     """Nanoseconds that certificates are valid."""
     availability: str = "active"
-    swarm: bytes = b""
-    """JSON of /info's Cluster, for managers' agents."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
