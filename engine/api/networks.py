@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api import parameters
+from engine.api import parameters, swarm_mode
 from engine.api.engine import Engine
 from engine.api.kept import Entry
 from engine.api.replies import empty_reply, encoded_reply, json_reply
 from engine.api.versions import Flag
 from engine.containers import settings
-from engine.errors import InvalidParameter, NotFound
+from engine.errors import InvalidParameter, NotFound, Unimplemented
 from engine.http.messages import Reply, Request
 from engine.networks.endpoints import Network
 from engine.networks.network import FILTERS
@@ -55,6 +55,10 @@ def _encoded(engine: Engine, network: Network, request: Request, whole: bool = T
 
 async def create(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkCreate)
+    if body.driver == "overlay":
+        if not engine.cluster.is_manager:
+            raise swarm_mode.refusal(request, swarm_mode.NO_MANAGER)
+        raise Unimplemented("Driver: networks of the driver overlay are not supported by this version")
     unique = request.version.has(Flag.UNIQUE_NETWORK_NAMES) or body.check_duplicate
     return json_reply(request, await engine.networks.create(body, unique))
 

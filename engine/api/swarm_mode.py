@@ -15,7 +15,7 @@ from types import ModuleType
 from engine.api import versions
 from engine.api.engine import Engine
 from engine.api.versions import Flag
-from engine.errors import NoSwarm, Unavailable
+from engine.errors import EngineError, NoSwarm, Unavailable
 from engine.http.messages import AnyReply, Request
 from engine.wire.system import SwarmInfo
 
@@ -45,11 +45,14 @@ def handler(resource: str, name: str) -> Handler:
             function: Handler = getattr(_loaded()[resource], name)
             return await function(engine, request)
         except NoSwarm as error:
-            if request.version.has(Flag.NO_SWARM_IS_503):
-                raise Unavailable(error.message) from error
-            raise
+            raise refusal(request, error.message) from error
 
     return answer
+
+
+def refusal(request: Request, message: str) -> EngineError:
+    """Of a request that needs a swarm, or a manager, or none."""
+    return Unavailable(message) if request.version.has(Flag.NO_SWARM_IS_503) else NoSwarm(message)
 
 
 async def info(engine: Engine, request: Request) -> SwarmInfo:

@@ -125,7 +125,8 @@ def test_subnets_have_no_host_bits(engine: TempEngine) -> None:
         ({"ConfigFrom": {"Network": "bridge"}}, 404, "configuration network 'bridge' not found"),
         ({"EnableIPv4": False}, 400, "IPv4 or IPv6 must be enabled"),
         ({"Driver": "ipvlan", "Options": {"parent": "nothere0"}}, 400, "parent link 'nothere0' does not exist"),
-        ({"Driver": "overlay"}, 404, "plugin not found"),
+        ({"Driver": "overlay"}, 503, "This node is not a swarm manager"),
+        ({"Driver": "weave"}, 404, "plugin not found"),
     ],
 )
 def test_bad_creates(engine: TempEngine, fields: dict[str, Any], status: int, words: str) -> None:

@@ -65,6 +65,7 @@ MANAGERS_ONLY = [
     ("POST", "/services/x/update?version=1"),
     ("GET", "/tasks"),
     ("GET", "/tasks/x"),
+    ("POST", "/networks/create"),
 ]
 
 
@@ -82,6 +83,8 @@ def test_managers_only(cluster: Cluster, version: str, number: int) -> None:
         )
         if path.startswith("/swarm/update"):
             body = {}
+        elif path.startswith("/networks"):
+            body = {"Name": "net", "Driver": "overlay"}
         refused(cluster[number], method, path, body, status, "This node is not a swarm manager", version=version)
 
 
@@ -200,6 +203,8 @@ def test_networks(manager: Node, version: str) -> None:
         body = minimal(TaskTemplate={"ContainerSpec": {"Image": "busybox"}, "Networks": [{"Target": target}]})
         words = "not eligible for docker services"
         refused(manager, "POST", "/services/create", body, 403, words, target, version=version)
+    overlay = {"Name": "net", "Driver": "overlay"}
+    refused(manager, "POST", "/networks/create", overlay, 501, "overlay", version=version)
     ports = [{"TargetPort": 80, "PublishedPort": 8080}]
     body = minimal(EndpointSpec={"Ports": ports})
     refused(manager, "POST", "/services/create", body, 501, "Ports[0].PublishMode", version=version)
