@@ -188,7 +188,7 @@ class Membership:
         state = self._state
         shown: dict[str, Any] = {
             "NodeID": state.node,
-            "NodeAddr": split(state.advertise)[0] if state.advertise else "",
+            "NodeAddr": split(state.address)[0] if state.address else "",
             "LocalNodeState": self.state,
             "ControlAvailable": self.is_manager and self._process.serves,
             "Error": state.error or self._trouble or (self._agent.reason if self._agent is not None else ""),
@@ -478,7 +478,7 @@ class Membership:
             else:
                 certificate = self._directory.install(answer.certificate, key, answer.root)
                 managers = answer.managers or (Peer(node="", address=address),)
-                self._save(managers=managers, epoch=answer.epoch, advertise=self._seen(answer.seen))
+                self._save(managers=managers, epoch=answer.epoch, seen=self._seen(answer.seen))
                 break
             await pauses.next()
         self._save(
@@ -486,15 +486,12 @@ class Membership:
             swarm=certificate.swarm,
             token="",
             managers=self._state.managers or tuple(Peer(node="", address=address) for address in self._state.remotes),
-            advertise=self._state.advertise,
         )
         return Verb.PROMOTE if certificate.role == "manager" else Verb.SUCCEED
 
     def _seen(self, seen: str) -> str:
-        """The advertised address: the operator's, or the one that the manager saw."""
-        if self._state.advertise or not seen:
-            return self._state.advertise
-        return joined(seen, split(self._state.listen)[1])
+        """The address that the manager saw, with the port that a manager here listens on."""
+        return joined(seen, split(self._state.listen)[1]) if seen else ""
 
     async def _work(self) -> Verb:
         """WORKER: until it is to be a manager, or was removed."""
@@ -704,7 +701,7 @@ class Membership:
             directory=self._directory.path,
             socket=self._run / "manager.sock",
             advertise=split(state.advertise)[0] if state.advertise else "",
-            manager_address=state.advertise,
+            manager_address=state.address,
             peers=state.managers,
             epoch=state.epoch,
         )
@@ -777,7 +774,7 @@ class Membership:
         """Ask for a certificate in the role that the swarm wishes. Returns the role of the new one,
         or "" when there is none yet; `_trouble` has the reason then.
         """
-        own = self._state.advertise
+        own = self._state.address
         known = [peer.address for peer in self._state.managers if peer.address != own]
         random.shuffle(known)
         known += [address for address in self._state.remotes if address not in known and address != own]
@@ -804,7 +801,7 @@ class Membership:
             how=how,
             node=state.node,
             listen=state.listen,
-            advertise=state.advertise,
+            advertise=state.address,
             peers=tuple(peer for peer in state.managers if peer.node != state.node),
             body=state.request.encode(),
             data_path=state.data_path,

@@ -3,12 +3,13 @@
 ```
 state.json   the phase and what its step needs             written before each effect
 ca.crt       roots that this node trusts                   with the certificate, and by sessions
-node.crt     certificate: CN = node, OU = role, O = swarm  one pair: a new one is complete
-node.key     its key, 0600                                 with node.crt.new, then renamed
+node.crt     certificate: CN = node, OU = role, O = swarm  one pair: a new one is complete with
+node.key     its key, 0600                                 node.crt.new, and renamed into place
+node.key.new key and request of a certificate asked for    until it is here
 ```
 
-A daemon that was killed between the two renames finishes them at the next start (`settle`). On
-managers the manager's process writes the certificate too, by the same rule.
+A daemon that was killed between the two renames finishes them at the next start (`settle`). The
+manager's process writes the pair too, at need, by the same rule (`engine/manager/tls.py`).
 
 Owns:    these files. Blocking, but small: called on the event loop.
 Threads: one at a time.
@@ -33,7 +34,7 @@ from engine.system.files import sync_directory, write_atomically
 
 FILE = "state.json"
 ROOTS, CERTIFICATE, KEY = "ca.crt", "node.crt", "node.key"
-NEW = ".new"
+REQUESTED_KEY, NEW_KEY, NEW_CERTIFICATE = "node.key.new", "node.key.install", "node.crt.new"
 
 _ID_LENGTH = 25
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -48,7 +49,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     listen: str = ""
     """host:port that a manager here listens on."""
     advertise: str = ""
-    """host:port that others reach a manager here at; "" until a manager has told it."""
+    """host:port that others reach a manager here at, as the operator says; "" when a manager tells
+    it."""
+    seen: str = ""
+    """The same as a manager has seen it."""
     data_path: str = ""
     remotes: tuple[str, ...] = ()
     """host:port of the managers that a join asks."""
@@ -65,6 +69,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request: str = ""
     """JSON of the body of an init."""
     error: str = ""
+
+    @property
+    def address(self) -> str:
+        """host:port that others reach a manager here at; "" until a manager has told it."""
+        return self.advertise or self.seen
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,16 +132,16 @@ class Directory:
 
     def settle(self) -> None:
         """Finish the exchange of a certificate that a crash has cut."""
-        if (self.path / (CERTIFICATE + NEW)).exists():
+        if (self.path / NEW_CERTIFICATE).exists():
             self._exchange()
 
     def keep_request(self, key: str, csr: str) -> None:
         """Keep the key of a request under way, so that its repetition uses the same one."""
-        self._write(KEY + NEW, (key + csr).encode(), 0o600)
+        self._write(REQUESTED_KEY, (key + csr).encode(), 0o600)
 
     def kept_request(self) -> tuple[str, str] | None:
         """Key and signing request that `keep_request` wrote; None when there are none."""
-        key, begin, csr = self._text(KEY + NEW).partition("-----BEGIN CERTIFICATE REQUEST-----")
+        key, begin, csr = self._text(REQUESTED_KEY).partition("-----BEGIN CERTIFICATE REQUEST-----")
         return (key, begin + csr) if csr else None
 
     def install(self, certificate: str, key: str, roots: str) -> Certificate:
@@ -144,16 +153,17 @@ class Directory:
             raise ServerError(f"the manager's certificate for this node is not valid: {error}") from error
         if roots:
             self.trust(roots)
-        self._write(KEY + NEW, key.encode(), 0o600)
-        self._write(CERTIFICATE + NEW, certificate.encode(), 0o644)
+        self._write(NEW_KEY, key.encode(), 0o600)
+        self._write(NEW_CERTIFICATE, certificate.encode(), 0o644)
         self._exchange()
+        (self.path / REQUESTED_KEY).unlink(missing_ok=True)
         return found
 
     def _exchange(self) -> None:
         try:
-            if (self.path / (KEY + NEW)).exists():
-                os.rename(self.path / (KEY + NEW), self.path / KEY)
-            os.rename(self.path / (CERTIFICATE + NEW), self.path / CERTIFICATE)
+            if (self.path / NEW_KEY).exists():
+                os.rename(self.path / NEW_KEY, self.path / KEY)
+            os.rename(self.path / NEW_CERTIFICATE, self.path / CERTIFICATE)
             sync_directory(self.path)
         except FileNotFoundError:
             pass  # the manager's process has finished it

@@ -416,3 +416,45 @@ def test_a_state_that_cannot_be_read(world: World) -> None:
 
 def test_the_digest_of_a_root_is_the_tokens() -> None:
     assert credentials.check_token(token("worker")) == DIGEST
+
+
+@pytest.mark.parametrize("role", ["worker", "manager"])
+def test_a_certificate_is_renewed_in_time(role: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between half and four fifths of its life, and at once when it has expired."""
+
+    async def test() -> None:
+        world.members.add("other")
+        daemon = world.start()
+        await join(world, role)
+        certificate = daemon._directory.certificate()
+        assert certificate is not None
+        life = certificate.ends - certificate.begins
+        agent = world.agent()
+        assert agent is not None
+        for part, renewed in ((0.49, False), (0.81, True), (1.5, True)):
+            agent.renewals = 0
+            now = certificate.begins + life * part
+            monkeypatch.setattr(membership.time, "time", lambda now=now: now)  # type: ignore[attr-defined]
+            agent.tell()
+            await asyncio.sleep(0.05)
+            assert bool(agent.renewals) == renewed, part
+        monkeypatch.undo()
+
+    run(test)
+
+
+def test_the_address_that_a_manager_sees(world: World) -> None:
+    async def test() -> None:
+        daemon = world.start()
+        await join(world, "worker")
+        assert (await daemon.info())["NodeAddr"] == "10.0.0.1"
+        agent = world.agent()
+        assert agent is not None
+        assert (agent.identity.advertise, agent.identity.manager_address) == ("", "10.0.0.1:2377")
+        await leave(world)
+        await daemon.join(JoinRequest(remote_addrs=["10.0.0.9"], join_token=token("worker"), advertise_addr="eth0:99"))
+        agent = world.agent()
+        assert agent is not None
+        assert (agent.identity.advertise, agent.identity.manager_address) == ("10.0.0.1", "10.0.0.1:99")
+
+    run(test)

@@ -207,7 +207,7 @@ class World:
         found = directory.certificate()
         assert found is not None and (found.role, found.node) == (role, self.node())
         assert directory.key() == KEY
-        assert not list(directory.path.glob("*.new"))
+        assert not list(directory.path.glob("node.crt.new"))
 
     # --- other managers ---------------------------------------------------------------------------
 
@@ -325,6 +325,9 @@ class FakeProcess:
         if self.serves and not seconds:
             return self  # a renewal
         raise Unavailable("its manager is still starting")
+
+    async def ask(self, message: Any, *, timeout: float) -> Any:
+        raise Unavailable("nothing is managed here")
 
     async def detach(self) -> None:
         self.serves = self.watched = False
