@@ -51,6 +51,7 @@ from engine.manager.messages import (
 )
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
+from engine.wire.nodes import NodeDescription
 
 HELLO_LIMIT = 20.0
 """Seconds that a manager may take to begin a session: it may wait for quorum."""
@@ -74,6 +75,10 @@ SILENCE = 1.5
 leaves a period to find another manager: after three, this node is taken for lost.
 """
 SAVE_PAUSE = 1.0
+DESCRIPTION_TIME = 20.0
+"""Seconds after which the node looks whether it is still as it was described: plugins come and
+go.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +116,8 @@ class Agent:
         self._connection: Connection | None = None
         """Of the session."""
         self._session: Session | None = None
+        self._described = NodeDescription()
+        """As the session's manager knows this node."""
         self._begun = asyncio.Event()
         """Set while there is a session."""
         self._bye: Bye | None = None
@@ -215,6 +222,7 @@ class Agent:
         self._accepted = asyncio.Event()
         connection = await self._dial()
         async with client.opened(connection):
+            self._described = await self._description()
             self._unsent.clear()  # all of them go with this message
             limit = OWN_HELLO_LIMIT if self._at_own else HELLO_LIMIT
             session = await connection.ask(self._hello(), timeout=limit)
@@ -259,15 +267,19 @@ class Agent:
             raise ServerError(f"{peer.address}: {_words(error) or 'no answer'}") from error
 
     def _hello(self) -> Hello:
-        parts, identity = self._parts, self._identity
-        config = parts.config
+        identity = self._identity
         return Hello(
-            description=description(parts.host, parts.counts(), config.labels, config.generic_resources),
+            description=self._described,
             advertise=identity.advertise,
             epoch=identity.epoch,
             statuses=self._executor.statuses(),
             manager_address=identity.manager_address,
         )
+
+    async def _description(self) -> NodeDescription:
+        parts, config = self._parts, self._parts.config
+        drivers = await parts.volumes.known_drivers()
+        return description(parts.host, parts.counts(), drivers, config.labels, config.generic_resources)
 
     def _terms(self, session: Session) -> None:
         self._session = session
@@ -281,7 +293,8 @@ class Agent:
         self._heard = time.monotonic()
 
     async def _beat(self, connection: Connection) -> None:
-        """Beat until the session ends."""
+        """Beat until the session ends, also because this node is not as it was described."""
+        described = time.monotonic()
         while not connection.closed.is_set() and self._bye is None:
             assert self._session is not None
             period = max(0.05, self._session.period)
@@ -291,6 +304,10 @@ class Agent:
                     await connection.closed.wait()
             if time.monotonic() - self._heard > SILENCE * period:
                 raise Silent(f"the manager was silent for {time.monotonic() - self._heard:.1f} s")
+            if time.monotonic() - described > DESCRIPTION_TIME:
+                described = time.monotonic()
+                if await self._description() != self._described:
+                    raise ServerError("the description of this node has changed")
 
     async def _serve(self, connection: Connection, message: Message) -> None:
         if isinstance(message, Assignments):

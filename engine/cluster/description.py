@@ -24,12 +24,14 @@ from engine.wire.nodes import (
 BILLION = 1_000_000_000
 
 
-def description(host: Host, counts: Counts, labels: Iterable[str], resources: Iterable[str]) -> NodeDescription:
+def description(
+    host: Host, counts: Counts, volume_drivers: Iterable[str], labels: Iterable[str], resources: Iterable[str]
+) -> NodeDescription:
     """`labels` and `resources`: as in `--label` and `--node-generic-resource`, which are valid."""
     plugins = [
         *(EnginePlugin("Log", name) for name in counts.log_drivers),
         *(EnginePlugin("Network", name) for name in counts.network_drivers),
-        *(EnginePlugin("Volume", name) for name in counts.volume_drivers),
+        *(EnginePlugin("Volume", name) for name in volume_drivers),
     ]
     return NodeDescription(
         hostname=host.name,

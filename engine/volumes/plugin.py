@@ -122,6 +122,10 @@ class PluginDrivers:
     def active(self) -> list[str]:
         return self._plugins.active(_KIND)
 
+    async def names(self) -> list[str]:
+        """All plugins of this host, of any kind."""
+        return await self._plugins.names()
+
     async def listed(self) -> tuple[dict[str, Volume], list[str]]:
         """The volumes that plugins list, and an error for each plugin that does not answer."""
         names = await self._plugins.names()

@@ -148,6 +148,12 @@ class VolumeStore:
         """Names of the drivers that have been used."""
         return [local.NAME, *self._plugins.active()]
 
+    async def known_drivers(self) -> list[str]:
+        """Names of the drivers that a volume may have: plugins that have not been used are not
+        asked whether they are one.
+        """
+        return [local.NAME, *await self._plugins.names()]
+
     # --- the API ----------------------------------------------------------------------------------
 
     async def select(

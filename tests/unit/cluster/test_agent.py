@@ -82,7 +82,17 @@ async def site(directory: Path, *, period: float = 0.05, role: str = "manager") 
     identity = Identity(
         node="n1", swarm="s", role=role, directory=directory, socket=manager.socket, epoch=5, advertise="10.0.0.1"
     )
-    parts: Any = SimpleNamespace(config=Config(labels=("zone=a",)), host=Host(name="h"), counts=Counts)
+    drivers = ["local"]
+
+    async def known_drivers() -> list[str]:
+        return list(drivers)
+
+    parts: Any = SimpleNamespace(
+        config=Config(labels=("zone=a",)),
+        host=Host(name="h"),
+        counts=Counts,
+        volumes=SimpleNamespace(known_drivers=known_drivers, drivers=drivers),
+    )
     sessions: list[Session] = []
     barred: list[str] = []
     agent = Agent(parts, identity, on_session=sessions.append, on_barred=barred.append)
@@ -250,6 +260,19 @@ async def test_a_renewed_certificate_needs_a_new_session(tmp_path: Path) -> None
         await here.until("begun", lambda: not here.agent.reason)
         here.agent.renewed()
         await here.manager.session(2)
+
+
+async def test_a_node_that_is_not_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DESCRIPTION_TIME", 0.1)
+    async with site(tmp_path) as here:
+        here.agent.start()
+        await asyncio.sleep(0.4)
+        assert len(here.manager.hellos) == 1
+        parts: Any = here.agent._parts
+        parts.volumes.drivers.append("flocker")
+        await here.manager.session(2)
+        names = [plugin.name for plugin in here.manager.hellos[1].description.engine.plugins]
+        assert names == ["flocker", "local"]
 
 
 async def test_terms_that_change(tmp_path: Path) -> None:

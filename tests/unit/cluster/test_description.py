@@ -11,7 +11,7 @@ from engine.wire.nodes import DiscreteResource, EnginePlugin, GenericResource, N
 def test_description() -> None:
     host = Host(name="h", machine="aarch64", cpus=3, memory=5)
     counts = Counts(log_drivers=("none", "json-file"), network_drivers=("bridge",), volume_drivers=("local",))
-    made = description(host, counts, ["zone=a=b", "empty="], ["SSD=3", "GPU=UUID1", "GPU=UUID2"])
+    made = description(host, counts, ["local", "flocker"], ["zone=a=b", "empty="], ["SSD=3", "GPU=UUID1", "GPU=UUID2"])
     assert made.hostname == "h" and made.platform == Platform("aarch64", "linux")
     assert made.resources.nano_cpus == 3_000_000_000 and made.resources.memory_bytes == 5
     assert made.resources.generic_resources == [
@@ -25,5 +25,6 @@ def test_description() -> None:
         EnginePlugin("Log", "json-file"),
         EnginePlugin("Log", "none"),
         EnginePlugin("Network", "bridge"),
+        EnginePlugin("Volume", "flocker"),
         EnginePlugin("Volume", "local"),
     ]
