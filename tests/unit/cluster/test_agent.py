@@ -16,9 +16,20 @@ from engine.cluster import agent as module
 from engine.cluster.agent import Agent
 from engine.cluster.state import Identity
 from engine.config import Config
-from engine.errors import Forbidden, ServerError
+from engine.errors import Forbidden, ServerError, Unavailable
 from engine.facts import Counts, Host
-from engine.manager.messages import Assigned, Assignments, Hello, Message, Session, Status, Statuses
+from engine.manager.frames import Connection
+from engine.manager.messages import (
+    Assigned,
+    Assignments,
+    Hello,
+    Message,
+    Peer,
+    Session,
+    Status,
+    Statuses,
+    order_of_managers,
+)
 from engine.manager.states import TaskState
 from engine.wire.services import ServiceSpec
 from tests.fakes.manager import FakeManager
@@ -300,3 +311,70 @@ async def test_leave(tmp_path: Path) -> None:
         await here.manager.close()
         await asyncio.wait_for(here.agent.leave(), 3)
         assert here.executor.ended == 1, "without a manager too"
+
+
+@contextlib.asynccontextmanager
+async def others(
+    here: Site, directory: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> AsyncIterator[list[FakeManager]]:
+    """So many other managers, which are reached by their numbers."""
+    found = [FakeManager(directory / f"manager{number}.sock", period=here.manager.period) for number in range(count)]
+    for each in found:
+        each.epoch = 5
+        await each.open()
+
+    async def dial(address: str, _tls: Any, serve: Any) -> Connection:
+        reader, writer = await asyncio.open_unix_connection(str(found[int(address)].socket))
+        return Connection(reader, writer, serve, dialled=True)
+
+    (directory / "ca.crt").write_text("roots")
+    monkeypatch.setattr(module.client, "dial", dial)
+    monkeypatch.setattr(module.client, "context", lambda *_: None)
+    peers = tuple(Peer(node=f"m{number}", address=str(number)) for number in range(count))
+    here.agent.managers = peers
+    try:
+        yield [found[int(peer.address)] for peer in order_of_managers("n1", peers)]
+    finally:
+        await here.agent.close()
+        for each in found:
+            await each.close()
+
+
+async def test_a_manager_that_does_not_answer_beats_is_left_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(tmp_path, role="worker", period=0.2) as here, others(here, tmp_path, monkeypatch, 3) as managers:
+        here.agent.start()
+        await managers[0].session()
+        assert managers[0].connection is not None
+        managers[0].connection.on_beat = lambda: None
+        await managers[1].session()
+        assert len(managers[0].hellos) == 1
+        assert managers[2].hellos == []
+        await managers[1].bye("overloaded")
+        await managers[2].session()
+
+
+async def test_the_own_manager_comes_first_and_others_when_it_begins_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OWN_LIMIT", 0.2)
+    monkeypatch.setattr(module, "OWN_HELLO_LIMIT", 0.2)
+
+    def no_quorum(message: Message) -> None:
+        if isinstance(message, Hello):
+            raise Unavailable("the swarm has no leader or lost its quorum")
+
+    async with site(tmp_path) as here, others(here, tmp_path, monkeypatch, 2) as managers:
+        here.agent.start()
+        await here.manager.session()
+        assert managers[0].hellos == managers[1].hellos == []
+        here.manager.refuse = no_quorum
+        await here.manager.bye("lost its quorum")
+        await here.until("another one", lambda: managers[0].hellos or managers[1].hellos)
+        for each in managers:
+            each.refuse = no_quorum
+            if each.connection is not None:
+                await each.bye("lost its quorum")
+        here.manager.refuse = lambda message: None
+        await here.manager.session(2)
