@@ -13,6 +13,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +22,7 @@ import pytest
 
 from tests.clusters import Cluster, Node
 from tests.harness import free_ports, until
+from tests.plugins import VolumePlugin
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -285,6 +287,30 @@ def test_why_a_task_does_not_run(cluster: Cluster, container: Any, state: str, w
         )
 
     until(f"its error has {words!r}", told)
+
+
+def test_a_volume_plugin(cluster: Cluster, tmp_path: Path) -> None:
+    """The task waits for a node that has the driver; a plugin that appears is reported."""
+    volume = {"Type": "volume", "Source": "shared", "Target": "/data"}
+    driver = {"VolumeOptions": {"DriverConfig": {"Name": "flocker", "Options": {"size": "1"}}}}
+    cluster[0].service("web", "sh", "-c", "echo x > /data/file; sleep 1000", container={"Mounts": [volume | driver]})
+    until("it says why", lambda: "plugin" in str([task["Status"].get("Err") for task in cluster[0].tasks("web")]))
+    worker = cluster[1]
+    (worker.run / "plugins").mkdir(exist_ok=True)
+    plugin = VolumePlugin(tmp_path)
+    socket = worker.run / "plugins" / "flocker.sock"
+    plugin.listen(socket)
+    try:
+        (task,) = cluster[0].until_running("web", 1)
+        assert task["NodeID"] == worker.node_id
+        until("the task's file", lambda: list(tmp_path.rglob("file")))
+        assert plugin.volumes.keys() == {"shared"}
+        cluster[0].ask("DELETE", "/services/web")
+        until("its container is gone", lambda: not _containers(worker))
+        worker.ask("DELETE", "/volumes/shared")
+    finally:
+        plugin.close()
+        socket.unlink(missing_ok=True)
 
 
 def test_generic_resources(cluster: Cluster) -> None:
