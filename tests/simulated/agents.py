@@ -3,8 +3,9 @@
     python -m tests.simulated.agents RUN COUNT
 
 Each has a connection and a session of its own, beats, and reports what it is assigned: a task is
-running, or has shut down, `DELAY` after it was put. Each second a line of JSON goes to stdout: the
-sessions, the tasks that run, the longest time until a beat was answered since the last line.
+running, or has shut down, `DELAY` after it was put. Ten times a second a line of JSON goes to
+stdout: the sessions, the tasks that run, the longest time until a beat was answered since the last
+line.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class World:
             line = {"sessions": self.sessions, "running": self.running, "beat": self.latest, "byes": self.byes}
             print(json.dumps(line), flush=True)
             self.latest = 0.0
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.1)
 
 
 class Agent(asyncio.Protocol):
