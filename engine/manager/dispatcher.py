@@ -73,6 +73,8 @@ ANSWER = 2.0
 REGISTRATIONS = 3
 REGISTRATIONS_PERIOD = 8.0
 """A node may register so many times in so many seconds."""
+LONGEST_DESCRIPTION = 256 << 10
+"""Bytes of what a node says of itself."""
 UNREAD = 30.0
 """Seconds that an agent may leave its assignments unread."""
 GATHER = 0.02
@@ -263,9 +265,16 @@ class Dispatcher:
             connection.abort(f"the statuses of node {node} were not stored: {error.message}")
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
-        """Raises Unavailable when no session may begin here now."""
+        """Raises Unavailable when no session may begin here now, InvalidParameter for a record that
+        etcd would refuse, and with it others of the same transaction.
+        """
         if self.refuses:
             raise Unavailable(self.refuses)
+        size = len(records.encode(msgspec.structs.replace(hello, statuses=())))
+        if size > LONGEST_DESCRIPTION:
+            raise InvalidParameter(
+                f"the description of node {identity.node} has {size} bytes, at most {LONGEST_DESCRIPTION} are allowed"
+            )
         if connection.peer:
             now = self._clock.monotonic()
             times = self._registrations.setdefault(identity.node, deque(maxlen=REGISTRATIONS))

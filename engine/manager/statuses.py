@@ -33,6 +33,11 @@ TOGETHER = 32
 SLICE = 200
 """Statuses that are prepared before others are served."""
 
+LONGEST_TEXT = 4096
+LONGEST_ID = 128
+MOST_PORTS = 1024
+"""What is kept of a status: one that etcd refuses would fail the others of its transaction."""
+
 _NOT_REPORTED = (TaskState.NEW, TaskState.PENDING, TaskState.REMOVE, TaskState.ORPHANED)
 _REPORTED = {int(state): state for state in TaskState if state not in _NOT_REPORTED}
 """States that an agent may report."""
@@ -148,11 +153,11 @@ def _record(status: Status) -> TaskStatus:
     return TaskStatus(
         state=_REPORTED[status.state],
         since=status.since,
-        message=status.message,
-        error=status.error,
-        container=status.container,
+        message=status.message[:LONGEST_TEXT],
+        error=status.error[:LONGEST_TEXT],
+        container=status.container[:LONGEST_ID],
         pid=status.pid,
         exit_code=status.exit_code,
-        ports=status.ports,
+        ports=status.ports[:MOST_PORTS],
         ready=status.ready,
     )

@@ -269,6 +269,15 @@ async def test_a_connection_that_ends_while_it_registers_leaves_the_node_to_its_
         assert w.dispatcher.sessions == 0
 
 
+async def test_a_description_that_is_too_long_is_refused(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        agent = await w.connected()
+        with pytest.raises(InvalidParameter, match=r"description of node n1 has 3\d{5} bytes"):
+            await w.during(agent.register(advertise="x" * 300_000))
+        assert store.record(records.NODE_DATA, "n1") is None
+        await w.during(agent.register())
+
+
 # --- assignments ----------------------------------------------------------------------------------
 
 
@@ -566,6 +575,18 @@ async def test_states_that_no_node_reports_are_refused(store: Store, clock: Fake
                 agent.connection.ask(messages.Statuses(of=(messages.Status(task="t1", state=state, since=1),)))
             )
         assert state_of(store, "t1") is None
+
+
+async def test_long_texts_of_a_status_are_cut(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await store.commit([Put(records.TASKS, "t1", task())])
+        agent = await w.agent()
+        long = "x" * 5_000_000
+        await w.during(agent.report(status("t1", TaskState.FAILED, message=long, error=long, container=long)))
+        record = store.record(records.TASK_STATUS, "t1")
+        assert record is not None
+        assert [len(text) for text in (record.message, record.error, record.container)] == [4096, 4096, 128]
+        await w.during(agent.report(status("t1", TaskState.FAILED, message=long)))
 
 
 async def test_the_statuses_of_a_hello_are_stored(store: Store, clock: FakeClock) -> None:
