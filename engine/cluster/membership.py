@@ -581,6 +581,7 @@ class Membership:
         self._removed = False
         if self._wishes("manager"):
             self._session = None  # told before the demotion
+        await self._close_agent()  # that of the manager, which asks its own process first
         pauses = _Pauses()
         while not (role := await self._renew()):
             if self._barred:
