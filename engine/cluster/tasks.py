@@ -126,8 +126,11 @@ class TaskSet:
         be carried out: the next whole set brings them again, and counts as a change of every task.
         """
         log_driver = msgspec.convert(message.log_driver, Driver) if message.log_driver is not None else None
+        # An authorization comes once for a service, not with each version of its spec.
+        auths = {} if message.whole else {_service(key): record.auth for key, record in self._specs.items()}
+        auths |= message.auths
         specs = {
-            key: SpecRecord(spec=spec, auth=message.auths.get(_service(key), ""), log_driver=log_driver)
+            key: SpecRecord(spec=spec, auth=auths.get(_service(key), ""), log_driver=log_driver)
             for key, spec in message.specs.items()
         }
         for key, record in self._specs.items():  # a new authorization for a spec that is here

@@ -108,6 +108,13 @@ async def test_a_new_authorization(records: Memory) -> None:
     await tasks.apply(Assignments(auths={"s": "new", "other": "x"}))
     found = loaded(records).spec(task("a"))
     assert found is not None and found.auth == "new"
+    # A later version of the spec has the one that came before, unless the set is whole.
+    await tasks.apply(Assignments(put=(task("b", "s/2"),), specs={"s/2": spec()}))
+    found = tasks.spec(task("b", "s/2"))
+    assert found is not None and found.auth == "new"
+    await tasks.apply(Assignments(whole=True, put=(task("b", "s/2"),), specs={"s/2": spec()}))
+    found = tasks.spec(task("b", "s/2"))
+    assert found is not None and found.auth == ""
 
 
 async def test_a_spec_that_was_not_sent(records: Memory) -> None:
