@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Iterator
 
 from engine.manager.clock import Clock
+from engine.manager.control.nodes import hostname
 from engine.manager.frames import Connection
 from engine.manager.messages import Change, Watch
-from engine.manager.records import CONFIGS, NODE_DATA, NODES, SECRETS, SERVICE_STATUS, SERVICES, NodeData, ServiceRecord
+from engine.manager.records import CONFIGS, NODE_DATA, NODES, SECRETS, SERVICE_STATUS, SERVICES, ServiceRecord
+from engine.manager.states import NodeState
 from engine.manager.store import Event, Store
 
 LIMIT = 10_000
@@ -53,7 +55,7 @@ def _numbered(change: Change, seq: int) -> Change:
 def change_of(store: Store, event: Event, now: int) -> Change | None:
     """The event that clients see; None when nothing of theirs has changed."""
     if event.kind is NODE_DATA:
-        return _node_data(event, now)
+        return _node_data(store, event, now)
     if event.kind is SERVICE_STATUS:
         return _service_status(store, event, now)
     kind = _KINDS.get(event.kind)
@@ -74,9 +76,7 @@ def _names(store: Store, kind: str, event: Event) -> Iterator[tuple[str, str]]:
     if kind != "node":
         yield "name", entry.record.spec.name
         return
-    data = store.record(NODE_DATA, event.key)
-    hostname = "" if data is None or data.description is None else data.description.hostname
-    yield "name", hostname
+    yield "name", entry.record.name or hostname(store, event.key)
 
 
 def _differences(kind: str, event: Event) -> Iterator[tuple[str, str]]:
@@ -107,22 +107,23 @@ def _replicas(record: ServiceRecord) -> str:
     return "" if replicated is None else str(replicated.replicas)
 
 
-def _node_data(event: Event, now: int) -> Change | None:
+def _node_data(store: Store, event: Event, now: int) -> Change | None:
     """A node became ready, went down."""
-    if event.new is None or event.old is None:
+    if event.new is None:
         return None
-    old: NodeData = event.old.record
-    new: NodeData = event.new.record
-    if old.state == new.state:
+    before = NodeState.UNKNOWN if event.old is None else event.old.record.state
+    after = event.new.record.state
+    node = store.record(NODES, event.key)
+    if before == after or node is None:
         return None
     return Change(
         kind="node",
         action="update",
         id=event.key,
         attributes={
-            "name": "" if new.description is None else new.description.hostname,
-            "state.old": old.state.label,
-            "state.new": new.state.label,
+            "name": node.name or hostname(store, event.key),
+            "state.old": before.label,
+            "state.new": after.label,
         },
         time=now,
     )

@@ -77,7 +77,9 @@ async def test_nodes(swarm: Swarm) -> None:
     async with watching(swarm) as watcher:
         worker = await swarm.node("w1")
         await swarm.clock.settle()
-        assert [(one.kind, one.action) for one in watcher.taken()] == [("node", "create")]
+        created, ready = watcher.taken()
+        assert (created.kind, created.action, ready.action) == ("node", "create", "update")
+        assert ready.attributes == {"name": "w1", "state.old": "unknown", "state.new": "ready"}
         index = (await swarm.nodes_inspect(worker))["Version"]["Index"]
         await swarm.nodes_update(worker, body={"Role": "manager", "Availability": "drain"}, version=index)
         await swarm.clock.settle()
