@@ -16,7 +16,7 @@ from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueE
 import msgspec
 
 from engine import booleans, labels, patterns
-from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
+from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unimplemented
 from engine.networks.ipam import Address, Subnet, hosts, parsed_address
 from engine.storage.records import Records
 from engine.wire.networks import IPAM, ConfigReference, IPAMConfig, NetworkCreate
@@ -219,7 +219,7 @@ def _boolean(text: str | None, default: bool, what: str) -> bool:
 def checked(body: NetworkCreate) -> NetworkRecord:
     """The record of a new network; free subnets are chosen later.
 
-    Raises InvalidParameter, Forbidden (predefined), NotFound (driver).
+    Raises InvalidParameter, Forbidden (predefined), NotFound (driver), Unimplemented (overlay).
     """
     name = _checked_name(body.name)
     driver = body.driver or "bridge"
@@ -234,6 +234,10 @@ def checked(body: NetworkCreate) -> NetworkRecord:
         driver = CONFIGURATION
     elif driver in ("host", "null"):
         raise Forbidden(f'network {name}: only one instance of "{driver}" network is allowed')
+    elif driver == "overlay":
+        raise Unimplemented(
+            f'network {name}: driver "overlay": this version has no networks that span the nodes of a swarm'
+        )
     elif driver not in ("bridge", *_MODES):
         raise NotFound(f'network {name}: driver "{driver[:100]}": plugin not found')
     if body.scope not in ("", "local"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import Config
-from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, Unimplemented
 from engine.events import EventLog
 from engine.networks import bridge, network
 from engine.networks.network import (
@@ -205,6 +205,7 @@ def test_names_that_docker_takes(name: str) -> None:
         ({"Name": "x" * 256}, InvalidParameter, "invalid network name"),
         ({"Name": "bridge"}, Forbidden, "operation is not permitted on predefined bridge network"),
         ({"Name": "default"}, Forbidden, "predefined default network"),
+        ({"Driver": "overlay"}, Unimplemented, 'network net: driver "overlay"'),
         ({"Driver": "nothere"}, NotFound, 'network net: driver "nothere": plugin not found'),
         ({"Driver": "host"}, Forbidden, 'only one instance of "host" network is allowed'),
         ({"IPAM": {"Driver": "dhcp"}}, NotFound, 'IPAM driver "dhcp": plugin not found'),
