@@ -518,7 +518,8 @@ def test_health() -> None:
             task(1), spec=service("sleep 0.5; touch /healthy; sleep 1; rm /healthy; sleep 1000", healthcheck=check)
         )
         await manager.state("task1", R.STARTING)
-        assert site.present("task1").running
+        await manager.until("its process runs", lambda: site.present("task1").running)
+        assert manager.statuses["task1"].state == R.STARTING
         await manager.state("task1", R.RUNNING)
         failed = await manager.state("task1", R.FAILED)
         assert "unhealthy container" in failed.error
