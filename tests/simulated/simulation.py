@@ -43,7 +43,7 @@ class Simulation:
         program = [sys.executable, "-m", "tests.simulated.manager", str(self.directory / "root"), str(self.run)]
         self._processes.append(subprocess.Popen(program, stderr=log, stdout=log, text=True, cwd=REPOSITORY))  # noqa: ASYNC220
         path = self.run / SOCKET
-        for _ in range(500):
+        for _ in range(5000):
             if path.exists():
                 break
             await asyncio.sleep(0.02)
@@ -65,7 +65,7 @@ class Simulation:
         process = await asyncio.create_subprocess_exec(*program, stdout=subprocess.PIPE, cwd=REPOSITORY)
         self._agents = process
         self._reading.append(asyncio.ensure_future(self._read(process)))
-        await self.until("sessions", count, 30 + count / 100)
+        await self.until("sessions", count, 120 + count / 100)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
