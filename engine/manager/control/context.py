@@ -26,7 +26,8 @@ SLICE = 0.005
 """Seconds of work on a list after which others are served."""
 LONGEST_BODY = LONGEST - (1 << 20)
 """Bytes of a list, so that the answer fits into one message."""
-
+LONGEST_REQUEST = 4 << 20
+"""Bytes of a request's body. A service's record has two specs, and etcd takes 10 MiB at once."""
 
 Guard = Callable[[str], Awaitable[str]]
 """Whether the etcd member of a node may be removed: "", or why not."""
@@ -60,6 +61,8 @@ class OutOfSequence(Precondition):
 
 def body(call: Call, of: type[S]) -> S:
     """The body of a request. Raises InvalidParameter."""
+    if len(call.body) > LONGEST_REQUEST:
+        raise InvalidParameter(f"the body has {len(call.body)} bytes, more than {LONGEST_REQUEST}")
     try:
         return msgspec.json.decode(call.body or b"{}", type=of)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -14,7 +14,7 @@ from engine import times
 from engine.manager.ca import tls_info
 from engine.manager.certificates import digest
 from engine.manager.control import filters, validate
-from engine.manager.control.context import Context, Precondition, body, check_version, encode, find
+from engine.manager.control.context import Context, Precondition, body, check_version, encode, encode_all, find
 from engine.manager.messages import Call
 from engine.manager.records import (
     CLAIMS,
@@ -70,20 +70,21 @@ async def list_all(context: Context, call: Call) -> bytes:
     id_starts, name_starts = filters.starts(found, "id"), filters.starts(found, "name")
     has_engine_labels = filters.have_labels(found)
     has_labels = filters.have_labels(found, "node.label")
-    listed = []
-    for key, entry in sorted(store.all(NODES).items()):
-        record, data = entry.record, store.record(NODE_DATA, key)
+
+    def document(entry: Entry[NodeRecord]) -> wire.Node | None:
+        record, data = entry.record, store.record(NODE_DATA, entry.key)
         description = (data.description if data is not None else None) or wire.NodeDescription()
-        if (
-            id_starts(key)
+        shown = (
+            id_starts(entry.key)
             and name_starts(description.hostname)
             and has_engine_labels(description.engine.labels)
             and has_labels(record.labels)
             and (roles is None or record.role in roles)
             and (memberships is None or True in memberships)
-        ):
-            listed.append(view(store, entry))
-    return encode(listed)
+        )
+        return view(store, entry) if shown else None
+
+    return await encode_all(document(entry) for _, entry in sorted(store.all(NODES).items()))
 
 
 async def inspect(context: Context, call: Call) -> bytes:

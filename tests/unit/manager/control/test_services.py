@@ -424,6 +424,13 @@ async def test_networks(swarm: Swarm) -> None:
     assert found["TaskTemplate"]["Networks"] == [{"Target": "host"}] and "Networks" not in found
 
 
+async def test_a_long_body(swarm: Swarm) -> None:
+    await swarm.found()
+    await swarm.service(Labels={"a": "x" * (4_190_000)})
+    with pytest.raises(InvalidParameter, match="more than 4194304"):
+        await swarm.services_create(body=spec("long", Labels={"a": "x" * (4 << 20)}))
+
+
 async def test_a_refused_request_changes_nothing(swarm: Swarm) -> None:
     await swarm.found()
     revision = swarm.store.revision
