@@ -219,7 +219,8 @@ class Soak:
                     return f"task {task} has a container on two nodes"
                 found[task] = node.node_id
         if found != wanted:
-            return f"containers without a task: {found.keys() - wanted.keys()}; without one: {wanted.keys() - found.keys()}"
+            strangers, lost = found.keys() - wanted.keys(), wanted.keys() - found.keys()
+            return f"containers without a task: {strangers}; tasks without one: {lost}"
         return ""
 
 
