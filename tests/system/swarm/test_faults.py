@@ -54,7 +54,8 @@ class Chaos:
         }  # fmt: skip
         (event,) = self.dice.choices(list(events), list(events.values()))
         self.told.append(event.__name__)
-        with contextlib.suppress(AssertionError, OSError):  # an election runs, or this manager has just been killed
+        # an election runs, or this manager has just been killed
+        with contextlib.suppress(AssertionError, OSError):
             event()
 
     def scale(self) -> None:
