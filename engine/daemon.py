@@ -469,7 +469,8 @@ class Daemon:
         await self.containers.stop_all(seconds)
 
     async def _close_cluster(self) -> None:
-        await self.cluster.close(stop=self._leaves_nothing)
+        # A start that fails has not started the manager's process: it is an earlier daemon's.
+        await self.cluster.close(stop=self._stop_everything)
 
     async def _close_monitor(self) -> None:
         if self._leaves_nothing:

@@ -252,6 +252,10 @@ def test_a_new_cluster_by_force(hosts: list[Node]) -> None:
     assert first.until_running("web", 1)[0]["ID"] == task["ID"]
     assert len(third.task_containers()) == 1
     second.plug()
+    # The other manager finds out that it is none any more.
+    becomes(second, WORKER)
+    until("it is back", lambda: role_and_state(first, second) == ("worker", "ready", ""), 60)
+    until("its member is gone", lambda: not (second.root / "swarm" / "etcd").exists())
 
 
 @pytest.mark.parametrize("role", ["worker", "manager", "only manager"])
