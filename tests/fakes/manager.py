@@ -37,7 +37,7 @@ from engine.wire.services import ServiceSpec
 class FakeManager:
     """One manager. `tasks` is the set that a new session gets."""
 
-    def __init__(self, socket: Path, *, period: float = 1.0) -> None:
+    def __init__(self, socket: Path, *, period: float = 20.0) -> None:
         self.socket = socket
         self.period = period
         self.epoch = 1

@@ -510,17 +510,25 @@ def holding(directory: Path, text: bytes) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
+async def container_of(site: Site, task: str, act: Callable[[Path], None], name: str) -> None:
+    """Do something with a file of the task's container."""
+    root = Path(f"/proc/{site.present(task).record.status.pid}/root")
+    await asyncio.to_thread(act, root / name)
+
+
 def test_health() -> None:
     async def story(site: Site) -> None:
         manager = await site.begin()
-        check = Healthcheck(test=["CMD-SHELL", "cat /healthy"], interval=SECOND // 20, retries=2, start_period=SECOND)
-        await manager.put(
-            task(1), spec=service("sleep 0.5; touch /healthy; sleep 1; rm /healthy; sleep 1000", healthcheck=check)
+        check = Healthcheck(
+            test=["CMD-SHELL", "cat /healthy"], interval=SECOND // 20, retries=2, start_period=600 * SECOND
         )
+        await manager.put(task(1), spec=service("sleep 1000", healthcheck=check))
         await manager.state("task1", R.STARTING)
         await manager.until("its process runs", lambda: site.present("task1").running)
         assert manager.statuses["task1"].state == R.STARTING
+        await container_of(site, "task1", Path.touch, "healthy")
         await manager.state("task1", R.RUNNING)
+        await container_of(site, "task1", Path.unlink, "healthy")
         failed = await manager.state("task1", R.FAILED)
         assert "unhealthy container" in failed.error
         assert manager.history["task1"][-3:] == [R.STARTING, R.RUNNING, R.FAILED]
@@ -661,13 +669,14 @@ def test_a_silent_manager_is_left() -> None:
         manager = await site.begin()
         await manager.put(task(1), spec=service())
         await manager.state("task1", R.RUNNING)
-        await asyncio.sleep(1)
-        assert len(manager.hellos) == 1, "beats keep it"
         assert manager.connection is not None
         manager.connection.on_beat = None
         await manager.session(2)
 
     in_daemon(story)
+
+
+WAITING = "until test -e /end; do sleep 0.1; done; exit 4"
 
 
 def test_kill_9_of_the_daemon() -> None:
@@ -683,7 +692,7 @@ def test_kill_9_of_the_daemon() -> None:
             task(3, R.READY, spec="s/3", secrets=("id-a",)),
             spec=service("cat /run/secrets/a; echo; sleep 1000", secrets=[secret("a")]),
         )
-        await manager.put(task(4, spec="s/4"), spec=service("sleep 1; exit 4"))
+        await manager.put(task(4, spec="s/4"), spec=service(WAITING))
         await manager.put(task(5, spec="s/5"), spec=service(image="registry.invalid/x"))
         for number, state in ((1, R.RUNNING), (2, R.RUNNING), (3, R.READY), (4, R.RUNNING), (5, R.REJECTED)):
             await manager.state(f"task{number}", state)
@@ -691,7 +700,8 @@ def test_kill_9_of_the_daemon() -> None:
         (path / "pid").write_text(str(site.present("task1").record.status.pid))
 
     async def second(site: Site) -> None:
-        await asyncio.sleep(1)  # task 4 ends
+        await container_of(site, "task4", Path.touch, "end")
+        await site.manager.until("task 4 has ended", lambda: not site.present("task4").running)
         # No manager yet: what runs goes on, what needs a secret waits.
         site.agent.start()
         await asyncio.sleep(0.5)
@@ -701,7 +711,7 @@ def test_kill_9_of_the_daemon() -> None:
         manager.secrets["id-a"] = Delivery(id="id-a", name="a", data=b"top")
         manager.specs = {"service1/1": service("sleep 1000")}
         manager.specs["s/3"] = service("cat /run/secrets/a; echo; sleep 1000", secrets=[secret("a")])
-        manager.specs["s/4"] = service("sleep 1; exit 4")
+        manager.specs["s/4"] = service(WAITING)
         manager.tasks = {
             "task1": task(1),
             "task3": task(3, R.RUNNING, spec="s/3", secrets=("id-a",)),

@@ -139,12 +139,18 @@ def test_kill_9_in_the_middle_of_many_starts(cluster: Cluster) -> None:
 
 def test_a_container_that_ends_without_the_daemon(cluster: Cluster) -> None:
     cluster[0].service(
-        "web", "sh", "-c", "test $$ = 1; sleep 3; exit 9", template={"RestartPolicy": {"Condition": "none"}}
+        "web",
+        "sh",
+        "-c",
+        "until test -e /end; do sleep 0.1; done; exit 9",
+        template={"RestartPolicy": {"Condition": "none"}},
     )
     (task,) = cluster[0].until_running("web", 1)
     node, _ = where(cluster, task)
     node.kill9()
-    time.sleep(4)
+    root = Path(f"/proc/{task['Status']['ContainerStatus']['PID']}/root")
+    (root / "end").touch()
+    until("it has ended", lambda: not (root / "end").exists())
     node.start()
 
     def failed() -> bool:
@@ -244,26 +250,29 @@ def test_ports_of_mode_host(cluster: Cluster) -> None:
 
 
 def test_health_decides_when_a_task_runs(cluster: Cluster) -> None:
-    check = {"Test": ["CMD", "test", "-e", "/ok"], "Interval": SECOND // 5, "Retries": 3, "StartPeriod": 10 * SECOND}
+    check = {"Test": ["CMD", "test", "-e", "/ok"], "Interval": SECOND // 5, "Retries": 3, "StartPeriod": 600 * SECOND}
     policy = {"Condition": "none"}
-    cluster[0].service(
-        "web", "sh", "-c", "sleep 2; touch /ok; sleep 2; rm /ok; sleep 1000",
-        container={"Healthcheck": check}, template={"RestartPolicy": policy},
-    )  # fmt: skip
-    seen = []
+    cluster[0].service("web", container={"Healthcheck": check}, template={"RestartPolicy": policy})
 
-    def failed() -> bool:
-        tasks = cluster[0].tasks("web", desired="")
-        if not tasks:
-            return False
-        (task,) = tasks
-        state = task["Status"]["State"]
-        if not seen or seen[-1] != state:
-            seen.append(state)
-        return bool(state == "failed" and "unhealthy container" in task["Status"]["Err"])
+    def task(state: str) -> Any:
+        """The task in this state, when its container has been probed."""
+        for found in cluster[0].tasks("web", desired=""):
+            if found["Status"]["State"] == state and found["Status"].get("ContainerStatus"):
+                return found
+        return None
 
-    until("it is unhealthy", failed)
-    assert seen[-3:] == ["starting", "running", "failed"], seen
+    node, container = where(cluster, until("it starts", lambda: task("starting")))
+
+    def shown() -> Any:
+        return node.ask("GET", f"/containers/{container}/json")["State"]
+
+    until("it was probed", lambda: (shown().get("Health") or {}).get("Log"))
+    assert task("starting"), "a failure in the start period changes nothing"
+    ok = Path(f"/proc/{shown()['Pid']}/root/ok")
+    ok.touch()
+    until("it is healthy", lambda: task("running"))
+    ok.unlink()
+    assert "unhealthy container" in until("it is unhealthy", lambda: task("failed"))["Status"]["Err"]
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_TIME", 0.02)
     monkeypatch.setattr(module, "SAVE_PAUSE", 0.02)
     monkeypatch.setattr(module, "LEAVE_LIMIT", 0.3)
+    monkeypatch.setattr(module, "SILENCE", 10_000)  # a busy machine is no silent manager
 
 
 async def test_a_session(tmp_path: Path) -> None:
@@ -137,8 +138,20 @@ async def test_a_session(tmp_path: Path) -> None:
         assert (hello.epoch, hello.advertise, hello.description.hostname) == (5, "10.0.0.1", "h")
         assert hello.description.engine.labels == {"zone": "a"}
         assert [session.id for session in here.sessions] == ["session1"]
-        await asyncio.sleep(0.3)
-        assert len(here.manager.hellos) == 1, "beats keep it"
+        assert len(here.manager.hellos) == 1
+
+
+async def test_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site(tmp_path) as here:
+        here.agent.start()
+        await here.until("begun", lambda: not here.agent.reason)
+        assert here.manager.connection is not None
+        beats: list[int] = []
+        here.manager.connection.on_beat = lambda: beats.append(1)
+        await here.until("it beats", lambda: len(beats) > 3)
+        assert len(here.manager.hellos) == 1
+        monkeypatch.setattr(module, "SILENCE", 2)
+        await here.manager.session(2)
 
 
 async def test_states_are_collected_and_the_last_one_counts(tmp_path: Path) -> None:
@@ -348,7 +361,9 @@ async def test_a_manager_that_does_not_answer_beats_is_left_for_the_next(
         await managers[0].session()
         assert managers[0].connection is not None
         managers[0].connection.on_beat = lambda: None
+        monkeypatch.setattr(module, "SILENCE", 2)
         await managers[1].session()
+        monkeypatch.setattr(module, "SILENCE", 10_000)
         assert len(managers[0].hellos) == 1
         assert managers[2].hellos == []
         await managers[1].bye("overloaded")
