@@ -70,6 +70,8 @@ QUORUM = 3.0
 """Seconds without quorum until the agents are sent away."""
 ANSWER = 2.0
 """Seconds that etcd may take for an answer that needs quorum."""
+FRESH = 3.0
+"""Seconds after such an answer in which nodes may be declared down."""
 REGISTRATIONS = 3
 REGISTRATIONS_PERIOD = 8.0
 """A node may register so many times in so many seconds."""
@@ -157,6 +159,10 @@ class Dispatcher:
         self._registrations: dict[str, deque[float]] = {}
         self._spared = 0.0
         """No node is declared down before this time."""
+        self._answered = 0.0
+        """When etcd last gave an answer that needs quorum."""
+        self._writing: asyncio.Task[None] | None = None
+        """The write of states of nodes."""
         self._dirty: set[_Session] = set()
         self._wake = asyncio.Event()
         self._terms_of_all = False
@@ -404,7 +410,6 @@ class Dispatcher:
 
     async def _look_at_all(self) -> None:
         before = self._clock.monotonic()
-        writing: asyncio.Task[None] | None = None  # not awaited: without quorum it takes 20 s
         while True:
             await self._clock.sleep(TICK)
             now = self._clock.monotonic()
@@ -414,8 +419,10 @@ class Dispatcher:
             before = now
             for session in list(self._sessions.values()):
                 self._look_at(session, now)
-            if self._absent and not self.refuses and (writing is None or writing.done()):
-                writing = spawn(self._write_absent(now), "manager: states of nodes")
+            free = self._writing is None or self._writing.done()
+            if self._absent and free and not self.refuses and now - self._answered < FRESH:
+                # not awaited: it takes up to 20 s when quorum is lost now
+                self._writing = spawn(self._write_absent(now), "manager: states of nodes")
 
     def _spare(self, periods: float) -> None:
         self._spared = max(self._spared, self._clock.monotonic() + periods * self._period())
@@ -475,21 +482,23 @@ class Dispatcher:
         """Send all agents away when writes have been impossible for `QUORUM`: another manager may
         be able to serve them, and nobody's beats are counted that could not be written.
         """
-        answered = self._clock.monotonic()
+        self._answered = self._clock.monotonic()
         failures = 0
         while True:
             try:
                 await self._store.etcd.range("/swarm", keys_only=True, timeout=ANSWER)
             except EtcdError as error:
                 failures += 1
-                passed = self._clock.monotonic() - answered
+                passed = self._clock.monotonic() - self._answered
                 if failures > 1 and passed >= QUORUM and not self.refuses:
                     self.refuses = f"the swarm has no leader or lost its quorum: {error.message}"
                     _log.warning("%s: agents are sent away", self.refuses)
+                    if self._writing is not None:
+                        self._writing.cancel()  # it must not be carried out when quorum is back
                     for session in list(self._sessions.values()):
                         self._send_away(session, self.refuses)
             else:
-                answered = self._clock.monotonic()
+                self._answered = self._clock.monotonic()
                 failures = 0
                 if self.refuses:
                     _log.warning("quorum is back: agents are served again")

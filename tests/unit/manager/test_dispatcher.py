@@ -852,6 +852,25 @@ async def test_after_quorum_is_back_nodes_have_six_periods(store: Store, etcd: F
         assert node_state(store, "n1") == "down"
 
 
+@pytest.mark.parametrize("before", [0.5, 1.5, 2.5, 4.0])
+async def test_a_node_whose_grace_ends_while_quorum_is_lost_is_not_down_when_it_is_back(
+    store: Store, etcd: FakeEtcd, clock: FakeClock, before: float
+) -> None:
+    async with world(store, clock) as w:
+        agent = await w.agent()
+        assert agent.session is not None
+        w.beating.clear()
+        await w.passes(3 * agent.session.period - before)
+        etcd.down = True
+        await w.passes(16)
+        etcd.down = False
+        await w.passes(4)
+        assert node_state(store, "n1") != "down"
+        await w.agent()
+        await w.passes(30)
+        assert node_state(store, "n1") == "ready"
+
+
 async def test_a_short_election_sends_nobody_away(store: Store, etcd: FakeEtcd, clock: FakeClock) -> None:
     async with world(store, clock) as w:
         agent = await w.agent()
