@@ -116,11 +116,8 @@ def test_init_and_leave(hosts: list[Node]) -> None:
 def test_join_and_leave(hosts: list[Node]) -> None:
     first, second, third = hosts
     first.init()
-    began = time.monotonic()
     second.join(first)
-    as_worker = time.monotonic() - began
     third.join(first, manager=True)
-    assert as_worker < 10
     assert standing(second) == WORKER and standing(third) == MANAGER
     assert role_and_state(first, second) == ("worker", "ready", "")
     assert role_and_state(third, third) == ("manager", "ready", "reachable")

@@ -51,9 +51,7 @@ class Place:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(process, "STOP_LIMIT", 0.5)
-    monkeypatch.setattr(process, "TERM_LIMIT", 0.5)
+def place() -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="eng") as directory:  # short: it has a socket's path
         made = Place(Path(directory))
         yield made
@@ -67,7 +65,7 @@ def begin(how: str = "init") -> Begin:
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await test()
 
     asyncio.run(limited())
@@ -82,14 +80,14 @@ async def ended(made: Process) -> AsyncIterator[Process]:
 
 
 async def until(probe: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 60
     while not probe():
         assert time.monotonic() < limit
         await asyncio.sleep(0.02)
 
 
 async def asked(made: Process, verb: str = "x") -> bytes:
-    connection = await made.connection(10)
+    connection = await made.connection(60)
     answer = await connection.ask(Call(verb=verb))
     return bytes(answer.body)
 
@@ -161,7 +159,7 @@ def test_one_that_was_removed_is_not_started_again(place: Place) -> None:
     async def test() -> None:
         async with ended(place.process()) as made:
             await made.begin(begin())
-            (await made.connection(1)).write(Call(verb="exit", name="3", seq=9))
+            (await made.connection(60)).write(Call(verb="exit", name="3", seq=9))
             await until(lambda: place.removals == 1)
             await asyncio.sleep(0.3)
             assert place.alive() == [] and len(place.begun()) == 1
@@ -174,7 +172,7 @@ def test_another_status_is_no_removal(place: Place) -> None:
     async def test() -> None:
         async with ended(place.process()) as made:
             await made.begin(begin())
-            (await made.connection(1)).write(Call(verb="exit", name="1", seq=9))
+            (await made.connection(60)).write(Call(verb="exit", name="1", seq=9))
             await until(lambda: len(place.begun()) == 2)
             assert place.removals == 0
 
@@ -250,6 +248,13 @@ def test_a_leave_that_is_refused_goes_on_serving(place: Place) -> None:
     run(test)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STOP_LIMIT", 0.3)
+    monkeypatch.setattr(process, "TERM_LIMIT", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_stuck_one_is_killed(place: Place) -> None:
     async def test() -> None:
         (place.root / "stuck").touch()
@@ -261,6 +266,7 @@ def test_a_stuck_one_is_killed(place: Place) -> None:
     run(test)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_frozen_one_is_killed(place: Place) -> None:
     async def test() -> None:
         made = place.process()
