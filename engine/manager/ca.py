@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable
 from engine.manager import cfssl, keys, records, tokens
 from engine.manager.certificates import (
+    MALFORMED,
     Root,
     Subject,
     certificates,
@@ -183,7 +184,7 @@ class Authority:
         """
         try:
             return self._identity(x509.load_der_x509_certificate(der))
-        except (ValueError, InvalidParameter) as error:
+        except (*MALFORMED, InvalidParameter) as error:
             raise Forbidden(f"the certificate is not one of this swarm: {error}") from error
 
     def _identity(self, certificate: x509.Certificate) -> Identity:

@@ -36,6 +36,15 @@ BACKDATED = 3600 * SECOND
 """Certificates are valid from an hour ago, for hosts whose clock is behind."""
 LONGEST_PEM = 16 << 10
 
+MALFORMED = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What the library raises for documents of others that are not what they should be."""
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 _BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _UNITS = {"swarm-worker": Role.WORKER, "swarm-manager": Role.MANAGER}
@@ -164,7 +173,9 @@ def certificates(pem: str) -> list[x509.Certificate]:
     blocks = _BLOCK.findall(pem)
     try:
         found = [x509.load_pem_x509_certificate(block.encode()) for block in blocks]
-    except (ValueError, UnsupportedAlgorithm) as error:
+        for each in found:  # parts are decoded when they are asked for
+            _ = each.subject, each.issuer, each.extensions, each.public_key(), each.not_valid_after_utc
+    except MALFORMED as error:
         raise InvalidParameter(f"certificate: no PEM of an X.509 certificate: {error}") from error
     if not found:
         raise InvalidParameter("certificate: no PEM of an X.509 certificate")
@@ -182,7 +193,7 @@ def request_key(csr: str) -> CertificatePublicKeyTypes:
         found = x509.load_pem_x509_csr(csr.encode())
         public = found.public_key()
         proven = found.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
+    except (*MALFORMED, InvalidSignature) as error:
         raise InvalidParameter(f"certificate request: no PEM of a PKCS 10 request: {error}") from error
     if not proven:
         raise InvalidParameter("certificate request: its signature is not that of its key")
@@ -243,7 +254,7 @@ def issued_by(certificate: x509.Certificate, root: x509.Certificate) -> bool:
     """Returns True if the key of `root` signed the certificate. Times are not looked at."""
     try:
         certificate.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except (*MALFORMED, InvalidSignature):
         return False
     return True
 

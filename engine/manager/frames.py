@@ -163,7 +163,7 @@ class Connection:
             pass
         except TimeoutError:
             self._lost("the rest of a message did not come")
-        except (OSError, msgspec.DecodeError, RecursionError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._lost(str(error) or type(error).__name__)
         finally:
             reports.cancel()

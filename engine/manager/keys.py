@@ -20,7 +20,7 @@ import sys
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -64,12 +64,12 @@ def signature(key: str, csr: str) -> bytes:
 
 def signed(certificate: x509.Certificate, csr: str, proof: bytes) -> bool:
     """Returns True if `proof` is the `signature` of the certificate's key."""
-    public = certificate.public_key()
-    if not isinstance(public, ec.EllipticCurvePublicKey):
-        return False
     try:
+        public = certificate.public_key()
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            return False
         public.verify(proof, _RENEWAL + csr.encode(), ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
         return False
     return True
 

@@ -75,6 +75,8 @@ class Running:
         self._clock: Clock = SystemClock()
         self._stack = contextlib.AsyncExitStack()
         self._credentials = Credentials(root)
+        self._identity: Identity | None = None
+        self._identified: object = None
 
     @classmethod
     async def begin(cls, root: Path, run: Path, begin: Begin, end: Callable[[int], None]) -> Running:
@@ -96,8 +98,12 @@ class Running:
     @property
     def identity(self) -> Identity:
         """That of the own node, whose daemon speaks on the Unix socket."""
-        certificate = ssl.PEM_cert_to_DER_cert(_first(self._credentials.certificate()))
-        return self._authority.identify(certificate)
+        cluster = self._authority.cluster
+        now = (self._credentials.stamp(), cluster.root, cluster.rotation)
+        if now != self._identified or self._identity is None:
+            certificate = ssl.PEM_cert_to_DER_cert(_first(self._credentials.certificate()))
+            self._identity, self._identified = self._authority.identify(certificate), now
+        return self._identity
 
     async def _open(self) -> None:
         begin = self._begin

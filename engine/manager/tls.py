@@ -97,8 +97,12 @@ class Credentials:
         assert self._client is not None
         return self._client
 
+    def stamp(self) -> object:
+        """Differs from an earlier one when a file was replaced."""
+        return tuple(_stamp(file) for file in (self.roots_file, self.certificate_file, self.key_file))
+
     def _refresh(self) -> None:
-        stamp = tuple(_stamp(file) for file in (self.roots_file, self.certificate_file, self.key_file))
+        stamp = self.stamp()
         if stamp == self._stamp:
             return
         try:

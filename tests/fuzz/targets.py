@@ -8,6 +8,7 @@ for a writer and its reader, that the reader returns what was written.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import hashlib
@@ -17,6 +18,7 @@ import random
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,10 +37,14 @@ from engine.errors import EngineError, InvalidParameter
 from engine.http.framing import ChunkedReader
 from engine.images import reference
 from engine.images.instructions import effects, records
+from engine.manager import certificates, keys, tokens
+from engine.manager import messages as swarm
+from engine.manager.states import Role
 from engine.monitor import messages
 from engine.monitor.journal import Journal
 from engine.networks import dns
 from engine.wire.containers import Config
+from engine.wire.nodes import NodeDescription
 from tests import archives
 from tests.archives import Node, directory, hard_link, symlink
 from tests.fuzz.mutate import mutated, mutated_tar, pieces
@@ -555,3 +561,72 @@ def dockerfile(noise: Noise) -> None:
                 config = effects.configured(config, one, cmd_set=False)
                 msgspec.json.encode((one.text, effects.recorded(one, config)))
         msgspec.json.encode(config)
+
+
+# --- swarm ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _swarm_pems() -> tuple[bytes, bytes, bytes]:
+    """A root certificate, one that it issued, and a request."""
+    now = time.time_ns()
+    root = certificates.Root(*certificates.new_root(now))
+    csr = keys.request(keys.new_key())
+    subject = certificates.Subject("n" * 25, Role.MANAGER, "s" * 25)
+    issued = root.issue(
+        certificates.request_key(csr), subject, address="10.0.0.1:2377", now=now, lifetime=3600 * 1_000_000_000
+    )
+    return root.pem.encode(), issued.encode(), csr.encode()
+
+
+@target
+def swarm_certificates(noise: Noise) -> None:
+    """PEM of peers, also with changed DER inside: read, or refused."""
+    seeds = _swarm_pems()
+    pem = noise.choice(seeds)
+    if noise.random() < 0.5:
+        begin, *body, end = pem.strip().split(b"\n")
+        der = mutated(base64.b64decode(b"".join(body)), noise)
+        pem = b"\n".join((begin, base64.b64encode(der), end))
+    else:
+        pem = mutated(pem, noise, seeds)
+    text = pem.decode("ascii", "replace")
+    with contextlib.suppress(InvalidParameter):
+        certificates.request_key(text)
+    with contextlib.suppress(InvalidParameter):
+        certificates.Root(text)
+    with contextlib.suppress(InvalidParameter):
+        for found in certificates.certificates(text):
+            certificates.issued_by(found, certificates.certificates(seeds[0].decode())[0])
+            keys.signed(found, "", b"")
+            certificates.subject_of(found)
+
+
+@target
+def swarm_token(noise: Noise) -> None:
+    seeds = [tokens.token("root", tokens.new_secret()).encode()]
+    text = mutated(seeds[0], noise, seeds, 200).decode("utf-8", "replace")
+    with contextlib.suppress(InvalidParameter):
+        assert tokens.token("root", tokens.parse(text).secret).endswith(text[-25:])
+
+
+@target
+def swarm_messages(noise: Noise) -> None:
+    """What a peer sends: decoded or refused. What was decoded can be encoded."""
+    seeds = [
+        msgspec.msgpack.encode(each)
+        for each in (
+            swarm.FetchRoot(seq=1),
+            swarm.Join(seq=2, csr="x", token="y", availability="drain"),
+            swarm.Hello(seq=3, description=NodeDescription(hostname="h")),
+            swarm.Statuses(seq=4, of=(swarm.Status(task="t", state=512, since=1, ready=True),)),
+            swarm.Refused(seq=5, kind="NotFound", message="no"),
+            swarm.AddMember(seq=6, peer_url="https://10.0.0.1:7946"),
+            swarm.LogLines(seq=-1, lines=(swarm.LogLine(task="t", stream=1, time=2, data=b"x"),)),
+        )
+    ]
+    try:
+        message = msgspec.msgpack.decode(mutated(noise.choice(seeds), noise, seeds, 4000), type=swarm.ANY)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    msgspec.msgpack.encode(message)

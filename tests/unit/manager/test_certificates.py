@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import ssl
@@ -280,3 +281,18 @@ def test_a_renewal_is_signed_with_the_old_key(root: Root) -> None:
     assert not keys.signed(certificate, csr, proof[:-1] + bytes([proof[-1] ^ 1]))
     assert not keys.signed(certificate, csr, b"")
     assert not keys.signed(certificate, csr, keys.signature(keys.new_key(), csr))
+
+
+@given(st.binary(min_size=1, max_size=3), st.integers(0, 2000))
+def test_certificates_with_changed_bytes_are_read_or_refused(change: bytes, place: int) -> None:
+    der = bytearray(base64.b64decode("".join(ROOT_PEM.split("-----")[2].split())))
+    place %= len(der)
+    der[place : place + len(change)] = change
+    text = base64.b64encode(der).decode()
+    with contextlib.suppress(InvalidParameter):
+        for found in certificates(f"-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n"):
+            subject_of(found)
+            keys.signed(found, "", b"x")
+
+
+ROOT_PEM = new_root(NOW)[0]
