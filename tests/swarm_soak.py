@@ -39,7 +39,7 @@ class Soak:
 
     def __init__(self, cluster: Cluster, chance: random.Random, say: Callable[[str], None]) -> None:
         self.cluster, self.chance, self.say = cluster, chance, say
-        self.wanted: dict[str, int] = {}
+        self.names: set[str] = set()
         self.numbers = 0
         self.drained = ""
         self.heals: list[tuple[float, Callable[[], None]]] = []
@@ -72,14 +72,14 @@ class Soak:
     def _change(self) -> None:
         """One request at a manager. Without quorum it may fail, and then it may have been done."""
         node = self.chance.choice(self.managers)
-        names = sorted(self.wanted)
+        names = sorted(self.names)
         verb = self.chance.choice(["create", "scale", "scale", "update", "remove", "drain"])
         with contextlib.suppress(AssertionError, OSError):
             if verb == "create" and len(names) < 4:
                 self.numbers += 1
                 name, replicas = f"s{self.numbers}", self.chance.randrange(1, 6)
                 self.say(f"create {name} {replicas} at {node.address}")
-                self.wanted[name] = replicas
+                self.names.add(name)
                 node.service(name, replicas=replicas)
             elif verb == "scale" and names:
                 name, replicas = self.chance.choice(names), self.chance.randrange(0, 7)
@@ -94,6 +94,7 @@ class Soak:
             elif verb == "remove" and len(names) > 2:
                 name = self.chance.choice(names)
                 self.say(f"remove {name} at {node.address}")
+                self.names.discard(name)
                 node.ask("DELETE", f"/services/{name}", timeout=30)
             elif verb == "drain":
                 worker = self.cluster.nodes[-1]
