@@ -12,7 +12,6 @@ Raises:  ServerError when no external CA has signed, with the reason of each; In
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import ssl
 from collections.abc import Sequence
@@ -88,7 +87,7 @@ async def root_of(server: ExternalCA) -> str:
         async with asyncio.timeout(2 * TIMEOUT):
             answer = await asyncio.to_thread(_post, base + "info", {"label": server.options.get("label", "")}, "")
         return normal(certificates(str(answer.get("certificate", "")))[0])
-    except (EngineError, OSError, ValueError, http.client.HTTPException, TimeoutError) as error:
+    except (EngineError, OSError, ValueError, TimeoutError) as error:
         raise InvalidParameter(
             f"ExternalCAs: {url} does not tell its root: {_text(error)}. Give it as CACert"
         ) from error
@@ -104,13 +103,15 @@ async def _first(servers: Sequence[ExternalCA], document: dict[str, Any], truste
             found = certificates(str(answer.get("certificate", "")))[0]
             check(found)
             return normal(found)
-        except (EngineError, OSError, ValueError, http.client.HTTPException, TimeoutError) as error:
+        except (EngineError, OSError, ValueError, TimeoutError) as error:
             failures.append(f"{server.url}: {_text(error)}")
     raise ServerError(f"no external CA has signed the certificate: {'; '.join(failures) or 'none is set'}")
 
 
 def _post(url: str, document: dict[str, Any], trusted: str) -> dict[str, Any]:
     """The `result` of a cfssl answer."""
+    import http.client  # a megabyte that few managers need
+
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidParameter(f"ExternalCAs.URL: {url}: not an http or https URL")
@@ -130,6 +131,8 @@ def _post(url: str, document: dict[str, Any], trusted: str) -> dict[str, Any]:
         connection.request("POST", target, json.dumps(document), {"Content-Type": "application/json"})
         response = connection.getresponse()
         body = response.read(LONGEST + 1)
+    except http.client.HTTPException as error:
+        raise ServerError(f"no answer of HTTP: {type(error).__name__}") from error
     finally:
         connection.close()
     if len(body) > LONGEST:
