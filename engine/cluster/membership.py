@@ -619,7 +619,8 @@ class Membership:
             if member:
                 await self._serve_to_leave()
             agent = self._agent if self._agent is not None else self._new_agent()
-            await agent.leave(tell=others and not self._state.error)  # a removed node has no swarm to tell
+            # a removed node has no swarm to tell
+            await agent.leave(tell=others and not self._state.error)
             await self._close_agent()
             if member:
                 await self._remove_own_member()
