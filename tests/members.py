@@ -26,8 +26,8 @@ _ports = itertools.count(12_000 + os.getpid() % 1000 * 4)
 class Swarm:
     """A root certificate, and directories of members below one that is removed at the end."""
 
-    def __init__(self, raft: RaftConfig = FAST) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="swarm-", dir="/tmp"))
+    def __init__(self, raft: RaftConfig = FAST, directory: Path | None = None) -> None:
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="swarm-", dir="/tmp"))
         self.raft = raft
         self.root = Root(*new_root(time.time_ns()))
         self.members: list[Member] = []

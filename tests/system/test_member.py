@@ -387,8 +387,7 @@ from pathlib import Path
 from tests.members import Swarm
 
 async def main():
-    swarm = Swarm()
-    swarm.directory = Path(sys.argv[1])
+    swarm = Swarm(directory=Path(sys.argv[1]))
     member = swarm.member("n1")
     await member.start()
     print(member.pid, flush=True)
