@@ -21,7 +21,7 @@ from tests.harness import until
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    with Cluster(1) as cluster:
+    with Cluster(1, "--label", "rack=7", "--node-generic-resource", "gpu=2") as cluster:
         yield cluster[0]
 
 
@@ -205,6 +205,54 @@ def test_secrets_and_configs(docker: Docker, node: Node) -> None:
     docker("service", "update", "-d", "--no-resolve-image", "--secret-rm", "key", "--config-rm", "key", "web")
     for of in ("secret", "config"):
         assert docker(of, "rm", "key").out == "key\n" or docker(of, "ls", "-q").out == ""
+
+
+EVERY_OPTION = """
+--cap-add NET_ADMIN --cap-drop CHOWN --config source=made,target=/etc/made --secret key
+--constraint engine.labels.rack==7 --container-label a=b --dns 10.1.1.1 --dns-option ndots:2
+--dns-search x.org --endpoint-mode dnsrr --entrypoint sh --env A=b --generic-resource gpu=1
+--group 20 --health-cmd true --health-interval 1s --health-retries 2 --health-start-period 1s
+--health-timeout 1s --host db:10.1.1.2 --hostname h-{{.Task.Slot}} --init --label l=m
+--limit-cpu 0.5 --limit-memory 50M --limit-pids 20 --log-driver json-file --log-opt max-size=1m
+--mount type=bind,src=/tmp,dst=/host,ro --mount type=volume,dst=/anonymous
+--mount type=tmpfs,dst=/t,tmpfs-size=1m,tmpfs-mode=0700 --network bridge
+--placement-pref spread=node.labels.dc --read-only --replicas-max-per-node 1 --reserve-cpu 0.1
+--reserve-memory 10M --restart-condition on-failure --restart-delay 1s --restart-max-attempts 3
+--restart-window 5s --rollback-delay 1s --rollback-failure-action continue
+--rollback-max-failure-ratio 0.2 --rollback-monitor 1s --rollback-order start-first
+--rollback-parallelism 2 --stop-signal SIGTERM --sysctl net.core.somaxconn=50 --tty
+--ulimit nofile=100:200 --update-delay 1s --update-failure-action rollback
+--update-max-failure-ratio 0.1 --update-monitor 1s --update-order start-first
+--update-parallelism 1 --user 0 --workdir /tmp
+"""
+UNDO = """
+--cap-rm NET_ADMIN --config-rm made --secret-rm key --constraint-rm engine.labels.rack==7
+--container-label-rm a --dns-rm 10.1.1.1 --env-rm A --env-add Z=y --generic-resource-rm gpu
+--host-rm db:10.1.1.2 --label-rm l --mount-rm /anonymous --network-rm bridge --network-add host
+--placement-pref-rm spread=node.labels.dc --sysctl-rm net.core.somaxconn --ulimit-rm nofile
+--hostname other --no-healthcheck --limit-memory 60M --replicas-max-per-node 0 --restart-delay 0s
+--update-order stop-first --update-delay 0s
+"""
+
+
+@oldest_and_newest
+def test_every_option(docker: Docker, node: Node) -> None:
+    template = '{{.Service.Name}} {{.Task.Slot}} {{secret "key"}} {{env "A"}}'
+    docker("config", "create", "--template-driver", "golang", "made", "-", input=template)
+    docker("secret", "create", "key", "-", input="hidden")
+    service(docker, "--name", "full", *EVERY_OPTION.split(), "busybox", "-c", "cat /etc/made; echo; exec sleep 9999")
+    running(docker, "full", 1)
+    until("it is logged", lambda: docker("service", "logs", "--raw", "full").out.strip() == "full 1 hidden b")
+    [task] = node.tasks("full")
+    found = node.inspect(task["Status"]["ContainerStatus"]["ContainerID"])
+    assert "DOCKER_RESOURCE_GPU=1" in found["Config"]["Env"] and found["Config"]["Hostname"] == "h-1"
+    assert found["HostConfig"]["PidsLimit"] == 20 and found["HostConfig"]["Dns"] == ["10.1.1.1"]
+    docker("service", "update", "-d", "--no-resolve-image", *UNDO.split(), "full")
+    until("another task runs", lambda: [each for each in node.running("full") if each["ID"] != task["ID"]])
+    spec = inspected(docker, "service", "inspect", "full")["Spec"]["TaskTemplate"]
+    assert spec["ContainerSpec"]["Env"] == ["Z=y"] and len(spec["ContainerSpec"]["Mounts"]) == 2
+    assert not {"Secrets", "Configs", "Sysctls", "Ulimits", "Hosts"} & set(spec["ContainerSpec"])
+    assert spec["Networks"] == [{"Target": "host"}] and spec["Resources"]["Limits"]["MemoryBytes"] == 60 << 20
 
 
 STACK = """
