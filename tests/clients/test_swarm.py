@@ -226,7 +226,7 @@ EVERY_OPTION = """
 --update-parallelism 1 --user 0 --workdir /tmp
 """
 UNDO = """
---cap-rm NET_ADMIN --config-rm made --secret-rm key --constraint-rm engine.labels.rack==7
+--cap-drop NET_ADMIN --config-rm made --secret-rm key --constraint-rm engine.labels.rack==7
 --container-label-rm a --dns-rm 10.1.1.1 --env-rm A --env-add Z=y --generic-resource-rm gpu
 --host-rm db:10.1.1.2 --label-rm l --mount-rm /anonymous --network-rm bridge --network-add host
 --placement-pref-rm spread=node.labels.dc --sysctl-rm net.core.somaxconn --ulimit-rm nofile
