@@ -111,6 +111,9 @@ def flags(
         "peer-cert-file": str(directory / "node.crt"),
         "peer-key-file": str(directory / "node.key"),
         "peer-cert-allowed-hostname": "swarm-manager",
+        # A manager may connect from another address than the advertised one: NAT, several
+        # addresses.
+        "experimental-peer-skip-client-san-verification": "true",
         "heartbeat-interval": str(heartbeat),
         "election-timeout": str(election),
         "snapshot-count": str(raft.snapshot_interval or 10_000),
