@@ -41,7 +41,8 @@ def member(base: Path, node: str, address: str) -> Member:
 def fetches(directory: Path, url: str) -> bool:
     """Returns True if TLS with this identity leads to an answer of etcd's peer side."""
     host, _, port = url.removeprefix("https://").rpartition(":")
-    files = [*("--cacert", directory / "ca.crt", "--cert", directory / "node.crt", "--key", directory / "node.key")]
+    files = {"--cacert": "ca.crt", "--cert": "node.crt", "--key": "node.key"}
+    identity = [word for option, name in files.items() for word in (option, str(directory / name))]
     resolve = ["--resolve", f"swarm-manager:{port}:{host}"]
     done = subprocess.run(
         [
