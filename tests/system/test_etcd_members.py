@@ -42,19 +42,10 @@ def fetches(directory: Path, url: str) -> bool:
     """Returns True if TLS with this identity leads to an answer of etcd's peer side."""
     host, _, port = url.removeprefix("https://").rpartition(":")
     files = {"--cacert": "ca.crt", "--cert": "node.crt", "--key": "node.key"}
-    identity = [word for option, name in files.items() for word in (option, str(directory / name))]
+    given = [word for option, name in files.items() for word in (option, str(directory / name))]
     resolve = ["--resolve", f"swarm-manager:{port}:{host}"]
     done = subprocess.run(
-        [
-            "curl",
-            "-sf",
-            "--http1.1",
-            "--max-time",
-            "10",
-            *map(str, files),
-            *resolve,
-            f"https://swarm-manager:{port}/members",
-        ],
+        ["curl", "-sf", "--http1.1", "--max-time", "10", *given, *resolve, f"https://swarm-manager:{port}/members"],
         capture_output=True,
         check=False,
     )
