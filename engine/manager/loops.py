@@ -84,7 +84,10 @@ class Loops:
 
     def changed(self, event: Event) -> None:
         for loop in self._loops:
-            loop.changed(event)
+            try:
+                loop.changed(event)
+            except Exception:  # the indexes of the other loops must not miss it
+                _log.exception("%s failed at %s", loop.name, event.kind.path(event.key))
         self._wake.set()
 
     async def lead(self, fence: Compare) -> None:
@@ -93,6 +96,7 @@ class Loops:
         Raises `Fenced` then.
         """
         acting = Acting(self._store, self._clock, fence)
+        await self._settle()
         for loop in self._loops:
             loop.take_over()
         while True:
@@ -124,7 +128,17 @@ class Loops:
             raise
         except EngineError as error:
             _log.warning("%s: %s", loop.name, error.message)
-            await self._clock.sleep(PAUSE)
         except Exception:
             _log.exception("%s failed", loop.name)
+        else:
+            return
+        await self._clock.sleep(PAUSE)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Wait until the cache has every earlier write. A write that was given up or cancelled may
+        have been carried out nevertheless: a loop that does not see it writes its tasks again.
+        """
+        while reason := await self._store.current():
+            _log.info("the leader's loops wait: %s", reason)
             await self._clock.sleep(PAUSE)
