@@ -84,7 +84,9 @@ class Liveness:
 
     def _judge(self, node: str) -> _Group | None:
         """The change of a node's state that is due."""
-        entry = self._store.get(records.NODE_DATA, node)
+        known, entry = self._store.get(records.NODES, node), self._store.get(records.NODE_DATA, node)
+        if known is None:
+            return None  # removed since the step began
         data = NodeData() if entry is None else entry.record
         if data.state == NodeState.DOWN or (data.owner and self._store.get(records.MANAGERS, data.owner) is not None):
             self._unwatched.pop(node, None)
@@ -101,8 +103,11 @@ class Liveness:
         else:
             return None
         new = replace(new, since=self._clock.now())
-        revision = 0 if entry is None else entry.revision
-        return (Put(records.NODE_DATA, node, new),), (Compare(records.NODE_DATA, node, revision),)
+        compares = (
+            Compare(records.NODES, node, known.created, by_creation=True),
+            Compare(records.NODE_DATA, node, 0 if entry is None else entry.revision),
+        )
+        return (Put(records.NODE_DATA, node, new),), compares
 
     def _orphans(self, node: str) -> list[_Group]:
         """The tasks of a node that has been down for too long."""

@@ -56,11 +56,11 @@ class RoleLoop:
             old, new = event.old, event.new
             if new is None or (old is not None and old.record.role is not new.record.role):
                 self._due = 0.0
-            if new is None or self._store.record(records.NODE_DATA, event.key) is not None:
+            if new is None or _seen(self._store.record(records.NODE_DATA, event.key)):
                 self._unseen.discard(event.key)
             else:
                 self._unseen.add(event.key)
-        elif event.kind is records.NODE_DATA:
+        elif event.kind is records.NODE_DATA and event.new is not None and _seen(event.new.record):
             self._unseen.discard(event.key)
         elif event.kind is records.MANAGERS and (event.old is None or event.new is None):
             self._due = 0.0
@@ -124,13 +124,24 @@ class RoleLoop:
                 continue
             if self._store.record(records.MANAGERS, node) is not None:
                 continue
+            data = self._store.get(records.NODE_DATA, node)
             try:
                 await acting.commit(
-                    [Delete(records.NODES, node), self._authority.bar(node)],
-                    [Compare(records.NODES, node, entry.revision), Compare(records.NODE_DATA, node)],
+                    [Delete(records.NODES, node), Delete(records.NODE_DATA, node), self._authority.bar(node)],
+                    [
+                        Compare(records.NODES, node, entry.revision),
+                        Compare(records.NODE_DATA, node, 0 if data is None else data.revision),
+                    ],
                 )
             except Fenced:
                 raise
             except Stale:  # it has just connected
                 continue
             _log.warning("node %s joined an hour ago and has never connected: it was removed", node)
+
+
+def _seen(data: records.NodeData | None) -> bool:
+    """True if the node has connected. `liveness.py` writes that a node is down also of one that has
+    not.
+    """
+    return data is not None and data.description is not None

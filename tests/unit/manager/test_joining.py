@@ -24,6 +24,7 @@ from engine.manager.records import Claim, Cluster, ManagerPresence, NodeData, No
 from engine.manager.roles import RoleLoop
 from engine.manager.states import Availability, NodeState, Role
 from engine.manager.store import Compare, Delete, Put, Store
+from engine.wire.nodes import NodeDescription
 from engine.wire.swarm import CAConfig, SwarmSpec
 from tests.fakes.clock import FakeClock
 from tests.fakes.etcd import FakeEtcd
@@ -509,16 +510,20 @@ async def test_bars_are_dropped_when_no_certificate_is_valid_any_more(here: Here
 async def test_nodes_that_never_connect_are_removed(here: Here) -> None:
     """The joining engine was killed before it kept its certificate."""
     await here.found()
-    await here.store.commit([Put(records.NODE_DATA, NODE, NodeData())])
-    first, second = [await here.join(keys.new_key(), here.cluster.worker_token) for _ in range(2)]
-    await here.store.commit([Put(records.NODE_DATA, first.node, NodeData())])
+    connected = NodeData(description=NodeDescription(hostname="host"))
+    await here.store.commit([Put(records.NODE_DATA, NODE, connected)])
+    first, second, third = [await here.join(keys.new_key(), here.cluster.worker_token) for _ in range(3)]
+    await here.store.commit([Put(records.NODE_DATA, first.node, connected)])
+    # as the leader writes of a node that has not connected within six periods
+    await here.store.commit([Put(records.NODE_DATA, third.node, NodeData(state=NodeState.DOWN))])
     await here.clock.advance(3599)
     await here.step()
-    assert len(here.store.all(records.NODES)) == 3
+    assert len(here.store.all(records.NODES)) == 4
     await here.clock.advance(2)
     await here.step()
     assert sorted(here.store.all(records.NODES)) == sorted([NODE, first.node])
-    assert here.authority.barred(second.node)
+    assert sorted(here.store.all(records.NODE_DATA)) == sorted([NODE, first.node])
+    assert here.authority.barred(second.node) and here.authority.barred(third.node)
 
 
 def test_quorum() -> None:
