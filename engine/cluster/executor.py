@@ -148,8 +148,10 @@ class Executor:
         """Take a set of tasks, or changes of it; one call after another. Raises ServerError when it
         cannot be kept.
         """
-        self._deliveries.put(message.secrets, message.configs)
         applied = await self._set.apply(message)
+        # Not before: a task that is removed during the await has the content forgotten that no task
+        # here refers to, and the managers send it once.
+        self._deliveries.put(message.secrets, message.configs)
         for task_id in applied.gone:
             if (task := self._tasks.get(task_id)) is not None:
                 task.gone = True
@@ -267,6 +269,14 @@ class Executor:
                 except (EngineError, OSError, RuntimeError) as error:
                     # Of an end: a failure before is the task's, and final.
                     await self._pause(task, error)
+                    continue
+                except Exception as error:  # a bug: without a driver the task would never end
+                    _log.exception("task %s (%s)", task.assigned.id, task.assigned.name)
+                    container = self._find(task)
+                    if task.wanted and not (container is not None and container.running):
+                        self._fail(task, ServerError(f"internal error: {error}"))
+                    else:
+                        await self._pause(task, error)
                     continue
                 task.failures = 0
                 if done and not task.again:

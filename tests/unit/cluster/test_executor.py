@@ -24,10 +24,10 @@ from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.errors import EngineError, ServerError
-from engine.manager.messages import Assigned, Assignments
+from engine.manager.messages import Assigned, Assignments, Delivery
 from engine.manager.states import TaskState
 from engine.wire.services import ServiceSpec
-from engine.wire.tasks import ContainerSpec, TaskSpec
+from engine.wire.tasks import ContainerSpec, SecretReference, TaskSpec
 from tests.fakes.world import Engine, Killed, Records, World, check, run, world
 
 __all__ = ["world"]
@@ -417,5 +417,83 @@ def test_a_closed_executor_leaves_everything(world: World) -> None:
         site.engine.world.host.end(site.container.id, 3)
         await _quiet()
         assert site.state == R.RUNNING, "it observes no more"
+
+    run(case())
+
+
+def test_content_that_comes_while_another_task_is_forgotten(world: World) -> None:
+    """The managers send it once, so it must not be forgotten with the other task's."""
+
+    def task(number: int) -> Assigned:
+        return msgspec.structs.replace(
+            TASK, id=f"t{number}", name=f"web.1.t{number}", spec=f"s/{number}", secrets=(f"x{number}",)
+        )
+
+    def message(number: int) -> Assignments:
+        container = msgspec.structs.replace(
+            SPEC.task_template.container_spec,  # type: ignore[type-var]
+            secrets=[SecretReference(secret_id=f"x{number}", secret_name="key")],
+        )
+        spec = msgspec.structs.replace(SPEC, task_template=TaskSpec(container_spec=container))
+        secret = Delivery(id=f"x{number}", name="key", data=b"1")
+        return Assignments(whole=number == 1, put=(task(number),), specs={f"s/{number}": spec}, secrets=(secret,))
+
+    async def case() -> None:
+        site = await _boot(world)
+        await site.executor.assign(message(1))
+        await _quiet()
+        assert site.state == R.RUNNING
+        await site.executor.assign(Assignments(remove=("t1",)))
+        taking = asyncio.ensure_future(site.executor.assign(message(2)))
+        written = asyncio.Event()
+
+        async def point(name: str) -> None:
+            if asyncio.current_task() is taking:
+                await written.wait()
+
+        world.decide = point
+        await asyncio.sleep(30)
+        assert len(site.executor) == 0, "the first task is forgotten"
+        world.decide = None
+        written.set()
+        await taking
+        await _quiet()
+        (status,) = site.executor.statuses()
+        assert TaskState(status.state) == R.RUNNING, status.error
+
+    run(case())
+
+
+def test_a_bug_ends_the_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case() -> None:
+        def wrong(*_: object, **__: object) -> None:
+            raise KeyError("a bug")
+
+        site = await _boot(world)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "create_body", wrong)
+            await site.assign(R.RUNNING)
+            await _quiet()
+        assert site.state == R.REJECTED
+        await site.assign(None)
+        await _quiet()
+        _agree(site, None)
+
+    run(case())
+
+
+def test_a_bug_while_the_container_runs_is_not_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case() -> None:
+        def wrong(*_: object) -> None:
+            raise KeyError("a bug")
+
+        site = await _boot(world)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_published", wrong)
+            await site.assign(R.RUNNING)
+            await _quiet()
+            assert site.state == R.STARTING
+        await _quiet()
+        assert site.state == R.RUNNING
 
     run(case())
