@@ -187,9 +187,9 @@ class Process:
             except Removed:
                 self._on_removed()
                 return
-            except EngineError as error:
-                self.trouble = error.message
-                _log.error("swarm: the manager does not serve yet: %s", error.message)
+            except (EngineError, OSError) as error:  # OSError: no descriptors, or no space
+                self.trouble = error.message if isinstance(error, EngineError) else reason(error)
+                _log.error("swarm: the manager does not serve yet: %s", self.trouble)
 
     async def stop(self, *, leave: bool = False, force: bool = False) -> None:
         """End the process, if one runs. With `leave` it removes its member from the swarm before.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import tempfile
@@ -137,6 +138,29 @@ def test_it_is_started_again_when_it_dies(place: Place) -> None:
                 await until(lambda pid=pid: place.begun()[-1][0] != pid)  # type: ignore[misc]
                 assert await asked(made) == b"x"
             assert [how for _, how in place.begun()] == ["init", "restore", "restore"]
+
+    run(test)
+
+
+def test_it_is_started_again_when_descriptors_were_lacking(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = process.client.dial_own
+    refused = 0
+
+    async def dial(run: Path) -> Any:
+        nonlocal refused
+        if not refused:
+            refused += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await real(run)
+
+    async def test() -> None:
+        async with ended(place.process()) as made:
+            await made.begin(begin())
+            (pid,) = place.alive()
+            monkeypatch.setattr(process.client, "dial_own", dial)
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: place.begun()[-1][0] != pid)
+            assert refused == 1 and made.watched
 
     run(test)
 
