@@ -17,7 +17,9 @@ def test_changes_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcements, "PAUSE", 0.0)
     created = Change(kind="service", action="create", id="s1", attributes={"name": "web"}, time=5_000_000_007)
     removed = Change(kind="secret", action="remove", id="x1", attributes={"name": "key"})
-    rounds: Iterator[list[Change] | Exception] = iter([[created], NoSwarm("it starts"), ConnectionError(), [removed]])
+    rounds: Iterator[list[Change] | Exception] = iter(
+        [[created], NoSwarm("it starts"), ConnectionError(), KeyError("a bug"), [removed]]
+    )
     done = asyncio.Event()
 
     async def watch() -> AsyncGenerator[Change, None]:
@@ -34,7 +36,8 @@ def test_changes_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> list[tuple[str, str, str, str]]:
         events = EventLog()
         task = asyncio.create_task(announcements.announce(watch, events))
-        await done.wait()
+        async with asyncio.timeout(60):
+            await done.wait()
         task.cancel()
         found = events.history(0)
         assert found[0].time_nano == 5_000_000_007 and found[0].actor.attributes == {"name": "web"}
