@@ -11,7 +11,7 @@ Threads: the event loop's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ class Cluster:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._membership: Membership | None = None
+        self._verbs = 0
+        """Inits, joins and leaves in progress: each of them has the membership."""
         directory = parts.config.root / "swarm"
         if (directory / "state.json").exists():
             self._load()
@@ -46,10 +48,20 @@ class Cluster:
             self._membership.load()
         return self._membership
 
-    def _release(self) -> None:
-        """Forget a membership that is none any more."""
-        if self._membership is not None and self._membership.phase is Phase.NONE:
-            self._membership = None
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[Membership]:
+        """The membership, for one verb.
+
+        After the last verb it is forgotten if it is none any more.
+        """
+        membership = self._load()
+        self._verbs += 1
+        try:
+            yield membership
+        finally:
+            self._verbs -= 1
+            if not self._verbs and membership.phase is Phase.NONE:
+                self._membership = None
 
     # --- the daemon's life ------------------------------------------------------------------------
 
@@ -121,26 +133,20 @@ class Cluster:
 
     async def init(self, request: InitRequest) -> str:
         """Make a swarm with this node as its manager. Returns the node's id."""
-        try:
-            return await self._load().init(request)
-        finally:
-            self._release()
+        with self._in_use() as membership:
+            return await membership.init(request)
 
     async def join(self, request: JoinRequest) -> None:
         """Join the swarm of one of the request's managers, in the role of its token."""
-        try:
-            await self._load().join(request)
-        finally:
-            self._release()
+        with self._in_use() as membership:
+            await membership.join(request)
 
     async def leave(self, force: bool) -> None:
         """Leave the swarm. A manager leaves by force only."""
         if self._membership is None:
             raise NoSwarm("This node is not part of a swarm")
-        try:
-            await self._membership.leave(force)
-        finally:
-            self._release()
+        with self._in_use() as membership:
+            await membership.leave(force)
 
 
 def _sweep(directory: Path) -> None:

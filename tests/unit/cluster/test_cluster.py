@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
+from engine.cluster import membership
 from engine.cluster.cluster import Cluster
+from engine.cluster.membership import Membership
+from engine.cluster.phases import Phase
+from engine.cluster.state import State
 from engine.config import Config
-from engine.errors import NoSwarm
+from engine.errors import InvalidParameter, NoSwarm
+from engine.wire.swarm import InitRequest
 
 LOADED = """
 import engine.daemon, sys
@@ -53,5 +58,35 @@ def test_outside_of_a_swarm(tmp_path: Path) -> None:
         with pytest.raises(NoSwarm, match="not part of a swarm"):
             await cluster.leave(force=True)
         await cluster.close(stop=True)
+
+    asyncio.run(test())
+
+
+def test_a_verb_that_fails_leaves_another_one_its_membership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients at the same time: the first is refused, the second must not be lost with it."""
+    tries = asyncio.Semaphore(0)
+
+    class Slow(Membership):
+        async def init(self, request: InitRequest) -> str:
+            await tries.acquire()
+            if request.listen_addr:
+                self._state = State(phase=Phase.MANAGER)
+                return "n1"
+            raise InvalidParameter("ListenAddr")
+
+    monkeypatch.setattr(membership, "Membership", Slow)
+    parts: Any = SimpleNamespace(config=Config(root=tmp_path, run=tmp_path))
+    cluster = Cluster(parts)
+
+    async def test() -> None:
+        first = asyncio.ensure_future(cluster.init(InitRequest()))
+        second = asyncio.ensure_future(cluster.init(InitRequest(listen_addr="eth0")))
+        await asyncio.sleep(0)
+        tries.release()
+        with pytest.raises(InvalidParameter):
+            await first
+        tries.release()
+        assert await second == "n1"
+        assert cluster.is_manager
 
     asyncio.run(test())
