@@ -256,7 +256,7 @@ class Membership:
 
     async def _found(self, chosen: addresses.Chosen, body: str) -> None:
         self._directory.make()
-        self._state = State(
+        state = State(
             phase=Phase.FOUNDING,
             node=new_id(),
             listen=chosen.listen,
@@ -264,7 +264,8 @@ class Membership:
             data_path=chosen.data_path,
             request=body,
         )
-        self._directory.save(self._state)
+        self._directory.save(state)
+        self._state = state
         try:
             await self._process.begin(self._begin("init"))
             certificate = self._directory.certificate()
@@ -281,13 +282,17 @@ class Membership:
         await self._halt()
         await self._close_agent()
         before = self._state
-        self._save(
-            phase=following(self.phase, Verb.FORCE),
-            listen=chosen.listen,
-            advertise=chosen.advertise,
-            data_path=chosen.data_path,
-            request=body,
-        )
+        try:
+            self._save(
+                phase=following(self.phase, Verb.FORCE),
+                listen=chosen.listen,
+                advertise=chosen.advertise,
+                data_path=chosen.data_path,
+                request=body,
+            )
+        except ServerError:
+            self._drive()  # nothing has changed
+            raise
         try:
             await self._make_by_force()
         except EngineError:
@@ -313,7 +318,7 @@ class Membership:
                 raise InvalidParameter(f"Availability {request.availability!r}: must be active, pause or drain")
             chosen = await self._addresses(request, must_advertise=False)
             self._directory.make()
-            self._state = State(
+            state = State(
                 phase=phase,
                 listen=chosen.listen,
                 advertise=chosen.advertise,
@@ -322,7 +327,8 @@ class Membership:
                 token=request.join_token,
                 availability=request.availability,
             )
-            self._directory.save(self._state)
+            self._directory.save(state)
+            self._state = state
             outcome = self._outcome = asyncio.get_running_loop().create_future()
             self._drive()
         try:
@@ -352,11 +358,11 @@ class Membership:
                 serving = await self._process.connection(0) if self._process.serves else None
                 raise WrongState(await requests.warning(serving))
             await self._halt()
-            self._save(phase=phase, force=force)
             try:
+                self._save(phase=phase, force=force)
                 self._advance(await self._leave())
             except BaseException:
-                self._drive()  # it goes on in the background
+                self._drive()  # the leave, or the step before it, goes on in the background
                 raise
 
     async def _addresses(self, request: InitRequest | JoinRequest, *, must_advertise: bool) -> addresses.Chosen:
@@ -618,9 +624,10 @@ class Membership:
             member = self._directory.has_member() and others
             if member:
                 await self._serve_to_leave()
-            agent = self._agent if self._agent is not None else self._new_agent()
+            if self._agent is None:
+                self._agent = self._new_agent()
             # a removed node has no swarm to tell
-            await agent.leave(tell=others and not self._state.error)
+            await self._agent.leave(tell=others and not self._state.error)
             await self._close_agent()
             if member:
                 await self._remove_own_member()

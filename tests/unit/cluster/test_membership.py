@@ -9,13 +9,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from engine.cluster import credentials, membership
 from engine.cluster.phases import Phase
+from engine.cluster.state import Directory
 from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
 from engine.wire.swarm import InitRequest, JoinRequest
-from tests.unit.cluster.world import DIGEST, Killed, World, run, token, until
+from tests.unit.cluster.world import DIGEST, FakeAgent, Killed, World, run, token, until
 
 
 @pytest.fixture
@@ -183,6 +185,62 @@ def test_a_failed_init_leaves_nothing(world: World) -> None:
         world.trouble = None
         await daemon.init(init_request())
         assert daemon.is_manager
+
+    run(test)
+
+
+def test_a_full_disk_leaves_no_membership_and_ends_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise ServerError("no space left on device")
+
+    async def test() -> None:
+        daemon = world.start()
+        for verb in (daemon.init(init_request()), daemon.join(join_request("worker"))):
+            with monkeypatch.context() as patch:
+                patch.setattr(Directory, "save", full)
+                with pytest.raises(ServerError, match="no space"):
+                    await verb
+            assert daemon.phase is Phase.NONE
+        await as_manager(world)
+        await world.settled(Phase.MANAGER)
+        for verb in (daemon.init(init_request(force=True)), daemon.leave(force=True)):
+            with monkeypatch.context() as patch:
+                patch.setattr(Directory, "save", full)
+                with pytest.raises(ServerError, match="no space"):
+                    await verb
+            assert daemon.phase is Phase.MANAGER
+            await world.settled(Phase.MANAGER)
+        await world.wish(world.node(), "worker")
+        await world.settled(Phase.WORKER)
+        world.check()
+
+    run(test)
+
+
+def test_a_leave_that_is_repeated_has_one_agent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At boot the step makes the agent itself; it must not make another one beside it."""
+    agents = []
+    leave_once = FakeAgent.leave
+
+    async def failing(self: FakeAgent, *, tell: bool) -> None:
+        agents.append(self)
+        if not self.running:
+            self.start()
+        if len(agents) < 3:
+            raise ServerError("no space left on device")
+        await leave_once(self, tell=tell)
+
+    async def test() -> None:
+        world.start()
+        await as_worker(world)
+        await world.settled(Phase.WORKER)
+        directory = Directory(world.directory / "root" / "swarm")
+        directory.save(msgspec.structs.replace(directory.load(), phase=Phase.LEAVING))
+        monkeypatch.setattr(FakeAgent, "leave", failing)
+        await world.restart()
+        await world.settled(Phase.NONE)
+        assert len(agents) == 3 and len({id(each) for each in agents}) == 1
+        world.check()
 
     run(test)
 
