@@ -19,16 +19,22 @@ from pathlib import Path
 import uvloop
 
 from engine.manager.process import Manager
-from engine.system import memory
+from engine.system import memory, tasks
 from engine.system.threads import raise_priority
 
 LOCK = "manager.pid"
 """In RUN: locked while a manager's process runs, and holds its pid."""
+FAILED = 4
+"""Exit status when a task has failed that the manager cannot do without. The daemon starts it
+again.
+"""
+
+_log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM or `Stop`. Returns 3 if this node was removed from the swarm, and 1 if
-    another process already manages this directory.
+    """Run until SIGTERM or `Stop`. Returns 3 if this node was removed from the swarm, 4 if a
+    part of the manager has failed, and 1 if another process already manages this directory.
     """
     parser = argparse.ArgumentParser(prog="engine.manager", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="state: certificates, etcd's data, backups")
@@ -74,9 +80,16 @@ async def _serve(root: Path, run: Path) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, manager.end)
+
+    def failed(message: str) -> None:
+        _log.critical("the manager's process ends: %s", message)
+        manager.end(FAILED)
+
+    tasks.when_fatal(failed)
     await manager.listen()
     collect_rarely()
     try:
         return await manager.until_ended()
     finally:
+        tasks.when_fatal(None)
         await manager.close()

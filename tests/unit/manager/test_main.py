@@ -1,0 +1,30 @@
+"""The manager's process: how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.manager import main
+from engine.manager.process import SOCKET
+from engine.system.tasks import spawn
+
+
+async def test_the_process_ends_when_a_part_fails_that_it_cannot_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would serve on with a cache that nothing updates."""
+    serves = asyncio.Event()
+    monkeypatch.setattr(main, "collect_rarely", serves.set)
+    process = asyncio.create_task(main._serve(tmp_path, tmp_path))
+    await serves.wait()
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    spawn(fail(), "manager: watch of etcd", fatal=True)
+    async with asyncio.timeout(5):
+        assert await process == main.FAILED
+    assert not (tmp_path / SOCKET).exists()
