@@ -54,6 +54,9 @@ MOST_REPORTS = 10_000
 a report that is being served may itself wait for an answer of this peer."""
 WINDOW = 64
 """Answers of a stream that its reader has not read yet, when `stream` waits."""
+MOST_LINES = 10
+LONGEST_LINE = 300
+"""Lines in the log about messages of one connection, and characters of one: no peer fills it."""
 
 ALPN = "engined-swarm/1"
 
@@ -117,6 +120,8 @@ class Connection:
         self._streams: dict[int, asyncio.Queue[Message | None]] = {}
         self._serving: dict[int, _Serving] = {}
         self._reports: asyncio.Queue[Message] = asyncio.Queue()
+        self._lines = 0
+        """In the log, about messages of the peer."""
         writer.transport.set_write_buffer_limits(high=HIGH_WATER)
         _watch_peer(writer.get_extra_info("socket"))
 
@@ -218,14 +223,20 @@ class Connection:
         all.
         """
         head = _decode_head(body)
-        text = f"the message {head.tag} is not understood: {why}"
-        _log.warning("%s: %s", self.peer or "local", text)
+        text = f"the message {head.tag[:64]!r} is not understood: {why[:LONGEST_LINE]}"
+        self._warn(text)
         if head.seq == 0:
             return
         if (head.seq > 0) == self._dialled:
             self._answered(head.seq, Refused(seq=head.seq, kind="ServerError", message=text))
         else:
             self.write(Refused(seq=head.seq, kind="InvalidParameter", message=text))
+
+    def _warn(self, text: str) -> None:
+        """Log a message that cannot be served, the first ones of a connection."""
+        self._lines += 1
+        if self._lines <= MOST_LINES:
+            _log.warning("%s: %s", self.peer or "local", " ".join(text[:LONGEST_LINE].split()))
 
     # --- requests of the peer ---------------------------------------------------------------------
 
@@ -236,7 +247,7 @@ class Connection:
                 await self._serve(self, message)
             except (EngineError, ConnectionError) as error:
                 if not self.closed.is_set():
-                    _log.warning("%s: %s: %s", self.peer or "local", type(message).__name__, error)
+                    self._warn(f"{type(message).__name__}: {error}")
             except Exception:
                 _log.exception("%s: %s failed", self.peer or "local", type(message).__name__)
 

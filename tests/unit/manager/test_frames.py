@@ -421,6 +421,28 @@ def test_an_unknown_or_wrong_message_is_refused_and_the_connection_goes_on() -> 
     run(test)
 
 
+def test_a_peer_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def there(_connection: Connection, message: Any) -> None:
+        if isinstance(message, Bye):
+            raise NotFound("no such thing")
+        await _connection.send(Done(seq=message.seq))
+
+    async def test(made: Pair) -> None:
+        sock, _ = await made.raw(there)
+        for _ in range(50):
+            sock.send(frame({"!": "a\nline " * 1000}))
+            sock.send(frame({"!": "bye", "reason": "x"}))
+            await asyncio.sleep(0)
+        sock.send(frame({"!": "call", "seq": 7, "verb": "v"}))
+        assert await read_frame(sock) == Done(seq=7)
+        sock.close()
+
+    run(test)
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert 0 < len(lines) <= frames.MOST_LINES
+    assert all("\n" not in line and len(line) < 2 * frames.LONGEST_LINE for line in lines)
+
+
 def test_an_answer_that_is_not_understood_fails_its_question_alone() -> None:
     async def test(made: Pair) -> None:
         sock, listener = await made.raw()
