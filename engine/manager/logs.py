@@ -117,16 +117,18 @@ class Logs:
             await answer((replace(failures[0], data=text + b"\n"),))
 
     async def read(self, node: str, keys: tuple[str, ...], query: dict[str, Any], answer: Answer) -> None:
-        """Pass the lines of these tasks of one node to `answer`, until the node ends them.
+        """Pass the lines of these tasks of one node to `answer`, until the node ends them. Lines of
+        other tasks are dropped: a node speaks for its own alone.
 
         Raises Unavailable when the node has no session, ConnectionError when it breaks.
         """
+        asked = frozenset(keys)
         async with self._source(node) as source:
             request = ReadLogs(tasks=keys, query=query)
             async with contextlib.aclosing(source.ask_for_many(request)) as answers:
                 async for message in answers:
                     if isinstance(message, LogLines):
-                        await answer(tuple(self._placed(line, node) for line in message.lines))
+                        await answer(tuple(self._placed(line, node) for line in message.lines if line.task in asked))
 
     def _placed(self, line: LogLine, node: str) -> LogLine:
         task = self._store.record(records.TASKS, line.task)

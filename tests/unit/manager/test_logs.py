@@ -237,6 +237,17 @@ async def test_the_lines_of_all_tasks_of_a_service(store: Store, clock: FakeCloc
         assert [line.data for line in lines if line.task == "t1"] == [b"1a\n", b"1b\n"], "in order"
 
 
+async def test_a_node_sends_no_lines_of_other_tasks(store: Store, clock: FakeClock) -> None:
+    async with swarm(store, clock) as s:
+        node = await s.node("n1")
+        await s.runs("t1", "n1")
+        await s.runs("t2", "n2", 2)
+        node.writes("t1", "own")
+        node.lines["t1"].append(LogLine(task="t2", stream=1, time=2, data=b"forged\n"))
+        lines = await s.read("task", "t1")
+        assert texts(lines) == ["own"]
+
+
 async def test_one_task_by_id_and_the_query_as_it_is(store: Store, clock: FakeClock) -> None:
     async with swarm(store, clock) as s:
         node = await s.node("n1")
