@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError, Unavailable, WrongState
 from engine.manager import records
 from engine.manager.clock import SECOND, Clock
-from engine.manager.kv import Etcd, EtcdError, Member
+from engine.manager.kv import Etcd, EtcdError, InDoubt, LeaseGone, Member
 from engine.manager.records import Claim
 from engine.manager.store import Compare, Delete, Put, Stale, Store
+from engine.system.tasks import spawn
 from engine.system.threads import whole
 
 LOCK = "lock/members"
@@ -242,9 +243,11 @@ class Members:
         for too long.
         """
         lease = await self._lock()
+        keeping = spawn(self._keep(lease), "manager: lock of the members")
         try:
             yield
         finally:
+            keeping.cancel()
             with contextlib.suppress(ServerError):
                 await self._etcd.revoke(lease)
 
@@ -264,6 +267,14 @@ class Members:
                     raise Unavailable(f"manager {holder.holder} changes the set of managers: try again")
                 await self._clock.sleep(0.1)
             await self._clock.sleep(0.02)
+
+    async def _keep(self, lease: int) -> None:
+        """Keep the lock as long as it is held: a change may take longer than its lease lives."""
+        with contextlib.suppress(LeaseGone):
+            while True:
+                await self._clock.sleep(LOCK_LIFE / 4)
+                with contextlib.suppress(InDoubt):
+                    await self._etcd.keep_alive(lease)
 
 
 def quorum(voters: int) -> int:

@@ -526,6 +526,20 @@ async def test_nodes_that_never_connect_are_removed(here: Here) -> None:
     assert here.authority.barred(second.node) and here.authority.barred(third.node)
 
 
+async def test_the_lock_is_kept_while_a_change_takes_long(here: Here) -> None:
+    await here.found(2)
+    other = Members(here.store, here.etcd.peer(), here.clock, "node2")
+    async with here.members.exclusive():
+        await here.clock.advance(30)
+        waiting = asyncio.create_task(other.remove("node9"))
+        await here.clock.advance(5)
+        assert not waiting.done()
+    await here.clock.advance(1)
+    await waiting
+    await here.clock.advance(20)
+    assert not here.store.all(records.CLAIMS) and not here.etcd.cluster.leases
+
+
 def test_quorum() -> None:
     expected: Sequence[int] = (1, 2, 2, 3, 3, 4, 4)
     assert [members.quorum(count) for count in range(1, 8)] == list(expected)
