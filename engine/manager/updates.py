@@ -21,6 +21,7 @@ Threads: the event loop's.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ from engine.manager.store import Change, Compare, Entry, Event, Fenced, Put, Sta
 from engine.manager.tasks import Difference, Place
 from engine.wire.services import UpdateConfig
 
+SLICE = 100
+"""Places that are looked at before others get the event loop."""
 TICK = 0.05
 """Seconds in which events of tasks are collected."""
 MONITOR = 5 * SECOND
@@ -225,7 +228,15 @@ class Updates:
         if update.state not in GOING_ON and self._versions.get(key, set()) <= {service.version}:
             self._active.discard(key)
             return
-        places = [at for place in list(self._slots.of(key)) if (at := self._at(key, service, place)) is not None]
+        places: list[_At] = []
+        for number, place in enumerate(list(self._slots.of(key)), 1):
+            if (at := self._at(key, service, place)) is not None:
+                places.append(at)
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        if self._store.get(SERVICES, key) is not entry or self._store.get(SERVICE_STATUS, key) is not status_entry:
+            self._dirty[key] = None  # changed meanwhile
+            return
         to_begin = [at for at in places if ((at.old and not at.new) or at.ended) and self._may_begin(at.place)]
         work = to_begin or any((at.old and at.new) or len(at.new) > 1 for at in places)
         if not work and update.state not in GOING_ON:

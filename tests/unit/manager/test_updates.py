@@ -4,10 +4,12 @@ leader.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from engine.manager import updates
 from engine.manager.records import SERVICE_STATUS, SERVICES, SPEC_VERSIONS, Task
 from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Store
@@ -58,6 +60,33 @@ async def test_not_more_than_parallelism_are_down(store: Store, clock: FakeClock
         assert swarm.slots(web) == [1, 2, 3, 4, 5, 6]
         assert swarm.update_state(web) == "completed"
         assert len(store.all(SPEC_VERSIONS)) == 2, "the old tasks are in the history"
+
+
+async def test_a_look_at_many_places_gives_way(store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "SLICE", 5)
+    at_once = longest = 0
+    look = updates.Updates._at
+
+    def counted(self: updates.Updates, *given: Any) -> Any:
+        nonlocal at_once, longest
+        at_once += 1
+        longest = max(longest, at_once)
+        asyncio.get_running_loop().call_soon(others)
+        return look(self, *given)
+
+    def others() -> None:
+        nonlocal at_once
+        at_once = 0
+
+    monkeypatch.setattr(updates.Updates, "_at", counted)
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=50)
+        await swarm.run(1)
+        await swarm.update(web, replicas=50, image="busybox:2", update={"Parallelism": 10})
+        await swarm.run(30)
+        assert images(swarm, web) == {"busybox:2"}
+        assert swarm.update_state(web) == "completed"
+    assert 0 < longest <= 5
 
 
 async def test_without_a_limit_all_are_replaced_at_once(store: Store, clock: FakeClock) -> None:
