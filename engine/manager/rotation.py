@@ -20,19 +20,21 @@ from engine.manager.clock import Clock
 from engine.manager.loops import Acting
 from engine.manager.records import CAKey, Cluster
 from engine.manager.states import Role
-from engine.manager.store import Compare, Event, Put, Store
+from engine.manager.store import Compare, Delete, Event, Put, Store
 
 PERIOD = 1.0
 """Seconds between two looks at the nodes while they renew."""
 TOLD = 600.0
 """Seconds between two lines about nodes that hold a rotation up."""
 
+_TRUST = "trust/"
+
 _log = logging.getLogger(__name__)
 
 
 def trust_claim(node: str) -> str:
     """The key of the claim that holds the digest of the roots which a manager's etcd trusts."""
-    return f"trust/{node}"
+    return f"{_TRUST}{node}"
 
 
 class RotationLoop:
@@ -83,6 +85,7 @@ class RotationLoop:
             [
                 Put(records.CLUSTER, "", done),
                 Put(records.CA_KEY, "", CAKey(key.record.next if key is not None else "")),
+                *(Delete(records.CLAIMS, each) for each in self._store.all(records.CLAIMS) if each.startswith(_TRUST)),
             ],
             [
                 Compare(records.CLUSTER, "", entry.revision),

@@ -106,6 +106,7 @@ async def test_a_rotation_ends_when_each_node_has_renewed(here: Here) -> None:
     assert here.loop.due() is None
     await here.upkeep.trust()
     assert here.credentials.roots() == done.root, "the old root is not trusted any more"
+    assert not here.store.all(records.CLAIMS), "nothing is left of the rotation"
     (issued,) = certificates(await here.authority.sign(keys.request(keys.new_key()), WORKER, Role.WORKER))
     assert issued_by(issued, certificates(done.root)[0])
 
