@@ -264,10 +264,15 @@ class Dispatcher:
         await connection.send(msgspec.structs.replace(session.terms, seq=hello.seq, root=self._authority.trusted()))
         session.assigned = AssignmentSet(self._store, self._authority.unseal, node)
         session.dirty.clear()
-        connection.write(session.assigned.whole())
+        try:
+            connection.write(session.assigned.whole())
+        except ServerError as error:  # the session has been answered already
+            _log.error("assignments of node %s: %s", node, error.message)
+            connection.abort(error.message)
+            return
         try:
             await self._statuses.report(node, session.id, hello.statuses)
-        except EngineError as error:  # the session has been answered already
+        except EngineError as error:
             connection.abort(f"the statuses of node {node} were not stored: {error.message}")
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable
 from engine.manager import dispatcher as module
-from engine.manager import messages, records
+from engine.manager import frames, messages, records
 from engine.manager.ca import Authority
 from engine.manager.messages import Call, Done, LeaveSwarm
 from engine.manager.records import Claim, DataKey, ManagerPresence, NodeData, SecretRecord, ServiceAuth, SpecVersion
@@ -457,6 +457,21 @@ async def test_the_default_log_driver_comes_with_tasks(store: Store, clock: Fake
         agent = await w.agent()
         await w.until(lambda: agent.got)
         assert agent.got[0].log_driver == {"Name": "json-file", "Options": {"max-size": "1m"}}
+
+
+async def test_assignments_that_are_too_long_end_the_session(
+    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The node would be ready, and never get a task."""
+    async with world(store, clock) as w:
+        long = spec(env=["A=" + "x" * 5000])
+        await store.commit(
+            [Put(records.SPEC_VERSIONS, "s1/2", SpecVersion(long)), Put(records.TASKS, "t1", task(version=2))]
+        )
+        monkeypatch.setattr(frames, "LONGEST", 4000)
+        agent = await w.agent()
+        await w.until(agent.connection.closed.is_set)
+    assert "assignments of node n1: a message of" in caplog.text
 
 
 async def test_an_orphaned_task_is_taken_out(store: Store, clock: FakeClock) -> None:
