@@ -273,7 +273,11 @@ class Membership:
                 raise ServerError("the manager's process has written no certificate")
         except BaseException:
             self._advance(Verb.FAIL)
-            self._advance(await self._leave())
+            try:
+                self._advance(await self._leave())
+            except EngineError as error:
+                _log.error("swarm: a failed init is not undone yet: %s", error.message)
+                self._drive()  # it is undone in the background
             raise
         self._advance(Verb.SUCCEED, node=certificate.node, swarm=certificate.swarm, request="")
         self._drive()
@@ -503,7 +507,7 @@ class Membership:
         """WORKER: until it is to be a manager, or was removed."""
         await self._process.stop()
         self._process.clear()
-        self._directory.remove_member()
+        await asyncio.to_thread(self._directory.remove_member)
         await self._run_agent("worker")
         while True:
             self._wake.clear()
@@ -568,7 +572,7 @@ class Membership:
                 self._trouble = ""
                 return Verb.SUCCEED
             except process.Removed:
-                self._directory.remove_member()
+                await asyncio.to_thread(self._directory.remove_member)
                 self._trouble = "its etcd member was removed before it had a vote"
             except Forbidden as error:  # the wish was withdrawn meanwhile
                 if await self._renew() == "worker":
@@ -583,7 +587,7 @@ class Membership:
         """DEMOTING: the member is gone; a worker's certificate."""
         await self._process.stop()
         self._process.clear()
-        self._directory.remove_member()
+        await asyncio.to_thread(self._directory.remove_member)
         self._removed = False
         if self._wishes("manager"):
             self._session = None  # told before the demotion

@@ -217,6 +217,29 @@ def test_a_full_disk_leaves_no_membership_and_ends_none(world: World, monkeypatc
     run(test)
 
 
+def test_a_failed_init_that_cannot_be_undone_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    erase = Directory.erase
+    tries = 0
+
+    def failing(self: Directory) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise ServerError("the swarm's state cannot be removed")
+        erase(self)
+
+    async def test() -> None:
+        daemon = world.start()
+        world.trouble = ServerError("etcd does not start")
+        monkeypatch.setattr(Directory, "erase", failing)
+        with pytest.raises(ServerError, match="etcd does not start"):
+            await daemon.init(init_request())
+        await world.settled(Phase.NONE)
+        world.check()
+
+    run(test)
+
+
 def test_a_leave_that_is_repeated_has_one_agent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """At boot the step makes the agent itself; it must not make another one beside it."""
     agents = []
