@@ -106,6 +106,8 @@ class Executor:
         self._pulls = Pulls(parts.images, parts.remote, mirrors=bool(parts.config.registry_mirrors))
         self._tasks: dict[str, _Task] = {}
         self._by_container: dict[str, str] = {}
+        self._drivers: set[asyncio.Task[None]] = set()
+        """Those of tasks that are forgotten, too, until their records are removed."""
         self._slots = asyncio.Semaphore(PARALLEL)
         self._removals = asyncio.Semaphore(REMOVALS)
         self._closed = False
@@ -137,11 +139,10 @@ class Executor:
         """The daemon ends. Containers run on; the next daemon goes on with the tasks."""
         self._closed = True
         self._unsubscribe()
-        drivers = [task.driver for task in self._tasks.values() if task.driver is not None]
-        for driver in drivers:
+        for driver in self._drivers:
             driver.cancel()
-        if drivers:
-            await asyncio.wait(drivers)
+        if self._drivers:
+            await asyncio.wait(list(self._drivers))
         await self._pulls.close()
 
     async def assign(self, message: Assignments) -> None:
@@ -216,6 +217,8 @@ class Executor:
         if task.driver is None:
             task.again = False
             task.driver = spawn(self._drive(task), f"task {task.assigned.id}")
+            self._drivers.add(task.driver)
+            task.driver.add_done_callback(self._drivers.discard)
             return
         task.again = True
         if task.waiting is not None and not task.wanted:

@@ -497,3 +497,30 @@ def test_a_bug_while_the_container_runs_is_not_its_end(world: World, monkeypatch
         assert site.state == R.RUNNING
 
     run(case())
+
+
+def test_closing_ends_the_removal_of_a_record(world: World) -> None:
+    """Another executor follows, with records of its own."""
+
+    async def case() -> None:
+        site = await _boot(world)
+        await site.assign(R.RUNNING)
+        await _quiet()
+        await site.assign(None)
+        released = asyncio.Event()
+
+        async def point(name: str) -> None:
+            if not len(site.executor):
+                await released.wait()
+
+        world.decide = point
+        await asyncio.sleep(30)
+        assert not len(site.executor), "its record alone is left"
+        drivers = {task for task in asyncio.all_tasks() if task.get_name() == "task t1"}
+        assert drivers
+        await site.executor.close()
+        assert all(task.done() for task in drivers)
+        world.decide = None
+        released.set()
+
+    run(case())
