@@ -38,7 +38,7 @@ HEADER = 8
 SLICE = 16384 - 4
 """Bytes of an entry at most that is not a slice of a longer line (`_fast/logreader`)."""
 WAITING = 4
-"""Messages of one task's log that wait to be sent."""
+"""Messages of all these logs together that wait to be sent."""
 
 
 async def send(

@@ -39,10 +39,13 @@ async def follow(
     connection: Connection, of: str, name: str, query: dict[str, Any]
 ) -> AsyncGenerator[tuple[LogLine, ...], None]:
     """Logs of a service or task, until they end or the manager does."""
-    async with contextlib.aclosing(connection.ask_for_many(Follow(of=of, name=name, query=query))) as answers:
-        async for answer in answers:
-            if isinstance(answer, LogLines):
-                yield answer.lines
+    try:
+        async with contextlib.aclosing(connection.ask_for_many(Follow(of=of, name=name, query=query))) as answers:
+            async for answer in answers:
+                if isinstance(answer, LogLines):
+                    yield answer.lines
+    except ConnectionError as error:
+        raise ServerError("the manager's process has ended; try again") from error
 
 
 async def watch(connection: Connection) -> AsyncGenerator[Change, None]:
