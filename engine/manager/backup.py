@@ -202,6 +202,8 @@ class Backups:
                 await self.write()
             except (EngineError, OSError) as error:
                 _log.warning("the hourly backup of the swarm failed: %s", error)
+            except Exception:  # the next one may succeed
+                _log.exception("the hourly backup of the swarm failed")
             await self._clock.sleep(PERIOD)
 
     async def write(self) -> Path | None:

@@ -97,6 +97,9 @@ class Upkeep:
             except (EngineError, OSError) as error:
                 _log.warning("the own certificate: %s", error)
                 pause = AGAIN
+            except Exception:  # without it the certificate would expire
+                _log.exception("the own certificate is not kept")
+                pause = AGAIN
             waking, sleeping = asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._clock.sleep(pause))
             try:
                 await asyncio.wait({waking, sleeping}, return_when=asyncio.FIRST_COMPLETED)

@@ -145,10 +145,12 @@ class Running:
             store, self._clock, node=begin.node, authority=authority, guard=self.joining.members.why_not
         )
         self.dispatcher = Dispatcher(store, self._clock, begin.node, authority, address=begin.advertise)
-        self._stack.push_async_callback(self.dispatcher.close)
+        listener = Listener(self._credentials, self._authority, self._serve, self.dispatcher.disconnected)
+        self._stack.push_async_callback(listener.close)
+        self._stack.push_async_callback(self.dispatcher.close)  # before: it says Bye to the agents
         self.logs = Logs(store, self._clock, self.dispatcher, self._dial)
         await self.dispatcher.start()
-        await self._listen()
+        await self._listen(listener)
         upkeep = Upkeep(
             store,
             self._clock,
@@ -177,13 +179,11 @@ class Running:
         header = await save(self._etcd, self._clock, self.node, Path(path))
         return msgspec.json.encode({"Swarm": header.swarm, "Revision": header.revision})
 
-    async def _listen(self) -> None:
-        listener = Listener(self._credentials, self._authority, self._serve, self.dispatcher.disconnected)
+    async def _listen(self, listener: Listener) -> None:
         try:
             await listener.listen(self._begin.listen)
         except OSError as error:
             raise ServerError(f"cannot listen on {self._begin.listen}: {reason(error)}") from error
-        self._stack.push_async_callback(listener.close)
 
     async def _serve(self, connection: Connection, message: Message, identity: Identity | None) -> None:
         """One message of a peer that may send it."""

@@ -44,6 +44,9 @@ class Space:
             except EtcdError as error:
                 _log.debug("space: %s", error.message)
                 pause = HURRY
+            except Exception:  # a full database would stop the swarm
+                _log.exception("making room in etcd failed")
+                pause = PERIOD
             await self._clock.sleep(pause)
 
     async def look(self) -> bool:
