@@ -52,6 +52,8 @@ from engine.wire.tasks import (
 T = TypeVar("T")
 
 MOST = (1 << 63) - 1
+MOST_TASKS = 100_000
+"""Of one service. A mistyped number must not fill the managers' memory with tasks."""
 """The largest number of the API's integers."""
 MILLISECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -144,13 +146,14 @@ def _mode(mode: ServiceMode) -> ServiceMode:
         return mode
     if mode.replicated_job is not None:
         most, total = mode.replicated_job.max_concurrent, mode.replicated_job.total_completions
-        _range("Mode.ReplicatedJob.MaxConcurrent", most)
-        _range("Mode.ReplicatedJob.TotalCompletions", total)
+        _range("Mode.ReplicatedJob.MaxConcurrent", most, high=MOST_TASKS)
+        _range("Mode.ReplicatedJob.TotalCompletions", total, high=MOST_TASKS)
         most = 1 if most is None else most
         total = most if total is None else total
         return ServiceMode(replicated_job=ReplicatedJob(max_concurrent=most, total_completions=total))
     replicas = None if mode.replicated is None else mode.replicated.replicas
-    _range("Mode.Replicated.Replicas", replicas, rule="Number of replicas must be non-negative")
+    rule = f"Number of replicas must be non-negative, and at most {MOST_TASKS}"
+    _range("Mode.Replicated.Replicas", replicas, high=MOST_TASKS, rule=rule)
     return ServiceMode(replicated=ReplicatedService(1 if replicas is None else replicas))
 
 
