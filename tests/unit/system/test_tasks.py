@@ -97,6 +97,8 @@ KEPT = {
     ("http/protocol.py", "self._task"): "reports its own failures",
     ("images/pull.py", "download.task"): "awaited by each user of the download",
     ("images/registry/download.py", "self._writing"): "awaited by `_settle`",
+    ("manager/logs.py", "self._dialling"): "awaited by each reader of another manager's logs",
+    ("manager/quorum.py", "self._counting"): "awaited by each caller of `reachable`",
     ("networks/attachments.py", "sandbox.opening"): "awaited by `opened` and `leave`",
     ("usage.py", "self._running[kind]"): "awaited by `_shared`",
 }
