@@ -105,7 +105,7 @@ def _element(data: bytes, at: int, kind: int = 0) -> tuple[bytes, int]:
     Raises ValueError when it is not of `kind`, IndexError when it is cut.
     """
     if kind and data[at] != kind:
-        raise ValueError(f"it has an element of type {data[at]:#x} in the place of {kind:#x}")
+        raise ValueError(f"element of type {data[at]:#x} where {kind:#x} is expected")
     size = data[at + 1]
     begin = at + 2
     if size & 0x80:

@@ -59,11 +59,11 @@ START_WAIT = 5.0
 LEAVE_LIMIT = 10.0
 """Seconds that a leave waits for a manager's process which has to be started for it."""
 UNREACHABLE_TRIES = 3
-"""Tries to join before its client is told that no manager answers."""
+"""Tries to join before the request fails because no manager answers."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between repetitions of a step's request, doubled by each."""
 LONGEST_SLEEP = 60.0
-"""Seconds after which the clock is looked at again: a host may have slept."""
+"""Seconds between looks at the wall clock, because a suspended host stops timers."""
 RENEWAL = (0.5, 0.8)
 """The part of a certificate's life in which it is renewed, at a random moment."""
 
@@ -602,7 +602,7 @@ class Membership:
         return Verb.SUCCEED if role == "worker" else Verb.PROMOTE
 
     async def _force(self) -> Verb:
-        """FORCING, taken up by the next daemon: nobody has told its client about a failure."""
+        """FORCING, taken up by the next daemon: its client has not been answered."""
         pauses = _Pauses()
         while True:
             try:
@@ -727,7 +727,7 @@ class Membership:
         managers = session.managers or self._state.managers
         try:
             self._save(managers=managers, epoch=max(session.epoch, self._state.epoch))
-        except ServerError as error:  # kept in memory alone: the next session tells again
+        except ServerError as error:  # kept in memory alone: the next session brings it again
             _log.error("swarm: %s", error.message)
         self._renew_now = session.renew
         self._registered.set()

@@ -50,9 +50,9 @@ class Verb(StrEnum):
     """The swarm wishes this node to be a worker, and has removed its etcd member."""
     SUCCEED = "succeed"
     FAIL = "fail"
-    """The step is undone. Its client is told why."""
+    """The step is undone. Its client gets the reason."""
     STRAND = "strand"
-    """It cannot succeed, and has no client any more: /info tells why."""
+    """It cannot succeed, and has no client any more: /info shows the reason."""
 
 
 class Refusal:

@@ -108,7 +108,8 @@ class Process:
                 await self._serving.wait()
         except TimeoutError:
             raise Unavailable(self.trouble or "its manager is still starting") from None
-        assert self._connection is not None
+        if self._connection is None:  # it has ended since then
+            raise Unavailable(self.trouble or "its manager is still starting")
         return self._connection
 
     # --- start and end ----------------------------------------------------------------------------

@@ -49,8 +49,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     listen: str = ""
     """host:port that a manager here listens on."""
     advertise: str = ""
-    """host:port that others reach a manager here at, as the operator says; "" when a manager tells
-    it."""
+    """host:port that others reach a manager here at, as the operator gives it; "" when a manager
+    reports it.
+    """
     seen: str = ""
     """The same as a manager has seen it."""
     data_path: str = ""

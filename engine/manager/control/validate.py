@@ -8,6 +8,7 @@ control API, whose words clients look for.
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -542,12 +543,12 @@ def _file_target(field: str, what: str, target: FileTarget, name: str, taken: di
         raise refuse(
             f"{field}.Name", target.name, f"malformed file {what} reference, invalid target file name provided"
         )
-    if target.name in taken:
+    path = posixpath.normpath(target.name)  # `a` and `./a` are one file
+    if path in taken:
         raise InvalidParameter(
-            f"{field}.Name: {what} references '{taken[target.name]}' and '{name}' "
-            f"have a conflicting target: '{target.name}'"
+            f"{field}.Name: {what} references '{taken[path]}' and '{name}' have a conflicting target: '{target.name}'"
         )
-    taken[target.name] = name
+    taken[path] = name
     for text, which in ((target.uid, "UID"), (target.gid, "GID")):
         if text and not (_NUMBER.fullmatch(text) and int(text) < 1 << 32):
             raise refuse(f"{field}.{which}", text, "a number is expected")

@@ -369,3 +369,18 @@ def test_any_name(name: str) -> None:
     except InvalidParameter:
         return
     assert 0 < len(name) <= 63 and name.isascii() and name[0].isalnum() and name[-1].isalnum()
+
+
+@pytest.mark.parametrize("other", ["a", "./a", "a/", ".//a"])
+def test_one_file_for_two_secrets(other: str) -> None:
+    """Two spellings of one path are in conflict."""
+    references = [
+        {
+            "SecretID": f"id{number}",
+            "SecretName": f"s{number}",
+            "File": {"Name": name, "UID": "0", "GID": "0", "Mode": 256},
+        }
+        for number, name in enumerate(("a", other))
+    ]
+    with pytest.raises(InvalidParameter, match="'s0' and 's1' have a conflicting target"):
+        checked(container(Secrets=references))
