@@ -237,8 +237,11 @@ def _task_spec(spec: TaskSpec, networks: list[NetworkAttachmentConfig], values: 
     for number, network in enumerate(attached):
         if not network.target:
             raise refuse(f"TaskTemplate.Networks[{number}].Target", "", "the name or id of a network is expected")
-    if len({network.target for network in attached}) < len(attached):
-        raise refuse("TaskTemplate.Networks", [network.target for network in attached], "duplicate network")
+    targets = [network.target for network in attached]
+    if len(set(targets)) < len(targets):
+        raise refuse("TaskTemplate.Networks", targets, "duplicate network")
+    if len(targets) > 1 and not {"host", "none"}.isdisjoint(targets):
+        raise refuse("TaskTemplate.Networks", targets, "the network host or none must be the only one")
     _resources(spec.resources)
     _placement(spec.placement)
     _range("TaskTemplate.ForceUpdate", spec.force_update, high=(1 << 64) - 1)

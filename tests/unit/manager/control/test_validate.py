@@ -140,6 +140,8 @@ BAD = [
     (template(Placement={"Constraints": ["node.role"]}), "constraint", "node.role"),
     (template(Placement={"Constraints": ["node.role = manager"]}), "constraint", "operator"),
     (template(Placement={"Constraints": ["== x"]}), "constraint", "key"),
+    (template(Networks=[{"Target": "bridge"}, {"Target": "host"}]), "TaskTemplate.Networks", "must be the only one"),
+    (template(Networks=[{"Target": "none"}, {"Target": "web"}]), "TaskTemplate.Networks", "must be the only one"),
     (template(Placement={"MaxReplicas": -1}), "Placement.MaxReplicas", "-1"),
     (template(Placement={"Preferences": [{}]}), "Placement.Preferences[0]", "Spread"),
     (
