@@ -32,6 +32,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from engine.system import namespaces
+from tests.clusters import Cluster
 from tests.harness import TempEngine, until
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -166,13 +167,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = outcome.get_result()  # type: ignore[attr-defined]
     if call.when == "setup":
         item.stash[_BEGINS] = {}
-    for name, value in getattr(item, "funcargs", {}).items():
+    for name, engine in _engines(getattr(item, "funcargs", {})):
+        begin = item.stash[_BEGINS].setdefault(
+            name, os.path.getsize(engine.log_path) if engine.log_path.exists() else 0
+        )
+        if report.failed:
+            report.sections.append((f"log of {name}", engine.log(begin) or engine.log()))
+
+
+def _engines(fixtures: dict[str, object]) -> Iterator[tuple[str, TempEngine]]:
+    """The engines of a test, those of its clusters too, with their names."""
+    for name, value in fixtures.items():
         if isinstance(value, TempEngine):
-            begin = item.stash[_BEGINS].setdefault(
-                name, os.path.getsize(value.log_path) if value.log_path.exists() else 0
-            )
-            if report.failed:
-                report.sections.append((f"log of {name}", value.log(begin) or value.log()))
+            yield name, value
+        elif isinstance(value, Cluster):
+            yield from ((f"{name}[{number}]", node) for number, node in enumerate(value.nodes))
 
 
 _BEGINS: pytest.StashKey[dict[str, int]] = pytest.StashKey()

@@ -199,14 +199,23 @@ class Members:
             await self._store.commit(found)
 
     async def step_aside(self) -> None:
-        """Let another voter be the raft leader, if this manager's member is, before it goes: of a
-        leader that is removed or killed, etcd elects another one in a second or two.
+        """Let another manager lead before this one goes.
+
+        If its member is the raft leader, another voter becomes that: of a leader that is removed or
+        killed, etcd elects another one in a second or two. If not, it may lead all the same, since
+        the raft leader's process had hung or was away. No term of raft ends then, so it gives up
+        the key.
         """
         status = await self._etcd.status()
         if status.leader == status.member:
             rest = [each for each in await self.all() if each.id != status.member and not each.learner]
             if healthy := [each for each in rest if self.alive(each)] or rest:
                 await self._etcd.move_leader(healthy[0].id)
+            return
+        key = self._store.get(records.LEADER)
+        if key is not None and key.record.node == self._node:
+            with contextlib.suppress(Stale):
+                await self._store.commit([Delete(records.LEADER, "")], [Compare(records.LEADER, "", key.revision)])
 
     def alive(self, member: Member) -> bool:
         """Returns True if the manager of this member has shown itself: its presence is a lease."""

@@ -131,7 +131,8 @@ def test_etcd_alone_is_killed(cluster: Cluster, whose: str) -> None:
 
 def test_a_stopped_leader_is_fenced(cluster: Cluster) -> None:
     """Fault 7. The process alone is stopped: its etcd goes on as raft's leader. The lease passes
-    on, and afterwards one manager leads.
+    on, and afterwards one manager leads. That one is not raft's leader, and hands over all the same
+    when it is demoted.
     """
     leader = cluster.leader()
     other = other_than(cluster, leader)
@@ -153,6 +154,10 @@ def test_a_stopped_leader_is_fenced(cluster: Cluster) -> None:
     other.until_running("steady", 5)
     assert before <= pids(cluster)
     removed(cluster, "steady")
+    leader.update_node(new.node_id, Role="worker")
+    until("it manages no more", lambda: not new.swarm_info()["ControlAvailable"], 30)
+    until("two managers are left", lambda: managers_up(leader) == 2, 30)
+    leader.update_node(new.node_id, Role="manager")
 
 
 def test_a_leader_and_its_etcd_are_stopped(cluster: Cluster) -> None:

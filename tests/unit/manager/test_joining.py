@@ -420,6 +420,19 @@ async def test_a_leader_hands_over_and_is_removed_by_the_next_one(here: Here) ->
     assert here.store.record(records.MANAGERS, NODE) is None and not here.store.all(records.CLAIMS)
 
 
+async def test_a_leader_without_the_raft_leader_gives_up_its_key(here: Here) -> None:
+    """The raft leader's process had hung, and raft's term is the same since."""
+    await here.found(3, present=3)
+    here.etcd.peer(2).elect(2)
+    await here.wish(NODE, Role.WORKER)
+    await here.store.commit([Put(records.LEADER, "", records.Leader(NODE, here.etcd.cluster.term))])
+    await here.step()
+    assert here.store.record(records.LEADER) is None and here.etcd.cluster.leader == 2
+    await here.store.commit([Put(records.LEADER, "", records.Leader("node2", here.etcd.cluster.term))])
+    await here.members.step_aside()
+    assert here.store.record(records.LEADER) is not None  # not its own
+
+
 async def test_a_demotion_that_must_wait_is_done_when_it_can_be(here: Here) -> None:
     await here.found(3, present=2)
     await here.wish("node2", Role.WORKER)
