@@ -15,12 +15,15 @@ from tests.client import PATIENCE
 from tests.clients.programs import UNPACKED
 from tests.harness import TempEngine, free_ports, until
 
-PLAYBOOK = """
+HEAD = """
 - hosts: localhost
   gather_facts: false
   module_defaults:
     group/community.docker.docker: {{docker_host: "unix://{socket}"}}
   tasks:
+"""
+
+PLAYBOOK = """
     - name: info
       community.docker.docker_host_info:
         containers: true
@@ -110,11 +113,6 @@ PLAYBOOK = """
 """
 
 CLEAN = """
-- hosts: localhost
-  gather_facts: false
-  module_defaults:
-    group/community.docker.docker: {{docker_host: "unix://{socket}"}}
-  tasks:
     - name: remove
       community.docker.docker_container:
         name: "{{{{ item }}}}"
@@ -137,11 +135,13 @@ CLEAN = """
 """
 
 
-def played(engine: TempEngine, text: str) -> dict[str, Any]:
-    """Runs a playbook. Returns the result of each task by its name."""
+def played(engine: TempEngine, tasks: str, **values: object) -> dict[str, Any]:
+    """Runs a playbook of these tasks, in which `values` are filled in. Returns the result of each
+    task by its name.
+    """
     home = engine.base / "ansible"
     home.mkdir(exist_ok=True)
-    (home / "play.yml").write_text(text)
+    (home / "play.yml").write_text((HEAD + tasks).format(socket=engine.socket, **values))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DOCKER_", "ANSIBLE_"))}
     done = subprocess.run(
         [
@@ -181,17 +181,17 @@ def changed(results: dict[str, Any]) -> set[str]:
 
 def test_a_second_run_changes_nothing(bare: TempEngine, clean: TempEngine) -> None:
     (port,) = free_ports(1)
-    values = {"socket": bare.socket, "port": port, "directory": bare.base}
-    first = played(bare, PLAYBOOK.format(colour="red", **values))
+    values = {"port": port, "directory": bare.base}
+    first = played(bare, PLAYBOOK, colour="red", **values)
     assert changed(first) == {"network", "volume", "tag", "web", "host", "file"}
     until("it is healthy", lambda: bare.inspect("web")["State"]["Health"]["Status"] == "healthy")
     ids = bare.containers()
-    second = played(bare, PLAYBOOK.format(colour="red", **values))
+    second = played(bare, PLAYBOOK, colour="red", **values)
     assert changed(second) == set(), [(name, second[name]["diff"]) for name in changed(second)]
     assert bare.containers() == ids
     assert second["container info"]["container"]["Id"] == bare.inspect("web")["Id"]
-    third = played(bare, PLAYBOOK.format(colour="blue", **values))
+    third = played(bare, PLAYBOOK, colour="blue", **values)
     assert changed(third) == {"web"}
-    removed = played(bare, CLEAN.format(socket=bare.socket))
+    removed = played(bare, CLEAN)
     assert changed(removed) >= {"remove", "network", "image", "prune"}
     assert bare.containers() == [] and bare.request("GET", "/volumes").json()["Volumes"] == []

@@ -12,11 +12,6 @@ from tests.clients.test_ansible import changed, played
 from tests.clusters import Cluster, Node
 
 PLAYBOOK = """
-- hosts: localhost
-  gather_facts: false
-  module_defaults:
-    group/community.docker.docker: {{docker_host: "unix://{socket}"}}
-  tasks:
     - name: swarm
       community.docker.docker_swarm:
         state: present
@@ -76,8 +71,7 @@ def test_a_swarm(node: Node) -> None:
     name = node.ask("GET", "/info")["Name"]
 
     def run(**more: object) -> set[str]:
-        values = {"socket": node.socket, "history": 3, "node": name, "colour": "red"} | more
-        results = played(node, PLAYBOOK.format(**values))
+        results = played(node, PLAYBOOK, **{"history": 3, "node": name, "colour": "red"} | more)
         found = changed(results)
         print({task: results[task].get("diff") for task in found})
         return found
