@@ -174,13 +174,13 @@ class Node(TempEngine):
     def until_running(self, service: str, count: int, seconds: float = 60.0) -> list[Any]:
         """Wait until exactly `count` tasks of a service should run and do; returns them."""
 
-        def settled() -> list[Any] | None:
+        def settled() -> tuple[list[Any]] | None:
             tasks = self.tasks(service)
             runs = [task for task in tasks if task["Status"]["State"] == "running"]
-            return tasks if len(tasks) == len(runs) == count else None
+            return (tasks,) if len(tasks) == len(runs) == count else None
 
         try:
-            return until(f"{count} tasks of {service} run", settled, seconds) if count else []
+            return list(until(f"{count} tasks of {service} run", settled, seconds)[0])
         except AssertionError as error:
             seen = [
                 (task.get("Slot"), task["DesiredState"], task["Status"].get("State"), task["Status"].get("Err"))
