@@ -1,5 +1,5 @@
-"""Becoming and ceasing to be a node of a swarm, with real engines: what clients are told, what a
-daemon or manager that is killed in the middle leaves, and that nothing stays behind.
+"""Real engines join and leave swarms, and their roles change: replies to clients, recovery of a
+daemon or manager that is killed in the middle, and no process or file left afterwards.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ def refused(node: Node, status: int, words: str, path: str, body: Any = None, **
 
 
 def role_and_state(node: Node, of: Node) -> tuple[str, str, str]:
-    """How `node` sees `of`: role, state, reachability."""
+    """Role, state and reachability of the node `of`, as `node` lists it."""
     entry = node.nodes()[of.node_id]
     return (
         entry["Spec"]["Role"],
@@ -166,13 +167,13 @@ def test_a_join_goes_on_in_the_background(hosts: list[Node]) -> None:
         "RemoteAddrs": [first.address],
         "JoinToken": first.tokens()["Worker"],
     }
-    cancelling = threading.Timer(3, third.leave)
-    cancelling.start()
-    in_vain = threading.Thread(target=refused, args=(third, 503, "left the swarm", "/swarm/join", body))
-    in_vain.start()
-    refused(second, 500, "Timeout was reached before node was joined", "/swarm/join", body)
-    cancelling.join()
-    in_vain.join()
+    with ThreadPoolExecutor() as threads:
+        cancelled = threads.submit(refused, third, 503, "left the swarm", "/swarm/join", body)
+        late = threads.submit(refused, second, 500, "Timeout was reached before node was joined", "/swarm/join", body)
+        until("it joins", lambda: standing(third) == ("pending", False))
+        third.leave()
+        cancelled.result()
+        late.result()
     assert standing(second) == ("pending", False) and standing(third) == OUTSIDE
     refused(second, 503, "already part of a swarm", "/swarm/join", body)
     second.restart()
@@ -209,7 +210,7 @@ def test_promotion_and_demotion(hosts: list[Node]) -> None:
 
 
 def test_a_removed_node(hosts: list[Node]) -> None:
-    """It learns of it while it runs, and when it comes back."""
+    """A node that runs notices its removal, and so does a daemon that starts later."""
     first, second, third = hosts
     first.init()
     second.join(first)
@@ -221,7 +222,7 @@ def test_a_removed_node(hosts: list[Node]) -> None:
     first.ask("DELETE", f"/nodes/{third.node_id}?force=1")
     third.start()
     for node in (second, third):
-        until("it knows", lambda node=node: node.swarm_info()["LocalNodeState"] == "error")  # type: ignore[misc]
+        until("its removal is reported", lambda node=node: node.swarm_info()["LocalNodeState"] == "error")  # type: ignore[misc]
         assert "removed" in node.swarm_info()["Error"]
         until("its tasks have ended", lambda node=node: not node.task_containers())  # type: ignore[misc]
         node.leave()
@@ -249,7 +250,7 @@ def test_a_new_cluster_by_force(hosts: list[Node]) -> None:
     assert first.until_running("web", 1)[0]["ID"] == task["ID"]
     assert len(third.task_containers()) == 1
     second.plug()
-    # The other manager finds out that it is none any more.
+    # The new swarm has made the other manager a worker.
     becomes(second, WORKER)
     until("it is back", lambda: role_and_state(first, second) == ("worker", "ready", ""), 60)
     until("its member is gone", lambda: not (second.root / "swarm" / "etcd").exists())
@@ -287,7 +288,7 @@ def test_engined_stop_without_a_daemon(hosts: list[Node]) -> None:
 
 
 def test_an_upgrade_of_the_daemon(hosts: list[Node]) -> None:
-    """Manager and tasks outlive daemons that end, are killed, and lose their monitor."""
+    """Manager and tasks outlive daemons that end or are killed."""
     node = hosts[0]
     node.init()
     node.service("web", replicas=2)
@@ -309,16 +310,16 @@ KILLS = ("daemon", "manager", "daemon, manager")
 
 
 def interrupted(node: Node, what: str, seconds: float, verb: Callable[[], object]) -> None:
-    """Begin a verb, and after so long kill processes of its node."""
+    """Begin a verb, and kill processes of its node `seconds` later."""
 
     def attempt() -> None:
-        # the daemon is dead, or says what has ended
+        # the daemon is dead, or reports that the manager's process has ended
         with contextlib.suppress(AssertionError, OSError):
             verb()
 
     trying = threading.Thread(target=attempt)
     trying.start()
-    time.sleep(seconds)
+    time.sleep(seconds)  # the verb is under way
     kill(node, what)
     trying.join(90)
 
@@ -333,7 +334,7 @@ def kill(node: Node, what: str) -> None:
 
 @pytest.mark.parametrize("what", KILLS)
 def test_killed_in_init_and_leave(what: str, hosts: list[Node]) -> None:
-    """The verb is done, or a repetition does it."""
+    """The verb is carried out, or succeeds when it is repeated."""
     node = hosts[0]
     for seconds in (0.1, 0.6):
         interrupted(node, what, seconds, node.init)
@@ -374,12 +375,12 @@ def test_killed_in_promotion_and_demotion(what: str, hosts: list[Node]) -> None:
     second.join(first)
     for seconds in (0.2, 0.8):
         first.update_node(second.node_id, Role="manager")
-        time.sleep(seconds)
+        time.sleep(seconds)  # the promotion is under way
         kill(second, what)
         becomes(second, MANAGER)
         until("it is reachable", lambda: role_and_state(first, second) == ("manager", "ready", "reachable"), 60)
         first.update_node(second.node_id, Role="worker")
-        time.sleep(seconds / 2)
+        time.sleep(seconds / 2)  # the demotion is under way
         kill(second, what)
         becomes(second, WORKER)
         until("it is a worker", lambda: role_and_state(first, second) == ("worker", "ready", ""), 60)
