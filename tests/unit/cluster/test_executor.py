@@ -91,6 +91,14 @@ async def _boot(world: World) -> Site:
     return site
 
 
+async def _running(world: World) -> Site:
+    """A daemon whose task runs."""
+    site = await _boot(world)
+    await site.assign(R.RUNNING)
+    await _quiet()
+    return site
+
+
 async def _quiet() -> None:
     """Until nothing is to be done; tries that failed are made again."""
     for _ in range(6):
@@ -357,9 +365,7 @@ def test_forgotten_and_assigned_again(world: World) -> None:
 
 def test_a_stop_that_fails_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case() -> None:
-        site = await _boot(world)
-        await site.assign(R.RUNNING)
-        await _quiet()
+        site = await _running(world)
         tries = 0
         stop = Container.stop
 
@@ -409,9 +415,7 @@ def test_starts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_closed_executor_leaves_everything(world: World) -> None:
     async def case() -> None:
-        site = await _boot(world)
-        await site.assign(R.RUNNING)
-        await _quiet()
+        site = await _running(world)
         await site.executor.close()
         assert site.container is not None
         site.engine.world.host.end(site.container.id, 3)
@@ -422,7 +426,7 @@ def test_a_closed_executor_leaves_everything(world: World) -> None:
 
 
 def test_content_that_comes_while_another_task_is_forgotten(world: World) -> None:
-    """The managers send it once, so it must not be forgotten with the other task's."""
+    """The managers send content once, so it must not be forgotten with that of the other task."""
 
     def task(number: int) -> Assigned:
         return msgspec.structs.replace(
@@ -454,6 +458,7 @@ def test_content_that_comes_while_another_task_is_forgotten(world: World) -> Non
         world.decide = point
         await asyncio.sleep(30)
         assert len(site.executor) == 0, "the first task is forgotten"
+        assert not taking.done(), "the second one comes meanwhile"
         world.decide = None
         written.set()
         await taking
@@ -464,14 +469,15 @@ def test_content_that_comes_while_another_task_is_forgotten(world: World) -> Non
     run(case())
 
 
+def _wrong(*_: object, **__: object) -> None:
+    raise KeyError("a bug")
+
+
 def test_a_bug_ends_the_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case() -> None:
-        def wrong(*_: object, **__: object) -> None:
-            raise KeyError("a bug")
-
         site = await _boot(world)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "create_body", wrong)
+            patch.setattr(module, "create_body", _wrong)
             await site.assign(R.RUNNING)
             await _quiet()
         assert site.state == R.REJECTED
@@ -484,12 +490,9 @@ def test_a_bug_ends_the_task(world: World, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_bug_while_the_container_runs_is_not_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case() -> None:
-        def wrong(*_: object) -> None:
-            raise KeyError("a bug")
-
         site = await _boot(world)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_published", wrong)
+            patch.setattr(module, "_published", _wrong)
             await site.assign(R.RUNNING)
             await _quiet()
             assert site.state == R.STARTING
@@ -503,9 +506,7 @@ def test_closing_ends_the_removal_of_a_record(world: World) -> None:
     """Another executor follows, with records of its own."""
 
     async def case() -> None:
-        site = await _boot(world)
-        await site.assign(R.RUNNING)
-        await _quiet()
+        site = await _running(world)
         await site.assign(None)
         released = asyncio.Event()
 
