@@ -20,6 +20,7 @@ async def test_the_process_ends_when_a_part_fails_that_it_cannot_do_without(
     monkeypatch.setattr(main, "collect_rarely", serves.set)
     process = asyncio.create_task(main._serve(tmp_path, tmp_path))
     await serves.wait()
+    assert (tmp_path / SOCKET).exists()
 
     async def fail() -> None:
         raise ZeroDivisionError
