@@ -348,7 +348,7 @@ def test_refusals(docker: Docker) -> None:
 
 @pytest.mark.parametrize("docker", (programs.BOOKWORM,), indirect=True, ids=("bookworm",))
 def test_a_cli_of_1_24(docker: Docker, node: Node) -> None:
-    """As `docker` above has made the swarm; a CLI that is told the oldest version uses it."""
+    """The `docker` fixture makes the swarm. `node.docker` runs a CLI at API version 1.24."""
     node.docker("service", "create", "--name", "web", "--stop-grace-period", "0s", "busybox", "sleep", "99999")
     running(docker, "web", 1)
     assert node.docker("service", "ls").out.splitlines()[1].split()[1:4] == ["web", "replicated", "1/1"]
@@ -359,5 +359,6 @@ def test_a_cli_of_1_24(docker: Docker, node: Node) -> None:
     assert "Replicas:\t2" in pretty and "A=b" in pretty
     node.docker("node", "update", "--label-add", "a=b", node.node_id)
     assert "a=b" in node.docker("node", "inspect", "--pretty", "self").out
-    assert "web.1" in node.docker("node", "ps").out + node.docker("service", "ps", "web").out
+    assert "web.1" in node.docker("node", "ps").out
+    assert "web.1" in node.docker("service", "ps", "web").out
     node.docker("service", "rm", "web")
