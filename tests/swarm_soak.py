@@ -10,7 +10,7 @@ everything is healed, and these must hold:
 - each service has one running task for each slot, and as many as it should have
 - each running task has one running container, on its node, and no other task container runs
 
-Prints what was done, and the seed that repeats the choices.
+Prints each action, and the seed that repeats the choices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CALM = 120.0
 
 
 class Soak:
-    """One run. `say` is called with a line for each thing that is done."""
+    """One run. Calls `say` with a line for each action."""
 
     def __init__(self, cluster: Cluster, chance: random.Random, say: Callable[[str], None]) -> None:
         self.cluster, self.chance, self.say = cluster, chance, say
@@ -58,7 +58,7 @@ class Soak:
                 self._change()
             else:
                 self._fault()
-            time.sleep(self.chance.random() * 3)
+            time.sleep(self.chance.random() * 3)  # how far the swarm recovers varies too
         self._heal(float("inf"))
 
     def _heal(self, until_: float) -> None:
@@ -67,10 +67,10 @@ class Soak:
         for heal in due:
             heal()
 
-    # --- what users do ----------------------------------------------------------------------------
+    # --- requests of users ------------------------------------------------------------------------
 
     def _change(self) -> None:
-        """One request at a manager. Without quorum it may fail, and then it may have been done."""
+        """One request at a manager. Without quorum it may fail, though it was carried out."""
         node = self.chance.choice(self.managers)
         names = sorted(self.names)
         verb = self.chance.choice(["create", "scale", "scale", "update", "remove", "drain"])
@@ -111,7 +111,7 @@ class Soak:
         path = f"/v{VERSION}/services/{name}/update?version={now['Version']['Index']}"
         node.request("POST", path, now["Spec"], timeout=30)
 
-    # --- what breaks ------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def _fault(self) -> None:
         kinds: list[Callable[[], None]] = [self._kill, self._kill, self._daemon, self._freeze, self._unplug, self._drop]
@@ -128,7 +128,7 @@ class Soak:
         node = self.chance.choice(self.cluster.nodes)
         self.say(f"kill daemon of {node.address}")
         node.kill9()
-        time.sleep(self.chance.random() * 2)
+        time.sleep(self.chance.random() * 2)  # how much the others notice varies too
         node.start()
 
     def _freeze(self) -> None:
@@ -162,10 +162,10 @@ class Soak:
     def _later(self, seconds: float, heal: Callable[[], None]) -> None:
         self.heals.append((time.monotonic() + seconds, heal))
 
-    # --- what must hold ---------------------------------------------------------------------------
+    # --- conditions at the end --------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Raises AssertionError, with what is wrong, unless everything holds within `CALM`."""
+        """Raises AssertionError with the failed condition, unless all hold within `CALM`."""
         problem = "nothing was looked at"
         ends = time.monotonic() + CALM
         while time.monotonic() < ends:
@@ -175,19 +175,19 @@ class Soak:
                 problem = f"{type(error).__name__}: {error}"
             if not problem:
                 return
-            time.sleep(1)
+            time.sleep(1)  # each look asks every node for all records
         raise AssertionError(problem)
 
     def _problem(self) -> str:
-        """What does not hold; "" when everything does."""
+        """The first condition that does not hold, or ""."""
         seen = []
         for node in self.managers:
             nodes = node.nodes()
             found = [each["ManagerStatus"] for each in nodes.values() if "ManagerStatus" in each]
             if sum(bool(each.get("Leader")) for each in found) != 1 or len(found) != MANAGERS:
-                return f"managers as {node.address} sees them: {found}"
+                return f"managers that {node.address} lists: {found}"
             if any(each["Reachability"] != "reachable" for each in found):
-                return f"managers as {node.address} sees them: {found}"
+                return f"managers that {node.address} lists: {found}"
             down = [each["Status"] for each in nodes.values() if each["Status"]["State"] != "ready"]
             if down:
                 return f"nodes that are not ready at {node.address}: {down}"

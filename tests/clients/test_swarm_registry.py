@@ -103,14 +103,14 @@ def test_which_credentials_an_update_uses(cluster: Cluster, registry: Registry) 
 
         return str(until("the new task runs, or is rejected", state))
 
-    assert update("v2") == "running", "the stored ones"
+    assert update("v2") == "running", "with the stored credentials"
     cluster[1].docker("image", "rm", "-f", f"{image}:v1", f"{image}:v2", status=None)
     assert update("v3", headers=auth(registry, "wrong")) == "rejected"
     registry.put("shop/own", "v3", Image([busybox_layer()], config={"Env": ["THREE=3"]}))
-    assert update("v3") == "rejected", "the wrong ones were stored"
+    assert update("v3") == "rejected", "the wrong credentials were stored"
     assert update("v3", headers=auth(registry, PASSWORD)) == "running"
     registry.put("shop/own", "v4", Image([busybox_layer()], config={"Env": ["FOUR=4"]}))
-    assert update("v4", "&registryAuthFrom=previous-spec") == "rejected", "those before"
+    assert update("v4", "&registryAuthFrom=previous-spec") == "rejected", "the previous spec has the wrong ones"
 
 
 def test_the_engine_records_digests_for_older_clients(cluster: Cluster, registry: Registry) -> None:

@@ -256,7 +256,7 @@ def test_the_store_after_a_compaction(run: Run) -> None:
 
 
 def test_a_closed_client() -> None:
-    """Requests under way, streams, and later ones fail as those whose answer is missing."""
+    """Requests under way, streams and later requests raise InDoubt."""
 
     async def work() -> None:
         swarm = Swarm()

@@ -612,7 +612,7 @@ def swarm_token(noise: Noise) -> None:
 
 @target
 def swarm_messages(noise: Noise) -> None:
-    """What a peer sends: decoded or refused. What was decoded can be encoded."""
+    """Messages of a peer are decoded or refused. Decoded messages can be encoded."""
     seeds = [
         msgspec.msgpack.encode(each)
         for each in (

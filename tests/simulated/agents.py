@@ -49,7 +49,7 @@ DESCRIPTION = msgspec.convert(
 
 
 class World:
-    """All agents, and one heap of what they have to do."""
+    """All agents, and one heap of their pending actions."""
 
     def __init__(self) -> None:
         self.sessions = 0
@@ -70,7 +70,7 @@ class World:
                 heapq.heappop(self._todo)[2]()
             await asyncio.sleep(0.01)
 
-    async def tell(self) -> None:
+    async def report(self) -> None:
         while True:
             line = {"sessions": self.sessions, "running": self.running, "beat": self.latest, "byes": self.byes}
             print(json.dumps(line), flush=True)
@@ -177,7 +177,7 @@ class Agent(asyncio.Protocol):
 async def run(directory: Path, count: int) -> None:
     world = World()
     loop = asyncio.get_running_loop()
-    telling = asyncio.ensure_future(world.tell())
+    reporting = asyncio.ensure_future(world.report())
     working = asyncio.ensure_future(world.work())
     for number in range(count):
         await loop.create_unix_connection(
@@ -186,7 +186,7 @@ async def run(directory: Path, count: int) -> None:
         )
         while number - world.sessions > BEGINNING:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    await asyncio.gather(telling, working)
+    await asyncio.gather(reporting, working)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m tests.simulated.manager ROOT RUN
 
 An agent's connection to RUN/agents.sock begins with a line, its node's id. The line `nodes N` makes
-the records of so many nodes instead, and is answered by a line. All else is the real program.
+the records of N nodes instead, and the reply is a line. All else is the real program.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ DOCUMENT = {
 
 
 def seconds(nodes: int, services: int, tasks: int) -> float:
-    """Seconds to place so many tasks of each service, in the slices of the scheduler. The tasks are
-    spread evenly, or this raises AssertionError.
+    """Seconds to place `tasks` tasks of each service, in the slices of the scheduler. Raises
+    AssertionError unless the tasks are spread evenly.
     """
     where = Placement()
     record = NodeRecord(created=0, updated=0)

@@ -24,13 +24,13 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Simulation:
-    """What a test speaks to. `start` first, `close` at the end."""
+    """The processes, and requests to the manager. Call `start` first, `close` at the end."""
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="simulated-", dir="/tmp"))
         self.run = self.directory / "run"
         self.last: dict[str, Any] = {"sessions": 0, "running": 0, "beat": 0.0}
-        """What the agents said last."""
+        """The last line that the agents printed."""
         self.worst_beat = 0.0
         self._processes: list[subprocess.Popen[str]] = []
         self._connection: Connection
@@ -56,7 +56,7 @@ class Simulation:
         )
 
     async def agents(self, count: int) -> None:
-        """So many nodes, and their agents. Returns when all have a session."""
+        """Makes `count` nodes and their agents. Returns when all have a session."""
         reader, writer = await asyncio.open_unix_connection(self.run / manager.SOCKET)
         writer.write(f"nodes {count}\n".encode())
         assert await reader.readline() == b"done\n"
@@ -70,14 +70,14 @@ class Simulation:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            told = json.loads(line)
-            if "refused" in told:
-                raise AssertionError(told["refused"])
-            self.last = told
-            self.worst_beat = max(self.worst_beat, told["beat"])
+            report = json.loads(line)
+            if "refused" in report:
+                raise AssertionError(report["refused"])
+            self.last = report
+            self.worst_beat = max(self.worst_beat, report["beat"])
 
     async def until(self, name: str, value: int, seconds: float) -> None:
-        """Wait until the agents say this value."""
+        """Wait until the agents report this value."""
         deadline = time.monotonic() + seconds
         while self.last[name] != value:
             for reading in self._reading:
@@ -101,7 +101,7 @@ class Simulation:
         return str(made["ID"])
 
     async def until_stored(self, service: str, count: int, seconds: float) -> None:
-        """Wait until the manager says that so many tasks of the service run."""
+        """Wait until the manager lists `count` running tasks of the service."""
         deadline = time.monotonic() + seconds
         while True:
             found = await self.call("services.list", filters={"id": [service]}, status=True)

@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor", "usage"}
     | SHARED,
     "recovery": {"cluster", "manager", *SHARED},  # a command of its own process
-    # of manager only which etcd is fit
+    # of manager only the check of etcd's version
     "check": {"networks", "system", "runtime", "manager", *SHARED},
 }
 """By package or top module: what it may import besides itself. `daemon` and `__main__` may import

@@ -1,6 +1,9 @@
-"""What a stranger tries on port 2377 of a manager: `strangers.py ADDRESS CA.CRT`, run in another
-network namespace. Prints `refused` when each verb was, `flood` while it holds as many silent
-connections as it can, and ends when stdin does.
+"""A client without a certificate attacks port 2377 of a manager:
+
+    strangers.py ADDRESS CA.CRT
+
+It runs in another network namespace. It prints `refused` after each verb was refused, then `flood`
+while it holds `FLOOD` silent connections, and ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -93,7 +96,7 @@ async def play(address: str, roots: str) -> None:
         each.setblocking(False)
         each.connect_ex((address, PORT))
         silent.append(each)
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # the kernel connects them
     print("flood", flush=True)
     await asyncio.to_thread(sys.stdin.read)
 

@@ -1,5 +1,5 @@
-"""Disasters: most managers are lost for ever, all of them are, the clock of certificates. What an
-operator does then: a new swarm by force, a backup that is restored.
+"""Most or all managers are lost for ever. The operator makes a new swarm by force, or restores a
+backup.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def engined(node: Node, *arguments: str, status: int = 0) -> str:
 
 
 def test_a_new_swarm_by_force(cluster: Cluster) -> None:
-    """Two of three managers are lost. The last one goes on alone with services and tokens; one that
-    comes back is refused, until it leaves and joins again.
+    """Two of three managers are lost. The last one goes on alone with services and tokens. The
+    others come back, leave and join again.
     """
     cluster.form(3)
     last = cluster[2]
@@ -65,7 +65,7 @@ def test_a_new_swarm_by_force(cluster: Cluster) -> None:
 
 
 def test_a_backup_is_restored(cluster: Cluster, tmp_path: Path) -> None:
-    """On the host that it came from, after all state of the swarm is lost; and on another one."""
+    """On its own host, after the swarm's state is lost; and on another host."""
     first, worker, other = cluster.nodes
     first.init()
     worker.join(first)

@@ -1,6 +1,5 @@
-"""Random faults on five real engines: whatever happens, when it is quiet again each slot has one
-running task, and each container its task. The seed of a run is printed; SWARM_FAULTS_SECONDS makes
-it longer.
+"""Random faults on five real engines. After the last one, each slot has one running task, and each
+container its task. The seed of a run is printed; SWARM_FAULTS_SECONDS makes it longer.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ class Chaos:
         self.services: dict[str, int] = {}
         """Replicas by id; -1 for global ones."""
         self.unplugged: Node | None = None
-        self.told: list[str] = []
+        self.events: list[str] = []
         self._version = 0
 
     def manager(self) -> Node:
-        """Any manager that may be asked."""
+        """Any manager whose link is up."""
         return self.dice.choice([node for node in self.cluster.nodes[:MANAGERS] if node is not self.unplugged])
 
     def something(self) -> None:
-        events = {
+        weights = {
             self.scale: 4, self.update: 4, self.kill_container: 4, self.kill_manager: 2, self.kill_daemon: 2,
             self.drain: 2, self.unplug: 1, self.plug: 2,
         }  # fmt: skip
-        (event,) = self.dice.choices(list(events), list(events.values()))
-        self.told.append(event.__name__)
+        (event,) = self.dice.choices(list(weights), list(weights.values()))
+        self.events.append(event.__name__)
         # an election runs, or this manager has just been killed
         with contextlib.suppress(AssertionError, OSError):
             event()
@@ -151,7 +150,7 @@ def check(cluster: Cluster, services: dict[str, int]) -> None:
 
 
 def states(node: Node) -> set[str]:
-    """Of the updates."""
+    """States of the services' updates; "" for a service without one."""
     return {(service.get("UpdateStatus") or {}).get("State", "") for service in node.ask("GET", "/services")}
 
 
@@ -168,9 +167,9 @@ def test_random_faults(cluster: Cluster) -> None:
     try:
         while time.monotonic() < ends:
             chaos.something()
-            time.sleep(chaos.dice.choice([0.1, 0.5, 2.0]))
+            time.sleep(chaos.dice.choice([0.1, 0.5, 2.0]))  # how far the swarm recovers varies too
         chaos.heal()
         check(cluster, chaos.services)
     except BaseException as error:
-        error.add_note(f"seed {seed}: {chaos.told}")
+        error.add_note(f"seed {seed}: {chaos.events}")
         raise

@@ -1,5 +1,6 @@
-"""Who comes into a swarm and stays in it: tokens, certificates that expire, rotation of the CA,
-removed nodes, strangers on port 2377; promotions and demotions that are cut by kills.
+"""Nodes that may join a swarm and stay in it: tokens, certificates that expire, rotation of the CA,
+removed nodes, clients without a certificate on port 2377; promotions and demotions that are cut by
+kills.
 """
 
 from __future__ import annotations
@@ -128,9 +129,9 @@ def test_a_removed_node_comes_back_as_another_one_only(pair: Cluster) -> None:
     first, second = pair.nodes
     removed = second.join(first)
     first.ask("DELETE", f"/nodes/{removed}?force=1")
-    until("it knows", lambda: "removed" in second.swarm_info()["Error"])
+    until("its removal is reported", lambda: "removed" in second.swarm_info()["Error"])
     second.restart()
-    until("it still knows", lambda: "removed" in second.swarm_info()["Error"])
+    until("its removal is still reported", lambda: "removed" in second.swarm_info()["Error"])
     assert list(first.nodes()) == [first.node_id]
     second.leave(force=True)
     assert second.join(first) != removed
@@ -142,8 +143,8 @@ def test_a_removed_node_comes_back_as_another_one_only(pair: Cluster) -> None:
 
 
 def test_strangers_on_the_port(pair: Cluster) -> None:
-    """Hundreds of silent connections, garbage, and messages that need a certificate; a join works
-    meanwhile, and the manager is as small as before.
+    """Hundreds of silent connections, garbage, and messages that need a certificate. A join works
+    meanwhile, and the manager's process is the same afterwards.
     """
     first, second = pair.nodes
     before = first.manager_pid()
@@ -190,7 +191,7 @@ async def _authority(node: Node) -> tuple[str, str]:
 
 
 def expired(node: Node, root: Root, hours: int) -> None:
-    """Replace a stopped node's certificate by one of an hour that began so long ago."""
+    """Replace a stopped node's certificate by one for an hour, issued `hours` ago."""
     directory = node.root / "swarm"
     key = keys.new_key()
     subject = subject_of(certificates((directory / "node.crt").read_text())[0])
@@ -207,8 +208,8 @@ def valid(node: Node) -> bool:
 
 @pytest.mark.parametrize("away", [[3], [2], [0, 1, 2, 3]], ids=["worker", "manager", "all"])
 def test_nodes_whose_certificates_expired_while_off(cluster: Cluster, away: list[int]) -> None:
-    """They renew them when they come back, without an operator, and their tasks run on. Also when
-    all managers were off, so that no CA is there that could be asked.
+    """The nodes renew them without an operator when they come back, and their tasks run on. So do
+    all nodes when all managers were off, and no CA answers.
     """
     until("all is well", lambda: all_well(cluster), 40)
     root, nodes = Root(*asyncio.run(_authority(cluster[0]))), [cluster[number] for number in away]
@@ -229,7 +230,7 @@ def test_a_certificate_that_expired_too_long_ago(cluster: Cluster) -> None:
     kill(worker, "daemon")
     expired(worker, root, 31 * 24)
     worker.start()
-    until("it says so", lambda: "expired more than 30 days ago" in worker.swarm_info()["Error"])
+    until("its error is reported", lambda: "expired more than 30 days ago" in worker.swarm_info()["Error"])
     old = worker.node_id
     worker.leave(force=True)
     worker.join(cluster[0])
@@ -239,7 +240,7 @@ def test_a_certificate_that_expired_too_long_ago(cluster: Cluster) -> None:
 
 def test_rotation_of_the_ca(cluster: Cluster) -> None:
     """`docker swarm ca --rotate`: every node gets a certificate of the new root, etcd's members
-    trust it, the old root and the old tokens are worth nothing, and tasks run on.
+    trust it, the old root and the old tokens are refused, and tasks run on.
     """
     first, worker = cluster[0], cluster[3]
     until("all is well", lambda: all_well(cluster), 40)
@@ -255,11 +256,11 @@ def test_rotation_of_the_ca(cluster: Cluster) -> None:
     def rotated() -> bool:
         try:
             return all(not node.ask("GET", "/swarm")["RootRotationInProgress"] for node in cluster.nodes[:3])
-        except AssertionError:  # etcd of this one is being started again
+        except AssertionError:  # the etcd of this manager restarts
             return False
 
     until("the rotation has ended", rotated, 120)
-    new = until("all know it", lambda: first.ask("GET", "/swarm"))["TLSInfo"]["TrustRoot"]
+    new = first.ask("GET", "/swarm")["TLSInfo"]["TrustRoot"]
     assert new != old
     until("one root is trusted", lambda: all((n.root / "swarm/ca.crt").read_text() == new for n in cluster.nodes), 60)
     for node in cluster.nodes:
@@ -291,7 +292,7 @@ def is_worker(one: Node, node: Node) -> bool:
 
 
 def answered(probe: Callable[[], bool]) -> Callable[[], bool]:
-    """False while a manager is not there that could be asked."""
+    """The probe, with False while the manager does not answer."""
 
     def ask() -> bool:
         try:
@@ -310,7 +311,7 @@ def test_a_node_that_is_killed_while_its_role_changes(cluster: Cluster, victims:
     moments = random.Random("".join(victims))
     for role, reached in (("manager", is_manager), ("worker", is_worker)):
         one.update_node(node.node_id, Role=role)
-        time.sleep(moments.uniform(0, 1.2))
+        time.sleep(moments.uniform(0, 1.2))  # any moment of the change
         kill(node, *victims)
         if "daemon" in victims:
             node.start()
@@ -343,12 +344,12 @@ def test_a_leader_that_is_demoted(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("victims", [("daemon",), ("daemon", "manager")], ids="-".join)
 def test_a_join_that_is_killed(pair: Cluster, victims: tuple[str, ...]) -> None:
-    """Afterwards the node is in no swarm, and a second join works, or it is a manager."""
+    """Afterwards the node is a manager; or it is in no swarm, and a second join works."""
     first, second = pair.nodes
     known = set(first.nodes())
     joining = threading.Thread(target=answered(lambda: bool(second.join(first, manager=True))))
     joining.start()
-    time.sleep(random.Random("".join(victims)).uniform(0.2, 1.0))
+    time.sleep(random.Random("".join(victims)).uniform(0.2, 1.0))  # any moment of the join
     kill(second, *victims)
     joining.join()
     second.start()

@@ -178,7 +178,7 @@ def test_restarts_end_with_the_attempts(first: Node) -> None:
     policy = {"Condition": "on-failure", "MaxAttempts": 2, "Delay": SECOND // 10}
     service = first.service("web", "false", template={"RestartPolicy": policy})
     until("all attempts are used up", lambda: len(first.tasks(service, desired="")) == 3)
-    time.sleep(1)
+    time.sleep(1)  # ten times the delay after which a further attempt would be made
     tasks = first.tasks(service, desired="")
     assert [task["Status"]["State"] for task in tasks] == ["failed"] * 3
     assert {task["DesiredState"] for task in tasks} == {"shutdown"}

@@ -1,4 +1,4 @@
-"""Fault 16: a minute of random faults. `python -m tests.swarm_soak` does the same for longer."""
+"""Most of a minute of random faults. `python -m tests.swarm_soak` does the same for longer."""
 
 from __future__ import annotations
 

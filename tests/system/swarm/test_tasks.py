@@ -122,7 +122,7 @@ def test_kill_9_in_the_middle_of_many_starts(cluster: Cluster) -> None:
     random = Random(5)
     cluster[0].service("web", replicas=40, template={"RestartPolicy": {"Delay": 0}})
     for node in cluster.nodes:
-        time.sleep(random.uniform(0.1, 0.6))
+        time.sleep(random.uniform(0.1, 0.6))  # any moment of the starts
         node.kill9()
         if node is cluster[1]:
             node.kill_monitor()
@@ -130,7 +130,7 @@ def test_kill_9_in_the_middle_of_many_starts(cluster: Cluster) -> None:
     settled(cluster, "web", 40)
     cluster[0].update_service("web", lambda spec: spec["Mode"]["Replicated"].update(Replicas=7))
     for node in cluster.nodes:
-        time.sleep(random.uniform(0.05, 0.3))
+        time.sleep(random.uniform(0.05, 0.3))  # any moment of the removals
         node.kill9()
         node.start()
     settled(cluster, "web", 7)
@@ -303,7 +303,10 @@ def test_a_volume_plugin(cluster: Cluster, tmp_path: Path) -> None:
     volume = {"Type": "volume", "Source": "shared", "Target": "/data"}
     driver = {"VolumeOptions": {"DriverConfig": {"Name": "flocker", "Options": {"size": "1"}}}}
     cluster[0].service("web", "sh", "-c", "echo x > /data/file; sleep 1000", container={"Mounts": [volume | driver]})
-    until("it says why", lambda: "plugin" in str([task["Status"].get("Err") for task in cluster[0].tasks("web")]))
+    until(
+        "the reason is reported",
+        lambda: "plugin" in str([task["Status"].get("Err") for task in cluster[0].tasks("web")]),
+    )
     worker = cluster[1]
     (worker.run / "plugins").mkdir(exist_ok=True)
     plugin = VolumePlugin(tmp_path)

@@ -1,5 +1,6 @@
-"""An agent's session: over a real connection to a fake manager, with an executor that only keeps
-what it is given."""
+"""An agent's session, over a real connection to a fake manager, with an executor that runs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from tests.fakes.manager import FakeManager
 
 
 class Executor:
-    """Keeps what it is given, and the states that a test sets."""
+    """Records its assignments, and reports the states that a test sets."""
 
     def __init__(self, parts: Any, node: Any, changed: Callable[[str], None]) -> None:
         self.changed = changed
@@ -306,7 +307,7 @@ async def test_terms_that_change(tmp_path: Path) -> None:
         assert here.manager.connection is not None
         changed = Session(id="session1", node="n1", period=0.5, managers=(), role="worker", epoch=5, renew=True)
         await here.manager.connection.send(changed)
-        await here.until("told", lambda: len(here.sessions) == 2)
+        await here.until("they arrive", lambda: len(here.sessions) == 2)
         assert here.sessions[1].role == "worker" and here.sessions[1].renew
 
 
@@ -330,7 +331,7 @@ async def test_leave(tmp_path: Path) -> None:
 async def others(
     here: Site, directory: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> AsyncIterator[list[FakeManager]]:
-    """So many other managers, which are reached by their numbers."""
+    """`count` other managers, whose addresses are their numbers."""
     found = [FakeManager(directory / f"manager{number}.sock", period=here.manager.period) for number in range(count)]
     for each in found:
         each.epoch = 5

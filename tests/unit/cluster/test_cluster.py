@@ -1,4 +1,4 @@
-"""The facade: what a daemon outside of a swarm loads and answers."""
+"""The facade: the modules that a daemon outside of a swarm loads, and its replies."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_outside_of_a_swarm(tmp_path: Path) -> None:
 
 
 def test_a_verb_that_fails_leaves_another_one_its_membership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients at the same time: the first is refused, the second must not be lost with it."""
+    """Two clients at the same time: the first is refused, and the second has its membership."""
     tries = asyncio.Semaphore(0)
 
     class Slow(Membership):

@@ -1,4 +1,4 @@
-"""The task that runs the leader's loops: what it waits for, and loops that fail."""
+"""The task that runs the leader's loops: the writes that it waits for, and loops that fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes.etcd import FakeEtcd
 
 
 class Recorder:
-    """A loop that keeps which claims it has seen when it took over and at each step."""
+    """A loop that records the claims in the store when it takes over and at each step."""
 
     name = "recorder"
 
@@ -61,7 +61,7 @@ async def leading(loops: Loops) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def late(etcd: FakeEtcd) -> Iterator[None]:
-    """The watches show what is written meanwhile only at the end."""
+    """The watches deliver writes of the block only after it."""
     watches = etcd.cluster.watches
     rows, known = list(watches), len(etcd.cluster.history)
     watches.clear()
