@@ -31,6 +31,7 @@ from engine.cluster.state import CERTIFICATE, KEY, Directory
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, reason
 from engine.manager.frames import Connection
 from engine.manager.messages import FetchRoot, Join, Joined, Renew, Renewed
+from engine.system.threads import uninterrupted
 
 ANSWER_LIMIT = 20.0
 """Seconds that a manager may take to sign: it may wait for quorum."""
@@ -79,7 +80,7 @@ async def request(directory: Directory) -> tuple[str, str]:
     if kept is None:
         made = await keys({"verb": "new"})
         kept = made["key"], made["csr"]
-        directory.keep_request(*kept)
+        await uninterrupted(asyncio.to_thread(directory.keep_request, *kept))
     return kept
 
 

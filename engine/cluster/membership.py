@@ -40,9 +40,9 @@ from engine.cluster.phases import (
 from engine.cluster.state import Directory, Identity, State, new_id
 from engine.errors import EngineError, Forbidden, InvalidParameter, NoSwarm, ServerError, WrongState
 from engine.manager.frames import Connection
-from engine.manager.messages import Begin, Change, Done, LogLine, Peer, Session
+from engine.manager.messages import Begin, Change, Done, Joined, LogLine, Peer, Renewed, Session
 from engine.system.tasks import spawn
-from engine.system.threads import cancelled, whole
+from engine.system.threads import cancelled, uninterrupted, whole
 
 if TYPE_CHECKING:
     from engine.cluster.parts import Parts
@@ -108,6 +108,11 @@ class Membership:
             on_removed=self._was_removed,
         )
         self._state = State()
+        self._kept = State()
+        """What the disk has of `_state`."""
+        self._saving = asyncio.Lock()
+        self._trusting: asyncio.Task[None] | None = None
+        """The write of new roots."""
         self._agent: AgentOfNode | None = None
         self._identity: Identity | None = None
         self._lock = asyncio.Lock()
@@ -210,6 +215,7 @@ class Membership:
         except ServerError as error:
             _log.error("swarm: %s", error.message)
             self._state = State(phase=Phase.ERROR, error=error.message)
+        self._kept = self._state
 
     def start(self) -> None:
         """Take up what the daemon before has left."""
@@ -255,8 +261,8 @@ class Membership:
             return self._state.node
 
     async def _found(self, chosen: addresses.Chosen, body: str) -> None:
-        self._directory.make()
-        state = State(
+        await asyncio.to_thread(self._directory.make)
+        await self._save(
             phase=Phase.FOUNDING,
             node=new_id(),
             listen=chosen.listen,
@@ -264,22 +270,20 @@ class Membership:
             data_path=chosen.data_path,
             request=body,
         )
-        self._directory.save(state)
-        self._state = state
         try:
             await self._process.begin(self._begin("init"))
             certificate = self._directory.certificate()
             if certificate is None:
                 raise ServerError("the manager's process has written no certificate")
         except BaseException:
-            self._advance(Verb.FAIL)
+            await self._advance(Verb.FAIL)
             try:
-                self._advance(await self._leave())
+                await self._advance(await self._leave())
             except EngineError as error:
                 _log.error("swarm: a failed init is not undone yet: %s", error.message)
                 self._drive()  # it is undone in the background
             raise
-        self._advance(Verb.SUCCEED, node=certificate.node, swarm=certificate.swarm, request="")
+        await self._advance(Verb.SUCCEED, node=certificate.node, swarm=certificate.swarm, request="")
         self._drive()
 
     async def _make_new(self, chosen: addresses.Chosen, body: str) -> None:
@@ -287,7 +291,7 @@ class Membership:
         await self._close_agent()
         before = self._state
         try:
-            self._save(
+            await self._save(
                 phase=following(self.phase, Verb.FORCE),
                 listen=chosen.listen,
                 advertise=chosen.advertise,
@@ -301,12 +305,12 @@ class Membership:
             await self._make_by_force()
         except EngineError:
             # Its own addresses served before; what etcd has made of its data already stays.
-            self._advance(
+            await self._advance(
                 Verb.FAIL, listen=before.listen, advertise=before.advertise, data_path=before.data_path, request=""
             )
             raise
         else:
-            self._advance(Verb.SUCCEED, request="")
+            await self._advance(Verb.SUCCEED, request="")
         finally:
             self._drive()
 
@@ -321,8 +325,8 @@ class Membership:
             if request.availability not in ("", "active", "pause", "drain"):
                 raise InvalidParameter(f"Availability {request.availability!r}: must be active, pause or drain")
             chosen = await self._addresses(request, must_advertise=False)
-            self._directory.make()
-            state = State(
+            await asyncio.to_thread(self._directory.make)
+            await self._save(
                 phase=phase,
                 listen=chosen.listen,
                 advertise=chosen.advertise,
@@ -331,8 +335,6 @@ class Membership:
                 token=request.join_token,
                 availability=request.availability,
             )
-            self._directory.save(state)
-            self._state = state
             outcome = self._outcome = asyncio.get_running_loop().create_future()
             self._drive()
         try:
@@ -345,7 +347,7 @@ class Membership:
         except TimeoutError:
             if self._outcome is outcome:
                 self._outcome = None
-                self._save(detached=True)
+                await self._save(detached=True)
             raise ServerError(
                 "Timeout was reached before node was joined. The attempt to join the swarm will continue in the "
                 'background. Use the "docker info" command to see the current swarm status of your node.'
@@ -363,8 +365,8 @@ class Membership:
                 raise WrongState(await requests.warning(serving))
             await self._halt()
             try:
-                self._save(phase=phase, force=force)
-                self._advance(await self._leave())
+                await self._save(phase=phase, force=force)
+                await self._advance(await self._leave())
             except BaseException:
                 self._drive()  # the leave, or the step before it, goes on in the background
                 raise
@@ -398,7 +400,7 @@ class Membership:
         while (step := self._steps.get(self.phase)) is not None:
             phase = self.phase
             try:
-                self._advance(await step())
+                await self._advance(await step())
             except EngineError as error:
                 self._trouble = error.message
                 _log.error("swarm: %s: %s", phase, error.message)
@@ -418,22 +420,27 @@ class Membership:
         if driving is not None and driving is not asyncio.current_task():
             await cancelled(driving)
 
-    def _advance(self, verb: Verb, **changes: Any) -> None:
+    async def _advance(self, verb: Verb, **changes: Any) -> None:
         phase = following(self.phase, verb)
         if phase is Phase.NONE:
             self._forget()
         else:
-            self._save(phase=phase, **changes)
+            await self._save(phase=phase, **changes)
 
-    def _save(self, **changes: Any) -> None:
-        state = msgspec.structs.replace(self._state, **changes)
-        if state != self._state:
-            self._directory.save(state)
-            self._state = state
+    @whole
+    async def _save(self, **changes: Any) -> None:
+        """Change the state, first on disk. Raises ServerError; nothing has changed then."""
+        async with self._saving:
+            state = msgspec.structs.replace(self._state, **changes)
+            if state != self._kept:
+                await asyncio.to_thread(self._directory.save, state)
+                self._kept = state
+            # a session may have changed other fields meanwhile
+            self._state = msgspec.structs.replace(self._state, **changes)
 
     def _forget(self) -> None:
         """It was left: nothing is on disk any more."""
-        self._state = State()
+        self._state = self._kept = State()
         self._reset()
         failure, self._failure = self._failure, None
         self._end_outcome(failure or NoSwarm("This node has left the swarm that it was joining"))
@@ -483,15 +490,15 @@ class Membership:
                     self._failure = error
                     return Verb.FAIL
                 if isinstance(error, InvalidParameter):
-                    self._save(error=error.message)
+                    await self._save(error=error.message)
                     return Verb.STRAND
             else:
-                certificate = self._directory.install(answer.certificate, key, answer.root)
+                certificate = await self._install(answer, key)
                 managers = answer.managers or (Peer(node="", address=address),)
-                self._save(managers=managers, epoch=answer.epoch, seen=self._seen(answer.seen))
+                await self._save(managers=managers, epoch=answer.epoch, seen=self._seen(answer.seen))
                 break
             await pauses.next()
-        self._save(
+        await self._save(
             node=certificate.node,
             swarm=certificate.swarm,
             token="",
@@ -507,7 +514,7 @@ class Membership:
         """WORKER: until it is to be a manager, or was removed."""
         await self._process.stop()
         self._process.clear()
-        await asyncio.to_thread(self._directory.remove_member)
+        await uninterrupted(asyncio.to_thread(self._directory.remove_member))
         await self._run_agent("worker")
         while True:
             self._wake.clear()
@@ -572,7 +579,7 @@ class Membership:
                 self._trouble = ""
                 return Verb.SUCCEED
             except process.Removed:
-                await asyncio.to_thread(self._directory.remove_member)
+                await uninterrupted(asyncio.to_thread(self._directory.remove_member))
                 self._trouble = "its etcd member was removed before it had a vote"
             except Forbidden as error:  # the wish was withdrawn meanwhile
                 if await self._renew() == "worker":
@@ -587,7 +594,7 @@ class Membership:
         """DEMOTING: the member is gone; a worker's certificate."""
         await self._process.stop()
         self._process.clear()
-        await asyncio.to_thread(self._directory.remove_member)
+        await uninterrupted(asyncio.to_thread(self._directory.remove_member))
         self._removed = False
         if self._wishes("manager"):
             self._session = None  # told before the demotion
@@ -614,7 +621,7 @@ class Membership:
                 _log.error("swarm: the new cluster is not made yet: %s", error.message)
                 await pauses.next()
             else:
-                self._save(request="")
+                await self._save(request="")
                 return Verb.SUCCEED
 
     async def _make_by_force(self) -> None:
@@ -639,7 +646,7 @@ class Membership:
             await self._close_agent()
         await self._process.stop()
         self._process.clear()
-        await asyncio.to_thread(self._directory.erase)
+        await uninterrupted(asyncio.to_thread(self._directory.erase))
         return Verb.SUCCEED
 
     async def _serve_to_leave(self) -> bool:
@@ -673,7 +680,7 @@ class Membership:
 
     async def _strand(self) -> Verb:
         """End the tasks of a node that the swarm has removed, and say why it is none any more."""
-        self._save(error=self._barred)
+        await self._save(error=self._barred)
         if self._agent is not None:
             with contextlib.suppress(EngineError, OSError, TimeoutError):
                 await self._agent.leave(tell=False)
@@ -704,6 +711,8 @@ class Membership:
         agent, self._agent = self._agent, None
         if agent is not None:
             await agent.close()
+        if self._trusting is not None:
+            await uninterrupted(asyncio.wait([self._trusting]))
 
     def _identity_as(self, role: str) -> Identity:
         state = self._state
@@ -723,21 +732,32 @@ class Membership:
         """The agent has a session, or its terms have changed."""
         self._session = session
         if session.root and session.root != self._directory.roots() and self.phase is not Phase.LEAVING:
-            self._trust(session.root)
-        managers = session.managers or self._state.managers
-        try:
-            self._save(managers=managers, epoch=max(session.epoch, self._state.epoch))
-        except ServerError as error:  # kept in memory alone: the next session brings it again
-            _log.error("swarm: %s", error.message)
+            self._trusting = spawn(self._trust(session.root, self._trusting), "swarm: trusted roots")
+        # on disk with the next change of the phase, or by `_keep_session`
+        self._state = msgspec.structs.replace(
+            self._state,
+            managers=session.managers or self._state.managers,
+            epoch=max(session.epoch, self._state.epoch),
+        )
         self._renew_now = session.renew
         self._registered.set()
         if self.phase in (Phase.WORKER, Phase.MANAGER):
             self._end_outcome()
         self._wake.set()
 
-    def _trust(self, roots: str) -> None:
+    async def _keep_session(self) -> None:
+        """Write what a session has changed. Without it the next session brings it again."""
+        if self._state != self._kept:
+            try:
+                await self._save()
+            except ServerError as error:
+                _log.error("swarm: %s", error.message)
+
+    async def _trust(self, roots: str, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
         try:
-            self._directory.trust(roots)
+            await asyncio.to_thread(self._directory.trust, roots)
         except ServerError as error:
             _log.error("swarm: %s", error.message)
         else:
@@ -762,6 +782,7 @@ class Membership:
 
         Returns the role of the certificate.
         """
+        await self._keep_session()
         certificate = self._directory.certificate()
         if certificate is None or certificate != self._renewal[0]:
             begins, ends = (certificate.begins, certificate.ends) if certificate is not None else (0, 0)
@@ -795,7 +816,7 @@ class Membership:
         try:
             connection = await self._process.connection(0) if serving else None
             answer, key = await credentials.renew(self._directory, connection, known, advertise=own)
-            certificate = self._directory.install(answer.certificate, key, answer.root)
+            certificate = await self._install(answer, key)
         except EngineError as error:
             self._trouble = error.message
             _log.warning("swarm: the certificate is not renewed yet: %s", error.message)
@@ -807,6 +828,9 @@ class Membership:
         if self._agent is not None and self.phase in (Phase.WORKER, Phase.MANAGER):
             self._agent.renewed()  # otherwise another agent follows
         return certificate.role
+
+    async def _install(self, answer: Joined | Renewed, key: str) -> Certificate:
+        return await uninterrupted(asyncio.to_thread(self._directory.install, answer.certificate, key, answer.root))
 
     def _begin(self, how: str) -> Begin:
         state = self._state

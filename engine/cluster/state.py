@@ -11,8 +11,8 @@ node.key.new key and request of a certificate asked for    until it is here
 A daemon that was killed between the two renames finishes them at the next start (`settle`). The
 manager's process writes the pair too, at need, by the same rule (`engine/manager/tls.py`).
 
-Owns:    these files. Blocking, but small: called on the event loop.
-Threads: one at a time.
+Owns:    these files. What writes waits for the disk, and is called in threads; what reads is small,
+         and is called on the event loop.
 Raises:  ServerError for a file that cannot be read or written.
 """
 

@@ -53,9 +53,9 @@ from engine.wire.tasks import (
 T = TypeVar("T")
 
 MOST = (1 << 63) - 1
+"""The largest number of the API's integers."""
 MOST_TASKS = 100_000
 """Of one service. A mistyped number must not fill the managers' memory with tasks."""
-"""The largest number of the API's integers."""
 MILLISECOND = 1_000_000
 HOUR = 3600 * SECOND
 

@@ -16,6 +16,7 @@ from engine.cluster import credentials, membership
 from engine.cluster.phases import Phase
 from engine.cluster.state import Directory
 from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
+from engine.manager.messages import Peer
 from engine.wire.swarm import InitRequest, JoinRequest
 from tests.unit.cluster.world import DIGEST, FakeAgent, Killed, World, run, token, until
 
@@ -258,8 +259,10 @@ def test_a_leave_that_is_repeated_has_one_agent(world: World, monkeypatch: pytes
         world.start()
         await as_worker(world)
         await world.settled(Phase.WORKER)
+        await world.bury()
         directory = Directory(world.directory / "root" / "swarm")
-        directory.save(msgspec.structs.replace(directory.load(), phase=Phase.LEAVING))
+        leaving = msgspec.structs.replace(directory.load(), phase=Phase.LEAVING)
+        await asyncio.to_thread(directory.save, leaving)
         monkeypatch.setattr(FakeAgent, "leave", failing)
         await world.restart()
         await world.settled(Phase.NONE)
@@ -398,6 +401,24 @@ def test_a_certificate_is_renewed_when_the_session_asks(world: World) -> None:
         agent.tell(renew=True)
         await until(lambda: agent.renewals)
         world.check()
+
+    run(test)
+
+
+def test_what_a_session_brings_is_kept_on_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The roots, managers and epoch that the daemon after the next crash begins with."""
+
+    async def test() -> None:
+        world.start()
+        await as_worker(world)
+        await world.settled(Phase.WORKER)
+        directory = Directory(world.directory / "root" / "swarm")
+        await until(lambda: directory.load().epoch == 2)
+        new = Peer(node="new", address="10.0.0.7:2377")
+        monkeypatch.setattr("tests.unit.cluster.world.OTHER", new)
+        monkeypatch.setattr("tests.unit.cluster.world.ROOT", "another root")
+        await world.tell()
+        await until(lambda: directory.load().managers == (new,) and directory.roots() == "another root")
 
     run(test)
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import ipaddress
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -74,6 +75,8 @@ class World:
         self.dead = False
         self.points = 0
         self.kill_at = 0
+        self.effects: set[object] = set()
+        """Those that threads of the daemon are carrying out."""
         self.agents: list[FakeAgent] = []
         self.daemon: Membership | None = None
         monkeypatch.setattr(process, "Process", lambda *_, **given: FakeProcess(self, **given))
@@ -95,10 +98,17 @@ class World:
         real = getattr(Directory, name)
 
         def effect(*given: Any) -> Any:
-            self.point()
-            result = real(*given)
-            self.point()
-            return result
+            on_loop = threading.current_thread() is threading.main_thread()
+            assert not on_loop or name == "_exchange", f"{name}: the event loop waits for the disk"
+            this = object()
+            self.effects.add(this)
+            try:
+                self.point()
+                result = real(*given)
+                self.point()
+                return result
+            finally:
+                self.effects.discard(this)
 
         monkeypatch.setattr(Directory, name, effect)
 
@@ -133,6 +143,7 @@ class World:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        await until(lambda: not self.effects)
         self.dead, self.kill_at = False, 0
         self.agents.clear()
 
