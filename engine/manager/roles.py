@@ -1,19 +1,24 @@
 """Loop of the leader: the members of etcd follow the roles that are wished.
 
 A manager whose record says worker, or whose record is gone, is removed from etcd when the others
-keep a quorum without it; until then each step tries again. Its process ends then, and its node asks
-for a worker's certificate. A learner whose node has not been heard of for a minute is removed, as
-etcd has one learner at a time. Promotion is the node's own doing (`joining.py`).
+keep a quorum without it; until then it is tried again and again. Its process ends then, and its
+node asks for a worker's certificate. A learner whose node has not been heard of for a minute is
+removed, as etcd has one learner at a time. Promotion is the node's own doing (`joining.py`).
 
 The loop also drops the claims that bar removed nodes, when their certificates have expired, and the
 records of nodes that joined and were never seen: the joining engine was killed before it kept its
 certificate.
 
+A removal waits for other changes of members and for etcd, so it runs beside the loops: scheduling
+does not wait for it. It needs no fence, as it has the lock of the members.
+
+Owns:    the task that removes members.
 Threads: the event loop's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from engine.errors import EngineError
@@ -25,6 +30,7 @@ from engine.manager.loops import Acting
 from engine.manager.members import Members
 from engine.manager.states import Role
 from engine.manager.store import Change, Compare, Delete, Event, Fenced, Stale, Store
+from engine.system.tasks import spawn
 
 PERIOD = 5.0
 """Seconds between looks at etcd's members, which no event reports."""
@@ -47,6 +53,8 @@ class RoleLoop:
         self._members = members
         self._authority = authority
         self._due = 0.0
+        self.removing: asyncio.Task[None] | None = None
+        """The last removal."""
         self._told: dict[str, str] = {}
         self._bars: set[str] = set()
         self._unseen: set[str] = set()
@@ -77,10 +85,12 @@ class RoleLoop:
     async def step(self, acting: Acting) -> None:
         self._due = self._clock.monotonic() + AGAIN
         members = await self._members.all()
-        done = [await self._settle(member, members) for member in members if self._unwanted(member)]
+        unwanted = [member for member in members if self._unwanted(member)]
+        if unwanted and (self.removing is None or self.removing.done()):
+            self.removing = spawn(self._remove(unwanted), "manager: removal of members")
         await self._drop_bars(acting)
         await self._drop_unseen(acting)
-        self._due = self._clock.monotonic() + (PERIOD if all(done) else AGAIN)
+        self._due = self._clock.monotonic() + (AGAIN if unwanted else PERIOD)
 
     def _unwanted(self, member: Member) -> bool:
         if member.learner and self._members.stuck(member):
@@ -89,8 +99,13 @@ class RoleLoop:
         record = self._store.record(records.NODES, owner) if owner else None
         return bool(owner) and (record is None or record.role is Role.WORKER)
 
-    async def _settle(self, member: Member, members: list[Member]) -> bool:
-        """Remove a member if the others keep a quorum. Returns True if it is gone."""
+    async def _remove(self, unwanted: list[Member]) -> None:
+        """Remove those without which the others keep a quorum."""
+        for member in unwanted:
+            if self._unwanted(member):
+                await self._settle(member)
+
+    async def _settle(self, member: Member) -> None:
         owner = self._members.owner(member)
         try:
             if owner:
@@ -101,11 +116,10 @@ class RoleLoop:
             if self._told.get(owner) != error.message:
                 self._told[owner] = error.message
                 _log.warning("manager %s is not removed yet: %s", owner or f"{member.id:x}", error.message)
-            return False
+            return
         self._told.pop(owner, None)
         kind = "learner" if member.learner else "manager"
         _log.info("%s %s was removed from the members of etcd", kind, owner or f"{member.id:x}")
-        return True
 
     async def _drop_bars(self, acting: Acting) -> None:
         now = self._clock.now()

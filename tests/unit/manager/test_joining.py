@@ -91,6 +91,8 @@ class Here:
 
     async def step(self) -> None:
         await self.loop.step(Acting(self.store, self.clock, Compare(records.LEADER, "")))
+        if self.loop.removing is not None:
+            await self.loop.removing
 
     @property
     def voters(self) -> list[str]:
@@ -431,6 +433,23 @@ async def test_a_leader_without_the_raft_leader_gives_up_its_key(here: Here) -> 
     await here.store.commit([Put(records.LEADER, "", records.Leader("node2", here.etcd.cluster.term))])
     await here.members.step_aside()
     assert here.store.record(records.LEADER) is not None  # not its own
+
+
+async def test_a_removal_holds_nothing_up(here: Here) -> None:
+    """Another manager holds the lock of the members: the step ends, and there is one removal."""
+    await here.found(3, present=3)
+    await here.wish("node2", Role.WORKER)
+    other = Members(here.store, here.etcd.peer(3), here.clock, "node3")
+    acting = Acting(here.store, here.clock, Compare(records.LEADER, ""))
+    async with other.exclusive():
+        await here.loop.step(acting)
+        waiting = here.loop.removing
+        await here.clock.settle()
+        await here.loop.step(acting)
+        assert waiting is not None and not waiting.done() and here.loop.removing is waiting
+        assert here.voters == ["node1", "node2", "node3"]
+    await here.clock.advance(1)
+    assert waiting.done() and here.voters == ["node1", "node3"]
 
 
 async def test_a_demotion_that_must_wait_is_done_when_it_can_be(here: Here) -> None:
