@@ -33,7 +33,7 @@ from engine import __version__
 from engine.errors import EngineError, InvalidParameter, ServerError, reason_with_file
 from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import Compacted, Etcd, Guard, Item, PutKey
-from engine.manager.records import CLUSTER, Cluster
+from engine.manager.records import CLUSTER, TURNS, Cluster
 from engine.manager.store import BASE, OPERATIONS, SIZE, base_of, read_all
 from engine.system.files import sync_directory, write_atomically
 
@@ -84,11 +84,11 @@ class Backup(msgspec.Struct, frozen=True):
 def pack(header: Header, items: Sequence[Item]) -> bytes:
     """The file of these keys.
 
-    Keys under a lease are left out: they are the presence of processes.
+    Keys under a lease are left out, as they are the presence of processes, and so are turns.
     """
     encoder = msgspec.msgpack.Encoder()
     output = io.BytesIO()
-    kept = [item for item in items if not item.lease and item.key != BASE]
+    kept = [item for item in items if not item.lease and item.key != BASE and not item.key.startswith(TURNS.prefix)]
     compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
     with compressor.stream_writer(output, closefd=False) as stream:
         stream.write(_framed(encoder.encode(header)))

@@ -16,6 +16,7 @@
 /ts/<task>            observed state                                       owner of the session
 /sec/<id> /cfg/<id>   secrets (data encrypted) and configs                 any manager
 /x/<kind>/<name>      uniqueness of names and ports; barred nodes          with the object
+/w/<node>             its revision is that manager's turn (`turns.py`)     that manager
 ```
 
 There are hundreds of thousands of some records. None can be part of a cycle, so the garbage
@@ -261,6 +262,10 @@ class ConfigRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """As of a secret."""
 
 
+class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Its revision alone means something."""
+
+
 class Claim(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The holder of a unique name or port, or the time until which a removed node is barred."""
 
@@ -298,6 +303,7 @@ TASKS = Kind("/t/", Task)
 TASK_STATUS = Kind("/ts/", TaskStatus)
 SECRETS = Kind("/sec/", SecretRecord)
 CONFIGS = Kind("/cfg/", ConfigRecord)
+TURNS = Kind("/w/", Turn)
 CLAIMS = Kind("/x/", Claim)
 
 KINDS: tuple[Kind[msgspec.Struct], ...] = (  # type: ignore[assignment]
@@ -316,6 +322,7 @@ KINDS: tuple[Kind[msgspec.Struct], ...] = (  # type: ignore[assignment]
     TASK_STATUS,
     SECRETS,
     CONFIGS,
+    TURNS,
     CLAIMS,
 )
 

@@ -123,7 +123,7 @@ class Running:
             self._end(REMOVED)
             raise ServerError("this manager was removed from the swarm's members")
         quorum = Quorum(etcd, self._clock, self._credentials)
-        self._store = store = Store(etcd, self._clock, reachable=quorum.reachable)
+        self._store = store = Store(etcd, self._clock, node=begin.node, reachable=quorum.reachable)
         self._stack.push_async_callback(store.close)
         self._authority = authority = Authority(store, self._clock)
         self.joining = Joining(store, etcd, authority, self._clock, node=begin.node)

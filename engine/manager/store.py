@@ -7,9 +7,9 @@ any manager.
 Revisions only grow, also when a backup is restored into a new etcd, whose own revisions begin at 1
 again: the key `/base` has what is added to them. Everything outside this module sees the sums.
 
-A write whose answer is missing is tried again, with the same comparisons. Whether an earlier
-attempt was carried out is seen in the cache: the watch delivers every write, and so also the bytes
-of that attempt.
+A write whose answer is missing is tried again, with the same comparisons, in a new turn
+(`turns.py`): an earlier attempt is never carried out after that. Whether it was carried out before
+is seen in the cache: the watch delivers every write, and so also the bytes of that attempt.
 
 Owns:    the cache, its indexes, the task that follows the watch.
 Threads: the event loop's. A mapping or set that is returned is the cache's own: it changes with the
@@ -48,6 +48,7 @@ from engine.manager.kv import (
 )
 from engine.manager.kv import Operation as KeyOperation
 from engine.manager.records import KINDS, LEADER, TASKS, Kind, Task, encode, kind_of
+from engine.manager.turns import Turns
 from engine.system.tasks import spawn
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -155,9 +156,16 @@ class Store:
     """
 
     def __init__(
-        self, etcd: Etcd, clock: Clock, *, reachable: Callable[[], Awaitable[tuple[int, int]]] | None = None
+        self,
+        etcd: Etcd,
+        clock: Clock,
+        *,
+        node: str = "",
+        reachable: Callable[[], Awaitable[tuple[int, int]]] | None = None,
     ) -> None:
+        """`node`: of the manager; "" for a store whose writes have no turns."""
         self.etcd = etcd
+        self._turns = Turns(etcd, clock, node) if node else None
         self.revision = 0
         self.reachable = reachable
         self._base = 0
@@ -214,6 +222,8 @@ class Store:
         """Fill the cache, then keep it up to date until `close`. Tries until etcd answers."""
         while True:
             try:
+                if self._turns is not None:
+                    await self._turns.begin()
                 await self._read_all()
                 break
             except EtcdError as error:
@@ -372,13 +382,16 @@ class Store:
             await future
 
     async def current(self, timeout: float = 5.0) -> str:
-        """Wait until the cache has everything that was committed before this call, at any manager.
-        Returns "", or the reason why the cache may be old when that takes too long.
+        """Wait until the cache has everything that was committed before this call, at any manager,
+        and until no earlier write of this one is in doubt. Returns "", or the reason why the cache
+        may be old when that takes too long.
         """
         ends = self._clock.monotonic() + timeout
         reason = "etcd did not answer"
         while (left := ends - self._clock.monotonic()) > 0:
             try:
+                if not await self._begin_turn(left):
+                    break
                 found = await self.etcd.range("/swarm", keys_only=True, timeout=min(1.0, left))
             except EtcdError as error:
                 reason = error.message
@@ -476,18 +489,30 @@ class Store:
         doubt = False
         reason = ""
         try:
-            while self._clock.monotonic() < ends:
+            while (left := ends - self._clock.monotonic()) > 0:
                 try:
-                    outcome = await self.etcd.commit(guards, operations)
-                except InDoubt as error:
-                    doubt, reason = True, error.message
-                    await self._clock.sleep(RETRY)
-                    if pending.revision:
+                    if not await self._begin_turn(left):
+                        break
+                    if doubt and pending.revision:
                         await self.reach(pending.revision)
                         return (), pending.revision
+                    turn = [] if self._turns is None else [self._turns.guard]
+                    outcome = await self.etcd.commit(guards + turn, operations)
+                except InDoubt as error:
+                    doubt, reason = True, error.message
+                    self._end_turn()
+                    await self._clock.sleep(RETRY)
                     continue
                 except NoSpace as error:
                     raise ServerError(f"etcd: {error.message}") from error
+                except asyncio.CancelledError:
+                    self._end_turn()
+                    raise
+                if len(guards) in outcome.failed:
+                    # Usually because another write has begun a turn meanwhile.
+                    if self._turns is not None and turn == [self._turns.guard]:
+                        self._end_turn()
+                    continue
                 revision = outcome.revision + self._base
                 left = max(0.0, ends - self._clock.monotonic())
                 if self.revision < revision and not await self._within(self.reach(revision), left):
@@ -503,6 +528,27 @@ class Store:
             marks.remove(pending)
             if not marks:
                 del self._pending[pending.key]
+
+    def _end_turn(self) -> None:
+        if self._turns is not None:
+            self._turns.over = True
+
+    async def _begin_turn(self, seconds: float) -> bool:
+        """Begin another turn, if this one is over. The cache has every earlier write then. Returns
+        False if that takes longer. Raises EtcdError.
+        """
+        turns = self._turns
+        if turns is None or not turns.over:
+            return True
+
+        async def begin() -> None:
+            await self.reach(await turns.begin() + self._base)
+
+        work = asyncio.ensure_future(begin())
+        if not await self._within(work, seconds):
+            return False
+        work.result()
+        return True
 
     def _guard(self, compare: Compare) -> Guard:
         revision = compare.revision

@@ -116,6 +116,9 @@ class FakeEtcd:
         self.down = False
         self.lose_answers = 0
         self.lose_requests = 0
+        self.delay_requests = 0
+        """So many commits are given up by their clients, and carried out by `deliver`."""
+        self.delayed: list[tuple[Sequence[Guard], Sequence[Operation]]] = []
         self.before_commit: Callable[[], None] | None = None
         self.commits: list[tuple[tuple[Guard, ...], tuple[Operation, ...]]] = []
         """Every commit that was asked for, for tests of how writes are packed."""
@@ -178,6 +181,10 @@ class FakeEtcd:
         if self.lose_requests:
             self.lose_requests -= 1
             raise InDoubt("Deadline Exceeded")
+        if self.delay_requests:
+            self.delay_requests -= 1
+            self.delayed.append((guards, operations))
+            raise InDoubt("Deadline Exceeded")
         if any(alarm.kind == "nospace" for alarm in self.cluster.alarms):
             raise NoSpace("etcdserver: mvcc: database space exceeded")
         outcome = self._commit(guards, operations)
@@ -185,6 +192,11 @@ class FakeEtcd:
             self.lose_answers -= 1
             raise InDoubt("Deadline Exceeded")
         return outcome
+
+    def deliver(self) -> list[Outcome]:
+        """Carry out the requests that were delayed."""
+        delayed, self.delayed = self.delayed, []
+        return [self._commit(guards, operations) for guards, operations in delayed]
 
     def _commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> Outcome:
         cluster = self.cluster

@@ -23,6 +23,7 @@ from engine.manager.records import (
     MANAGERS,
     NODE_DATA,
     NODES,
+    TURNS,
     NodeData,
     NodeRecord,
     barred_claim,
@@ -203,6 +204,7 @@ async def remove(context: Context, call: Call) -> bytes:
     changes: list[Change] = [
         Delete(NODES, entry.key),
         Delete(NODE_DATA, entry.key),
+        Delete(TURNS, entry.key),
         context.authority.bar(entry.key),
     ]
     changes += [

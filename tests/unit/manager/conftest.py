@@ -29,7 +29,7 @@ def etcd(clock: FakeClock) -> FakeEtcd:
 
 @pytest.fixture
 def store(etcd: FakeEtcd, clock: FakeClock) -> Store:
-    return Store(etcd, clock)
+    return Store(etcd, clock, node="node1")
 
 
 @pytest.hookimpl(tryfirst=True)

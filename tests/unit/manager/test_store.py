@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -77,7 +78,8 @@ async def test_a_request_that_is_lost(store: Store, etcd: FakeEtcd, clock: FakeC
     writing = asyncio.create_task(store.commit([Put(CLAIMS, "x", claim())], [Compare(CLAIMS, "x")]))
     await clock.advance(1)
     assert await writing == store.revision
-    assert len(etcd.commits) == 3
+    # The second request that is lost is the turn's.
+    assert [operation.key for _, (operation,) in etcd.commits] == ["/w/node1", "/x/x", "/w/node1", "/w/node1", "/x/x"]
 
 
 async def test_an_answer_that_is_lost_and_another_manager_that_wins(
@@ -94,6 +96,93 @@ async def test_an_answer_that_is_lost_and_another_manager_that_wins(
         await writing
     assert store.record(CLAIMS, "x") == claim("other")
     await other.close()
+
+
+async def test_a_late_attempt_is_not_carried_out(store: Store, etcd: FakeEtcd, clock: FakeClock) -> None:
+    """A stopped member of etcd has it in a queue. Its comparisons hold again."""
+    etcd.delay_requests = 1
+    await _advance(store.commit([Put(CLAIMS, "x", claim())], [Compare(CLAIMS, "x")]), clock, 2)
+    await store.commit([Delete(CLAIMS, "x")])
+    (late,) = etcd.deliver()
+    assert not late.done
+    await clock.settle()
+    assert store.get(CLAIMS, "x") is None
+
+
+async def test_a_late_attempt_of_a_write_that_was_given_up(store: Store, etcd: FakeEtcd, clock: FakeClock) -> None:
+    etcd.delay_requests = 1000
+    with pytest.raises(ServerError, match="context deadline exceeded"):
+        await _advance(store.commit([Put(CLAIMS, "x", claim())]), clock, 20)
+    etcd.delay_requests = 0
+    assert await store.current() == ""
+    assert etcd.delayed and not any(late.done for late in etcd.deliver())
+    await store.commit([Put(CLAIMS, "y", claim())])
+    assert store.get(CLAIMS, "x") is None
+
+
+async def test_a_late_attempt_of_a_write_that_was_cancelled(store: Store, etcd: FakeEtcd, clock: FakeClock) -> None:
+    etcd.delay_requests = 1
+    writing = asyncio.create_task(store.commit([Put(CLAIMS, "x", claim())]))
+    await clock.settle()
+    assert etcd.delayed
+    writing.cancel()
+    await asyncio.wait([writing])
+    assert await _advance(store.current(), clock, 1) == ""
+    (late,) = etcd.deliver()
+    assert not late.done
+
+
+async def test_a_late_attempt_of_the_process_before(etcd: FakeEtcd, clock: FakeClock) -> None:
+    before = Store(etcd, clock, node="node1")
+    await before.load()
+    etcd.delay_requests = 1
+    writing = asyncio.create_task(before.commit([Put(CLAIMS, "x", claim())]))
+    await clock.settle()
+    assert etcd.delayed
+    writing.cancel()
+    await before.close()
+    after = Store(etcd, clock, node="node1")
+    await after.load()
+    (late,) = etcd.deliver()
+    assert not late.done
+    await after.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_writes_side_by_side_with_answers_lost(store: Store, etcd: FakeEtcd, clock: FakeClock, seed: int) -> None:
+    """Each is carried out once, whatever becomes of answers and requests, also of those of turns.
+    Late ones change nothing.
+    """
+    chance = random.Random(seed)
+    done: list[str] = []
+
+    async def write(number: int) -> None:
+        key = f"x{number}"
+        for _ in range(3):
+            await store.commit([Put(CLAIMS, key, claim())], [Compare(CLAIMS, key)])
+            done.append(key)
+            await store.commit([Delete(CLAIMS, key)])
+
+    def disturb() -> None:
+        etcd.lose_answers = chance.randrange(4) == 0
+        etcd.delay_requests = chance.randrange(4) == 0
+
+    etcd.before_commit = disturb
+    work = [asyncio.create_task(write(number)) for number in range(5)]
+    for _ in range(600):
+        await clock.advance(0.1)
+        if all(each.done() for each in work):
+            break
+        if chance.randrange(3) == 0:
+            etcd.deliver()
+    etcd.before_commit = None
+    etcd.lose_answers = etcd.delay_requests = 0
+    await asyncio.gather(*work)
+    await store.current()
+    etcd.deliver()
+    await clock.settle()
+    assert len(done) == 15
+    assert not store.all(CLAIMS)
 
 
 async def test_without_quorum_a_write_is_given_up(etcd: FakeEtcd, clock: FakeClock) -> None:
@@ -126,6 +215,7 @@ async def test_many_groups_in_few_transactions(store: Store, etcd: FakeEtcd) -> 
     groups = [
         ([Put(TASKS, f"t{n}", task()), Put(CLAIMS, f"c{n}", claim())], [Compare(TASKS, f"t{n}")]) for n in range(3000)
     ]
+    etcd.commits.clear()
     assert await store.commit_many(groups) == [True] * 3000
     assert len(etcd.commits) == 6
     assert len(store.all(TASKS)) == 3000
