@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,14 +47,20 @@ def test_200_by_the_docker_cli_leave_nothing_behind(engine: TempEngine) -> None:
 @pytest.mark.own
 def test_200_short_lives_through_docker_py(engine: TempEngine) -> None:
     before = engine.footprint()
-    found = engine.client()
 
-    def run(number: int) -> bytes:
-        return bytes(found.containers.run("busybox", ["echo", str(number)], remove=True, network_mode="none"))
+    def run(first: int) -> list[bytes]:
+        # a client of its own for each thread: docker-py drops its least recently used pools of
+        # connections while other threads still give theirs back (an AttributeError in urllib3's
+        # _put_conn)
+        with contextlib.closing(engine.client()) as found:
+            return [
+                bytes(found.containers.run("busybox", ["echo", str(number)], remove=True, network_mode="none"))
+                for number in range(first, COUNT, AT_ONCE)
+            ]
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        outputs = list(pool.map(run, range(COUNT)))
-    found.close()
+        shares = list(pool.map(run, range(AT_ONCE)))
+    outputs = sorted((one for share in shares for one in share), key=int)
     assert outputs == [b"%d\n" % number for number in range(COUNT)]
     assert engine.containers() == []
     engine.assert_settles(before)
