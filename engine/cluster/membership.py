@@ -431,6 +431,8 @@ class Membership:
     async def _save(self, **changes: Any) -> None:
         """Change the state, first on disk. Raises ServerError; nothing has changed then."""
         async with self._saving:
+            if self.phase is Phase.NONE and "phase" not in changes:
+                return  # the swarm was left
             state = msgspec.structs.replace(self._state, **changes)
             if state != self._kept:
                 await asyncio.to_thread(self._directory.save, state)
@@ -646,7 +648,8 @@ class Membership:
             await self._close_agent()
         await self._process.stop()
         self._process.clear()
-        await uninterrupted(asyncio.to_thread(self._directory.erase))
+        async with self._saving:  # what is to be saved meanwhile is dropped
+            await uninterrupted(asyncio.to_thread(self._directory.erase))
         return Verb.SUCCEED
 
     async def _serve_to_leave(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +15,11 @@ import pytest
 
 from engine.cluster import credentials, membership
 from engine.cluster.phases import Phase
-from engine.cluster.state import Directory
+from engine.cluster.state import Directory, State
 from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
 from engine.manager.messages import Peer
 from engine.wire.swarm import InitRequest, JoinRequest
-from tests.unit.cluster.world import DIGEST, FakeAgent, Killed, World, run, token, until
+from tests.unit.cluster.world import DIGEST, FakeAgent, FakeProcess, Killed, World, run, token, until
 
 
 @pytest.fixture
@@ -350,6 +351,39 @@ def test_a_pending_join_is_ended_by_a_leave(world: World, monkeypatch: pytest.Mo
         await daemon.leave(force=False)
         with pytest.raises(NoSwarm):
             await joining
+        world.check()
+
+    run(test)
+
+
+def test_a_join_that_times_out_while_the_swarm_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(membership, "JOIN_LIMIT", 0.2)
+        monkeypatch.setattr(membership, "UNREACHABLE_TRIES", 10**9)
+        begun, go = threading.Event(), threading.Event()
+        save, stop = Directory.save, FakeProcess.stop
+
+        def slow_save(directory: Directory, state: State) -> None:
+            if state.detached:
+                begun.set()
+                assert go.wait(10)
+            save(directory, state)
+
+        async def slow_stop(process: FakeProcess, **given: bool) -> None:
+            await until(begun.is_set)
+            asyncio.get_running_loop().call_later(0.1, go.set)
+            await stop(process, **given)
+
+        monkeypatch.setattr(Directory, "save", slow_save)
+        monkeypatch.setattr(FakeProcess, "stop", slow_stop)
+        daemon = world.start()
+        world.reachable = False
+        joining = asyncio.ensure_future(join(world, "worker"))
+        await until(lambda: daemon.phase is Phase.JOINING)
+        await daemon.leave(force=False)
+        with pytest.raises(ServerError, match="Timeout was reached"):
+            await joining
+        assert daemon.phase is Phase.NONE
         world.check()
 
     run(test)
