@@ -33,8 +33,8 @@ class Space:
 
     def __init__(self, etcd: Etcd, clock: Clock, *, quota: int) -> None:
         self._etcd, self._clock, self._quota = etcd, clock, quota
-        self.full = ""
-        """Why writes are refused; "" when they are not."""
+        self._told = False
+        """That the database is full."""
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -54,16 +54,16 @@ class Space:
         alarms = [alarm for alarm in await self._etcd.alarms() if alarm.kind == "nospace"]
         status = await self._etcd.status()
         if not alarms:
-            self.full = ""
+            self._told = False
             if status.size > HIGH * self._quota and status.size_in_use < SPARSE * status.size:
                 await self._defragment(status)
             return False
         own = [alarm for alarm in alarms if alarm.member == status.member]
         known = {member.id for member in await self._etcd.members()}
         gone = [alarm for alarm in alarms if alarm.member not in known]
-        if not self.full:
+        if not self._told:
+            self._told = True
             _log.error("the swarm's database is full (%d bytes): making room", self._quota)
-        self.full = f"the swarm's database has reached its quota of {self._quota} bytes"
         if own:
             if status.leader == status.member:
                 await self._clock.sleep(LEADER_WAITS)

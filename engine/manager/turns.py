@@ -52,8 +52,8 @@ class Turns:
         """Begin a turn, if the last one is over. Returns its revision, as etcd counts. Tries until
         etcd answers.
 
-        Raises EtcdError when it refuses to write. A full database is let pass: what makes room must
-        still be written.
+        Raises EtcdError when it refuses to write. With a full database the last turn, also that of
+        the process before, goes on: what makes room must still be removed.
         """
         async with self._changing:
             while self.over:
@@ -68,7 +68,7 @@ class Turns:
             return self._revision
 
     async def _begin(self) -> None:
-        before = await self._read()
+        self._revision = before = await self._read()
         # Writes that are in doubt from here on need another turn.
         self.over = False
         try:

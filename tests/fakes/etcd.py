@@ -185,7 +185,8 @@ class FakeEtcd:
             self.delay_requests -= 1
             self.delayed.append((guards, operations))
             raise InDoubt("Deadline Exceeded")
-        if any(alarm.kind == "nospace" for alarm in self.cluster.alarms):
+        puts = any(isinstance(operation, PutKey) for operation in operations)
+        if puts and any(alarm.kind == "nospace" for alarm in self.cluster.alarms):
             raise NoSpace("etcdserver: mvcc: database space exceeded")
         outcome = self._commit(guards, operations)
         if self.lose_answers:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ServerError
+from engine.manager import space
 from engine.manager.certificates import Root, new_root
 from engine.manager.clock import SystemClock
 from engine.manager.kv import EtcdError, NoSpace, PutKey
@@ -24,7 +25,7 @@ from engine.manager.member import Member
 from engine.manager.records import CLAIMS, Claim
 from engine.manager.space import Space
 from engine.manager.states import Role
-from engine.manager.store import Compare, Put, Store
+from engine.manager.store import Compare, Delete, Put, Store
 from tests.members import Swarm, joined
 
 Work = Callable[[Swarm], Awaitable[None]]
@@ -308,14 +309,58 @@ def test_a_full_database_recovers() -> None:
                 await etcd.commit([], [PutKey("/x/big", os.urandom(1 << 20))], timeout=10)
         alarms = await etcd.alarms()
         assert alarms and {alarm.kind for alarm in alarms} == {"nospace"}
-        spaces = [Space(member.etcd, SystemClock(), quota=member.quota) for member in members]
-        running = [asyncio.create_task(space.run()) for space in spaces]
+        rooms = [Space(member.etcd, SystemClock(), quota=member.quota) for member in members]
+        running = [asyncio.create_task(room.run()) for room in rooms]
         await until(lambda: _calm(members[0]), 30)
         await until(lambda: _calm(members[1]), 30)
         for task in running:
             task.cancel()
         assert (await etcd.status()).size < 8 << 20
-        assert not await spaces[0].look() and spaces[0].full == ""
+        assert not await rooms[0].look()
+
+    run(work)
+
+
+def test_records_are_removed_from_a_full_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no old revisions, so it stays full until somebody removes records. That works, also
+    for a manager whose process starts meanwhile.
+    """
+    monkeypatch.setattr(space, "LEADER_WAITS", 0.0)
+    big = Claim("x" * 100_000)
+
+    async def loaded(member: Member) -> Store:
+        store = Store(member.etcd, SystemClock(), node="n1")
+        await store.load()
+        return store
+
+    async def work(swarm: Swarm) -> None:
+        member = swarm.member("n1")
+        member.quota = 4 << 20
+        await member.start()
+        before, room = await loaded(member), Space(member.etcd, SystemClock(), quota=member.quota)
+        count = 0
+        with pytest.raises(ServerError, match="database space exceeded"):
+            for count in range(1000):
+                await before.commit([Put(CLAIMS, f"key{count}", big)])
+        assert await room.look()
+        assert await room.look(), "it is still full"
+        after = await loaded(member)
+        # etcd looks at the size now and then only, so the database has become two or three times as
+        # big as the quota.
+        kept = count // 8
+        for number in range(kept, count):
+            store = before if number % 2 else after
+            async with asyncio.timeout(5):
+                await store.commit([Delete(CLAIMS, f"key{number}")])
+        with pytest.raises(ServerError, match="database space exceeded"):
+            await after.commit([Put(CLAIMS, "another", big)])
+        assert await room.look()
+        assert not await room.look()
+        await after.commit([Put(CLAIMS, "another", big)])
+        assert await before.current() == ""
+        assert len(before.all(CLAIMS)) == len(after.all(CLAIMS)) == kept + 1
+        await before.close()
+        await after.close()
 
     run(work)
 
