@@ -335,8 +335,10 @@ def test_resize_with_and_without_a_terminal_and_a_run(engine: TempEngine) -> Non
     assert engine.wait(terminal) == 0
     assert engine.request("GET", f"/v1.24/containers/{terminal}/logs?stdout=1").body == b"11 22\r\n"
     post(engine, f"/containers/{terminal}/resize?h=33&w=44", status=500)
-    history = engine.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body
-    assert history.count(b'"status":"resize"') == 1
+    for identifier, count in ((plain, 1), (terminal, 0)):
+        asked = f"since=0&until={time.time():.9f}&filters={filters(container=identifier)}"
+        history = engine.request("GET", f"/v1.24/events?{asked}").body
+        assert history.count(b'"status":"resize"') == count
 
 
 def test_kill_by_a_number_with_sig(engine: TempEngine) -> None:
