@@ -194,7 +194,11 @@ def test_logs_follow_to_the_end(shop: Shop) -> None:
 
 
 def test_builds(shop: Shop, clean: TempEngine) -> None:
-    (shop.directory / "Dockerfile").write_text("FROM busybox\nARG word\nRUN echo $word > /word\nCMD cat /word\n")
+    # It sleeps since compose reads events and output side by side, and drops output that it has not
+    # read when it reads of the container's end.
+    (shop.directory / "Dockerfile").write_text(
+        "FROM busybox\nARG word\nRUN echo $word > /word\nCMD cat /word; sleep 0.5\n"
+    )
     (shop.directory / "compose.yaml").write_text(
         "name: built\nservices:\n  job:\n    build: {context: ., args: {word: said}}\n    image: compose-built\n"
         "    network_mode: none\n"
