@@ -28,8 +28,10 @@ class Content:
         self._blobs = root / "content" / "sha256"
         self.temporary = root / "tmp"
         self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.remove_tree(self.temporary)
-        self.temporary.mkdir(mode=0o700)
+        # It is not removed itself: on a full disk it could not be made again.
+        self.temporary.mkdir(mode=0o700, exist_ok=True)
+        for name in os.listdir(self.temporary):
+            files.remove_tree(self.temporary / name)
         for name in os.listdir(self._blobs):
             if name.startswith("."):  # still being written when the engine was killed
                 os.unlink(self._blobs / name)

@@ -46,7 +46,12 @@ def test_what_does_not_fit_its_digest(tmp_path: Path) -> None:
 def test_leftovers_of_a_crash_are_swept(tmp_path: Path) -> None:
     content = Content(tmp_path)
     content.ingest(DATA)
-    (tmp_path / "tmp" / "half").write_text("x")
+    temporary = tmp_path / "tmp"
+    (temporary / "half").write_text("x")
+    (temporary / "tree" / "deep").mkdir(parents=True)
+    before = os.open(temporary, os.O_RDONLY)  # while it is open, no other directory has its number
     (tmp_path / "content" / "sha256" / ".half.1234").write_text("x")
     assert Content(tmp_path).digests() == {DIGEST}
-    assert os.listdir(tmp_path / "tmp") == [] and os.listdir(tmp_path / "content" / "sha256") == [DIGEST[7:]]
+    assert os.path.samestat(os.fstat(before), temporary.stat()), "on a full disk it could not be made again"
+    os.close(before)
+    assert os.listdir(temporary) == [] and os.listdir(tmp_path / "content" / "sha256") == [DIGEST[7:]]
