@@ -4,7 +4,7 @@ Three conversations use them:
 
 - daemon → own manager, on RUN/swarm/manager.sock: `Begin`, `Call`, `Follow`, `Stop`
 - agent → manager, mutual TLS on port 2377 or the same Unix socket: `FetchRoot`, `Join`, `Renew`,
-  `Hello`, then `Session`, `Assignments`, `Status`, `Beat`
+  `Hello`, then `Session`, `Assignments`, `Views`, `Status`, `Attach`, `Beat`
 - manager → manager, mutual TLS on port 2377: `AddMember`, `PromoteMember`, `RemoveMember`
 
 A message with a `seq` that is not 0 is a request, and each answer has the same `seq`. A connection
@@ -240,6 +240,14 @@ class Hello(_Request, frozen=True, tag="hello"):
     statuses: tuple[Status, ...] = ()
     """Of all tasks that the agent has."""
     manager_address: str = ""
+    data_address: str = ""
+    """Where VXLAN packets of this node come from and go to; "" for `advertise`."""
+    features: tuple[str, ...] = ()
+    """As `NodeData.features`."""
+    subnets: tuple[str, ...] = ()
+    """As `NodeData.subnets`."""
+    attachments: tuple[str, ...] = ()
+    """Ids of those that its containers use. Others of this node are removed."""
 
 
 class Session(_Request, frozen=True, tag="session"):
@@ -260,6 +268,8 @@ class Session(_Request, frozen=True, tag="session"):
     expiry: int = 0
     """Nanoseconds that certificates are valid."""
     availability: str = "active"
+    data_path_port: int = 4789
+    """UDP port of VXLAN in this swarm."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -286,6 +296,8 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     secrets: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
     generic: tuple[GenericResource, ...] = ()
+    addresses: dict[str, str] = {}
+    """IPv4 address by network id, for the networks of the swarm that it is on."""
 
 
 class Assignments(_Message, frozen=True, tag="assign"):
@@ -326,6 +338,117 @@ class Statuses(_Request, frozen=True, tag="status"):
     """Answered by `Done` when they are stored. The last one of a task wins."""
 
     of: tuple[Status, ...]
+
+
+# --- networks of the swarm ------------------------------------------------------------------------
+
+
+class NetworkView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A network, as a node needs it."""
+
+    name: str
+    vni: int
+    subnets: tuple[tuple[str, str], ...]
+    """Subnet and gateway."""
+    created: int = 0
+    internal: bool = False
+    attachable: bool = False
+    ingress: bool = False
+    encrypted: bool = False
+    labels: dict[str, str] = {}
+    options: dict[str, str] = {}
+
+
+class EndpointView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A task or an attached container on a network, on any node."""
+
+    id: str
+    """Of the task, or of the attachment."""
+    node: str
+    address: str
+    name: str = ""
+    """Of its container."""
+    service: str = ""
+    """Id; "" for an attached container."""
+    aliases: tuple[str, ...] = ()
+    """Names of an attached container besides its own."""
+    ready: bool = False
+    """Traffic may be led to it."""
+
+
+class PortView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A port of mode ingress."""
+
+    protocol: str
+    published: int
+    target: int
+
+
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A service on a network."""
+
+    id: str
+    name: str
+    address: str = ""
+    """Its virtual address; "" in the mode dnsrr."""
+    aliases: tuple[str, ...] = ()
+    ports: tuple[PortView, ...] = ()
+    """On the network ingress alone."""
+
+
+class View(_Message, frozen=True, tag="view"):
+    """A network that this node needs, whole or as it changes: its own tasks or containers are on
+    it, or it is the ingress network. A whole view replaces the one before. `gone`: the node does
+    not need the network any more.
+    """
+
+    network: str
+    gone: bool = False
+    definition: NetworkView | None = None
+    """Given if the view is whole."""
+    endpoints: tuple[EndpointView, ...] = ()
+    endpoints_gone: tuple[str, ...] = ()
+    services: tuple[ServiceView, ...] = ()
+    services_gone: tuple[str, ...] = ()
+    nodes: dict[str, str] = {}
+    """Data address by node, of all nodes with endpoints; of all nodes on the network ingress. One
+    that is taken for lost has none ("")."""
+    nodes_gone: tuple[str, ...] = ()
+
+
+class Views(_Message, frozen=True, tag="views"):
+    """The agent's networks and their changes, sent before the `Assignments` that need them. The
+    first ones of a session are `whole`: the agent has no others.
+    """
+
+    of: tuple[View, ...]
+    whole: bool = False
+
+
+class Attach(_Request, frozen=True, tag="attach"):
+    """A plain container of this node joins an attachable network. Answered by `Attached`."""
+
+    network: str
+    """Id or name."""
+    container: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    address: str = ""
+    """The one that its client wants."""
+
+
+class Attached(_Request, frozen=True, tag="attached"):
+    """It has this address. The network's view was sent before."""
+
+    attachment: str
+    network: str
+    address: str
+
+
+class Detach(_Request, frozen=True, tag="detach"):
+    """Its endpoint has been removed. Answered by `Done`, also if there is no such attachment."""
+
+    attachment: str
 
 
 class ReadLogs(_Request, frozen=True, tag="logs?"):
@@ -387,11 +510,12 @@ class RemoveMember(_Request, frozen=True, tag="member-"):
 Message: TypeAlias = Union[  # noqa: UP007 (a union of so many is read by msgspec at import)
     Refused, Done, Ended, Cancel, Credit, Beat, Bye, Begin, Call, Follow, Watch, Change, Backup, Stop,
     FetchRoot, Join, Joined, Renew, Renewed, Hello, Session, Assignments, Statuses,
-    ReadLogs, LogLines, LeaveSwarm, AddMember, MemberAdded, PromoteMember, RemoveMember,
+    Views, Attach, Attached, Detach, ReadLogs, LogLines, LeaveSwarm,
+    AddMember, MemberAdded, PromoteMember, RemoveMember,
 ]  # fmt: skip
 ANY = Message
 
-ANSWERS = (Refused, Done, Ended, Joined, Renewed, Session, LogLines, MemberAdded, Change)
+ANSWERS = (Refused, Done, Ended, Joined, Renewed, Session, LogLines, MemberAdded, Change, Attached)
 """Messages that only answer. One whose request is not waited for any more is dropped."""
 STREAMED = (Follow, ReadLogs, Watch)
 """Requests with several answers. `Cancel` ends them."""

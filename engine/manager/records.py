@@ -15,6 +15,8 @@
 /t/<task>             desired state, slot, node                            leader
 /ts/<task>            observed state                                       owner of the session
 /sec/<id> /cfg/<id>   secrets (data encrypted) and configs                 any manager
+/net/<network>        overlay networks with their subnets and VNI          any manager
+/a/<attachment>       a container on an attachable network           owner of the session, leader
 /x/<kind>/<name>      uniqueness of names and ports; barred nodes          with the object
 /w/<node>             its revision is that manager's turn (`turns.py`)     that manager
 ```
@@ -41,7 +43,7 @@ from engine.wire.nodes import GenericResource, NodeDescription
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.services import Endpoint, ServiceSpec
 from engine.wire.swarm import SwarmSpec
-from engine.wire.tasks import PortStatus
+from engine.wire.tasks import PortConfig, PortStatus
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -145,6 +147,12 @@ class NodeData(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=Fa
     """SHA-256 of the root that signed it, which tells when a rotation is complete."""
     manager_address: str = ""
     """host:port that its manager is, or would be, reached at."""
+    data_address: str = ""
+    """Where its VXLAN packets go to; "" for `address`."""
+    features: tuple[str, ...] = ()
+    """What its kernel has of: overlay, esp, egress."""
+    subnets: tuple[str, ...] = ()
+    """Local IPv4 subnets, which new networks of the swarm keep away from."""
 
 
 class ServiceRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
@@ -160,6 +168,8 @@ class ServiceRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, 
     """Of a job."""
     rollback: bool = False
     """`spec` was put back by a rollback: RollbackConfig applies."""
+    ports: tuple[PortConfig, ...] = ()
+    """Those of the spec, with each published port of mode ingress chosen and claimed."""
 
 
 class UpdateRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -197,6 +207,13 @@ class SpecVersion(msgspec.Struct, array_like=True, frozen=True, gc=False):
     spec: ServiceSpec
 
 
+class Attached(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One endpoint on a network of the swarm. `address`: IPv4, without a prefix."""
+
+    network: str
+    address: str
+
+
 class Task(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """What the leader wants of one task."""
 
@@ -227,6 +244,8 @@ class Task(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False)
     """Generic resources of the node that the scheduler has given to it."""
     by_update: bool = False
     """Written by a rolling update of its version. A task that restarts made is not."""
+    networks: tuple[Attached, ...] = ()
+    """Its addresses, which are given with its node and kept until its end is confirmed."""
 
 
 class TaskStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
@@ -264,6 +283,52 @@ class ConfigRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Its revision alone means something."""
+
+
+class Subnet(msgspec.Struct, array_like=True, frozen=True):
+    """One pool of addresses of a network, as text: 10.0.1.0/24, 10.0.1.1."""
+
+    subnet: str
+    gateway: str
+    range: str = ""
+    """The part of the subnet that addresses are given from; "" for all of it."""
+    reserved: dict[str, str] = msgspec.field(default_factory=dict)
+    """Addresses that are never given, by name."""
+
+
+class NetworkRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A network of the swarm. It does not change after its creation."""
+
+    created: int
+    updated: int
+    name: str
+    subnets: tuple[Subnet, ...]
+    vni: int
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+    """Of the driver, as given."""
+    ipam_options: dict[str, str] = msgspec.field(default_factory=dict)
+    internal: bool = False
+    attachable: bool = False
+    ingress: bool = False
+    encrypted: bool = False
+
+
+class AttachmentRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A plain container on an attachable network."""
+
+    network: str
+    node: str
+    container: str
+    created: int
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    wanted: str = ""
+    """The address that its client asked for."""
+    address: str = ""
+    """Given by the leader."""
+    error: str = ""
+    """Why there is none."""
 
 
 class Claim(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -304,6 +369,8 @@ TASK_STATUS = Kind("/ts/", TaskStatus)
 SECRETS = Kind("/sec/", SecretRecord)
 CONFIGS = Kind("/cfg/", ConfigRecord)
 TURNS = Kind("/w/", Turn)
+NETWORKS = Kind("/net/", NetworkRecord)
+ATTACHMENTS = Kind("/a/", AttachmentRecord)
 CLAIMS = Kind("/x/", Claim)
 
 KINDS: tuple[Kind[msgspec.Struct], ...] = (  # type: ignore[assignment]
@@ -323,6 +390,8 @@ KINDS: tuple[Kind[msgspec.Struct], ...] = (  # type: ignore[assignment]
     SECRETS,
     CONFIGS,
     TURNS,
+    NETWORKS,
+    ATTACHMENTS,
     CLAIMS,
 )
 
@@ -359,6 +428,12 @@ def name_claim(kind: str, name: str) -> str:
 
 def port_claim(protocol: str, port: int) -> str:
     return f"port/{protocol}/{port}"
+
+
+POOLS_CLAIM = "networks/pools"
+"""Written with each network that is created or removed. Its revision shows a creation that it has
+seen the subnets and VNIs of all of them.
+"""
 
 
 def barred_claim(node: str) -> str:
