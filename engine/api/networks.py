@@ -12,8 +12,8 @@ from engine.api.versions import Flag
 from engine.containers import settings
 from engine.errors import InvalidParameter, NotFound, Unimplemented
 from engine.http.messages import Reply, Request
+from engine.network_rules import FILTERS
 from engine.networks.endpoints import Network
-from engine.networks.network import FILTERS
 from engine.wire.networks import Network as Shown
 from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect, NetworkInspect, NetworksPruned
 

@@ -23,8 +23,8 @@ from engine.containers.extra_mounts import Placed
 from engine.containers.sharing import Joined
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
+from engine.network_rules import PREDEFINED_NAMES
 from engine.networks import resolver
-from engine.networks.network import PREDEFINED_NAMES
 from engine.runtime import cdi, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime

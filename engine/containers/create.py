@@ -30,7 +30,7 @@ from engine.errors import InvalidParameter, NotFound
 from engine.images import platforms
 from engine.images.record import ImageRecord
 from engine.logs import drivers
-from engine.networks.network import PREDEFINED_NAMES
+from engine.network_rules import PREDEFINED_NAMES
 from engine.runtime import init
 from engine.runtime.cgroups import Support
 from engine.system import files

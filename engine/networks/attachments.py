@@ -28,10 +28,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
+from engine.network_rules import Address
 from engine.networks import endpoints, requested, sandboxes
 from engine.networks.drivers import error_context
 from engine.networks.endpoints import Assigned, Network, Sandbox
-from engine.networks.ipam import Address
 from engine.networks.names import NameTable
 from engine.networks.network import HOST, NONE
 from engine.networks.networks import Networks

@@ -21,11 +21,12 @@ from ipaddress import AddressValueError, IPv4Interface, IPv6Interface, NetmaskVa
 import msgspec
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
+from engine.network_rules import Subnet, free_subnet, span
 from engine.networks import host, sandboxes
 from engine.networks.driver import Gateways, SubnetContested
 from engine.networks.endpoints import Network
 from engine.networks.filter import Filter
-from engine.networks.ipam import AddressPool, Subnet, free_subnet, span
+from engine.networks.ipam import DEFAULT_POOLS, AddressPool
 from engine.networks.network import BRIDGE
 from engine.networks.publishing import bridges_call_netfilter
 from engine.networks.sandboxes import Interface, Stock
@@ -260,7 +261,7 @@ def open_default(links: RouteSocket, name: str, configured: IPv4Interface | None
     elif configured is not None:
         interface = configured
     else:
-        subnet = free_subnet(host.taken(links))
+        subnet = free_subnet(host.taken(links), DEFAULT_POOLS)
         if subnet is None:
             raise ServerError(
                 "no address pool is free: every default pool overlaps a route of this host; give --bridge-subnet"

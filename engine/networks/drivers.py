@@ -25,12 +25,13 @@ from typing import TypeVar
 import msgspec
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError
+from engine.network_rules import Subnet, free_subnet, span
 from engine.networks import endpoints, host, network, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
 from engine.networks.endpoints import Network
 from engine.networks.filter import Filter
-from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, Subnet, free_subnet, span, unique_local_subnet
+from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, unique_local_subnet
 from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
 from engine.networks.network import BRIDGE

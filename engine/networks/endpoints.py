@@ -17,10 +17,12 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip
 
 import msgspec
 
+from engine import network_rules
 from engine.errors import Forbidden
+from engine.network_rules import Address
 from engine.networks import network, requested
 from engine.networks.filter import BridgeRules
-from engine.networks.ipam import Address, AddressPool, mac_address
+from engine.networks.ipam import AddressPool, mac_address
 from engine.networks.network import IPVLAN, NetworkRecord, Options
 from engine.networks.ports import Published
 from engine.networks.publishing import Request, Target
@@ -124,7 +126,7 @@ class Network:
         self.pools.clear()
         self.gateways.clear()
         for subnet, gateway, config in network.pools(self.record):
-            excluded = [gateway, *(ip_address(text) for text in network.excluded(config).values())]
+            excluded = [gateway, *(ip_address(text) for text in network_rules.excluded(config).values())]
             given_from = ip_network(config.ip_range) if config.ip_range else None
             self.pools[subnet.version] = AddressPool(self.record.name, subnet, excluded, given_from)
             self.gateways[subnet.version] = with_prefix(gateway, subnet.prefixlen)

@@ -8,17 +8,12 @@ one in use, each in Docker's words.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
-
-_EVERYWHERE = (0, (1 << 32) - 1)
-
-Address = IPv4Address | IPv6Address
-Subnet = IPv4Network | IPv6Network
+from engine.network_rules import Address, Subnet, hosts
 
 DEFAULT_POOLS = (
     *(IPv4Network(f"172.{second}.0.0/16") for second in range(17, 32)),
@@ -34,38 +29,6 @@ Docker's pools suffice for thirty.
 """
 
 
-def span(subnet: Subnet) -> tuple[int, int]:
-    """Its first and last number."""
-    return int(subnet.network_address), int(subnet.broadcast_address)
-
-
-def free_subnet(
-    taken: Iterable[tuple[int, int]], pools: Iterable[IPv4Network] = DEFAULT_POOLS, prefix: int = 0
-) -> IPv4Network | None:
-    """The first subnet of the pools that overlaps no span of `taken`; None when there is none.
-
-    It has `prefix` bits, or is a whole pool when that is 0. A default route in `taken` is ignored.
-    """
-    occupied = sorted(each for each in taken if each != _EVERYWHERE)
-    starts: list[int] = []
-    ends: list[int] = []
-    for start, end in occupied:
-        if ends and start <= ends[-1]:
-            ends[-1] = max(ends[-1], end)
-        else:
-            starts.append(start)
-            ends.append(end)
-    for pool in pools:
-        size = 1 << 32 - (prefix or pool.prefixlen)
-        first = int(pool.network_address)
-        while first + size - 1 <= int(pool.broadcast_address):
-            before = bisect.bisect_right(starts, first + size - 1) - 1
-            if before < 0 or ends[before] < first:
-                return IPv4Network((first, prefix or pool.prefixlen))
-            first = (ends[before] // size + 1) * size
-    return None
-
-
 def unique_local_subnet(engine_id: str, network_id: str) -> IPv6Network:
     """A unique local /64 (RFC 4193): 40 bits from the engine's id, the subnet's 16 from the
     network's.
@@ -79,14 +42,6 @@ def mac_address(address: Address) -> str:
     an IPv6 address it has the last bytes.
     """
     return (b"\x02\x42" + address.packed[-4:]).hex(":")
-
-
-def hosts(subnet: Subnet) -> tuple[int, int]:
-    """First and last number that a host of the subnet may have."""
-    first, last = int(subnet.network_address), int(subnet.broadcast_address)
-    if subnet.prefixlen > subnet.max_prefixlen - 2:
-        return first, last
-    return first + 1, last - (subnet.version == 4)
 
 
 class AddressPool:
@@ -194,11 +149,3 @@ class AddressPool:
 
     def _address(self, number: int) -> Address:
         return IPv4Address(number) if self.subnet.version == 4 else IPv6Address(number)
-
-
-def parsed_address(text: str, what: str) -> Address:
-    """Raises InvalidParameter naming `what` was given."""
-    try:
-        return ip_address(text)
-    except ValueError as error:
-        raise InvalidParameter(f"{what}: invalid IP address: {text[:100]!r}") from error

@@ -10,14 +10,24 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueError, ip_interface, ip_network
+from collections.abc import Iterator
+from ipaddress import IPv4Network, IPv6Network, ip_network
 
 import msgspec
 
-from engine import booleans, labels, patterns
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unimplemented
-from engine.networks.ipam import Address, Subnet, hosts, parsed_address
+from engine.network_rules import (
+    PREDEFINED_NAMES,
+    Address,
+    Subnet,
+    boolean,
+    checked_name,
+    checked_pool,
+    mtu,
+    own_options,
+    parsed_address,
+    with_gateway,
+)
 from engine.storage.records import Records
 from engine.wire.networks import IPAM, ConfigReference, IPAMConfig, NetworkCreate
 
@@ -25,24 +35,17 @@ BRIDGE, HOST, NONE = "bridge", "host", "none"
 
 PREDEFINED = ((BRIDGE, "bridge"), (HOST, "host"), (NONE, "null"))
 """Name and driver."""
-PREDEFINED_NAMES = frozenset(name for name, _ in PREDEFINED)
 
 DEFAULT_MODES = ("", "default", BRIDGE)
 """Values of NetworkMode that mean the default bridge."""
-
-FILTERS = frozenset(("dangling", "driver", "id", "label", "name", "scope", "type"))
-"""Filters of the list in API 1.24, and `dangling` and `scope`, which Docker added later."""
 
 PREFIX = "eth"
 """Interfaces in containers are eth0, eth1, …"""
 _PREFIX = re.compile(r"[A-Za-z]{1,11}")
 
 BRIDGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
-_LONGEST_NAME = 255
-"""Bytes, the same limit as for a file's name."""
 _LEAST_MTU_OF_IPV6 = 1280
 """RFC 8200, 5."""
-_OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
 _MODES = {
     "macvlan": ("bridge", "private", "vepa", "passthru"),
     "ipvlan": ("l2", "l3", "l3s"),
@@ -144,7 +147,7 @@ def options(record: NetworkRecord) -> Options:
     for key, harmless in _REFUSED.items():
         if given.get(key, "") not in harmless:
             raise InvalidParameter(f"{where}: option {key}={given[key][:100]} is not supported by this engine")
-    if _boolean(given.get("bridge.default_bridge"), False, f"{where}: default_bridge"):
+    if boolean(given.get("bridge.default_bridge"), False, f"{where}: default_bridge"):
         raise Forbidden(f"{where}: there is one default bridge, and it is predefined")
     bridge = given.get("bridge.name", "")
     if bridge and not BRIDGE_NAME.fullmatch(bridge):
@@ -152,10 +155,7 @@ def options(record: NetworkRecord) -> Options:
     binding = given.get("bridge.host_binding_ipv4", "")
     if binding:
         parsed_address(binding, f"{where}: host_binding_ipv4")
-    text = given.get("driver.mtu", "")
-    if text and not (text.isascii() and text.isdigit() and len(text) < 6 and (text == "0" or 68 <= int(text) <= 65535)):
-        raise InvalidParameter(f"{where}: mtu {text[:100]!r} is not a number from 68 to 65535")
-    inhibited = (4,) if _boolean(given.get("bridge.inhibit_ipv4"), False, f"{where}: inhibit_ipv4") else ()
+    inhibited = (4,) if boolean(given.get("bridge.inhibit_ipv4"), False, f"{where}: inhibit_ipv4") else ()
     gateway_modes = {version: given.get(f"bridge.gateway_mode_ipv{version}", "") for version in (4, 6)}
     for version, mode in gateway_modes.items():
         if mode not in _GATEWAY_MODES:
@@ -180,37 +180,18 @@ def options(record: NetworkRecord) -> Options:
             raise InvalidParameter(f"{where}: requested ipvlan flag {flag[:100]!r} is not valid")
     return Options(
         bridge=bridge,
-        icc=_boolean(given.get("bridge.enable_icc"), True, f"{where}: enable_icc"),
+        icc=boolean(given.get("bridge.enable_icc"), True, f"{where}: enable_icc"),
         unprotected=tuple(version for version, mode in gateway_modes.items() if mode == "nat-unprotected"),
         bare=tuple(version for version, mode in gateway_modes.items() if mode == "isolated" or version in inhibited),
-        masquerade=_boolean(given.get("bridge.enable_ip_masquerade"), True, f"{where}: enable_ip_masquerade"),
+        masquerade=boolean(given.get("bridge.enable_ip_masquerade"), True, f"{where}: enable_ip_masquerade"),
         host_binding=binding,
-        mtu=int(text or 0),
+        mtu=mtu(given, where),
         parent=parent,
         dummy=dummy,
         mode=mode,
         flag=flag,
         prefix=prefix,
     )
-
-
-def own_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that have one of the prefixes, without it."""
-    return {
-        key.removeprefix(prefix): value
-        for key, value in options.items()
-        for prefix in _OPTION_PREFIXES
-        if key.startswith(prefix)
-    }
-
-
-def _boolean(text: str | None, default: bool, what: str) -> bool:
-    """Parses as Go's ParseBool."""
-    if text is None or text == "":
-        return default
-    if text not in booleans.WORDS:
-        raise InvalidParameter(f"{what}: {text[:100]!r} is not a boolean")
-    return booleans.WORDS[text]
 
 
 # --- a create body --------------------------------------------------------------------------------
@@ -221,7 +202,7 @@ def checked(body: NetworkCreate) -> NetworkRecord:
 
     Raises InvalidParameter, Forbidden (predefined), NotFound (driver), Unimplemented (overlay).
     """
-    name = _checked_name(body.name)
+    name = checked_name(body.name)
     driver = body.driver or "bridge"
     if body.config_only:
         if body.internal or body.attachable or body.ingress or body.scope:
@@ -249,7 +230,7 @@ def checked(body: NetworkCreate) -> NetworkRecord:
     enabled = {version: _enabled(body, version) for version in (4, 6)}
     if not any(enabled.values()):
         raise InvalidParameter(f"network {name}: IPv4 or IPv6 must be enabled")
-    pools = [_checked_pool(name, config) for config in body.ipam.config]
+    pools = [checked_pool(name, config) for config in body.ipam.config]
     # IPv4 first: clients read Config[0].
     given = sorted((pool for pool in pools if pool.subnet), key=lambda pool: ip_network(pool.subnet).version)
     versions = [ip_network(pool.subnet).version for pool in given]
@@ -281,28 +262,13 @@ def checked(body: NetworkCreate) -> NetworkRecord:
     return record
 
 
-def _checked_name(name: str) -> str:
-    # Docker takes any name that is not blank. Names are written to logs, and are a part of paths
-    # and of URLs.
-    if not name.strip() or "/" in name or name in (".", "..") or not name.isprintable():
-        raise InvalidParameter(
-            f"invalid network name {name[:100]!r}: it must not be blank, '.' or '..', nor have slashes or control "
-            "characters"
-        )
-    if len(name.encode()) > _LONGEST_NAME:
-        raise InvalidParameter(f"invalid network name {name[:100]!r}: it is longer than {_LONGEST_NAME} bytes")
-    if name in (*PREDEFINED_NAMES, "default"):
-        raise Forbidden(f"operation is not permitted on predefined {name} network")
-    return name
-
-
 def _enabled(body: NetworkCreate, version: int) -> bool:
     """True if the network has this IP version: by its field, by its option, or by default."""
     given = body.enable_ipv4 if version == 4 else body.enable_ipv6
     if isinstance(given, bool):
         return given
     option = f"enable_ipv{version}"
-    return _boolean(own_options(body.options).get(option), version == 4, f"network {body.name}: {option}")
+    return boolean(own_options(body.options).get(option), version == 4, f"network {body.name}: {option}")
 
 
 def configured_by(body: NetworkCreate, configuration: NetworkRecord) -> NetworkCreate:
@@ -329,72 +295,6 @@ def configured_by(body: NetworkCreate, configuration: NetworkRecord) -> NetworkC
     )
 
 
-def _checked_pool(name: str, config: IPAMConfig) -> IPAMConfig:
-    where = f"network {name}"
-    auxiliary = excluded(config)
-    if not config.subnet:
-        if config.ip_range or config.gateway or auxiliary:
-            raise InvalidParameter(
-                f"{where}: every ip-range, gateway or auxiliary address must have a corresponding subnet"
-            )
-        return config
-    subnet = _network(config.subnet, f"{where}: subnet")
-    if subnet.prefixlen > subnet.max_prefixlen - 2:
-        raise InvalidParameter(f"{where}: subnet {subnet} has no room for containers")
-    if subnet.prefixlen == 0 or subnet.is_multicast or subnet.is_loopback:
-        raise InvalidParameter(f"{where}: subnet {subnet} is not one of hosts")
-    ip_range = ""
-    if config.ip_range:
-        part = _network(config.ip_range, f"{where}: IPRange")
-        if part.version != subnet.version or not _within(part, subnet):
-            raise InvalidParameter(f"{where}: IPRange {part} is not within the subnet {subnet}")
-        ip_range = str(part)
-    gateway = str(_host(config.gateway, subnet, f"{where}: gateway")) if config.gateway else ""
-    seen = {gateway}
-    for device, text in auxiliary.items():
-        address = str(_host(text, subnet, f"{where}: auxiliary address {device[:100]}"))
-        if address in seen:
-            raise InvalidParameter(f"{where}: auxiliary address {device[:100]}: {address} is given twice")
-        seen.add(address)
-    return IPAMConfig(
-        subnet=str(subnet),
-        ip_range=ip_range,
-        gateway=gateway,
-        auxiliary_addresses=config.auxiliary_addresses,
-        aux_address=config.aux_address,
-    )
-
-
-def excluded(config: IPAMConfig) -> dict[str, str]:
-    """Reserved addresses of a pool, by device name, under either of the field's names."""
-    return config.auxiliary_addresses | config.aux_address
-
-
-def _network(text: str, what: str) -> Subnet:
-    try:
-        if "/" not in text:
-            raise ValueError("it has no prefix length")
-        found = ip_network(text, strict=False)
-    except (AddressValueError, NetmaskValueError, ValueError) as error:
-        raise InvalidParameter(f"{what}: invalid CIDR address: {text[:100]!r}") from error
-    if ip_interface(text).ip != found.network_address:
-        raise InvalidParameter(f"{what}: invalid subnet {text}: it should be {found}")
-    return found
-
-
-def _within(part: Subnet, whole: Subnet) -> bool:
-    return part.prefixlen >= whole.prefixlen and part.network_address in whole
-
-
-def _host(text: str, subnet: Subnet, what: str) -> Address:
-    # The CLI shows gateways of automatic pools with a prefix length and may send them back.
-    address = parsed_address(text.partition("/")[0], what)
-    first, last = hosts(subnet)
-    if address not in subnet or not first <= int(address) <= last:
-        raise InvalidParameter(f"{what}: {address} is not a host address of the subnet {subnet}")
-    return address
-
-
 def pools(record: NetworkRecord) -> Iterator[tuple[Subnet, Address, IPAMConfig]]:
     """Subnet and gateway of each IP version that the network serves."""
     for config in record.ipam.config:
@@ -411,57 +311,11 @@ def with_pool(record: NetworkRecord, subnet: IPv4Network | IPv6Network) -> Netwo
 
 def with_gateways(record: NetworkRecord) -> NetworkRecord:
     """The record with a gateway in each pool, by default the first host that is not excluded."""
-    config = []
-    for pool in record.ipam.config:
-        if not pool.gateway:
-            subnet = ip_network(pool.subnet)
-            taken = {int(parsed_address(text, "auxiliary address")) for text in excluded(pool).values()}
-            first, last = hosts(subnet)
-            gateway = next(
-                (number for number in range(first, min(last, first + len(taken)) + 1) if number not in taken), None
-            )
-            if gateway is None:
-                raise InvalidParameter(f"network {record.name}: subnet {subnet} has no address left for a gateway")
-            config.append(msgspec.structs.replace(pool, gateway=str(subnet[gateway - int(subnet.network_address)])))
-        else:
-            config.append(pool)
+    config = [with_gateway(record.name, pool) for pool in record.ipam.config]
     return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config))
 
 
 # --- the list -------------------------------------------------------------------------------------
-
-
-def matches(record: NetworkRecord, filters: Mapping[str, Sequence[str]], in_use: bool) -> bool:
-    """True if a list with these filters shows the network. It must match any value of each filter,
-    but all labels.
-
-    Raises InvalidParameter for a bad value.
-    """
-    for name, values in filters.items():
-        if name == "name":
-            found = patterns.match(values, record.name)
-        elif name == "id":
-            found = patterns.match(values, record.id)
-        elif name == "driver":
-            found = record.driver in values
-        elif name == "scope":
-            found = record.scope in values
-        elif name == "label":
-            found = labels.have_all(record.labels, values)
-        elif name == "type":
-            for value in values:
-                if value not in ("custom", "builtin"):
-                    raise InvalidParameter(f"Invalid filter: 'type'='{value}'")
-            found = ("builtin" if record.predefined else "custom") in values
-        elif name == "dangling":
-            if len(set(values)) > 1 or values[0] not in booleans.WORDS:
-                raise InvalidParameter(f"Invalid filter: 'dangling'='{values[-1]}'")
-            found = not record.predefined and in_use != booleans.WORDS[values[0]]
-        else:
-            raise InvalidParameter(f"Invalid filter '{name}'")
-        if not found:
-            return False
-    return True
 
 
 class NetworkStore:

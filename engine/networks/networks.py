@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from engine import network_rules
 from engine.config import Config
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
@@ -139,7 +140,9 @@ class Networks:
         """The networks that match these filters. Raises InvalidParameter."""
         if not filters:
             return [*self.by_id.values()]
-        return [each for each in self.by_id.values() if network.matches(each.record, filters, bool(each.sandboxes))]
+        return [
+            each for each in self.by_id.values() if network_rules.matches(each.record, filters, bool(each.sandboxes))
+        ]
 
     def name_of(self, mode: str) -> str:
         """The network name of a NetworkMode or an id; `mode` itself when there is none."""

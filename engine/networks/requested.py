@@ -13,8 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from engine.errors import InvalidParameter
-from engine.networks.ipam import Address, parsed_address
-from engine.networks.network import IPVLAN, NetworkRecord, own_options
+from engine.network_rules import Address, own_options, parsed_address
+from engine.networks.network import IPVLAN, NetworkRecord
 from engine.wire.containers import EndpointSettings
 
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")

@@ -7,15 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
+from engine.network_rules import Address, free_subnet, span
 from engine.networks.ipam import (
     DEFAULT_POOLS,
     NETWORK_POOLS,
     NETWORK_PREFIX,
-    Address,
     AddressPool,
-    free_subnet,
     mac_address,
-    span,
     unique_local_subnet,
 )
 
@@ -34,8 +32,8 @@ def test_default_pools_are_dockers() -> None:
 
 def test_free_subnet_avoids_routes_but_not_the_default_one() -> None:
     taken = [*map(span, (IPv4Network("0.0.0.0/0"), IPv4Network("172.17.3.0/24"), IPv4Network("172.18.0.0/15")))]
-    assert str(free_subnet(taken)) == "172.20.0.0/16"
-    assert free_subnet(map(span, (IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16")))) is None
+    assert str(free_subnet(taken, DEFAULT_POOLS)) == "172.20.0.0/16"
+    assert free_subnet(map(span, (IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))), DEFAULT_POOLS) is None
 
 
 @given(

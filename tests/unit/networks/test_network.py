@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, Unimplemented
 from engine.events import EventLog
+from engine.network_rules import excluded, matches
 from engine.networks import bridge, network
 from engine.networks.network import (
     NetworkRecord,
     NetworkStore,
     checked,
     configured_by,
-    matches,
     options,
     with_gateways,
 )
@@ -154,7 +154,7 @@ def test_a_whole_body() -> None:
     four, six = record.ipam.config
     assert (four.subnet, four.ip_range, four.gateway) == ("10.1.0.0/16", "10.1.5.0/24", "10.1.0.3")
     assert (four.aux_address, four.auxiliary_addresses) == ({"router": "10.1.0.1"}, {"printer": "10.1.0.2"})
-    assert network.excluded(four) == {"router": "10.1.0.1", "printer": "10.1.0.2"}
+    assert excluded(four) == {"router": "10.1.0.1", "printer": "10.1.0.2"}
     assert (six.subnet, six.gateway) == ("fd00:1::/64", "fd00:1::9")
     assert record.chosen_by_user == (4, 6)
     meant = options(record)

@@ -1,0 +1,273 @@
+"""Rules of networks that hold for those of this engine and for those of a swarm alike: names,
+pools of addresses, driver options, filters of the list.
+
+Rules: Docker Engine API, "Networks", with Docker's error words. Pure.
+Raises: InvalidParameter and Forbidden that name the network and the value.
+Not here: records and drivers (`engine/networks`), networks of a swarm (`engine/manager`).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import (
+    AddressValueError,
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    NetmaskValueError,
+    ip_address,
+    ip_interface,
+    ip_network,
+)
+from typing import Protocol
+
+import msgspec
+
+from engine import booleans, labels, patterns
+from engine.errors import Forbidden, InvalidParameter
+from engine.wire.networks import IPAMConfig
+
+Address = IPv4Address | IPv6Address
+Subnet = IPv4Network | IPv6Network
+
+PREDEFINED_NAMES = frozenset(("bridge", "host", "none"))
+FILTERS = frozenset(("dangling", "driver", "id", "label", "name", "scope", "type"))
+"""Filters of the list in API 1.24, and `dangling` and `scope`, which Docker added later."""
+
+_EVERYWHERE = (0, (1 << 32) - 1)
+_LONGEST_NAME = 255
+"""Bytes, the same limit as for a file's name."""
+_OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
+
+
+class Listed(Protocol):
+    """What the filters of a list look at."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def driver(self) -> str: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def predefined(self) -> bool: ...
+
+
+def checked_name(name: str) -> str:
+    """Raises InvalidParameter for a name that no network may have, Forbidden for a predefined
+    one.
+    """
+    # Docker takes any name that is not blank. Names are written to logs, and are a part of paths
+    # and of URLs.
+    if not name.strip() or "/" in name or name in (".", "..") or not name.isprintable():
+        raise InvalidParameter(
+            f"invalid network name {name[:100]!r}: it must not be blank, '.' or '..', nor have slashes or control "
+            "characters"
+        )
+    if len(name.encode()) > _LONGEST_NAME:
+        raise InvalidParameter(f"invalid network name {name[:100]!r}: it is longer than {_LONGEST_NAME} bytes")
+    if name in (*PREDEFINED_NAMES, "default"):
+        raise Forbidden(f"operation is not permitted on predefined {name} network")
+    return name
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def own_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options that have one of the prefixes, without it."""
+    return {
+        key.removeprefix(prefix): value
+        for key, value in options.items()
+        for prefix in _OPTION_PREFIXES
+        if key.startswith(prefix)
+    }
+
+
+def boolean(text: str | None, default: bool, what: str) -> bool:
+    """Parses as Go's ParseBool."""
+    if text is None or text == "":
+        return default
+    if text not in booleans.WORDS:
+        raise InvalidParameter(f"{what}: {text[:100]!r} is not a boolean")
+    return booleans.WORDS[text]
+
+
+def mtu(given: Mapping[str, str], where: str) -> int:
+    """The MTU of `own_options`; 0 for none."""
+    text = given.get("driver.mtu", "")
+    if text and not (text.isascii() and text.isdigit() and len(text) < 6 and (text == "0" or 68 <= int(text) <= 65535)):
+        raise InvalidParameter(f"{where}: mtu {text[:100]!r} is not a number from 68 to 65535")
+    return int(text or 0)
+
+
+# --- pools ----------------------------------------------------------------------------------------
+
+
+def span(subnet: Subnet) -> tuple[int, int]:
+    """Its first and last number."""
+    return int(subnet.network_address), int(subnet.broadcast_address)
+
+
+def free_subnet(taken: Iterable[tuple[int, int]], pools: Iterable[IPv4Network], prefix: int = 0) -> IPv4Network | None:
+    """The first subnet of the pools that overlaps no span of `taken`; None when there is none.
+
+    It has `prefix` bits, or is a whole pool when that is 0. A default route in `taken` is ignored.
+    """
+    occupied = sorted(each for each in taken if each != _EVERYWHERE)
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, end in occupied:
+        if ends and start <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            starts.append(start)
+            ends.append(end)
+    for pool in pools:
+        size = 1 << 32 - (prefix or pool.prefixlen)
+        first = int(pool.network_address)
+        while first + size - 1 <= int(pool.broadcast_address):
+            before = bisect.bisect_right(starts, first + size - 1) - 1
+            if before < 0 or ends[before] < first:
+                return IPv4Network((first, prefix or pool.prefixlen))
+            first = (ends[before] // size + 1) * size
+    return None
+
+
+def hosts(subnet: Subnet) -> tuple[int, int]:
+    """First and last number that a host of the subnet may have."""
+    first, last = int(subnet.network_address), int(subnet.broadcast_address)
+    if subnet.prefixlen > subnet.max_prefixlen - 2:
+        return first, last
+    return first + 1, last - (subnet.version == 4)
+
+
+def parsed_address(text: str, what: str) -> Address:
+    """Raises InvalidParameter naming `what` was given."""
+    try:
+        return ip_address(text)
+    except ValueError as error:
+        raise InvalidParameter(f"{what}: invalid IP address: {text[:100]!r}") from error
+
+
+def checked_pool(name: str, config: IPAMConfig) -> IPAMConfig:
+    where = f"network {name}"
+    auxiliary = excluded(config)
+    if not config.subnet:
+        if config.ip_range or config.gateway or auxiliary:
+            raise InvalidParameter(
+                f"{where}: every ip-range, gateway or auxiliary address must have a corresponding subnet"
+            )
+        return config
+    subnet = _network(config.subnet, f"{where}: subnet")
+    if subnet.prefixlen > subnet.max_prefixlen - 2:
+        raise InvalidParameter(f"{where}: subnet {subnet} has no room for containers")
+    if subnet.prefixlen == 0 or subnet.is_multicast or subnet.is_loopback:
+        raise InvalidParameter(f"{where}: subnet {subnet} is not one of hosts")
+    ip_range = ""
+    if config.ip_range:
+        part = _network(config.ip_range, f"{where}: IPRange")
+        if part.version != subnet.version or not _within(part, subnet):
+            raise InvalidParameter(f"{where}: IPRange {part} is not within the subnet {subnet}")
+        ip_range = str(part)
+    gateway = str(_host(config.gateway, subnet, f"{where}: gateway")) if config.gateway else ""
+    seen = {gateway}
+    for device, text in auxiliary.items():
+        address = str(_host(text, subnet, f"{where}: auxiliary address {device[:100]}"))
+        if address in seen:
+            raise InvalidParameter(f"{where}: auxiliary address {device[:100]}: {address} is given twice")
+        seen.add(address)
+    return IPAMConfig(
+        subnet=str(subnet),
+        ip_range=ip_range,
+        gateway=gateway,
+        auxiliary_addresses=config.auxiliary_addresses,
+        aux_address=config.aux_address,
+    )
+
+
+def excluded(config: IPAMConfig) -> dict[str, str]:
+    """Reserved addresses of a pool, by device name, under either of the field's names."""
+    return config.auxiliary_addresses | config.aux_address
+
+
+def _network(text: str, what: str) -> Subnet:
+    try:
+        if "/" not in text:
+            raise ValueError("it has no prefix length")
+        found = ip_network(text, strict=False)
+    except (AddressValueError, NetmaskValueError, ValueError) as error:
+        raise InvalidParameter(f"{what}: invalid CIDR address: {text[:100]!r}") from error
+    if ip_interface(text).ip != found.network_address:
+        raise InvalidParameter(f"{what}: invalid subnet {text}: it should be {found}")
+    return found
+
+
+def _within(part: Subnet, whole: Subnet) -> bool:
+    return part.prefixlen >= whole.prefixlen and part.network_address in whole
+
+
+def _host(text: str, subnet: Subnet, what: str) -> Address:
+    # The CLI shows gateways of automatic pools with a prefix length and may send them back.
+    address = parsed_address(text.partition("/")[0], what)
+    first, last = hosts(subnet)
+    if address not in subnet or not first <= int(address) <= last:
+        raise InvalidParameter(f"{what}: {address} is not a host address of the subnet {subnet}")
+    return address
+
+
+def with_gateway(name: str, pool: IPAMConfig) -> IPAMConfig:
+    """The checked pool of the network of that name with a gateway: by default the first host that
+    is not excluded.
+    """
+    if pool.gateway:
+        return pool
+    subnet = ip_network(pool.subnet)
+    taken = {int(parsed_address(text, "auxiliary address")) for text in excluded(pool).values()}
+    first, last = hosts(subnet)
+    for number in range(first, min(last, first + len(taken)) + 1):
+        if number not in taken:
+            return msgspec.structs.replace(pool, gateway=str(subnet[number - int(subnet.network_address)]))
+    raise InvalidParameter(f"network {name}: subnet {subnet} has no address left for a gateway")
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def matches(record: Listed, filters: Mapping[str, Sequence[str]], in_use: bool) -> bool:
+    """True if a list with these filters shows the network. It must match any value of each filter,
+    but all labels.
+
+    Raises InvalidParameter for a bad value.
+    """
+    for name, values in filters.items():
+        if name == "name":
+            found = patterns.match(values, record.name)
+        elif name == "id":
+            found = patterns.match(values, record.id)
+        elif name == "driver":
+            found = record.driver in values
+        elif name == "scope":
+            found = record.scope in values
+        elif name == "label":
+            found = labels.have_all(record.labels, values)
+        elif name == "type":
+            for value in values:
+                if value not in ("custom", "builtin"):
+                    raise InvalidParameter(f"Invalid filter: 'type'='{value}'")
+            found = ("builtin" if record.predefined else "custom") in values
+        elif name == "dangling":
+            if len(set(values)) > 1 or values[0] not in booleans.WORDS:
+                raise InvalidParameter(f"Invalid filter: 'dangling'='{values[-1]}'")
+            found = not record.predefined and in_use != booleans.WORDS[values[0]]
+        else:
+            raise InvalidParameter(f"Invalid filter '{name}'")
+        if not found:
+            return False
+    return True
