@@ -26,7 +26,7 @@ import msgspec
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError
 from engine.network_rules import Subnet, free_subnet, span
-from engine.networks import endpoints, host, network, sandboxes
+from engine.networks import endpoints, host, network, overlay, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
 from engine.networks.endpoints import Network
@@ -34,7 +34,8 @@ from engine.networks.filter import Filter
 from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, unique_local_subnet
 from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
-from engine.networks.network import BRIDGE
+from engine.networks.network import BRIDGE, OVERLAY, Overlay
+from engine.networks.overlay import OverlayDriver
 from engine.networks.ports import relay_socket
 from engine.networks.sandboxes import BridgeFull, Interface
 from engine.system import netfilter
@@ -99,6 +100,7 @@ class Drivers:
         self._engine_id = ""
         self._kernel: RouteSocket | None = None
         self._bridges: BridgeDriver | None = None
+        self._overlays: OverlayDriver | None = None
         self._by_name: dict[str, Driver] = {}
 
     def open(self, engine_id: str) -> None:
@@ -106,10 +108,12 @@ class Drivers:
         self._engine_id = engine_id
         links = self._kernel = RouteSocket()
         self._bridges = BridgeDriver(links, self.filter, self.alias, self._configured)
+        self._overlays = OverlayDriver(links, self.filter, self.alias)
         self._by_name = {
             "bridge": self._bridges,
             "macvlan": MacvlanDriver(links, self.alias),
             "ipvlan": IpvlanDriver(links, self.alias),
+            OVERLAY: self._overlays,
         }
 
     def close(self, networks: Iterable[Network], remove: bool) -> None:
@@ -127,6 +131,8 @@ class Drivers:
             host.sweep(self._kernel, self.alias, self._names_of_links(known))
             for each in known:
                 self.of(each).unmake(each)
+        if self._overlays is not None:
+            self._overlays.close()
         if self.relay is not None:
             self.relay.close()
         self._kernel.close()
@@ -141,6 +147,19 @@ class Drivers:
     def bridges(self) -> BridgeDriver:
         assert self._bridges is not None, "the drivers are open"
         return self._bridges
+
+    @property
+    def overlays(self) -> OverlayDriver:
+        assert self._overlays is not None, "the drivers are open"
+        return self._overlays
+
+    def mtu(self, meant: Overlay) -> int:
+        """The MTU of an overlay whose creator chose none.
+
+        Raises ServerError if this host does not have its address.
+        """
+        assert self._kernel is not None
+        return overlay.mtu(self._kernel, meant)
 
     def names(self) -> list[str]:
         """Drivers by name. Does not block."""
@@ -196,6 +215,8 @@ class Drivers:
         for found in networks:
             if found.link is not None:
                 self.bridges.replug(found, found.link)
+            elif found.overlay is not None:
+                self.overlays.replug(found)
 
     def make(self, made: Network, subnets: list[Subnet]) -> None:
         """The links of a new network, with a free subnet unless the user gave one.

@@ -23,7 +23,7 @@ from engine.network_rules import Address
 from engine.networks import network, requested
 from engine.networks.filter import BridgeRules
 from engine.networks.ipam import AddressPool, mac_address
-from engine.networks.network import IPVLAN, NetworkRecord, Options
+from engine.networks.network import IPVLAN, NetworkRecord, Options, Overlay
 from engine.networks.ports import Published
 from engine.networks.publishing import Request, Target
 from engine.networks.sandboxes import Interface
@@ -69,7 +69,10 @@ class Sandbox:
 class Network:
     """A network as it is now."""
 
-    __slots__ = ("adopted", "gateways", "generation", "link", "options", "pools", "record", "routes", "sandboxes")
+    __slots__ = (
+        *("adopted", "gateways", "generation", "link", "options", "overlay", "pools", "record", "routes"),
+        "sandboxes",
+    )
 
     def __init__(self, record: NetworkRecord, options: Options, *, routes: bool) -> None:
         self.record = record
@@ -78,6 +81,8 @@ class Network:
         """The host is its router, so published ports lead to its endpoints."""
         self.link: Link | None = None
         """Its bridge, if its driver makes one."""
+        self.overlay: Overlay | None = None
+        """Given if it spans the nodes of a swarm (`overlay.py`)."""
         self.adopted = False
         """The bridge was there before the network and belongs to the host's owner."""
         self.pools: dict[int, AddressPool] = {}

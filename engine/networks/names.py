@@ -14,8 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
 
 from engine.networks import dns
+
+
+class Names(NamedTuple):
+    """Names on a network that lead to these addresses, of something that need not be a container
+    here.
+    """
+
+    names: tuple[str, ...]
+    addresses: tuple[IPv4Address, ...]
+    rotated: bool = False
+    """Each answer begins with another address."""
 
 
 class _Network:

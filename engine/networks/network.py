@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 
 import msgspec
 
@@ -53,6 +53,8 @@ _MODES = {
 """Modes of the drivers whose links are over a link of the host, the default first."""
 _IPVLAN_FLAGS = ("bridge", "private", "vepa")
 IPVLAN = "ipvlan"
+OVERLAY = "overlay"
+"""The driver of networks that span the nodes of a swarm."""
 CONFIGURATION = "null"
 """The driver that a configuration-only network shows."""
 
@@ -105,6 +107,18 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     def versions(self) -> tuple[int, ...]:
         """The IP versions that the network has."""
         return ((4,) if self.enable_ipv4 else ()) + ((6,) if self.enable_ipv6 else ())
+
+
+class Overlay(msgspec.Struct, frozen=True, kw_only=True):
+    """What a network that spans the nodes of a swarm is on this host."""
+
+    vni: int
+    """Number of its VXLAN."""
+    port: int
+    """UDP port of the VXLAN, the same on all nodes."""
+    local: IPv4Address
+    """The address by which the other nodes reach this one."""
+    encrypted: bool = False
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,6 +370,18 @@ class NetworkStore:
 
     def __contains__(self, network_id: object) -> bool:
         return network_id in self._all
+
+    def show(self, record: NetworkRecord) -> None:
+        """Let lookups find a network that is stored elsewhere. Replaces the record of its id."""
+        if record.id in self._all:
+            self._drop(self._all[record.id])
+        self._keep(record)
+
+    def hide(self, network_id: str) -> None:
+        """Undo `show`."""
+        record = self._all.get(network_id)
+        if record is not None:
+            self._drop(record)
 
     def check_duplicate(self, name: str) -> None:
         """Raises Conflict in Docker's words."""

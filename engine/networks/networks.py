@@ -34,6 +34,7 @@ from engine.networks import bridge, endpoints, network, requested
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network
 from engine.networks.network import BRIDGE, NetworkRecord, NetworkStore
+from engine.networks.overlays import Overlays
 from engine.networks.repair import Repair
 from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Records
@@ -74,6 +75,8 @@ class Networks:
         self.drivers = Drivers(config.bridge, bridge.configured_subnet(config.bridge_subnet))
         self.by_id: dict[str, Network] = {}
         """For this package to read."""
+        self.overlays = Overlays(self._store, self.by_id, self.drivers, self.workers)
+        """The networks of the swarm on this node."""
         self._changing = asyncio.Lock()
         self._going: dict[str, tuple[Network, asyncio.Task[None]]] = {}
         """Removed networks, by id, whose bridge the kernel is still taking down."""
@@ -109,6 +112,7 @@ class Networks:
     async def settle(self) -> None:
         """Every running container has been restored: attach it to its bridges."""
         await self.workers.run(self.drivers.replug, [*self.by_id.values()])
+        await self.overlays.settle()
 
     async def close(self, remove: bool) -> None:
         """With `remove` also delete the rules and the bridges that the engine made.
@@ -262,7 +266,9 @@ class Networks:
                         f"network {record.name}: network {each.record.name} is already using parent interface "
                         f"{made.options.parent}"
                     )
-            subnets = [pool.subnet for each in self.by_id.values() for pool in each.pools.values()]
+            # those of a swarm's networks are never routed by the host, as in Docker
+            local = [each for each in self.by_id.values() if each.overlay is None]
+            subnets = [pool.subnet for each in local for pool in each.pools.values()]
             await self._out_of_the_way(made)
             try:
                 await self.workers.run(self.drivers.make, made, subnets)

@@ -114,7 +114,7 @@ class ReadySandbox:
             self._inside.apply(
                 rtnl.change_link(INSIDE, up=False), rtnl.rename_link(self.index, name), rtnl.change_link(name, up=True)
             )
-        _settle(self.descriptor, name, interface)
+        settle(self.descriptor, name, interface)
         self._inside.apply(
             rtnl.change_link(name, mac=interface.mac, mtu=interface.mtu),
             *(rtnl.add_address(self.index, address) for address in interface.addresses),
@@ -140,7 +140,7 @@ class ReadySandbox:
             self.descriptor = -1
 
 
-def _settle(namespace: int, name: str, interface: Interface) -> None:
+def settle(namespace: int, name: str, interface: Interface) -> None:
     """Write the sysctls of one link of a namespace.
 
     IPv6 is switched on for the link and its loopback if it gets such an address. On other links it
@@ -228,7 +228,7 @@ def finish(namespace: int, name: str, interface: Interface) -> None:
         if link is None:
             raise NetlinkError(errno.ENODEV, f"{name} is not in its namespace")
         inside.apply(rtnl.change_link(name, up=True, mac=interface.mac, mtu=interface.mtu))
-        _settle(namespace, name, interface)
+        settle(namespace, name, interface)
         inside.apply(*(rtnl.add_address(link.ifindex, address) for address in interface.addresses))
 
 

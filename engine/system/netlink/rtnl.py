@@ -39,7 +39,8 @@ from engine.system.netlink.transport import Listener, NetlinkSocket, as_loaded
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
-_NEWROUTE, _GETROUTE = 24, 26
+_NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
 
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER = 1, 3, 4, 5, 10
 _IFLA_LINKINFO, _IFLA_NET_NS_FD = 18, 28
@@ -47,19 +48,26 @@ _IFLA_IFALIAS, _IFLA_AF_SPEC, _IFLA_GROUP, _IFLA_EXT_MASK = 20, 26, 27, 29
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
 _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA, _IFLA_BRPORT_MODE, _IFLA_BRPORT_ISOLATED = 4, 5, 4, 33
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
+_IFLA_VXLAN_ID, _IFLA_VXLAN_LOCAL, _IFLA_VXLAN_LEARNING, _IFLA_VXLAN_PORT, _IFLA_VXLAN_UDP_CSUM = 1, 4, 7, 15, 18
 _IFLA_MACVLAN_MODE = 1
 _MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
 _IFLA_IPVLAN_MODE, _IFLA_IPVLAN_FLAGS = 1, 2
 _IPVLAN_MODES = ("l2", "l3", "l3s")
 _IPVLAN_FLAGS = ("bridge", "private", "vepa")
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
-_IFA_F_NODAD = 2
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
+_IFA_FLAGS = 8
+_IFA_F_NODAD, _IFA_F_NOPREFIXROUTE = 0x02, 0x200
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_TABLE = 1, 4, 5, 15
+_RTNH_F_ONLINK = 4
+_NDA_DST, _NDA_LLADDR = 1, 2
+_NUD_PERMANENT, _NTF_SELF = 0x80, 0x02
 _SKIP_STATISTICS = 8
 
 _IFF_UP = 1
+_AF_BRIDGE = 7
 _RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST = 254, 3, 0, 1
 _RT_SCOPE_LINK = 253
+_RTN_UNREACHABLE = 7
 
 _BUFFER = 256 << 10
 _BATCH = 64
@@ -71,6 +79,7 @@ _GROUP_LINK = 1
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 _ROUTE = struct.Struct("=BBBBBBBBI")
+_NEIGHBOUR = struct.Struct("=BxxxiHBB")
 
 Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -97,6 +106,26 @@ class Address(NamedTuple):
 
     ifindex: int
     interface: ipaddress.IPv4Interface
+
+
+class Route(NamedTuple):
+    """An IPv4 route of the main table: `via` is None if its destination is a neighbour, `ifindex` 0
+    if it leads nowhere.
+    """
+
+    to: ipaddress.IPv4Network
+    via: ipaddress.IPv4Address | None
+    ifindex: int
+
+
+class Neighbour(NamedTuple):
+    """A permanent entry of a link: the MAC of an IPv4 address, or (of a VXLAN) the node behind a
+    MAC.
+    """
+
+    ifindex: int
+    address: ipaddress.IPv4Address
+    mac: str
 
 
 class RouteSocket(NetlinkSocket):
@@ -186,6 +215,38 @@ class RouteSocket(NetlinkSocket):
                 found.append(_span(read_number(answer, _ROUTE.size, _RTA_DST), prefix))
         return found
 
+    def routes(self) -> list[Route]:
+        """The IPv4 routes of the main table."""
+        body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, _RT_TABLE_MAIN, 0, 0, 0, 0)
+        found = []
+        for answer in self.dump(Request(_GETROUTE, 0, body, "list of routes")):
+            _, prefix, _, _, table, *_ = _ROUTE.unpack_from(answer)
+            if table == _RT_TABLE_MAIN:
+                parts = read_attributes(answer, _ROUTE.size)
+                via, oif = parts.get(_RTA_GATEWAY), parts.get(_RTA_OIF)
+                found.append(
+                    Route(
+                        ipaddress.IPv4Network((parts.get(_RTA_DST, bytes(4)), prefix)),
+                        ipaddress.IPv4Address(via) if via is not None else None,
+                        struct.unpack("=I", oif)[0] if oif is not None else 0,
+                    )
+                )
+        return found
+
+    def neighbours(self, *, forwarding: bool = False) -> list[Neighbour]:
+        """The permanent neighbours with an IPv4 address; with `forwarding` the entries of VXLANs
+        instead.
+        """
+        family = _AF_BRIDGE if forwarding else socket.AF_INET
+        found = []
+        for answer in self.dump(Request(_GETNEIGH, 0, _NEIGHBOUR.pack(family, 0, 0, 0, 0), "list of neighbours")):
+            _, index, state, _, _ = _NEIGHBOUR.unpack_from(answer)
+            parts = read_attributes(answer, _NEIGHBOUR.size)
+            address, mac = parts.get(_NDA_DST, b""), parts.get(_NDA_LLADDR, b"")
+            if state & _NUD_PERMANENT and len(address) == 4:
+                found.append(Neighbour(index, ipaddress.IPv4Address(address), mac.hex(":")))
+        return found
+
 
 # --- requests -------------------------------------------------------------------------------------
 
@@ -199,14 +260,18 @@ def create_bridge(name: str, *, mac: str, mtu: int = 0) -> Request:
     return Request(_NEWLINK, CREATE | EXCL, body, f"bridge {name}")
 
 
-def create_veth(name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> Request:
+def create_veth(
+    name: str, peer: str, peer_namespace: int, *, mtu: int = 0, mac: str = "", peer_mac: str = ""
+) -> Request:
     """Create a veth pair: `name` in this namespace, `peer` directly in the namespace with this
-    descriptor.
+    descriptor. Without MACs the kernel chooses them.
     """
     size = u32(_IFLA_MTU, mtu) if mtu else b""
     inside = _LINK.pack(0, 0, 0, 0, 0) + text(_IFLA_IFNAME, peer) + u32(_IFLA_NET_NS_FD, peer_namespace) + size
+    inside += _mac(peer_mac) if peer_mac else b""
     information = text(_IFLA_INFO_KIND, "veth") + nest(_IFLA_INFO_DATA, nest(_VETH_INFO_PEER, inside))
     body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text(_IFLA_IFNAME, name) + size
+    body += _mac(mac) if mac else b""
     return Request(_NEWLINK, CREATE | EXCL, body + nest(_IFLA_LINKINFO, information), f"veth {name}")
 
 
@@ -236,6 +301,28 @@ def create_ipvlan(name: str, *, parent: int, namespace: int, mode: str, flag: st
         body += u32(_IFLA_MTU, mtu)
     body += nest(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, "ipvlan") + nest(_IFLA_INFO_DATA, data))
     return Request(_NEWLINK, CREATE | EXCL, body, f"ipvlan {name}")
+
+
+def create_vxlan(
+    name: str, *, namespace: int, number: int, port: int, local: ipaddress.IPv4Address, mac: str, mtu: int
+) -> Request:
+    """Create a VXLAN link in the namespace with this descriptor. Its UDP packets leave and arrive
+    in this namespace, from the address `local`. It learns no addresses, and its UDP packets carry
+    no checksum, as the inner packets have their own.
+    """
+    data = u32(_IFLA_VXLAN_ID, number) + attribute(_IFLA_VXLAN_LOCAL, local.packed)
+    data += attribute(_IFLA_VXLAN_LEARNING, b"\0") + attribute(_IFLA_VXLAN_PORT, port.to_bytes(2, "big"))
+    data += attribute(_IFLA_VXLAN_UDP_CSUM, b"\0")
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text(_IFLA_IFNAME, name) + _mac(mac) + u32(_IFLA_MTU, mtu)
+    body += u32(_IFLA_NET_NS_FD, namespace)
+    body += nest(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, "vxlan") + nest(_IFLA_INFO_DATA, data))
+    return Request(_NEWLINK, CREATE | EXCL, body, f"vxlan {number}")
+
+
+def create_dummy(name: str) -> Request:
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text(_IFLA_IFNAME, name)
+    body += nest(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, "dummy"))
+    return Request(_NEWLINK, CREATE | EXCL, body, f"dummy {name}")
 
 
 def change_link(
@@ -306,9 +393,10 @@ def delete_link(name: str) -> Request:
     return Request(_DELLINK, 0, body, f"removal of link {name}")
 
 
-def add_address(index: int, interface: Interface) -> Request:
+def add_address(index: int, interface: Interface, *, route: bool = True) -> Request:
     """Add an address: IPv4 with the subnet's broadcast address, IPv6 without duplicate address
-    detection. An existing one is an error (EEXIST).
+    detection. An existing one is an error (EEXIST). `route`: the kernel adds a route to the subnet
+    by this link.
     """
     address, network = interface.ip.packed, interface.network
     if interface.version == 6:
@@ -319,6 +407,8 @@ def add_address(index: int, interface: Interface) -> Request:
         body += attribute(_IFA_LOCAL, address) + attribute(_IFA_ADDRESS, address)
         if network.prefixlen < 31:
             body += attribute(_IFA_BROADCAST, network.broadcast_address.packed)
+    if not route:
+        body += u32(_IFA_FLAGS, _IFA_F_NOPREFIXROUTE | (_IFA_F_NODAD if interface.version == 6 else 0))
     return Request(_NEWADDR, CREATE | EXCL, body, f"address {interface}")
 
 
@@ -328,6 +418,67 @@ def delete_address(index: int, interface: Interface) -> Request:
     body = _ADDRESS.pack(family, interface.network.prefixlen, 0, 0, index)
     body += attribute(_IFA_LOCAL, interface.ip.packed) + attribute(_IFA_ADDRESS, interface.ip.packed)
     return Request(_DELADDR, 0, body, f"removal of address {interface}")
+
+
+def add_route(
+    to: ipaddress.IPv4Network, index: int, via: ipaddress.IPv4Address | None = None, *, table: int = _RT_TABLE_MAIN
+) -> Request:
+    """Add or replace an IPv4 route by the link of that index: to neighbours, or `via` one of them,
+    which need not be in a subnet of the link.
+    """
+    scope, flags = (_RT_SCOPE_LINK, 0) if via is None else (_RT_SCOPE_UNIVERSE, _RTNH_F_ONLINK)
+    body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table & 255, _RTPROT_BOOT, scope, _RTN_UNICAST, flags)
+    body += attribute(_RTA_DST, to.network_address.packed)
+    if via is not None:
+        body += attribute(_RTA_GATEWAY, via.packed)
+    body += u32(_RTA_OIF, index) + (u32(_RTA_TABLE, table) if table > 255 else b"")
+    return Request(_NEWROUTE, CREATE | REPLACE, body, f"route to {to}")
+
+
+def add_unreachable_route(to: ipaddress.IPv4Network) -> Request:
+    """Add or replace an IPv4 route that answers "host unreachable"."""
+    kind = _RTN_UNREACHABLE
+    body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, _RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, kind, 0)
+    return Request(_NEWROUTE, CREATE | REPLACE, body + attribute(_RTA_DST, to.network_address.packed), f"route to {to}")
+
+
+def delete_route(to: ipaddress.IPv4Network, index: int = 0, *, table: int = _RT_TABLE_MAIN) -> Request:
+    """Delete the route to exactly these addresses; with `index` only one by that link.
+
+    A missing one is an error (ESRCH).
+    """
+    nowhere = 255
+    body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table & 255, 0, nowhere, 0, 0)
+    body += attribute(_RTA_DST, to.network_address.packed)
+    body += (u32(_RTA_OIF, index) if index else b"") + (u32(_RTA_TABLE, table) if table > 255 else b"")
+    return Request(_DELROUTE, 0, body, f"removal of the route to {to}")
+
+
+def add_neighbour(index: int, address: ipaddress.IPv4Address, mac: str) -> Request:
+    """Add or replace a permanent neighbour of a link."""
+    body = _NEIGHBOUR.pack(socket.AF_INET, index, _NUD_PERMANENT, 0, 0)
+    body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, _bytes(mac))
+    return Request(_NEWNEIGH, CREATE | REPLACE, body, f"neighbour {address}")
+
+
+def delete_neighbour(index: int, address: ipaddress.IPv4Address) -> Request:
+    """Delete a neighbour of a link. A missing one is an error (ENOENT)."""
+    body = _NEIGHBOUR.pack(socket.AF_INET, index, 0, 0, 0) + attribute(_NDA_DST, address.packed)
+    return Request(_DELNEIGH, 0, body, f"removal of neighbour {address}")
+
+
+def add_forwarding(index: int, mac: str, node: ipaddress.IPv4Address) -> Request:
+    """Have a VXLAN send frames for this MAC to that node. Replaces an entry of the MAC."""
+    body = _NEIGHBOUR.pack(_AF_BRIDGE, index, _NUD_PERMANENT, _NTF_SELF, 0)
+    body += attribute(_NDA_DST, node.packed) + attribute(_NDA_LLADDR, _bytes(mac))
+    return Request(_NEWNEIGH, CREATE | REPLACE, body, f"forwarding to {node}")
+
+
+def delete_forwarding(index: int, mac: str, node: ipaddress.IPv4Address) -> Request:
+    """Undo `add_forwarding`. A missing entry is an error (ENOENT)."""
+    body = _NEIGHBOUR.pack(_AF_BRIDGE, index, 0, _NTF_SELF, 0)
+    body += attribute(_NDA_DST, node.packed) + attribute(_NDA_LLADDR, _bytes(mac))
+    return Request(_DELNEIGH, 0, body, f"removal of forwarding to {node}")
 
 
 def add_link_route(version: int, index: int) -> Request:
@@ -409,4 +560,8 @@ def _span(address: int, prefix: int) -> tuple[int, int]:
 
 
 def _mac(address: str) -> bytes:
-    return attribute(_IFLA_ADDRESS, bytes.fromhex(address.replace(":", "")))
+    return attribute(_IFLA_ADDRESS, _bytes(address))
+
+
+def _bytes(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))

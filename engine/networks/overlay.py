@@ -1,0 +1,543 @@
+"""The overlay driver: a network that spans the nodes of a swarm, routed, in a network namespace per
+network and node.
+
+```
+ container ── eth0 10.0.1.5/24, default and subnet via 10.0.1.1 ──┐
+                     namespace: a veth per endpoint, a route each, vxlan0, host0 ── ov-… on the host
+ remote 10.0.1.6/32 via the node's own address, onlink, dev vxlan0; per node a neighbour and an
+ entry of the VXLAN
+```
+
+Nothing is learned and nothing is broadcast: MACs follow from addresses (`ipam.mac_address`), so the
+container, the namespace and the VXLAN know every neighbour beforehand. Frames do not cross; packets
+do. The VXLAN is made in the namespace of the network, but its UDP packets are the host's. Packets
+that leave the network are given an address of the link to the host, so that subnets of networks
+never collide with those of the host, and the host masquerades them like those of a bridge
+(`filter.py`). An internal network has no link to the host.
+
+A `Space` is the namespace with what is in it. It exists while this process or the monitor, which
+keeps the descriptor for the next daemon, holds it (`overlays.py`). With both gone the kernel removes
+namespace, VXLAN and links, and nothing is left that the next one would stumble on.
+
+Owns: the spaces. Threads: any but the event loop's; `released` the event loop's. Locks:
+`Space.lock` for every change of one; under it the locks of netlink sockets and of `Filter` are
+taken. Not here: balancing (`balance.py`), published ports of services (`ingress.py`).
+Raises: ServerError that names the network; OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+from engine.errors import EngineError, ServerError
+from engine.networks import endpoints, host, sandboxes
+from engine.networks.driver import Gateways
+from engine.networks.endpoints import Network, Sandbox
+from engine.networks.filter import BridgeRules, Filter
+from engine.networks.ipam import mac_address
+from engine.networks.network import Overlay
+from engine.networks.sandboxes import Interface
+from engine.system import namespaces, netfilter, sysctls
+from engine.system.netlink import rtnl
+from engine.system.netlink.codec import NetlinkError, Request
+from engine.system.netlink.rtnl import Link, RouteSocket
+from engine.wire.containers import EndpointSettings
+
+_log = logging.getLogger(__name__)
+
+VXLAN, UPLINK = "vxlan0", "host0"
+"""Links inside of a network's namespace."""
+OVERHEAD = 50
+"""Bytes that a VXLAN adds to a packet: Ethernet, IPv4, UDP and its own header."""
+ENCRYPTION = 37
+"""Bytes that ESP with AES-GCM adds at most, in transport mode."""
+
+_SETTINGS = {
+    "ipv4/ip_forward": "1",
+    "ipv4/conf/all/rp_filter": "0",
+    "ipv4/conf/default/rp_filter": "0",
+    "ipv4/conf/all/send_redirects": "0",
+    "ipv4/conf/default/send_redirects": "0",
+    "ipv4/conf/all/accept_redirects": "0",
+    "ipv4/conf/default/accept_redirects": "0",
+} | ({"ipv6/conf/all/disable_ipv6": "1"} if host.HAS_IPV6 else {})
+
+_LINK_LOCAL = IPv4Network("169.254.0.0/16")
+_TABLE = "uplink"
+_RULES = f"""
+add table inet {_TABLE}
+flush table inet {_TABLE}
+table inet {_TABLE} {{
+    chain postrouting {{
+        type nat hook postrouting priority srcnat; policy accept;
+        meta nfproto ipv4 oifname "{UPLINK}" masquerade
+    }}
+}}
+"""
+_DEFAULT = IPv4Network("0.0.0.0/0")
+_PATIENCE = 5.0
+"""Seconds for which a VXLAN that a namespace on its way out still has is waited for."""
+
+
+class Space:
+    """A network's namespace on this host."""
+
+    def __init__(self, descriptor: int, inside: RouteSocket) -> None:
+        self.descriptor = descriptor
+        """Owned by the space."""
+        self.inside = inside
+        self.lock = threading.RLock()
+        self.vxlan = 0
+        """Index of the VXLAN's link; 0: there is none yet."""
+        self.peers: dict[IPv4Address, IPv4Address] = {}
+        """Remote endpoints → the data address of their node."""
+        self.nodes: dict[IPv4Address, int] = {}
+        """Data addresses with the number of endpoints there."""
+        self.local: dict[IPv4Address, str] = {}
+        """Endpoints on this host → endpoint id."""
+        self.closed = False
+
+    def close(self) -> None:
+        """The namespace goes unless the monitor has its descriptor, too."""
+        if not self.closed:
+            self.closed = True
+            self.inside.close()
+            os.close(self.descriptor)
+
+
+class OverlayDriver:
+    """One engine's overlay networks."""
+
+    routes = True
+
+    def __init__(self, links: RouteSocket, table: Filter, alias: str) -> None:
+        """`alias` marks links on the host."""
+        self._links = links
+        self._filter = table
+        self._alias = alias
+        self._spaces: dict[str, Space] = {}
+        self._endpoints: dict[str, tuple[Space, IPv4Address]] = {}
+
+    def close(self) -> None:
+        """Close the descriptors. The namespaces stay for running containers."""
+        while self._spaces:
+            self._spaces.popitem()[1].close()
+
+    def space(self, found: Network) -> Space:
+        """Raises ServerError unless the network has been made on this host."""
+        space = self._spaces.get(found.record.id)
+        if space is None:
+            raise ServerError(f"network {found.record.name}: it is not on this node any more")
+        return space
+
+    # --- networks ---------------------------------------------------------------------------------
+
+    def links(self, found: Network) -> Sequence[str]:
+        return (found.bridge,)
+
+    def make(self, made: Network) -> None:
+        self.adopt(made)
+
+    def restore(self, found: Network) -> None:
+        self.adopt(found)
+
+    def adopt(self, found: Network, descriptor: int = -1) -> Space:
+        """Make the network's namespace, or use that of an earlier daemon, and complete it.
+
+        The descriptor stays the caller's. A namespace of the network that this driver has already
+        is completed.
+        """
+        space = self._spaces.get(found.record.id)
+        if space is not None:
+            with space.lock:
+                self._complete(found, space)
+            return space
+        space = _opened(descriptor) if descriptor >= 0 else _new()
+        try:
+            self._complete(found, space)
+        except BaseException:
+            if descriptor < 0:
+                self._remove(found, space)
+            else:
+                space.close()
+            raise
+        self._spaces[found.record.id] = space
+        return space
+
+    def unmake(self, found: Network) -> None:
+        space = self._spaces.pop(found.record.id, None)
+        if space is not None:
+            self._remove(found, space)
+
+    def _remove(self, found: Network, space: Space) -> None:
+        with space.lock:
+            if netfilter.available():
+                try:
+                    self._filter.remove_network(found.bridge)
+                except netfilter.NetfilterError as error:
+                    _log.warning("network %s: removing its rules: %s", found.record.name, error)
+            # At once, as the monitor may keep the namespace a moment longer: its number is free again.
+            failures = [*space.inside.outcomes([rtnl.delete_link(VXLAN)])]
+            failures += self._links.outcomes([rtnl.delete_link(found.bridge)])
+            for failure in failures:
+                if failure is not None and failure.errno != errno.ENODEV:
+                    _log.warning("network %s: %s", found.record.name, failure)
+            space.close()
+
+    def slow_to_unmake(self, found: Network) -> bool:
+        return True
+
+    # --- the parts of a namespace -----------------------------------------------------------------
+
+    def _complete(self, found: Network, space: Space) -> bool:
+        """Make the links, addresses and rules that are missing. Returns True if any was."""
+        overlay, subnet, gateway = _addresses(found)
+        inside = space.inside
+        lo = inside.link("lo")
+        assert lo is not None
+        failures = inside.outcomes(
+            (
+                rtnl.change_link("lo", up=True),
+                rtnl.add_address(lo.ifindex, IPv4Interface((gateway, 32))),
+                rtnl.add_unreachable_route(subnet),
+            )
+        )
+        for failure in failures:
+            if failure is not None and failure.errno != errno.EEXIST:
+                raise failure
+        changed = self._complete_vxlan(found, space, overlay)
+        if not found.closed:
+            changed |= self._complete_uplink(found, space)
+        return changed or failures[1] is None
+
+    def _complete_vxlan(self, found: Network, space: Space, overlay: Overlay) -> bool:
+        mac = mac_address(overlay.local)
+        link = space.inside.link(VXLAN)
+        if link is not None and link.address == mac and link.up:
+            space.vxlan = link.ifindex
+            return False
+        if link is not None:
+            space.inside.apply(rtnl.delete_link(VXLAN))
+        number, port, mtu = overlay.vni, overlay.port, found.options.mtu
+        request = rtnl.create_vxlan(
+            VXLAN, namespace=space.descriptor, number=number, port=port, local=overlay.local, mac=mac, mtu=mtu
+        )
+        deadline = time.monotonic() + _PATIENCE
+        while (failure := self._links.outcomes([request])[0]) is not None:
+            if failure.errno == errno.EOPNOTSUPP:
+                raise ServerError(f"network {found.record.name}: this kernel has no vxlan links") from failure
+            if failure.errno != errno.EEXIST or time.monotonic() > deadline:
+                raise ServerError(
+                    f"network {found.record.name}: VXLAN {number} at UDP port {port}: {failure.strerror}"
+                ) from failure
+            time.sleep(0.05)
+        space.inside.apply(rtnl.change_link(VXLAN, up=True))
+        space.vxlan = _there(space.inside, VXLAN).ifindex
+        requests = [each for node in space.nodes for each in _to_node(space.vxlan, node)]
+        requests += [
+            rtnl.add_route(_host(address), space.vxlan, node)
+            for address, node in space.peers.items()
+            if address not in space.local
+        ]
+        space.inside.apply(*requests)
+        return True
+
+    def _complete_uplink(self, found: Network, space: Space) -> bool:
+        """The link to the host, its route and the rules on both sides."""
+        outer, inner = self._links.link(found.bridge), space.inside.link(UPLINK)
+        own = self._links.addresses(outer.ifindex) if outer is not None else []
+        changed = outer is None or inner is None or len(own) != 1
+        if changed:
+            self._links.outcomes([rtnl.delete_link(found.bridge)])
+            space.inside.outcomes([rtnl.delete_link(UPLINK)])
+            outer, pair = self._new_uplink(found, space)
+            inner = _there(space.inside, UPLINK)
+        else:
+            pair = own[0].interface.network
+        assert outer is not None
+        assert inner is not None
+        space.inside.outcomes([rtnl.add_address(inner.ifindex, IPv4Interface((pair[1], 31)))])
+        space.inside.apply(rtnl.change_link(UPLINK, up=True), rtnl.add_route(_DEFAULT, inner.ifindex, pair[0]))
+        if netfilter.available():
+            try:
+                with namespaces.inside_network(space.descriptor):
+                    netfilter.run(_RULES)
+                self._filter.add_network(
+                    BridgeRules(bridge=found.bridge, subnets=(pair,), internal=False, icc=False, masquerade=True)
+                )
+            except netfilter.NetfilterError as error:
+                raise ServerError(f"network {found.record.name}: installing its rules: {error}") from error
+        return changed
+
+    def _new_uplink(self, found: Network, space: Space) -> tuple[Link, IPv4Network]:
+        name = found.bridge
+        self._links.apply(rtnl.create_veth(name, UPLINK, space.descriptor))
+        try:
+            host.ignore_router_advertisements(name)
+            self._links.apply(
+                rtnl.change_link(name, alias=self._alias),
+                rtnl.change_link(name, up=True, without_ipv6_address=host.has_ipv6(0)),
+            )
+            link = _there(self._links, name)
+            pair = _free_pair(self._links, _addresses(found)[0].vni)
+            self._links.apply(rtnl.add_address(link.ifindex, IPv4Interface((pair[0], 31))))
+        except BaseException:
+            self._links.outcomes([rtnl.delete_link(name)])
+            raise
+        return link, pair
+
+    def mend(self, found: Network) -> bool:
+        """Put back what other programs removed. Returns True if anything was missing."""
+        space = self.space(found)
+        with space.lock:
+            return self._complete(found, space)
+
+    def replug(self, found: Network) -> None:
+        """Attach the containers again that ran on without a daemon, if the namespace was gone
+        meanwhile.
+        """
+        space = self.space(found)
+        with space.lock:
+            there = {link.name for link in space.inside.links()}
+            for sandbox in [*found.sandboxes.values()]:
+                settings = sandbox.endpoints.get(found.record.id)
+                if settings is None or not settings.ip_address:
+                    continue
+                address = IPv4Address(settings.ip_address)
+                if sandboxes.host_end(settings.endpoint_id) in there:
+                    space.local[address] = settings.endpoint_id
+                    self._endpoints[settings.endpoint_id] = space, address
+                elif sandbox.namespace >= 0:
+                    self._plug_again(found, sandbox, settings)
+
+    def _plug_again(self, found: Network, sandbox: Sandbox, settings: EndpointSettings) -> None:
+        interface = endpoints.interface(found, settings)
+        try:
+            name = interface.name or sandboxes.next_name(found.options.prefix, sandboxes.names(sandbox.namespace))
+            gateways = [IPv4Address(settings.gateway)] if settings.gateway and len(sandbox.endpoints) == 1 else []
+            self._plug(found, sandbox.namespace, name, interface, gateways, settings.endpoint_id)
+            _log.warning("network %s: container %s has been attached again", found.record.name, sandbox.container_id)
+        except (EngineError, OSError) as error:
+            _log.warning("network %s, container %s: %s", found.record.name, sandbox.container_id, error)
+
+    # --- remote endpoints -------------------------------------------------------------------------
+
+    def set_peers(self, found: Network, put: Mapping[IPv4Address, IPv4Address], gone: Collection[IPv4Address]) -> None:
+        """Lead these addresses to these nodes, and no others of `gone` any more."""
+        space, local = self.space(found), _addresses(found)[0].local
+        with space.lock:
+            requests: list[Request] = []
+            removals: list[Request] = []
+            for address in gone:
+                if address not in put:
+                    removals += _forget(space, address)
+            for address, node in put.items():
+                if node == local:
+                    removals += _forget(space, address)
+                    continue
+                before = space.peers.get(address)
+                if before == node:
+                    continue
+                if before is not None:
+                    removals += _leave_node(space, before)
+                space.peers[address] = node
+                space.nodes[node] = space.nodes.get(node, 0) + 1
+                if space.nodes[node] == 1:
+                    requests += _to_node(space.vxlan, node)
+                if address not in space.local:
+                    requests.append(rtnl.add_route(_host(address), space.vxlan, node))
+            _apply_removals(space.inside, removals)
+            space.inside.apply(*requests)
+
+    # --- endpoints --------------------------------------------------------------------------------
+
+    def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
+        namespace = sandboxes.empty()
+        try:
+            name = interface.name or sandboxes.INSIDE
+            endpoint_id = self._plug(found, namespace, name, interface, gateways)
+        except BaseException:
+            sandboxes.close(namespace)
+            raise
+        return namespace, endpoint_id
+
+    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
+        return self._plug(found, namespace, name, interface, ())
+
+    def _plug(
+        self,
+        found: Network,
+        namespace: int,
+        name: str,
+        interface: Interface,
+        gateways: Gateways,
+        endpoint_id: str = "",
+    ) -> str:
+        space = self.space(found)
+        _, subnet, gateway = _addresses(found)
+        address = next(each.ip for each in interface.addresses if isinstance(each, IPv4Interface))
+        endpoint_id = endpoint_id or secrets.token_hex(32)
+        end = sandboxes.host_end(endpoint_id)
+        with _inside(namespace) as inside:
+            space.inside.apply(
+                rtnl.create_veth(
+                    end, name, namespace, mtu=interface.mtu, mac=mac_address(gateway), peer_mac=interface.mac
+                ),
+                rtnl.change_link(end, up=True),
+            )
+            try:
+                outer = _there(space.inside, end)
+                inner = _there(inside, name)
+                sandboxes.settle(namespace, name, interface)
+                inside.apply(
+                    rtnl.change_link(name, up=True),
+                    *(rtnl.add_address(inner.ifindex, each, route=each.ip != address) for each in interface.addresses),
+                    rtnl.add_neighbour(inner.ifindex, gateway, mac_address(gateway)),
+                    rtnl.add_route(_host(gateway), inner.ifindex),
+                    rtnl.add_route(subnet, inner.ifindex, gateway),
+                    *(rtnl.add_default_route(each, inner.ifindex) for each in gateways),
+                )
+                with space.lock:
+                    space.inside.apply(
+                        rtnl.add_neighbour(outer.ifindex, address, interface.mac),
+                        rtnl.add_route(_host(address), outer.ifindex),
+                    )
+                    space.local[address] = endpoint_id
+                    self._endpoints[endpoint_id] = space, address
+            except BaseException:
+                space.inside.outcomes([rtnl.delete_link(end)])
+                raise
+        return endpoint_id
+
+    def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
+        space = self._spaces.get(found.record.id)
+        if space is not None:
+            with space.lock:
+                self._unplug(space, settings.endpoint_id)
+
+    def _unplug(self, space: Space, endpoint_id: str) -> None:
+        _apply_removals(space.inside, [rtnl.delete_link(sandboxes.host_end(endpoint_id))])
+        self._left(endpoint_id)
+
+    def released(self, endpoint_id: str) -> None:
+        """The kernel removes the veth with the container's namespace."""
+        self._left(endpoint_id)
+
+    def _left(self, endpoint_id: str) -> None:
+        space, address = self._endpoints.pop(endpoint_id, (None, None))
+        if space is not None and address is not None and space.local.get(address) == endpoint_id:
+            del space.local[address]
+
+
+def _new() -> Space:
+    with namespaces.new_network() as descriptor:
+        sysctls.write(_SETTINGS)
+        inside = RouteSocket()
+    return Space(descriptor, inside)
+
+
+def _opened(descriptor: int) -> Space:
+    own = os.dup(descriptor)
+    try:
+        with namespaces.inside_network(own):
+            inside = RouteSocket()
+    except BaseException:
+        os.close(own)
+        raise
+    return Space(own, inside)
+
+
+@contextlib.contextmanager
+def _inside(namespace: int) -> Iterator[RouteSocket]:
+    with namespaces.inside_network(namespace):
+        inside = RouteSocket()
+    with inside:
+        yield inside
+
+
+def _addresses(found: Network) -> tuple[Overlay, IPv4Network, IPv4Address]:
+    """The overlay with subnet and gateway."""
+    overlay, subnet, gateway = found.overlay, found.pools[4].subnet, found.gateways[4].ip
+    assert overlay is not None
+    assert isinstance(subnet, IPv4Network)
+    assert isinstance(gateway, IPv4Address)
+    return overlay, subnet, gateway
+
+
+def _host(address: IPv4Address) -> IPv4Network:
+    return IPv4Network((address, 32))
+
+
+def _there(kernel: RouteSocket, name: str) -> Link:
+    link = kernel.link(name)
+    if link is None:
+        raise NetlinkError(errno.ENODEV, f"{name} is not in its namespace")
+    return link
+
+
+def _to_node(vxlan: int, node: IPv4Address) -> tuple[Request, Request]:
+    mac = mac_address(node)
+    return rtnl.add_neighbour(vxlan, node, mac), rtnl.add_forwarding(vxlan, mac, node)
+
+
+def _forget(space: Space, address: IPv4Address) -> list[Request]:
+    node = space.peers.pop(address, None)
+    if node is None:
+        return []
+    # A route to an endpoint of this host stays: it is by another link.
+    return [rtnl.delete_route(_host(address), space.vxlan), *_leave_node(space, node)]
+
+
+def _leave_node(space: Space, node: IPv4Address) -> list[Request]:
+    """One endpoint less at this node."""
+    space.nodes[node] -= 1
+    if space.nodes[node]:
+        return []
+    del space.nodes[node]
+    return [
+        rtnl.delete_neighbour(space.vxlan, node),
+        rtnl.delete_forwarding(space.vxlan, mac_address(node), node),
+    ]
+
+
+def _apply_removals(kernel: RouteSocket, requests: list[Request]) -> None:
+    for failure in kernel.outcomes(requests):
+        if failure is not None and failure.errno not in (errno.ENODEV, errno.ESRCH, errno.ENOENT):
+            raise failure
+
+
+def _free_pair(links: RouteSocket, number: int) -> IPv4Network:
+    """Two link-local addresses that no link of this host has, the same ones for a network as long
+    as they are free.
+
+    169.254.169.0/24 is kept free, as clouds serve their hosts there, and so are the reserved first
+    and last /24 (RFC 3927).
+    """
+    taken = {(first, last) for first, last, _ in links.address_spans() if last - first < 256}
+    base, pairs = int(_LINK_LOCAL.network_address), _LINK_LOCAL.num_addresses // 2
+    for turn in range(pairs):
+        first = base + (number + turn) % pairs * 2
+        if first >> 8 & 255 in (0, 169, 255) or any(low <= first + 1 and first <= high for low, high in taken):
+            continue
+        return IPv4Network((first, 31))
+    raise ServerError("no link-local address is free on this host for the network's link to it")
+
+
+def mtu(links: RouteSocket, overlay: Overlay) -> int:
+    """The MTU of an overlay whose creator chose none: what its underlay leaves.
+
+    Raises ServerError if this host does not have the address.
+    """
+    index = links.owner(overlay.local)
+    under = next((link for link in links.links() if link.ifindex == index), None)
+    if under is None:
+        raise ServerError(f"no link of this host has the data path address {overlay.local}")
+    return under.mtu - OVERHEAD - (ENCRYPTION if overlay.encrypted else 0)

@@ -1,0 +1,219 @@
+"""The networks of a swarm on this node: adopted, filled and dropped as the cluster says.
+
+This is all that `engine/cluster` calls. A network here is like any other for containers
+(`Networks.by_id`), with the driver `overlay` (`overlay.py`), but it is not stored: the swarm's
+managers keep it, and the cluster's part of the daemon keeps their view of it on disk. Every call is
+idempotent, so that a whole view may be applied again after any failure.
+
+Owns: which networks are adopted, their endpoints on other nodes, services and names as last set.
+Runs on the event loop; kernel work goes to threads (`drivers.Workers`). Locks: `_Adopted.lock`, for
+the changes of one network; `Network` and locks of `overlay.py` as there.
+Raises: ServerError that names the network; Forbidden for `drop` of a network with containers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from ipaddress import IPv4Address
+from typing import Protocol
+
+import msgspec
+
+from engine.errors import EngineError, Forbidden, NotFound, ServerError
+from engine.networks import network
+from engine.networks.drivers import Drivers, Workers
+from engine.networks.endpoints import Network
+from engine.networks.names import Names
+from engine.networks.network import NetworkRecord, NetworkStore, Overlay
+from engine.system.threads import uninterrupted
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """Holds descriptors for the next daemon: the monitor."""
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """By name, those of an earlier daemon as well."""
+        ...
+
+    def hold(self, name: str, descriptor: int) -> None:
+        """Hold a duplicate. It replaces the one of that name."""
+        ...
+
+    def let_go(self, name: str) -> None:
+        """Close the one of that name, if there is one."""
+        ...
+
+
+class _Adopted:
+    """One network of the swarm on this node."""
+
+    __slots__ = ("found", "lock", "name")
+
+    def __init__(self, found: Network, name: str) -> None:
+        self.found = found
+        self.name = name
+        """Under which the keeper holds its namespace."""
+        self.lock = asyncio.Lock()
+
+
+class Overlays:
+    """One engine's."""
+
+    def __init__(self, store: NetworkStore, by_id: dict[str, Network], drivers: Drivers, workers: Workers) -> None:
+        """`store` and `by_id` get the adopted networks, for lookups."""
+        self._store = store
+        self._by_id = by_id
+        self._drivers = drivers
+        self._in_thread = workers.run
+        self._all: dict[str, _Adopted] = {}
+        self._adopting = asyncio.Lock()
+        self.keeper: Keeper | None = None
+        """Set before the first `adopt`. Without one, containers lose their networks when the daemon
+        is killed.
+        """
+
+    async def adopt(self, record: NetworkRecord, meant: Overlay) -> Network:
+        """Make the network on this node, or find it after a restart of the daemon.
+
+        `record` has the driver "overlay", the scope "swarm", a subnet and a gateway. Raises
+        ServerError; nothing is left then.
+        """
+        return await uninterrupted(self._adopt(record, meant))
+
+    async def _adopt(self, record: NetworkRecord, meant: Overlay) -> Network:
+        async with self._adopting:
+            known = self._all.get(record.id)
+            if known is not None:
+                async with known.lock:
+                    if (known.found.record, known.found.overlay) != (record, meant):
+                        known.found.overlay = meant
+                        await self._in_thread(self._made, known.found, -1)
+                        known.found.record = record
+                        self._store.show(record)
+                    return known.found
+            name = f"overlay {meant.vni} {record.id[:12]}"
+            found = Network(record, network.options(record), routes=not record.internal)
+            found.overlay = meant
+            found.fill()
+            if self.keeper is not None:
+                # of another swarm, whose number would be in use
+                for other in [*self.keeper.held]:
+                    if other.startswith(f"overlay {meant.vni} ") and other != name:
+                        self.keeper.let_go(other)
+            kept = self.keeper.held.get(name, -1) if self.keeper is not None else -1
+            descriptor = await self._in_thread(self._made, found, kept)
+            if self.keeper is not None and kept < 0:
+                self.keeper.hold(name, descriptor)
+            self._all[record.id] = _Adopted(found, name)
+            self._by_id[record.id] = found
+            self._store.show(record)
+            return found
+
+    def _made(self, found: Network, kept: int) -> int:
+        """In a thread. Returns the descriptor of its namespace."""
+        try:
+            assert found.overlay is not None
+            mtu = network.options(found.record).mtu or self._drivers.mtu(found.overlay)
+            found.options = msgspec.structs.replace(found.options, bridge=f"ov-{found.record.id[:12]}", mtu=mtu)
+            return self._drivers.overlays.adopt(found, kept).descriptor
+        except OSError as error:
+            raise ServerError(f"network {found.record.name}: {error.strerror or error}") from error
+
+    async def drop(self, network_id: str) -> None:
+        """Remove the network from this node, with all that belongs to it. An unknown one is fine.
+
+        Raises Forbidden while containers are on it.
+        """
+        await uninterrupted(self._drop(network_id))
+
+    async def _drop(self, network_id: str) -> None:
+        async with self._adopting:
+            known = self._all.get(network_id)
+            if known is None:
+                return
+            async with known.lock:
+                record = known.found.record
+                if known.found.sandboxes:
+                    raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
+                del self._all[network_id]
+                self._by_id.pop(network_id, None)
+                self._store.hide(network_id)
+                try:
+                    await self._in_thread(self._drivers.unmake, known.found)
+                finally:
+                    if self.keeper is not None:
+                        self.keeper.let_go(known.name)
+
+    def adopted(self) -> list[Network]:
+        """The networks of the swarm that are on this node."""
+        return [each.found for each in self._all.values()]
+
+    async def settle(self) -> None:
+        """Every running container has been restored: attach it again where its link is gone, and
+        give up namespaces of an earlier daemon that are not needed any more.
+        """
+        if self.keeper is not None:
+            needed = {each.name for each in self._all.values()}
+            for name in [*self.keeper.held]:
+                if name.startswith("overlay ") and name not in needed:
+                    self.keeper.let_go(name)
+
+    async def set_peers(
+        self, network_id: str, put: Mapping[IPv4Address, IPv4Address], gone: Collection[IPv4Address]
+    ) -> None:
+        """`put`: endpoints on other nodes → the data address of the node. Raises NotFound."""
+        known = self._known(network_id)
+        async with known.lock:
+            try:
+                await self._in_thread(self._drivers.overlays.set_peers, known.found, put, gone)
+            except OSError as error:
+                raise ServerError(f"network {known.found.record.name}: {error}") from error
+
+    async def set_services(
+        self, network_id: str, put: Mapping[IPv4Address, Sequence[IPv4Address]], gone: Collection[IPv4Address]
+    ) -> None:
+        """`put`: a service's virtual address → its ready backends. Raises NotFound."""
+        self._known(network_id)
+
+    def set_names(self, network_id: str, put: Mapping[str, Names], gone: Collection[str]) -> None:
+        """`put`: the id of a service, task or attachment → its names on the network."""
+        self._known(network_id)
+
+    async def set_ports(
+        self, ports: Mapping[tuple[str, int], tuple[int, Sequence[IPv4Address]]]
+    ) -> dict[tuple[str, int], str]:
+        """All ports that the swarm publishes: (protocol, port) → (target port, ready backends on
+        the ingress network).
+
+        Returns those that are in use on this host, with the reason.
+        """
+        return {}
+
+    async def set_nodes(self, nodes: Mapping[str, IPv4Address]) -> None:
+        """The data addresses of all nodes of the swarm, by id."""
+
+    async def mend(self) -> bool:
+        """Compare with the kernel, and put back what other programs removed. Returns True if
+        anything was missing.
+        """
+        changed = False
+        for known in [*self._all.values()]:
+            async with known.lock:
+                if known.found.record.id not in self._all:
+                    continue
+                try:
+                    changed |= await self._in_thread(self._drivers.overlays.mend, known.found)
+                except (EngineError, OSError) as error:
+                    _log.error("network %s: cannot restore it: %s", known.found.record.name, error)
+        return changed
+
+    def _known(self, network_id: str) -> _Adopted:
+        known = self._all.get(network_id)
+        if known is None:
+            raise NotFound(f"network {network_id} is not on this node")
+        return known
