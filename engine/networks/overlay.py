@@ -16,8 +16,8 @@ never collide with those of the host, and the host masquerades them like those o
 (`filter.py`). An internal network has no link to the host.
 
 A `Space` is the namespace with what is in it. It exists while this process or the monitor, which
-keeps the descriptor for the next daemon, holds it (`overlays.py`). With both gone the kernel removes
-namespace, VXLAN and links, and nothing is left that the next one would stumble on.
+keeps the descriptor for the next daemon, holds it (`overlays.py`). With both gone the kernel
+removes namespace, VXLAN and links, and nothing is left that the next one would stumble on.
 
 Owns: the spaces. Threads: any but the event loop's; `released` the event loop's. Locks:
 `Space.lock` for every change of one; under it the locks of netlink sockets and of `Filter` are
@@ -184,7 +184,8 @@ class OverlayDriver:
                     self._filter.remove_network(found.bridge)
                 except netfilter.NetfilterError as error:
                     _log.warning("network %s: removing its rules: %s", found.record.name, error)
-            # At once, as the monitor may keep the namespace a moment longer: its number is free again.
+            # At once, as the monitor may keep the namespace a moment longer: its number is free
+            # again.
             failures = [*space.inside.outcomes([rtnl.delete_link(VXLAN)])]
             failures += self._links.outcomes([rtnl.delete_link(found.bridge)])
             for failure in failures:
