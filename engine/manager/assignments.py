@@ -157,6 +157,7 @@ class AssignmentSet:
             secrets=secrets,
             configs=configs,
             generic=record.generic,
+            addresses={each.network: each.address for each in record.networks},
         )
 
     def _spec(self, record: Task, key: str) -> ServiceSpec | None:

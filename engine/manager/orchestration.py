@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from engine.manager.addresses import Addresses
+from engine.manager.allocator import Allocator
 from engine.manager.clock import Clock
 from engine.manager.global_ import Global
 from engine.manager.jobs import Jobs
@@ -19,10 +21,13 @@ from engine.manager.updates import Updates
 def loops(store: Store, clock: Clock) -> list[Loop]:
     """Make them before the store is loaded, as each follows all records from the first."""
     slots = Slots(store)
-    scheduler = Scheduler(store, clock)
+    addresses = Addresses(store, clock)
+    scheduler = Scheduler(store, clock, addresses)
     restarts = Restarts(store, clock, slots, scheduler)
     return [
         slots,
+        addresses,
+        Allocator(store, clock, addresses),
         Keeper(store, clock, restarts),
         restarts,
         Replicated(store, clock, slots, scheduler),

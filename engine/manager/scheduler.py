@@ -6,6 +6,8 @@ something on a node ends, and `Task.waits` says why.
 
 A task of a global service is made for its node; only whether it fits there is checked.
 
+With its node a task gets its addresses on the swarm's networks, in the same write.
+
 Owns:    `Placement`, which each manager keeps up to date from the store's events.
 Threads: the event loop's.
 """
@@ -19,10 +21,22 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
+from engine.manager.addresses import Addresses
 from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
 from engine.manager.placement import NOTHING, Demand, Filters, Need, Placed, Placement, demand_of
-from engine.manager.records import NODE_DATA, NODES, SPEC_VERSIONS, TASK_STATUS, TASKS, SpecVersion, Task, spec_key
+from engine.manager.records import (
+    NETWORKS,
+    NODE_DATA,
+    NODES,
+    SPEC_VERSIONS,
+    TASK_STATUS,
+    TASKS,
+    Attached,
+    SpecVersion,
+    Task,
+    spec_key,
+)
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
 from engine.wire.services import ServiceSpec
@@ -54,9 +68,10 @@ class Birth(NamedTuple):
 class Scheduler:
     name = "scheduler"
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, addresses: Addresses) -> None:
         self._store = store
         self._clock = clock
+        self._addresses = addresses
         self.placement = Placement()
         self._demands: dict[str, Demand] = {}
         """By key of the spec version."""
@@ -65,7 +80,9 @@ class Scheduler:
         self._fresh: dict[str, None] = {}
         """Tasks to place, in the order in which they came."""
         self._waiting: dict[str, None] = {}
-        """Tasks that no node fitted."""
+        """Tasks that no node fitted, or that a network has no address for."""
+        self._exhausted: set[str] = set()
+        """Networks whose addresses tasks wait for."""
         self._retry_at: float | None = None
 
     # --- events -----------------------------------------------------------------------------------
@@ -82,6 +99,8 @@ class Scheduler:
             record, data = self._store.record(NODES, event.key), self._store.record(NODE_DATA, event.key)
             if self.placement.node(event.key, record, data):
                 self._retry()
+        elif kind is NETWORKS:
+            self._retry()
         elif kind is SPEC_VERSIONS:
             self._demands.pop(event.key, None)
             for key in self._unknown.pop(event.key, ()):
@@ -156,34 +175,57 @@ class Scheduler:
         placed: dict[str, Task] = {}
         keys = list(drafts)
         demand = self._demand_of(service, drafts[keys[0]].version, spec)
+        networks = self._addresses.networks_of(spec)
         if rules.is_global(spec):
             for key in keys:
-                self._place_there(key, drafts[key], demand, now, placed)
+                self._place_there(key, drafts[key], demand, networks, now, placed)
                 if len(placed) % SLICE == 0:
                     await asyncio.sleep(0)
             return placed
         for begin in range(0, len(keys), SLICE):
             some = keys[begin : begin + SLICE]
-            found = self.placement.place(service, demand, some, self._clock.monotonic())
+            exhausted = self._addresses.exhausted(networks)
+            found = () if exhausted else self.placement.place(service, demand, some, self._clock.monotonic())
+            done = 0
             for key, there in zip(some, found, strict=False):
+                given = self._addresses.give(key, networks) if networks else ()
+                if given is None:
+                    exhausted = self._addresses.exhausted(networks)
+                    break
                 self._waiting.pop(key, None)
-                placed[key] = _assigned(drafts[key], there, now)
-            if len(found) < len(some):
-                reason = self.placement.explain(service, demand)
-                placed |= {key: self._waits(drafts[key], reason) for key in keys[begin + len(found) :]}
-                self._waiting |= dict.fromkeys(keys[begin + len(found) :])
+                placed[key] = _assigned(drafts[key], there, given, now)
+                done += 1
+            if done < len(some):
+                for key in some[done : len(found)]:
+                    self.placement.untrack(key)
+                reason = self._exhaust(exhausted) if exhausted else self.placement.explain(service, demand)
+                placed |= {key: self._waits(drafts[key], reason) for key in keys[begin + done :]}
+                self._waiting |= dict.fromkeys(keys[begin + done :])
                 break
             await asyncio.sleep(0)
         return placed
 
-    def _place_there(self, key: str, task: Task, demand: Demand, now: int, placed: dict[str, Task]) -> None:
-        there = self.placement.place_on(task.node, task.service, demand, key)
-        if there is not None:
+    def _place_there(
+        self, key: str, task: Task, demand: Demand, networks: Sequence[str], now: int, placed: dict[str, Task]
+    ) -> None:
+        exhausted = self._addresses.exhausted(networks)
+        there = None if exhausted else self.placement.place_on(task.node, task.service, demand, key)
+        given = self._addresses.give(key, networks) if there is not None and networks else ()
+        if there is not None and given is not None:
             self._waiting.pop(key, None)
-            placed[key] = _assigned(task, there, now)
-        else:
-            self._waiting[key] = None
-            placed[key] = self._waits(task, self.placement.explain(task.service, demand, task.node))
+            placed[key] = _assigned(task, there, given, now)
+            return
+        if there is not None:
+            self.placement.untrack(key)
+            exhausted = self._addresses.exhausted(networks)
+        self._waiting[key] = None
+        reason = self._exhaust(exhausted) if exhausted else self.placement.explain(task.service, demand, task.node)
+        placed[key] = self._waits(task, reason)
+
+    def _exhaust(self, network: str) -> str:
+        """The reason of tasks that wait for an address of the network."""
+        self._exhausted.add(network)
+        return self._addresses.reason(network)
 
     async def create(self, acting: Acting, births: Sequence[Birth]) -> list[bool]:
         """Write new tasks, placed if a node fits them. Returns for each whether it was written."""
@@ -222,6 +264,7 @@ class Scheduler:
     def forget(self, keys: list[str]) -> None:
         """These tasks were not written as `place` returned them."""
         for key in keys:
+            self._addresses.forget(key)
             self._task(key, self._store.record(TASKS, key))
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -231,11 +274,20 @@ class Scheduler:
         self._waiting.clear()
 
     def due(self) -> float | None:
-        return 0 if self._fresh else self._retry_at
+        return 0 if self._fresh else self._retry_due()
+
+    def _retry_due(self) -> float | None:
+        """When waiting tasks are tried again."""
+        times = [time for network in self._exhausted if (time := self._addresses.free_at(network)) is not None]
+        if self._retry_at is not None:
+            times.append(self._retry_at)
+        return min(times, default=None)
 
     async def step(self, acting: Acting) -> None:
-        if self._retry_at is not None and self._retry_at <= self._clock.monotonic():
+        due = self._retry_due()
+        if due is not None and due <= self._clock.monotonic():
             self._retry_at = None
+            self._exhausted.clear()
             self._fresh |= self._waiting
             self._waiting.clear()
         groups: dict[tuple[str, int], dict[str, Entry[Task]]] = {}
@@ -299,8 +351,9 @@ class Scheduler:
         else:
             placed = await self.place(service, spec, tasks)
         changed = []
+        by_node = not demand.max_replicas and not self._addresses.exhausted(self._addresses.networks_of(spec))
         for key, task in placed.items():
-            if not task.assigned and not demand.max_replicas:
+            if not task.assigned and by_node:
                 full.add(hopeless)
             if task is not tasks[key]:
                 changed.append((found[key], task))
@@ -320,5 +373,5 @@ class Scheduler:
         return replace(task, waits=reason, updated=now)
 
 
-def _assigned(task: Task, there: Placed, now: int) -> Task:
-    return replace(task, node=there.node, generic=there.generic, assigned=now, updated=now, waits="")
+def _assigned(task: Task, there: Placed, networks: tuple[Attached, ...], now: int) -> Task:
+    return replace(task, node=there.node, generic=there.generic, networks=networks, assigned=now, updated=now, waits="")

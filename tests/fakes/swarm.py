@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from ipaddress import IPv4Network
 from typing import Any
 
 import msgspec
@@ -16,10 +17,12 @@ from msgspec.structs import replace
 
 from engine.manager import orchestration
 from engine.manager import tasks as rules
+from engine.manager.addresses import Addresses
 from engine.manager.clock import SECOND
 from engine.manager.loops import Loops
 from engine.manager.records import (
     LEADER,
+    NETWORKS,
     NODE_DATA,
     NODES,
     SERVICE_STATUS,
@@ -27,13 +30,16 @@ from engine.manager.records import (
     TASK_STATUS,
     TASKS,
     Leader,
+    NetworkRecord,
     NodeData,
     NodeRecord,
     ServiceRecord,
+    Subnet,
     Task,
     TaskStatus,
     new_id,
 )
+from engine.manager.scheduler import Scheduler
 from engine.manager.states import Availability, NodeState, Role, TaskState
 from engine.manager.store import Compare, Delete, Event, Fenced, Put, Store
 from engine.wire.nodes import NodeDescription
@@ -150,7 +156,10 @@ class Swarm:
         self.agents = Agents(store, clock)
         self._terms = 0
         self._leading: list[asyncio.Task[None]] = []
-        self._managers = [Loops(orchestration.loops(each, clock), each, clock) for each in (store, *peers)]
+        made = [orchestration.loops(each, clock) for each in (store, *peers)]
+        self._managers = [Loops(loops, each, clock) for loops, each in zip(made, (store, *peers), strict=True)]
+        self.addresses = next(loop for loop in made[0] if isinstance(loop, Addresses))
+        self.placement = next(loop.placement for loop in made[0] if isinstance(loop, Scheduler))
 
     # --- leadership -------------------------------------------------------------------------------
 
@@ -249,6 +258,26 @@ class Swarm:
             del self.agents.running[key]
         await self.store.commit([Delete(NODES, node), Delete(NODE_DATA, node)])
 
+    # --- networks ---------------------------------------------------------------------------------
+
+    async def network(self, name: str = "net", subnet: str = "10.0.1.0/24", **fields: Any) -> str:
+        """A network of the swarm; its gateway is the first address."""
+        gateway = str(next(IPv4Network(subnet).hosts()))
+        now, vni = self.clock.now(), 4096 + len(self.store.all(NETWORKS))
+        record = NetworkRecord(
+            created=now, updated=now, name=name, subnets=(Subnet(subnet, gateway),), vni=vni, **fields
+        )
+        key = new_id()
+        await self.store.commit([Put(NETWORKS, key, record)])
+        return key
+
+    def virtual_ips(self, service: str) -> dict[str, str]:
+        """By network."""
+        status = self.store.record(SERVICE_STATUS, service)
+        if status is None or status.endpoint is None:
+            return {}
+        return {each.network_id: each.addr for each in status.endpoint.virtual_ips}
+
     # --- services ---------------------------------------------------------------------------------
 
     async def create(self, name: str = "web", **fields: Any) -> str:
@@ -340,6 +369,8 @@ def spec(
     rollback_config: dict[str, Any] | None = None,
     ports: list[dict[str, Any]] | None = None,
     container: dict[str, Any] | None = None,
+    networks: Sequence[str] = (),
+    endpoint_mode: str = "",
     force: int = 0,
 ) -> ServiceSpec:
     """A service's spec, from parts of the API's document."""
@@ -359,8 +390,10 @@ def spec(
         document["UpdateConfig"] = update
     if rollback_config is not None:
         document["RollbackConfig"] = rollback_config
-    if ports is not None:
-        document["EndpointSpec"] = {"Ports": ports}
+    if networks:
+        template["Networks"] = [{"Target": network} for network in networks]
+    if ports is not None or endpoint_mode:
+        document["EndpointSpec"] = {"Ports": ports or [], "Mode": endpoint_mode}
     return msgspec.convert(document, ServiceSpec)
 
 
