@@ -215,8 +215,6 @@ class Drivers:
         for found in networks:
             if found.link is not None:
                 self.bridges.replug(found, found.link)
-            elif found.overlay is not None:
-                self.overlays.replug(found)
 
     def make(self, made: Network, subnets: list[Subnet]) -> None:
         """The links of a new network, with a free subnet unless the user gave one.

@@ -48,6 +48,7 @@ from engine.networks.sandboxes import Interface
 from engine.system import namespaces, netfilter, sysctls
 from engine.system.netlink import rtnl
 from engine.system.netlink.codec import NetlinkError, Request
+from engine.system.netlink.nft import NftSocket
 from engine.system.netlink.rtnl import Link, RouteSocket
 from engine.wire.containers import EndpointSettings
 
@@ -101,8 +102,22 @@ class Space:
         """Remote endpoints → the data address of their node."""
         self.nodes: dict[IPv4Address, int] = {}
         """Data addresses with the number of endpoints there."""
+        self.known: frozenset[IPv4Address] = frozenset()
+        """Data addresses that the VXLAN leads to without an endpoint there, too."""
         self.local: dict[IPv4Address, str] = {}
         """Endpoints on this host → endpoint id."""
+        self.pair = _LINK_LOCAL
+        """The addresses of the link to the host: the host's and its own."""
+        self.led: set[IPv4Network] = set()
+        """What the host leads into it."""
+        self.layout: tuple[bytes, ...] = ()
+        """Of the rules for packets to the host, inside."""
+        self.rules: BridgeRules | None = None
+        """On the host."""
+        self.unclaimed: set[IPv4Address] = set()
+        """Peers of an earlier daemon that this one has not been told of yet."""
+        self.macs: dict[IPv4Address, str] = {}
+        """Of the endpoints on this host."""
         self.closed = False
 
     def close(self) -> None:
@@ -138,6 +153,13 @@ class OverlayDriver:
             raise ServerError(f"network {found.record.name}: it is not on this node any more")
         return space
 
+    def namespace(self, found: Network) -> int:
+        """The descriptor of the network's namespace, which stays the driver's.
+
+        Raises ServerError as `space` does.
+        """
+        return self.space(found).descriptor
+
     # --- networks ---------------------------------------------------------------------------------
 
     def links(self, found: Network) -> Sequence[str]:
@@ -158,11 +180,13 @@ class OverlayDriver:
         space = self._spaces.get(found.record.id)
         if space is not None:
             with space.lock:
-                self._complete(found, space)
+                if self._complete(found, space):
+                    self._complete_routes(space)
             return space
         space = _opened(descriptor) if descriptor >= 0 else _new()
         try:
             self._complete(found, space)
+            _read_peers(space)
         except BaseException:
             if descriptor < 0:
                 self._remove(found, space)
@@ -222,7 +246,7 @@ class OverlayDriver:
     def _complete_vxlan(self, found: Network, space: Space, overlay: Overlay) -> bool:
         mac = mac_address(overlay.local)
         link = space.inside.link(VXLAN)
-        if link is not None and link.address == mac and link.up:
+        if link is not None and link.address == mac and link.up and link.mtu == found.options.mtu:
             space.vxlan = link.ifindex
             return False
         if link is not None:
@@ -242,43 +266,55 @@ class OverlayDriver:
             time.sleep(0.05)
         space.inside.apply(rtnl.change_link(VXLAN, up=True))
         space.vxlan = _there(space.inside, VXLAN).ifindex
-        requests = [each for node in space.nodes for each in _to_node(space.vxlan, node)]
-        requests += [
-            rtnl.add_route(_host(address), space.vxlan, node)
-            for address, node in space.peers.items()
-            if address not in space.local
-        ]
-        space.inside.apply(*requests)
         return True
 
     def _complete_uplink(self, found: Network, space: Space) -> bool:
-        """The link to the host, its route and the rules on both sides."""
+        """The link to the host, its routes and the rules on both sides."""
         outer, inner = self._links.link(found.bridge), space.inside.link(UPLINK)
         own = self._links.addresses(outer.ifindex) if outer is not None else []
-        changed = outer is None or inner is None or len(own) != 1
-        if changed:
+        made = outer is None or not outer.up or inner is None or not inner.up or len(own) != 1
+        if made:
             self._links.outcomes([rtnl.delete_link(found.bridge)])
             space.inside.outcomes([rtnl.delete_link(UPLINK)])
-            outer, pair = self._new_uplink(found, space)
+            outer = self._new_uplink(found, space)
             inner = _there(space.inside, UPLINK)
+            space.inside.apply(
+                rtnl.add_address(inner.ifindex, IPv4Interface((space.pair[1], 31))), rtnl.change_link(UPLINK, up=True)
+            )
         else:
-            pair = own[0].interface.network
+            space.pair = own[0].interface.network
         assert outer is not None
         assert inner is not None
-        space.inside.outcomes([rtnl.add_address(inner.ifindex, IPv4Interface((pair[1], 31)))])
-        space.inside.apply(rtnl.change_link(UPLINK, up=True), rtnl.add_route(_DEFAULT, inner.ifindex, pair[0]))
-        if netfilter.available():
-            try:
-                with namespaces.inside_network(space.descriptor):
-                    netfilter.run(_RULES)
-                self._filter.add_network(
-                    BridgeRules(bridge=found.bridge, subnets=(pair,), internal=False, icc=False, masquerade=True)
-                )
-            except netfilter.NetfilterError as error:
-                raise ServerError(f"network {found.record.name}: installing its rules: {error}") from error
-        return changed
+        space.inside.apply(rtnl.add_route(_DEFAULT, inner.ifindex, space.pair[0]))
+        self._links.apply(*(rtnl.add_route(each, outer.ifindex, space.pair[1]) for each in space.led))
+        ruled = self._complete_rules(found, space, made)
+        return made or ruled
 
-    def _new_uplink(self, found: Network, space: Space) -> tuple[Link, IPv4Network]:
+    def _complete_rules(self, found: Network, space: Space, made: bool) -> bool:
+        """`made`: the link to the host has just been made. Returns True if the rules for packets to
+        the host were missing.
+        """
+        if not netfilter.available():
+            return False
+        missing = not space.layout
+        try:
+            with namespaces.inside_network(space.descriptor), NftSocket() as kernel:
+                missing |= kernel.layout(_TABLE) != space.layout
+                if missing:
+                    netfilter.run(_RULES)
+                    space.layout = kernel.layout(_TABLE)
+            rules = BridgeRules(bridge=found.bridge, subnets=(space.pair,), internal=False, icc=False)
+            if space.rules != rules:
+                self._filter.remove_network(found.bridge)
+                self._filter.add_network(rules)
+                space.rules = rules
+            elif made:
+                self._filter.returned(found.bridge)
+        except netfilter.NetfilterError as error:
+            raise ServerError(f"network {found.record.name}: installing its rules: {error}") from error
+        return missing
+
+    def _new_uplink(self, found: Network, space: Space) -> Link:
         name = found.bridge
         self._links.apply(rtnl.create_veth(name, UPLINK, space.descriptor))
         try:
@@ -288,24 +324,68 @@ class OverlayDriver:
                 rtnl.change_link(name, up=True, without_ipv6_address=host.has_ipv6(0)),
             )
             link = _there(self._links, name)
-            pair = _free_pair(self._links, _addresses(found)[0].vni)
-            self._links.apply(rtnl.add_address(link.ifindex, IPv4Interface((pair[0], 31))))
+            space.pair = _free_pair(self._links, _addresses(found)[0].vni)
+            self._links.apply(rtnl.add_address(link.ifindex, IPv4Interface((space.pair[0], 31))))
         except BaseException:
             self._links.outcomes([rtnl.delete_link(name)])
             raise
-        return link, pair
+        return link
 
-    def mend(self, found: Network) -> bool:
-        """Put back what other programs removed. Returns True if anything was missing."""
-        space = self.space(found)
-        with space.lock:
-            return self._complete(found, space)
-
-    def replug(self, found: Network) -> None:
-        """Attach the containers again that ran on without a daemon, if the namespace was gone
-        meanwhile.
+    def mend(self, found: Network) -> tuple[bool, list[Sandbox]]:
+        """Put back what other programs removed. Returns True if anything was missing, and the
+        result of `replug`.
         """
         space = self.space(found)
+        with space.lock:
+            completed = self._complete(found, space)
+            plugged = self.replug(found)
+            return self._complete_routes(space) or completed or bool(plugged), plugged
+
+    def settle(self, found: Network) -> list[Sandbox]:
+        """Remove what an earlier daemon has left: all peers have been set. Returns the result of
+        `replug`.
+        """
+        space = self.space(found)
+        with space.lock:
+            plugged = self.replug(found)
+            _apply_removals(space.inside, [each for address in space.unclaimed for each in _forget(space, address)])
+            space.unclaimed.clear()
+            wanted = {*space.nodes, *space.known}
+            strange = {each.address for each in space.inside.neighbours() if each.ifindex == space.vxlan} - wanted
+            _apply_removals(space.inside, [each for node in strange for each in _from_node(space.vxlan, node)])
+            self._complete_routes(space)
+        return plugged
+
+    def _complete_routes(self, space: Space) -> bool:
+        """Routes and neighbours of all endpoints. Returns True if any was missing."""
+        indexes = {link.name: link.ifindex for link in space.inside.links()}
+        ends = {address: indexes.get(sandboxes.host_end(each)) for address, each in space.local.items()}
+        routes = {(each.to, each.via, each.ifindex) for each in space.inside.routes()}
+        missing: list[Request] = []
+        for address, node in space.peers.items():
+            to = _host(address)
+            if address not in space.local and (to, node, space.vxlan) not in routes:
+                missing.append(rtnl.add_route(to, space.vxlan, node))
+        for address, index in ends.items():
+            to = _host(address)
+            if index is not None and (to, None, index) not in routes:
+                missing.append(rtnl.add_route(to, index))
+        neighbours = {(each.ifindex, each.address) for each in space.inside.neighbours()}
+        forwarding = {(each.ifindex, each.address) for each in space.inside.neighbours(forwarding=True)}
+        for node in {*space.nodes, *space.known}:
+            if not {(space.vxlan, node)} <= neighbours & forwarding:
+                missing += _to_node(space.vxlan, node)
+        for address, index in ends.items():
+            if index is not None and (index, address) not in neighbours:
+                missing.append(rtnl.add_neighbour(index, address, space.macs[address]))
+        space.inside.apply(*missing)
+        return bool(missing)
+
+    def replug(self, found: Network) -> list[Sandbox]:
+        """Attach the containers again whose link is gone: they ran on while daemon and monitor, and
+        so the namespace, were gone. Returns those: they have no default route.
+        """
+        space, plugged = self.space(found), []
         with space.lock:
             there = {link.name for link in space.inside.links()}
             for sandbox in [*found.sandboxes.values()]:
@@ -314,20 +394,25 @@ class OverlayDriver:
                     continue
                 address = IPv4Address(settings.ip_address)
                 if sandboxes.host_end(settings.endpoint_id) in there:
-                    space.local[address] = settings.endpoint_id
-                    self._endpoints[settings.endpoint_id] = space, address
-                elif sandbox.namespace >= 0:
-                    self._plug_again(found, sandbox, settings)
+                    self._joined(space, address, settings.mac_address, settings.endpoint_id)
+                elif sandbox.namespace >= 0 and self._plug_again(found, sandbox, settings):
+                    plugged.append(sandbox)
+        return plugged
 
-    def _plug_again(self, found: Network, sandbox: Sandbox, settings: EndpointSettings) -> None:
-        interface = endpoints.interface(found, settings)
+    def _joined(self, space: Space, address: IPv4Address, mac: str, endpoint_id: str) -> None:
+        space.local[address], space.macs[address] = endpoint_id, mac
+        self._endpoints[endpoint_id] = space, address
+
+    def _plug_again(self, found: Network, sandbox: Sandbox, settings: EndpointSettings) -> bool:
         try:
+            interface = endpoints.interface(found, settings)
             name = interface.name or sandboxes.next_name(found.options.prefix, sandboxes.names(sandbox.namespace))
-            gateways = [IPv4Address(settings.gateway)] if settings.gateway and len(sandbox.endpoints) == 1 else []
-            self._plug(found, sandbox.namespace, name, interface, gateways, settings.endpoint_id)
+            self._plug(found, sandbox.namespace, name, interface, (), settings.endpoint_id)
             _log.warning("network %s: container %s has been attached again", found.record.name, sandbox.container_id)
         except (EngineError, OSError) as error:
             _log.warning("network %s, container %s: %s", found.record.name, sandbox.container_id, error)
+            return False
+        return True
 
     # --- remote endpoints -------------------------------------------------------------------------
 
@@ -341,6 +426,7 @@ class OverlayDriver:
                 if address not in put:
                     removals += _forget(space, address)
             for address, node in put.items():
+                space.unclaimed.discard(address)
                 if node == local:
                     removals += _forget(space, address)
                     continue
@@ -351,12 +437,55 @@ class OverlayDriver:
                     removals += _leave_node(space, before)
                 space.peers[address] = node
                 space.nodes[node] = space.nodes.get(node, 0) + 1
-                if space.nodes[node] == 1:
+                if space.nodes[node] == 1 and node not in space.known:
                     requests += _to_node(space.vxlan, node)
                 if address not in space.local:
                     requests.append(rtnl.add_route(_host(address), space.vxlan, node))
             _apply_removals(space.inside, removals)
             space.inside.apply(*requests)
+
+    def set_nodes(self, found: Network, nodes: Collection[IPv4Address]) -> None:
+        """The VXLAN leads to these data addresses, besides those of nodes with endpoints."""
+        space, local = self.space(found), _addresses(found)[0].local
+        with space.lock:
+            wanted = frozenset(nodes) - {local}
+            added, left = wanted - space.known, space.known - wanted
+            space.known = wanted
+            _apply_removals(
+                space.inside,
+                [each for node in left if node not in space.nodes for each in _from_node(space.vxlan, node)],
+            )
+            space.inside.apply(
+                *(each for node in added if node not in space.nodes for each in _to_node(space.vxlan, node))
+            )
+
+    # --- the host's routes to endpoints -----------------------------------------------------------
+
+    def lead(self, found: Network, to: IPv4Address | IPv4Network) -> None:
+        """The host leads packets for this endpoint, or for all of the network, into the namespace.
+        Idempotent.
+
+        Raises ServerError for an internal network.
+        """
+        space = self.space(found)
+        with space.lock:
+            link = self._links.link(found.bridge)
+            if link is None:
+                raise ServerError(f"network {found.record.name}: it has no link to the host")
+            network = to if isinstance(to, IPv4Network) else _host(to)
+            space.led.add(network)
+            self._links.apply(rtnl.add_route(network, link.ifindex, space.pair[1]))
+
+    def unlead(self, found: Network, to: IPv4Address | IPv4Network) -> None:
+        """Undo `lead`. Idempotent."""
+        space = self._spaces.get(found.record.id)
+        if space is not None:
+            with space.lock:
+                network = to if isinstance(to, IPv4Network) else _host(to)
+                link = self._links.link(found.bridge)
+                if network in space.led and link is not None:
+                    _apply_removals(self._links, [rtnl.delete_route(network, link.ifindex)])
+                space.led.discard(network)
 
     # --- endpoints --------------------------------------------------------------------------------
 
@@ -411,8 +540,7 @@ class OverlayDriver:
                         rtnl.add_neighbour(outer.ifindex, address, interface.mac),
                         rtnl.add_route(_host(address), outer.ifindex),
                     )
-                    space.local[address] = endpoint_id
-                    self._endpoints[endpoint_id] = space, address
+                    self._joined(space, address, interface.mac, endpoint_id)
             except BaseException:
                 space.inside.outcomes([rtnl.delete_link(end)])
                 raise
@@ -422,20 +550,23 @@ class OverlayDriver:
         space = self._spaces.get(found.record.id)
         if space is not None:
             with space.lock:
-                self._unplug(space, settings.endpoint_id)
-
-    def _unplug(self, space: Space, endpoint_id: str) -> None:
-        _apply_removals(space.inside, [rtnl.delete_link(sandboxes.host_end(endpoint_id))])
-        self._left(endpoint_id)
+                _apply_removals(space.inside, [rtnl.delete_link(sandboxes.host_end(settings.endpoint_id))])
+                address = self._left(settings.endpoint_id)
+                if address in space.peers:
+                    space.inside.apply(rtnl.add_route(_host(address), space.vxlan, space.peers[address]))
 
     def released(self, endpoint_id: str) -> None:
         """The kernel removes the veth with the container's namespace."""
         self._left(endpoint_id)
 
-    def _left(self, endpoint_id: str) -> None:
-        space, address = self._endpoints.pop(endpoint_id, (None, None))
-        if space is not None and address is not None and space.local.get(address) == endpoint_id:
-            del space.local[address]
+    def _left(self, endpoint_id: str) -> IPv4Address | None:
+        """Forget an endpoint; returns its address."""
+        if endpoint_id not in self._endpoints:
+            return None
+        space, address = self._endpoints.pop(endpoint_id)
+        if space.local.get(address) == endpoint_id:
+            del space.local[address], space.macs[address]
+        return address
 
 
 def _new() -> Space:
@@ -484,6 +615,16 @@ def _there(kernel: RouteSocket, name: str) -> Link:
     return link
 
 
+def _read_peers(space: Space) -> None:
+    """The endpoints that the namespace has routes to, until `settle` of unknown worth."""
+    for to, node, index in space.inside.routes():
+        if index == space.vxlan and node is not None and to.prefixlen == 32:
+            address = to.network_address
+            space.peers[address] = node
+            space.nodes[node] = space.nodes.get(node, 0) + 1
+            space.unclaimed.add(address)
+
+
 def _to_node(vxlan: int, node: IPv4Address) -> tuple[Request, Request]:
     mac = mac_address(node)
     return rtnl.add_neighbour(vxlan, node, mac), rtnl.add_forwarding(vxlan, mac, node)
@@ -503,10 +644,11 @@ def _leave_node(space: Space, node: IPv4Address) -> list[Request]:
     if space.nodes[node]:
         return []
     del space.nodes[node]
-    return [
-        rtnl.delete_neighbour(space.vxlan, node),
-        rtnl.delete_forwarding(space.vxlan, mac_address(node), node),
-    ]
+    return [] if node in space.known else _from_node(space.vxlan, node)
+
+
+def _from_node(vxlan: int, node: IPv4Address) -> list[Request]:
+    return [rtnl.delete_neighbour(vxlan, node), rtnl.delete_forwarding(vxlan, mac_address(node), node)]
 
 
 def _apply_removals(kernel: RouteSocket, requests: list[Request]) -> None:

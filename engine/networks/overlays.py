@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Address
 from typing import Protocol
 
 import msgspec
 
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
-from engine.networks import network
+from engine.networks import endpoints, network
 from engine.networks.drivers import Drivers, Workers
-from engine.networks.endpoints import Network
+from engine.networks.endpoints import Network, Sandbox
 from engine.networks.names import Names
 from engine.networks.network import NetworkRecord, NetworkStore, Overlay
 from engine.system.threads import uninterrupted
@@ -154,9 +154,15 @@ class Overlays:
         return [each.found for each in self._all.values()]
 
     async def settle(self) -> None:
-        """Every running container has been restored: attach it again where its link is gone, and
-        give up namespaces of an earlier daemon that are not needed any more.
+        """Every running container has been restored, and all views were applied: attach containers
+        again whose link is gone, and give up what an earlier daemon has left and this one does not
+        need.
         """
+        for known in [*self._all.values()]:
+            try:
+                await self._rerouted(known.found, await self._in_thread(self._drivers.overlays.settle, known.found))
+            except (EngineError, OSError) as error:
+                _log.error("network %s: %s", known.found.record.name, error)
         if self.keeper is not None:
             needed = {each.name for each in self._all.values()}
             for name in [*self.keeper.held]:
@@ -207,10 +213,17 @@ class Overlays:
                 if known.found.record.id not in self._all:
                     continue
                 try:
-                    changed |= await self._in_thread(self._drivers.overlays.mend, known.found)
+                    missing, plugged = await self._in_thread(self._drivers.overlays.mend, known.found)
+                    changed |= missing
+                    await self._rerouted(known.found, plugged)
                 except (EngineError, OSError) as error:
                     _log.error("network %s: cannot restore it: %s", known.found.record.name, error)
         return changed
+
+    async def _rerouted(self, found: Network, plugged: Iterable[Sandbox]) -> None:
+        for each in plugged:
+            gateways = endpoints.default_gateways(each.endpoints.values(), self._by_id)
+            await self._in_thread(self._drivers.route, each.container_id, found, each.namespace, gateways)
 
     def _known(self, network_id: str) -> _Adopted:
         known = self._all.get(network_id)
