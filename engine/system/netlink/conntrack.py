@@ -1,5 +1,5 @@
-"""nfnetlink for the connection table: deletes UDP entries that a new or removed port mapping makes
-wrong.
+"""nfnetlink for the connection table: deletes entries that a changed port mapping, or a backend
+that has gone, makes wrong.
 
 Rules: linux/netfilter/nfnetlink_conntrack.h, nf_conntrack_tuple_common.h. Blocking: see
 `transport.py`, also for threads, ownership and what is raised.
@@ -24,7 +24,7 @@ _TUPLE_IP, _TUPLE_PROTOCOL = 1, 2
 _IP_SOURCE = {4: 1, 6: 3}
 _PROTOCOL_NUMBER, _PROTOCOL_DESTINATION = 1, 3
 _FILTER_ORIGINAL, _FILTER_REPLY = 1, 2
-_BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 3, 1 << 5
+_BY_SOURCE, _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
 
 _BUFFER = 1 << 20
 
@@ -54,6 +54,37 @@ class ConntrackSocket(NetlinkSocket):
                 raise done.error
         return forgotten
 
+    def forget_answers(self, sources: Collection[bytes], protocol: int = 0) -> None:
+        """Delete the entries of connections that one of these (packed IPv4) addresses answers.
+
+        With `protocol`, such as IPPROTO_UDP, others stay. The kernel deletes them itself, in one
+        walk through its table for each address. A kernel before 6.6 lists them.
+        """
+        by_hand: list[bytes] = []
+        for source in sources:
+            (done,) = self.exchange((answers(_DELETE, source, protocol),))
+            if done.error is None or done.error.errno == errno.ENOENT:
+                continue
+            if done.error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise done.error
+            by_hand.append(source)
+        for source in by_hand:
+            for each in self.dump(answers(_GET, source, protocol)):
+                (done,) = self.exchange((removal(4, read_attributes(each, FAMILY.size)),))
+                if done.error is not None and done.error.errno != errno.ENOENT:
+                    raise done.error
+
+
+def answers(kind: int, source: bytes, protocol: int) -> Request:
+    """The request that lists or deletes the entries that this IPv4 address answers."""
+    reply, filtered = nest(_TUPLE_IP, attribute(_IP_SOURCE[4], source)), _BY_SOURCE
+    if protocol:
+        reply += nest(_TUPLE_PROTOCOL, attribute(_PROTOCOL_NUMBER, bytes((protocol,))))
+        filtered |= _BY_PROTOCOL
+    flags = attribute(_FILTER_ORIGINAL, bytes(4)) + attribute(_FILTER_REPLY, struct.pack("=I", filtered))
+    body = nest(_TUPLE_REPLY, reply) + nest(_CT_FILTER, flags)
+    return Request(kind, 0, FAMILY.pack(_family(4), 0, 0) + body, "connections that an address answers")
+
 
 def udp_list(version: int, ports: Collection[int]) -> Request:
     """The request that lists UDP entries. With a single port the kernel filters by it."""
@@ -70,7 +101,7 @@ def removal(version: int, entry: dict[int, bytes]) -> Request:
     """The request that deletes exactly this entry."""
     body = nest(_TUPLE_ORIGINAL, entry[_TUPLE_ORIGINAL])
     body += b"".join(attribute(kind, entry[kind]) for kind in (_CT_ID, _CT_ZONE) if kind in entry)
-    return Request(_DELETE, 0, FAMILY.pack(_family(version), 0, 0) + body, "removal of a UDP connection")
+    return Request(_DELETE, 0, FAMILY.pack(_family(version), 0, 0) + body, "removal of a connection")
 
 
 def _family(version: int) -> int:

@@ -26,6 +26,7 @@ from engine.system.netlink.codec import (
     nest,
     read_attributes,
     read_list,
+    read_text,
     text,
 )
 from engine.system.netlink.transport import Listener, NetlinkSocket, as_loaded
@@ -47,7 +48,8 @@ INET = 1
 _TABLE_NAME, _TABLE_FLAGS, _TABLE_HANDLE = 1, 2, 4
 _RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE = 1, 2, 3
 _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS, _LIST_ELEMENT = 1, 2, 3, 1
-_ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_KEY_END, _DATA_VALUE = 1, 2, 10, 1
+_ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_KEY_END, _DATA_VALUE, _DATA_VERDICT = 1, 2, 10, 1, 2
+_VERDICT_CODE, _VERDICT_CHAIN, _JUMP = 1, 2, -3
 
 _BUFFER = 8 << 20
 """Largest size in bytes of one transaction and of its acknowledgements. The kernel allocates only
@@ -60,12 +62,14 @@ _LIST_SIZE = 60_000
 class Element(NamedTuple):
     """One element in the kernel's format: each field of a concatenation is padded to 4 bytes.
 
-    `end` closes an interval, `data` is a map's value.
+    `end` closes an interval, `data` is a map's value. In a verdict map `chain` is the value: the
+    chain to jump to.
     """
 
     key: bytes
     end: bytes = b""
     data: bytes = b""
+    chain: str = ""
 
 
 class NftSocket(NetlinkSocket):
@@ -102,8 +106,8 @@ class NftSocket(NetlinkSocket):
             for each in read_list(listed):
                 parts = read_attributes(each)
                 key = _value(parts.get(_ELEMENT_KEY, b""))
-                end, data = _value(parts.get(_ELEMENT_KEY_END, b"")), _value(parts.get(_ELEMENT_DATA, b""))
-                found[key] = Element(key, end, data)
+                end = _value(parts.get(_ELEMENT_KEY_END, b""))
+                found[key] = Element(key, end, *_data(parts.get(_ELEMENT_DATA, b"")))
         return found
 
     def layout(self, table: str) -> tuple[bytes, ...]:
@@ -189,7 +193,11 @@ def _lists(table: str, elements: Iterable[tuple[str, Element]]) -> Iterator[byte
 
 
 def _element(element: Element) -> bytes:
-    key, end, data = element
+    key, end, data, chain = element
+    if chain:
+        verdict = attribute(_VERDICT_CODE, struct.pack(">i", _JUMP)) + text(_VERDICT_CHAIN, chain)
+        value = nest(_ELEMENT_DATA, nest(_DATA_VERDICT, verdict))
+        return nest(_LIST_ELEMENT, nest(_ELEMENT_KEY, attribute(_DATA_VALUE, key)) + value)
     before_key, before_end, before_data, behind = _form(len(key), len(end), len(data))
     return before_key + key + before_end + end + before_data + data + behind
 
@@ -210,6 +218,13 @@ def _form(*sizes: int) -> tuple[bytes, ...]:
         parts.append(head + padding + value[:8])
         head, padding = b"", value[8 + size :]
     return (*parts, padding)
+
+
+def _data(nested: bytes) -> tuple[bytes, str]:
+    """A map's value, and the chain of one that is a verdict."""
+    found = read_attributes(nested)
+    verdict = read_attributes(found.get(_DATA_VERDICT, b""))
+    return found.get(_DATA_VALUE, b""), read_text(verdict.get(_VERDICT_CHAIN, b""))
 
 
 def _value(nested: bytes) -> bytes:
