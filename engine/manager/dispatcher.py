@@ -2,7 +2,8 @@
 
 A session begins with `Hello`: the node's record gets this manager as its owner and a new session
 id, and any earlier session of the node, here or at another manager, ends. The agent is then sent
-its assignments, whole and then as they change, and its terms (`Session`) when one of them changes.
+the views of its networks and its assignments, whole and then as they change, and its terms
+(`Session`) when one of them changes. An assignment is never sent before the networks it is on.
 
 Liveness. Beats are kept in memory: nothing of them is stored. A node whose connection broke, or
 whose beats stopped, is
@@ -19,24 +20,27 @@ All sessions are looked at four times a second, which takes 1.5 ms for 10,000 of
 ordered by time, so a beat costs one assignment.
 
 Owns:     the sessions, the tasks that watch them, `NODE_DATA` of nodes whose owner this manager is.
-Not here: nodes whose owner is lost (`liveness.py`), the content of assignments (`assignments.py`),
-          certificates (`ca.py`).
+Not here: nodes whose owner is lost (`liveness.py`), the content of assignments (`assignments.py`)
+          and of views (`views.py`), plain containers on networks (`attaching.py`), certificates
+          (`ca.py`).
 Threads:  the event loop's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, Unavailable
 from engine.manager import logs, messages, records
 from engine.manager.assignments import AssignmentSet
+from engine.manager.attaching import Attachments
 from engine.manager.batches import Batches
 from engine.manager.ca import Authority
 from engine.manager.clock import SECOND, Clock
@@ -48,6 +52,7 @@ from engine.manager.records import Cluster, NodeData, new_id
 from engine.manager.states import NodeState, Role, TaskState
 from engine.manager.statuses import Statuses
 from engine.manager.store import Change, Compare, Event, Put, Store
+from engine.manager.views import Feed, NetworkViews
 from engine.system.tasks import spawn
 
 PERIOD = 5.0
@@ -99,7 +104,19 @@ _Group = tuple[Sequence[Change], Sequence[Compare]]
 class _Session:
     """One agent that is connected."""
 
-    __slots__ = ("assigned", "connection", "dirty", "id", "identity", "last", "node", "period", "terms", "unread")
+    __slots__ = (
+        "assigned",
+        "connection",
+        "dirty",
+        "feed",
+        "id",
+        "identity",
+        "last",
+        "node",
+        "period",
+        "terms",
+        "unread",
+    )
 
     def __init__(self, id: str, identity: Identity, connection: Connection, period: float, now: float) -> None:
         self.id = id
@@ -111,6 +128,7 @@ class _Session:
         """When the last beat came."""
         self.assigned: AssignmentSet | None = None
         """None until the agent has been sent its session."""
+        self.feed = Feed(identity.node)
         self.dirty: set[str] = set()
         """Tasks that have changed."""
         self.terms: messages.Session | None = None
@@ -166,6 +184,8 @@ class Dispatcher:
         self._dirty: set[_Session] = set()
         self._wake = asyncio.Event()
         self._terms_of_all = False
+        self._views = NetworkViews(store, clock, self._views_changed)
+        self._attachments = Attachments(store, clock)
         self._managers: tuple[Peer, ...] | None = None
         """What `managers` returns, until it changes."""
         self._unsubscribe = store.subscribe(self._changed)
@@ -219,6 +239,11 @@ class Dispatcher:
                 if not await self._statuses.report(session.node, session.id, message.of):
                     raise Unavailable("this session has been replaced by another one")
                 await connection.send(Done(seq=message.seq))
+            case messages.Attach():
+                await self._attach(connection, message)
+            case messages.Detach():
+                await self._attachments.remove(self._session(connection).node, message.attachment)
+                await connection.send(Done(seq=message.seq))
             case messages.LeaveSwarm():
                 await self._leave(connection, identity)
                 await connection.send(Done(seq=message.seq))
@@ -242,6 +267,8 @@ class Dispatcher:
         self._registering[node] = connection
         try:
             data = await self._claim(connection, hello, identity)
+            # before the agent can ask for more
+            await self._attachments.keep(node, hello.attachments)
         finally:  # the end of the connection cancels this
             if self._registering.get(node) is connection:
                 del self._registering[node]
@@ -262,9 +289,11 @@ class Dispatcher:
         connection.on_beat = lambda: self._beat(session)
         session.terms = self._terms(session)
         await connection.send(msgspec.structs.replace(session.terms, seq=hello.seq, root=self._authority.trusted()))
+        await self._prepare_views(session.feed, self._store.tasks_on(node))
         session.assigned = AssignmentSet(self._store, self._authority.unseal, node)
         session.dirty.clear()
         try:
+            connection.write(self._views.whole(session.feed))
             connection.write(session.assigned.whole())
         except ServerError as error:  # the session has been answered already
             _log.error("assignments of node %s: %s", node, error.message)
@@ -274,6 +303,18 @@ class Dispatcher:
             await self._statuses.report(node, session.id, hello.statuses)
         except EngineError as error:
             connection.abort(f"the statuses of node {node} were not stored: {error.message}")
+
+    async def _attach(self, connection: Connection, message: messages.Attach) -> None:
+        session = self._session(connection)
+        key, network, address = await self._attachments.add(session.node, session.id, message)
+        while network not in session.feed.versions:  # its view goes before the answer
+            if self._session(connection) is not session:
+                raise Unavailable("this session has been replaced by another one")
+            await self._send_to(session, attachments=True)
+            if network not in session.feed.versions:
+                await self._clock.sleep(GATHER)
+        answer = messages.Attached(seq=message.seq, attachment=key, network=network, address=address)
+        await connection.send(answer)
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
         """Raises Unavailable when no session may begin here now, InvalidParameter for a record that
@@ -311,6 +352,7 @@ class Dispatcher:
     async def _claim(self, connection: Connection, hello: Hello, identity: Identity) -> NodeData:
         """Write this manager as the node's owner, with a new session. Raises Unavailable."""
         node = identity.node
+        data_address = _data_address(hello.data_address)
         for _ in range(5):
             known = self._store.get(records.NODES, node)
             if known is None:
@@ -326,6 +368,9 @@ class Dispatcher:
                 role=identity.role,
                 certificate=identity.certificate,
                 manager_address=hello.manager_address,
+                data_address=data_address,
+                features=hello.features,
+                subnets=hello.subnets,
             )
             if entry is not None and entry.record.state == NodeState.READY:
                 data = msgspec.structs.replace(data, since=entry.record.since)
@@ -422,6 +467,8 @@ class Dispatcher:
                 _log.warning("this process was stopped for %.1f s: nodes have time to beat again", now - before)
                 self._spare(GRACE)
             before = now
+            if self._views.due:
+                self._wake.set()
             for session in list(self._sessions.values()):
                 self._look_at(session, now)
             free = self._writing is None or self._writing.done()
@@ -514,6 +561,7 @@ class Dispatcher:
     # --- what agents are sent ---------------------------------------------------------------------
 
     def _changed(self, event: Event) -> None:
+        self._views.changed(event)
         if not self._tasks:
             return  # not started
         kind = event.kind
@@ -538,6 +586,8 @@ class Dispatcher:
                 self._send_terms(session)
         elif kind is records.SPEC_VERSIONS:
             self._spec_came(event.key)
+        elif kind is records.ATTACHMENTS:
+            self._attachments.changed(event)
         elif kind is records.CLUSTER or kind is records.MANAGERS:
             self._terms_changed()
 
@@ -573,14 +623,23 @@ class Dispatcher:
         if _managing(old) != _managing(new):
             self._terms_changed()
 
+    def _views_changed(self, nodes: Iterable[str] | None) -> None:
+        """There are views to send to these nodes, or to all."""
+        if nodes is None:
+            self._dirty.update(self._sessions.values())
+        else:
+            self._dirty.update(session for node in nodes if (session := self._sessions.get(node)) is not None)
+        self._wake.set()
+
     async def _send_changes(self) -> None:
         while True:
             await self._wake.wait()
+            self._views.flush()
             self._wake.clear()
             sessions, self._dirty = self._dirty, set()
             began = self._clock.monotonic()
             for session in sessions:
-                self._send_assignments(session)
+                await self._send_to(session)
                 if self._clock.monotonic() - began > SLICE:
                     await asyncio.sleep(0)
                     began = self._clock.monotonic()
@@ -592,7 +651,21 @@ class Dispatcher:
                         await asyncio.sleep(0)
             await self._clock.sleep(GATHER)
 
-    def _send_assignments(self, session: _Session) -> None:
+    async def _prepare_views(self, feed: Feed, tasks: Iterable[str], *, attachments: bool = False) -> None:
+        """Make the views of a node ready to be sent, with what these tasks need, and with all
+        attachments.
+        """
+        while True:
+            if self._views.waits(tasks) or (attachments and self._views.due):
+                self._views.flush()
+            missing = self._views.missing(feed)
+            if not missing:
+                return
+            for network in missing:
+                await self._views.build(network)
+
+    async def _send_to(self, session: _Session, *, attachments: bool = False) -> None:
+        """Send what has changed of a node's networks and tasks."""
         if self._sessions.get(session.node) is not session or session.assigned is None:
             return
         if session.connection.backlog > HIGH_WATER:
@@ -602,11 +675,13 @@ class Dispatcher:
             return
         session.unread = 0.0
         tasks, session.dirty = session.dirty, set()
-        message = session.assigned.changes(tasks)
-        if message is None:
-            return
+        await self._prepare_views(session.feed, tasks, attachments=attachments)
+        before, after = self._views.changes(session.feed)
+        assignments = session.assigned.changes(tasks) if tasks else None
         try:
-            session.connection.write(message)
+            for message in (before, assignments, after):
+                if message is not None:
+                    session.connection.write(message)
         except ServerError as error:
             _log.error("assignments of node %s: %s", session.node, error.message)
             session.connection.abort(error.message)
@@ -645,6 +720,7 @@ class Dispatcher:
             root=self._authority.trusted(),
             expiry=self._authority.expiry(),
             availability="active" if node is None else node.availability.label,
+            data_path_port=cluster.data_path_port,
         )
 
     def managers(self) -> tuple[Peer, ...]:
@@ -673,6 +749,7 @@ class Dispatcher:
         """Send agents to managers that have fewer, a few at a time."""
         while True:
             await self._clock.sleep(SHARE_PERIOD)
+            self._views.tidy()
             now = self._clock.monotonic()
             for node, times in list(self._registrations.items()):
                 if now - times[-1] > REGISTRATIONS_PERIOD:
@@ -716,6 +793,14 @@ def period_of(cluster: Cluster | None) -> float:
 def _managing(data: NodeData | None) -> str:
     """The address of a node's manager, which agents are told; "" for a worker."""
     return data.manager_address if data is not None and data.role == Role.MANAGER else ""
+
+
+def _data_address(address: str) -> str:
+    """The data address of a `Hello`. Raises InvalidParameter if it is no IPv4 address."""
+    try:
+        return str(ipaddress.IPv4Address(address)) if address else ""
+    except ValueError:
+        raise InvalidParameter(f"data_address {address[:64]!r} is no IPv4 address") from None
 
 
 def _host(address: str) -> str:

@@ -97,6 +97,20 @@ def node_state(store: Store, node: str) -> str:
     return "" if data is None else data.state.label
 
 
+class Network:
+    """A network as an agent was sent it."""
+
+    def __init__(self, definition: messages.NetworkView) -> None:
+        self.definition = definition
+        self.endpoints: dict[str, messages.EndpointView] = {}
+        self.services: dict[str, messages.ServiceView] = {}
+        self.nodes: dict[str, str] = {}
+
+    @property
+    def ready(self) -> set[str]:
+        return {id for id, endpoint in self.endpoints.items() if endpoint.ready}
+
+
 class Agent:
     """One agent. `tasks` and what it holds besides follow the assignments it was sent."""
 
@@ -107,8 +121,10 @@ class Agent:
         self.secrets: dict[str, bytes] = {}
         self.configs: dict[str, bytes] = {}
         self.auths: dict[str, str] = {}
+        self.networks: dict[str, Network] = {}
         self.got: list[Any] = []
-        """All messages, in their order."""
+        """All messages but views, in their order."""
+        self.views: list[messages.Views] = []
         self.beats = 0
         self.session: messages.Session | None = None
         self.sessions: list[messages.Session] = []
@@ -154,10 +170,15 @@ class Agent:
         self.beats += 1
 
     async def _served(self, connection: Connection, message: Any) -> None:
+        if isinstance(message, messages.Views):
+            self.see(message)
+            return
         self.got.append(message)
         match message:
             case Assignments():
                 self.apply(message)
+                for assigned in message.put:
+                    assert assigned.addresses.keys() <= self.networks.keys(), "views come first"
             case Bye():
                 self.bye = message
             case messages.Session():
@@ -165,6 +186,28 @@ class Agent:
                 self.sessions.append(message)
             case ReadLogs() if self.logs is not None:
                 await self.logs(connection, message)
+
+    def see(self, message: messages.Views) -> None:
+        self.views.append(message)
+        if message.whole:
+            self.networks.clear()
+        for view in message.of:
+            if view.gone:
+                del self.networks[view.network]
+                continue
+            if view.definition is not None:
+                self.networks[view.network] = Network(view.definition)
+            network = self.networks[view.network]
+            network.endpoints |= {each.id: each for each in view.endpoints}
+            network.services |= {each.id: each for each in view.services}
+            network.nodes |= view.nodes
+            for known, gone in (
+                (network.endpoints, view.endpoints_gone),
+                (network.services, view.services_gone),
+                (network.nodes, view.nodes_gone),
+            ):
+                for key in gone:
+                    known.pop(key, None)
 
     def apply(self, message: Assignments) -> None:
         if message.whole:

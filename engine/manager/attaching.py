@@ -1,0 +1,199 @@
+"""Plain containers on attachable networks: their records, which are the agents' to make and remove.
+
+An agent asks for an attachment (`Attach`). Its record is written under the session of its node and
+with the network's existence compared; the leader then gives it an address, or says why there is
+none. The record goes with `Detach`, with the next `Hello` that does not name it, and with its node
+(`liveness.py`).
+
+Owns:    `ATTACHMENTS` of nodes whose session is here.
+Threads: the event loop's.
+Raises:  NotFound, Forbidden, ServerError with the leader's reason, Unavailable without an address
+         in time.
+Not here: addresses (`allocator.py`), what other nodes are sent (`views.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
+from engine.manager import records
+from engine.manager.clock import Clock
+from engine.manager.messages import Attach
+from engine.manager.records import AttachmentRecord, NetworkRecord, new_id
+from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Stale, Store
+
+ANSWER = 15.0
+"""Seconds in which the leader gives an address."""
+LOOK = 1.0
+"""Seconds after which the record is looked at without an event."""
+ATTEMPTS = 5
+LONGEST_TEXT = 256
+MOST_ALIASES = 256
+
+_log = logging.getLogger(__name__)
+
+
+class Attachments:
+    """`changed` must be called with each event of `ATTACHMENTS`."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._waiting: dict[str, asyncio.Event] = {}
+
+    def changed(self, event: Event) -> None:
+        waiting = self._waiting.get(event.key)
+        if waiting is not None:
+            waiting.set()
+
+    async def add(self, node: str, session: str, attach: Attach) -> tuple[str, str, str]:
+        """Make the attachment of a container, or find the one that it has. Returns its id, the
+        network's and the address.
+        """
+        _check(attach)
+        await self._store.current()
+        network, record = self._network(attach.network)
+        if not record.attachable:
+            raise Forbidden(f"network {record.name} not manually attachable")
+        made = AttachmentRecord(
+            network=network,
+            node=node,
+            container=attach.container,
+            created=self._clock.now(),
+            name=attach.name,
+            aliases=attach.aliases,
+            wanted=attach.address,
+        )
+        key = await self._write(made, session)
+        try:
+            address = await self._address(key, record)
+        except BaseException as error:
+            if isinstance(error, EngineError):
+                with contextlib.suppress(EngineError):
+                    await self.remove(node, key)
+            raise  # after a lost connection the next `Hello` removes the record
+        return key, network, address
+
+    def _network(self, name: str) -> tuple[str, NetworkRecord]:
+        """A network by its id or name. Raises NotFound."""
+        claim = self._store.record(records.CLAIMS, records.name_claim("network", name))
+        for key in (name, "" if claim is None else claim.holder):
+            record = self._store.record(records.NETWORKS, key)
+            if record is not None:
+                return key, record
+        raise NotFound(f"network {name} not found")
+
+    async def _write(self, made: AttachmentRecord, session: str) -> str:
+        """Write the record, unless there is the same one. Returns its key."""
+        for _ in range(ATTEMPTS):
+            node = self._store.get(records.NODE_DATA, made.node)
+            if node is None or node.record.session != session:
+                raise Unavailable("this session has been replaced by another one")
+            network = self._store.get(records.NETWORKS, made.network)
+            if network is None:
+                raise NotFound(f"network {made.network} not found")
+            changes: list[Change] = []
+            for key, entry in self._of(made.node):
+                old = entry.record
+                if (old.container, old.network) != (made.container, made.network):
+                    continue
+                if not old.error and _same(old, made):
+                    return key
+                changes.append(Delete(records.ATTACHMENTS, key))
+            key = new_id()
+            changes.append(Put(records.ATTACHMENTS, key, made))
+            compares = [
+                Compare(records.NODE_DATA, made.node, node.revision),
+                Compare(records.NETWORKS, made.network, network.created, by_creation=True),
+            ]
+            try:
+                await self._store.commit(changes, compares)
+            except Stale:
+                continue
+            return key
+        raise Unavailable(f"the record of node {made.node} changed at each attempt")
+
+    async def _address(self, key: str, network: NetworkRecord) -> str:
+        """The address that the leader gives. Raises ServerError with its reason."""
+        waiting = self._waiting.setdefault(key, asyncio.Event())
+        ends = self._clock.monotonic() + ANSWER
+        try:
+            while True:
+                waiting.clear()
+                record = self._store.record(records.ATTACHMENTS, key)
+                if record is None:
+                    raise Unavailable(f"network {network.name}: the attachment was removed")
+                if record.address:
+                    return record.address
+                if record.error:
+                    raise ServerError(record.error)
+                left = ends - self._clock.monotonic()
+                if left <= 0:
+                    raise Unavailable(
+                        f"attaching to network {network.name} failed: no address was given within {ANSWER:.0f} s"
+                    )
+                await self._wait(waiting, min(left, LOOK))
+        finally:
+            if self._waiting.get(key) is waiting:
+                del self._waiting[key]
+
+    async def _wait(self, waiting: asyncio.Event, seconds: float) -> None:
+        work = asyncio.ensure_future(waiting.wait())
+        timer = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            work.cancel()
+            timer.cancel()
+
+    async def remove(self, node: str, key: str) -> None:
+        """Remove an attachment of this node, if there is such a one."""
+        for _ in range(ATTEMPTS):
+            entry = self._store.get(records.ATTACHMENTS, key)
+            if entry is None or entry.record.node != node:
+                return
+            try:
+                await self._store.commit(
+                    [Delete(records.ATTACHMENTS, key)], [Compare(records.ATTACHMENTS, key, entry.revision)]
+                )
+            except Stale:
+                continue
+            return
+        raise Unavailable(f"the attachment {key} changed at each attempt")
+
+    async def keep(self, node: str, attachments: Collection[str]) -> None:
+        """Remove those of this node that its containers do not use any more."""
+        for key, _ in self._of(node):
+            if key not in attachments:
+                _log.info("attachment %s of node %s is not used any more", key, node)
+                await self.remove(node, key)
+
+    def _of(self, node: str) -> list[tuple[str, Entry[AttachmentRecord]]]:
+        return [
+            (key, entry) for key, entry in self._store.all(records.ATTACHMENTS).items() if entry.record.node == node
+        ]
+
+
+def _same(old: AttachmentRecord, made: AttachmentRecord) -> bool:
+    return (old.name, old.aliases) == (made.name, made.aliases) and made.wanted in {"", old.wanted, old.address}
+
+
+def _check(attach: Attach) -> None:
+    """Raises InvalidParameter for a record that etcd would refuse."""
+    for name, value in (
+        ("network", attach.network),
+        ("container", attach.container),
+        ("name", attach.name),
+        ("address", attach.address),
+        *(("aliases", alias) for alias in attach.aliases),
+    ):
+        if len(value) > LONGEST_TEXT:
+            raise InvalidParameter(f"{name} has {len(value)} characters, at most {LONGEST_TEXT} are allowed")
+    if not attach.network or not attach.container:
+        raise InvalidParameter("an attachment needs a network and a container")
+    if len(attach.aliases) > MOST_ALIASES:
+        raise InvalidParameter(f"{len(attach.aliases)} aliases, at most {MOST_ALIASES} are allowed")
