@@ -132,6 +132,8 @@ class Monitor:
         """The descriptor that outlives this daemon with the monitor (`keep`), -1 when there is
         none.
         """
+        self.held: dict[str, int] = {}
+        """Descriptors by name that outlive this daemon with the monitor (`hold`)."""
         self._loop: asyncio.AbstractEventLoop
         self._files = 0
         self._socket: socket.socket | None = None
@@ -212,6 +214,8 @@ class Monitor:
             process.close()
         self.processes.clear()
         self._replace_kept(-1)
+        for name in [*self.held]:
+            self._replace_held(name, -1)
 
     async def shutdown(self) -> None:
         """End the monitor too. Raises ServerError while a process is left."""
@@ -314,7 +318,7 @@ class Monitor:
             self._codec = codec
             seq = self.number()
             try:
-                await self._answer(seq, messages.Hello(seq, codec.protocol, self._attach_stall))
+                await self._answer(seq, messages.Hello(seq, codec.protocol, self._attach_stall, held=True))
             except Interrupted:
                 raise
             except ServerError as error:
@@ -344,7 +348,7 @@ class Monitor:
             self._use(ours)
             self._codec = messages.CURRENT
             seq = self.number()
-            self._send(messages.Hello(seq, self._codec.protocol, self._attach_stall))
+            self._send(messages.Hello(seq, self._codec.protocol, self._attach_stall, held=True))
             self._pass_everything()
             self.pid, words = self._spawn(theirs.fileno(), lock)
         except OSError as error:
@@ -383,6 +387,8 @@ class Monitor:
         reported itself."""
         if self.kept >= 0:
             self._send(messages.Keep(self.number()), [self.kept])
+        for name, descriptor in self.held.items():
+            self._send(messages.Hold(self.number(), name), [descriptor])
         if self._relay is not None:
             self._pass_on(*self._relay)
         for process in list(self.processes.values()):
@@ -695,6 +701,29 @@ class Monitor:
         if self._connected.is_set() or self._starting is not None:
             self._send(messages.Keep(next(self._sequence)), [self.kept])
 
+    def hold(self, name: str, descriptor: int) -> None:
+        """Have this monitor, and later ones, hold the descriptor for the next daemon under a name.
+        It replaces the one of that name. The caller keeps the descriptor.
+
+        Monitors of earlier versions do not: a warning is logged.
+        """
+        self._replace_held(name, fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
+        if self._connected.is_set() or self._starting is not None:
+            self._send(messages.Hold(next(self._sequence), name), [self.held[name]])
+
+    def let_go(self, name: str) -> None:
+        """No longer hold the descriptor of that name. An unknown one is fine."""
+        if name in self.held:
+            os.close(self.held.pop(name))
+            self.tell(lambda seq: messages.Hold(seq, name))
+
+    def _replace_held(self, name: str, descriptor: int) -> None:
+        before = self.held.pop(name, -1)
+        if before >= 0:
+            os.close(before)
+        if descriptor >= 0:
+            self.held[name] = descriptor
+
     def _replace_kept(self, descriptor: int) -> None:
         if self.kept >= 0:
             os.close(self.kept)
@@ -858,6 +887,8 @@ class Monitor:
                 self._take_old_exit(report)
             case messages.Kept():
                 self._replace_kept(descriptors[0] if descriptors else -1)
+            case messages.Held():
+                self._replace_held(report.name, descriptors[0] if descriptors else -1)
             case messages.Exited():
                 self._end(report.key, Exit(report.status, report.at))
             case messages.InputEnded():

@@ -23,7 +23,7 @@ A monitor of an older protocol is replaced when it ends: at the next reboot, `en
 crash. Until then the daemon does without what only newer monitors have. A change of a message here
 raises `PROTOCOL`, and `previous.py` becomes the conversion to the protocol that was current before;
 the one before that is dropped. A field with a default may be added without a new number when a peer
-that ignores it stays correct.
+that ignores it stays correct, and so may an order that a monitor may refuse (`Hold`).
 
 Not here: sockets and loops (`client.py`, `connection.py`); the previous protocol (`previous.py`).
 """
@@ -57,7 +57,7 @@ class Size(msgspec.Struct, array_like=True, frozen=True):
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
     """First packet of a daemon. Answered by one `State` per known process, by `Kept` when a
-    descriptor is kept, then by `Done`.
+    descriptor is kept, with `held` by one `Held` per descriptor of `Hold`, then by `Done`.
 
     `Done` waits a few seconds for processes that an earlier daemon had ordered and that are still
     being created. A process created after that is reported by an unasked `State`. A newer daemon's
@@ -68,6 +68,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     seq: int
     protocol: int = PROTOCOL
     attach_stall: int = -1
+    held: bool = False
 
 
 class Attach(msgspec.Struct, tag="attach", frozen=True):
@@ -213,6 +214,14 @@ class Keep(msgspec.Struct, tag="keep", frozen=True):
     seq: int
 
 
+class Hold(msgspec.Struct, tag="hold", frozen=True):
+    """Hold a descriptor (the packet's only one) for the next daemon under a name. It replaces the
+    one of that name. Without a descriptor that one is closed."""
+
+    seq: int
+    name: str
+
+
 class Reaped(msgspec.Struct, tag="reaped", frozen=True):
     """The daemon, parent by subreaping, reaped the adopted process `key`; `status` as in
     `Exited`."""
@@ -251,6 +260,7 @@ Order = (
     | Forget
     | Adopt
     | Keep
+    | Hold
     | Reaped
     | Relay
     | Shutdown
@@ -296,6 +306,12 @@ class Kept(msgspec.Struct, tag="kept", frozen=True):
     """The descriptor of the last `Keep`, sent at Hello."""
 
 
+class Held(msgspec.Struct, tag="held", frozen=True):
+    """The descriptor of the last `Hold` of this name, sent at Hello."""
+
+    name: str
+
+
 class Exited(msgspec.Struct, tag="exited", frozen=True):
     """The process ended and its output has been drained.
 
@@ -327,7 +343,7 @@ class Superseded(msgspec.Struct, tag="superseded", frozen=True):
     to that daemon."""
 
 
-Report = Done | Failed | State | Kept | Exited | InputEnded | Detached | Superseded
+Report = Done | Failed | State | Kept | Held | Exited | InputEnded | Detached | Superseded
 
 
 NOT_A_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

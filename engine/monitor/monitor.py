@@ -86,6 +86,7 @@ class Monitor:
         self._greetings: list[tuple[int, Callable[[], None]]] = []
         self._passing: Relay | None = None
         self._kept = -1
+        self._held: dict[str, int] = {}
         self._left: dict[str, Left] = {}
         self._slots: dict[str, list[tuple[str, int]]] = {}
         """Files of dead monitors, and the slots, that a key has in them."""
@@ -290,6 +291,9 @@ class Monitor:
                 connection.send_state(process)
         if self._kept >= 0:
             connection.send(messages.Kept(), [self._kept])
+        if order.held:
+            for name, descriptor in self._held.items():
+                connection.send(messages.Held(name), [descriptor])
         connection.flush()
         answered = False
 
@@ -468,6 +472,14 @@ class Monitor:
         self._kept = descriptors.pop()
         connection.send(messages.Done(order.seq))
 
+    def _hold(self, connection: Connection, order: messages.Hold, descriptors: list[int]) -> None:
+        before = self._held.pop(order.name, -1)
+        if before >= 0:
+            os.close(before)
+        if descriptors:
+            self._held[order.name] = descriptors.pop()
+        connection.send(messages.Done(order.seq))
+
     def _reaped(self, connection: Connection, order: messages.Reaped, descriptors: list[int]) -> None:
         process = self.processes.get(order.key)
         if process is not None and process.pidfd >= 0:
@@ -509,6 +521,7 @@ class Monitor:
         messages.Forget: _forget,
         messages.Adopt: _adopt,
         messages.Keep: _keep,
+        messages.Hold: _hold,
         messages.Reaped: _reaped,
         messages.Relay: _relay,
         messages.Shutdown: _shutdown,

@@ -1109,6 +1109,9 @@ def test_a_monitor_whose_daemon_is_dead_from_the_start(bench: Bench, sleeping: s
     raw.send(messages.Hello)
     kept = os.memfd_create("kept")
     raw.send(messages.Keep, [kept])
+    for name in ("one", "two", "three"):
+        raw.send(lambda seq, name=name: messages.Hold(seq, name), [kept])  # type: ignore[misc]
+    raw.send(lambda seq: messages.Hold(seq, "two"))
     for number in range(MANY):
         raw.adopt(f"key{number}", sleeping.pid)
     theirs.sendall(b"\xc0")  # unread when it dies: the monitor gets ECONNRESET first
@@ -1122,7 +1125,9 @@ def test_a_monitor_whose_daemon_is_dead_from_the_start(bench: Bench, sleeping: s
     async def story(monitor: Monitor) -> None:
         assert monitor.pid == process.pid
         assert set(monitor.processes) == {f"key{number}" for number in range(MANY)}
-        assert os.path.samestat(os.fstat(kept), os.fstat(monitor.kept))
+        for descriptor in (monitor.kept, *monitor.held.values()):
+            assert os.path.samestat(os.fstat(kept), os.fstat(descriptor))
+        assert set(monitor.held) == {"one", "three"}
         for number, writing in enumerate(raw.pipes):
             os.write(writing, b"line %d\n" % number)
         raw.close()

@@ -291,7 +291,7 @@ def test_the_next_monitor_has_everything_before_it_exists(tmp_path: Path, monkey
 
         def spawn(connection: int, lock: int) -> tuple[int, int]:
             with socket.socket(fileno=os.dup(connection)) as end:
-                for _ in range(5):
+                for _ in range(6):
                     data, passed, _, _ = socket.recv_fds(end, messages.PACKET, 8)
                     found.append((messages.decode_order(data), len(passed)))
                     for descriptor in passed:
@@ -305,14 +305,18 @@ def test_the_next_monitor_has_everything_before_it_exists(tmp_path: Path, monkey
             await (await launch(monitor, peer, key))
         with socket.socket() as listener:
             monitor.keep(listener.fileno())
+            monitor.hold("one", listener.fileno())
+            monitor.hold("two", listener.fileno())
+            monitor.let_go("two")
             monitor.relay(listener, b"\x7f\0\0\1")
-            for _ in range(2):
+            for _ in range(5):
                 await peer.next()
             peer.die()
-            await until(lambda: len(found) == 5)
+            await until(lambda: len(found) == 6)
         orders = [type(order) for order, _ in found]
-        assert orders == [messages.Hello, messages.Keep, messages.Relay, messages.Adopt, messages.Adopt]
-        assert [passed for _, passed in found] == [0, 1, 1, 3, 3]
+        assert orders[:4] == [messages.Hello, messages.Keep, messages.Hold, messages.Relay]
+        assert orders[4:] == [messages.Adopt, messages.Adopt]
+        assert [passed for _, passed in found] == [0, 1, 1, 1, 3, 3]
         peer.send(messages.Done(found[0][0].seq))
         await until(monitor._connected.is_set)
         assert peer.orders.empty() and peer.starts == 1

@@ -41,6 +41,8 @@ ORDERS = [
     messages.Relay(15, b"\x7f\0\0\1"),
     messages.Shutdown(12),
 ]
+NEW_ORDERS = [messages.Hold(16, "name")]
+"""Those that monitors of the previous protocol refuse."""
 REPORTS = [
     messages.Done(1, pid=2, client=3, log_inode=4, log_offset=5),
     messages.Failed(2, "reason", 1),
@@ -51,6 +53,8 @@ REPORTS = [
     messages.Detached("k", 4, True),
     messages.Superseded(),
 ]
+NEW_REPORTS = [messages.Held("name")]
+"""Those that a daemon gets only if it asks for them."""
 CODECS = [messages.CURRENT, previous.CODEC]
 
 
@@ -59,7 +63,7 @@ def named(each: object) -> str:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=named)
-@pytest.mark.parametrize("order", ORDERS, ids=named)
+@pytest.mark.parametrize("order", [*ORDERS, *NEW_ORDERS], ids=named)
 def test_orders(order: messages.Order, codec: messages.Codec) -> None:
     if isinstance(order, messages.Hello):
         order = msgspec.structs.replace(order, protocol=codec.protocol)
@@ -67,14 +71,14 @@ def test_orders(order: messages.Order, codec: messages.Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=named)
-@pytest.mark.parametrize("report", REPORTS, ids=named)
+@pytest.mark.parametrize("report", [*REPORTS, *NEW_REPORTS], ids=named)
 def test_reports(report: messages.Report, codec: messages.Codec) -> None:
     assert codec.decode_report(codec.encode(report)) == report
 
 
 def test_every_message_is_tested() -> None:
-    assert {type(each) for each in ORDERS} == set(messages.Order.__args__)
-    assert {type(each) for each in REPORTS} == set(messages.Report.__args__)
+    assert {type(each) for each in [*ORDERS, *NEW_ORDERS]} == set(messages.Order.__args__)
+    assert {type(each) for each in [*REPORTS, *NEW_REPORTS]} == set(messages.Report.__args__)
 
 
 @pytest.mark.parametrize(("order", "golden"), list(zip(ORDERS, protocol3.ORDERS, strict=True)), ids=named)
