@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import msgspec
 
 from engine.api import parameters, swarm_mode
@@ -10,10 +12,11 @@ from engine.api.kept import Entry
 from engine.api.replies import empty_reply, encoded_reply, json_reply
 from engine.api.versions import Flag
 from engine.containers import settings
-from engine.errors import InvalidParameter, NotFound, Unimplemented
+from engine.errors import InvalidParameter, NotFound
 from engine.http.messages import Reply, Request
 from engine.network_rules import FILTERS
 from engine.networks.endpoints import Network
+from engine.pruning import Selection
 from engine.wire.networks import Network as Shown
 from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect, NetworkInspect, NetworksPruned
 
@@ -21,28 +24,52 @@ NODE_LOCAL = ("bridge", "host", "none")
 """Networks that each node of a swarm has. Services use them by their names."""
 
 
-def list_all(engine: Engine, request: Request) -> Reply:
-    found = engine.networks.select(parameters.filters(request.query, FILTERS))
+SWARM, OVERLAY = "swarm", "overlay"
+"""The scope of networks of a swarm, and their driver."""
+
+
+def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
+    if engine.cluster.is_manager:
+        return swarm_mode.networks("list_all")(engine, request)
+    return listed(engine, request, engine.networks.select(parameters.filters(request.query, FILTERS)))
+
+
+def listed(engine: Engine, request: Request, found: list[Network]) -> Reply:
     whole = not request.version.has(Flag.NETWORKS_LISTED_SHORT)
-    return encoded_reply(request, b"[" + b",".join([_encoded(engine, each, request, whole) for each in found]) + b"]\n")
+    return encoded_reply(request, b"[" + b",".join([encoded(engine, each, request, whole) for each in found]) + b"]\n")
 
 
-def inspect(engine: Engine, request: Request) -> Reply:
-    parameters.strict_boolean(request.query, "verbose")  # details of swarm networks
-    network = engine.networks.get(request.parameters["id"])
+def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
+    verbose = parameters.strict_boolean(request.query, "verbose")
+    text = request.parameters["id"]
     scope = request.query.get("scope", "")
-    if scope == "swarm" and engine.cluster.is_manager and network.record.name in NODE_LOCAL:
+    if engine.cluster.is_manager:
+        if scope != SWARM or (name := _node_local(engine, text)) is None:
+            return swarm_mode.networks("inspect")(engine, request, scope, verbose)
         # docker CLIs look up the networks of a service, and send the id that they find.
         shown = msgspec.structs.replace(
-            engine.networks.inspected(network), id=network.record.name, scope="swarm", containers={}
+            engine.networks.inspected(engine.networks.get(name)), id=name, scope=SWARM, containers={}
         )
         return json_reply(request, shown)
+    network = engine.networks.get(text)
     if scope not in ("", network.record.scope):
-        raise NotFound(f"network {request.parameters['id']} not found in scope {scope}")
-    return encoded_reply(request, _encoded(engine, network, request) + b"\n")
+        raise NotFound(f"network {text} not found in scope {scope}")
+    return inspected(engine, request, network)
 
 
-def _encoded(engine: Engine, network: Network, request: Request, whole: bool = True) -> bytes:
+def _node_local(engine: Engine, text: str) -> str | None:
+    """The name of the network that each node has, if this is its name or id."""
+    for each in engine.networks:
+        if each.record.name in NODE_LOCAL and text in (each.record.name, each.record.id):
+            return each.record.name
+    return None
+
+
+def inspected(engine: Engine, request: Request, network: Network) -> Reply:
+    return encoded_reply(request, encoded(engine, network, request) + b"\n")
+
+
+def encoded(engine: Engine, network: Network, request: Request, whole: bool = True) -> bytes:
     """The encoded network, kept until the network changes. `whole`: as inspect shows it."""
     shape = request.version.shape(NetworkInspect if whole else Shown)
     entries = engine.kept.of(shape)
@@ -55,11 +82,15 @@ def _encoded(engine: Engine, network: Network, request: Request, whole: bool = T
 
 async def create(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkCreate)
-    if body.driver == "overlay":
-        if not engine.cluster.is_manager:
+    is_manager = engine.cluster.is_manager
+    if body.driver == OVERLAY and not body.config_only:
+        if not is_manager:
             raise swarm_mode.refusal(request, swarm_mode.NO_MANAGER)
-        raise Unimplemented("Driver: networks of the driver overlay are not supported by this version")
+        reply: Reply = await swarm_mode.networks("create")(engine, request, body)
+        return reply
     unique = request.version.has(Flag.UNIQUE_NETWORK_NAMES) or body.check_duplicate
+    if unique and is_manager:
+        await swarm_mode.networks("check_unique")(engine, body.name)
     return json_reply(request, await engine.networks.create(body, unique))
 
 
@@ -84,14 +115,33 @@ def _named(container: str) -> str:
 
 
 async def remove(engine: Engine, request: Request) -> Reply:
+    if engine.cluster.is_manager:
+        reply: Reply = await swarm_mode.networks("remove")(engine, request)
+        return reply
+    return await removed(engine, request)
+
+
+async def removed(engine: Engine, request: Request) -> Reply:
+    """Remove a network of this engine."""
     network = engine.networks.get(request.parameters["id"])
+    if network.record.scope == SWARM:
+        raise swarm_mode.refusal(request, swarm_mode.NO_MANAGER)
     await engine.networks.remove(request.parameters["id"])
     engine.kept.forget(network.record.id)
     return empty_reply(request)
 
 
 async def prune(engine: Engine, request: Request) -> Reply:
-    gone = await engine.networks.prune(parameters.prune_selection(request.query, "until"))
+    if engine.cluster.is_manager:
+        reply: Reply = await swarm_mode.networks("prune")(engine, request)
+        return reply
+    names = await pruned(engine, parameters.prune_selection(request.query, "until"))
+    return json_reply(request, NetworksPruned(names or None))
+
+
+async def pruned(engine: Engine, selection: Selection) -> list[str]:
+    """Prune the networks of this engine."""
+    gone = await engine.networks.prune(selection)
     for network in gone:
         engine.kept.forget(network.record.id)
-    return json_reply(request, NetworksPruned([network.record.name for network in gone] or None))
+    return [network.record.name for network in gone]

@@ -11,7 +11,7 @@ import msgspec
 
 from engine.api import manager, parameters, service_logs
 from engine.api.engine import Engine
-from engine.api.networks import NODE_LOCAL
+from engine.api.networks import NODE_LOCAL, SWARM
 from engine.api.replies import json_reply
 from engine.api.versions import Flag
 from engine.errors import EngineError, InvalidParameter
@@ -53,6 +53,7 @@ async def create(engine: Engine, request: Request) -> Reply:
 
 async def update(engine: Engine, request: Request) -> Reply:
     query = _query(request) | {
+        "network_changes": request.version.has(Flag.NETWORKS_CHANGE),
         "version": manager.version(request.query, "service"),
         "rollback": _choice(request, "rollback", ("", "none", "previous")).removeprefix("none"),
         "registry_auth_from": _choice(request, "registryAuthFrom", ("", "spec", "previous-spec")),
@@ -97,7 +98,8 @@ def _local_networks(engine: Engine, spec: ServiceSpec) -> list[str]:
 def _local_name(engine: Engine, target: str) -> str:
     """The name of this engine's network of that name or id; "" when it has none."""
     with contextlib.suppress(EngineError):
-        return engine.networks.get(target).record.name
+        record = engine.networks.get(target).record
+        return "" if record.scope == SWARM else record.name
     return ""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 from engine.api import versions
 from engine.api.engine import Engine
@@ -64,15 +65,22 @@ async def info(engine: Engine, request: Request) -> SwarmInfo:
     return shown
 
 
+def networks(name: str) -> Callable[..., Awaitable[Any]]:
+    """A function of the handlers of networks at a manager."""
+    function: Callable[..., Awaitable[Any]] = getattr(_loaded()["networks"], name)
+    return function
+
+
 @functools.cache
 def _loaded() -> Mapping[str, ModuleType]:
     """The modules of the handlers."""
-    from engine.api import configs, nodes, secrets, services, swarm, tasks
+    from engine.api import configs, nodes, secrets, services, swarm, swarm_networks, tasks
     from engine.api.versions import swarm as rows
 
     versions.know(rows.CHANGES)
     return {
         "swarm": swarm,
+        "networks": swarm_networks,
         "nodes": nodes,
         "services": services,
         "tasks": tasks,

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
-from engine.manager import ca, joining, keys, renewal
+from engine.manager import ca, joining, keys, networks, renewal
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
 from engine.manager.control import validate
@@ -92,7 +92,7 @@ async def found(credentials: Credentials, member: Member, begin: Begin, clock: C
         availability = validate.availability(request.availability)
         now = clock.now()
         node = NodeRecord(created=now, updated=now, role=Role.MANAGER, availability=availability)
-        changes = [*made.changes, Put(NODES, begin.node, node)]
+        changes = [*made.changes, Put(NODES, begin.node, node), *networks.founding(made.cluster, now)]
         outcome = await etcd.commit(
             [Guard(CLUSTER.path(""), 0)],
             [PutKey(put.kind.path(put.key), encode(put.record)) for put in changes if isinstance(put, Put)],

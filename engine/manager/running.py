@@ -41,6 +41,7 @@ from engine.manager.logs import Logs
 from engine.manager.loops import Loops
 from engine.manager.member import QUOTA, Member
 from engine.manager.messages import Begin, Message, Peer
+from engine.manager.networks import IngressLoop
 from engine.manager.quorum import Quorum
 from engine.manager.records import CLUSTER, MANAGERS
 from engine.manager.renewal import Upkeep
@@ -133,6 +134,7 @@ class Running:
                 RoleLoop(store, self._clock, self.joining.members, authority),
                 RotationLoop(store, self._clock),
                 Liveness(store, self._clock),
+                IngressLoop(store, self._clock),
             ],
             store,
             self._clock,

@@ -364,7 +364,7 @@ class Networks:
         with self._pruning:
             for found in [*self.by_id.values()]:
                 record = found.record
-                used = record.predefined or record.config_only or found.sandboxes
+                used = record.predefined or record.config_only or record.scope == "swarm" or found.sandboxes
                 if used or not selection.matches(record.created, record.labels):
                     continue
                 try:

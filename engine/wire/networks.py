@@ -87,10 +87,40 @@ class NetworkStatus(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     ipam: IPAMStatus = msgspec.field(name="IPAM")
 
 
+class NetworkPeer(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """A node of the swarm with endpoints on the network. `ip`: where its packets go to."""
+
+    name: str
+    ip: str = msgspec.field(name="IP")
+
+
+class NetworkTask(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """A task on a network. `info`: the address of its node."""
+
+    name: str
+    endpoint_id: str = msgspec.field(name="EndpointID")
+    endpoint_ip: str = msgspec.field(name="EndpointIP")
+    info: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class NetworkService(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """A service on a network, with its virtual address and the ports of mode ingress."""
+
+    vip: str = msgspec.field(name="VIP")
+    ports: list[str] = msgspec.field(default_factory=list)
+    local_lb_index: int = msgspec.field(default=0, name="LocalLBIndex")
+    """Always 0: services have no number here."""
+    tasks: list[NetworkTask] = msgspec.field(default_factory=list)
+
+
 class NetworkInspect(Network, rename="pascal", kw_only=True, frozen=True):
     """GET /networks/{id}."""
 
     containers: dict[str, EndpointResource]
+    peers: list[NetworkPeer] | msgspec.UnsetType = msgspec.UNSET
+    """Of networks of a swarm."""
+    services: dict[str, NetworkService] | msgspec.UnsetType = msgspec.UNSET
+    """On request, of networks of a swarm."""
     status: NetworkStatus | msgspec.UnsetType = msgspec.UNSET
 
 

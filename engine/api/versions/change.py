@@ -83,6 +83,8 @@ class Flag(enum.Enum):
     EVENTS_LINES = "events are application/jsonl"
     SWARM_EVENTS = "events report services, nodes, secrets and configs"
     DIGEST_BY_CLIENT = "clients find the digest of a service's image"
+    INGRESS_REMOVABLE = "the network ingress can be removed"
+    NETWORKS_CHANGE = "updates of services can change their networks"
     NODE_LOCAL_NETWORKS = "services can use networks of their nodes"
     SERVICE_STATUS = "the list of services takes status"
 

@@ -84,6 +84,12 @@ CHANGES = (
         )
         for kind in (Network, NetworkInspect)
     ),
+    Change(
+        "1.25",
+        "networks of a swarm show Peers and Services",
+        of=NetworkInspect,
+        downgrade=without("Peers", "Services"),
+    ),
     Change("1.25", "create checks what networks allow their endpoints", of=CreateBody, upgrade=unchecked),
     Change(
         "1.25",

@@ -1,4 +1,5 @@
-"""Changes of the swarm as events of the API (1.33): services, nodes, secrets, configs.
+"""Changes of the swarm as events of the API (1.33): services, nodes, networks, secrets,
+configs.
 
 Every manager shows all of them, as each of them follows the whole store. Attributes are Docker's:
 the name, and what an update has changed, as `replicas.old` and `replicas.new`.
@@ -13,14 +14,14 @@ from engine.manager.clock import Clock
 from engine.manager.control.nodes import hostname
 from engine.manager.frames import Connection
 from engine.manager.messages import Change, Watch
-from engine.manager.records import CONFIGS, NODE_DATA, NODES, SECRETS, SERVICE_STATUS, SERVICES, ServiceRecord
+from engine.manager.records import CONFIGS, NETWORKS, NODE_DATA, NODES, SECRETS, SERVICE_STATUS, SERVICES, ServiceRecord
 from engine.manager.states import NodeState
 from engine.manager.store import Event, Store
 
 LIMIT = 10_000
 """Changes that may wait for a watcher that reads too slowly. More are dropped."""
 
-_KINDS = {SERVICES: "service", NODES: "node", SECRETS: "secret", CONFIGS: "config"}
+_KINDS = {SERVICES: "service", NODES: "node", SECRETS: "secret", CONFIGS: "config", NETWORKS: "network"}
 
 
 async def watch(store: Store, clock: Clock, connection: Connection, message: Watch) -> None:
@@ -73,6 +74,9 @@ def change_of(store: Store, event: Event, now: int) -> Change | None:
 def _names(store: Store, kind: str, event: Event) -> Iterator[tuple[str, str]]:
     entry = event.new or event.old
     assert entry is not None
+    if kind == "network":
+        yield "name", entry.record.name
+        return
     if kind != "node":
         yield "name", entry.record.spec.name
         return

@@ -7,19 +7,22 @@ never accept the same one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from engine import names, times
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
+from engine.manager import ports
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, Precondition, body, check_version, encode, encode_all, find
 from engine.manager.messages import Call
+from engine.manager.networks import INGRESS, find_network, ingress, needs_ingress
 from engine.manager.records import (
     CLAIMS,
     CONFIGS,
+    NETWORKS,
     SECRETS,
     SERVICE_AUTH,
     SERVICE_STATUS,
@@ -40,7 +43,7 @@ from engine.manager.store import Change, Compare, Delete, Entry, Put, Store
 from engine.wire import services as wire
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Version
-from engine.wire.tasks import ContainerSpec, NetworkAttachmentConfig
+from engine.wire.tasks import ContainerSpec
 
 _NODE_LOCAL = ("host", "none", "bridge")
 """Networks that each node has of its own."""
@@ -136,19 +139,24 @@ def view(store: Store, entry: Entry[ServiceRecord]) -> wire.Service:
         updated_at=times.rfc3339(record.updated),
         spec=record.spec,
         previous_spec=record.previous,
-        endpoint=_endpoint(record.spec, made),
+        endpoint=_endpoint(record, made),
         update_status=_update_status(record, made),
         job_status=_job_status(record) if is_job(record.spec) else None,
     )
 
 
-def _endpoint(spec: ServiceSpec, made: ServiceStatus) -> wire.Endpoint:
-    if made.endpoint is not None:
-        return made.endpoint
-    wanted = spec.endpoint_spec
-    if wanted is None or not (wanted.ports or spec.task_template.networks):
+def _endpoint(record: ServiceRecord, made: ServiceStatus) -> wire.Endpoint:
+    """The spec with its default, the ports as chosen, and the addresses that the leader has
+    given.
+    """
+    found = list(ports.of(record))
+    if not (found or record.spec.task_template.networks):
         return wire.Endpoint()
-    return wire.Endpoint(spec=wanted, ports=wanted.ports)
+    return wire.Endpoint(
+        spec=record.spec.endpoint_spec or wire.EndpointSpec(mode="vip"),
+        ports=found,
+        virtual_ips=[] if made.endpoint is None else made.endpoint.virtual_ips,
+    )
 
 
 def _update_status(record: ServiceRecord, made: ServiceStatus) -> wire.UpdateStatus | None:
@@ -242,16 +250,21 @@ async def create(context: Context, call: Call) -> bytes:
     spec = body(call, ServiceSpec)
     if not spec.name:
         spec = msgspec.structs.replace(spec, name=_free_name(store))
-    spec = _resolved(validate.service_spec(spec), call)
+    spec = _resolved(store, validate.service_spec(spec), call)
     _check_name(store, spec.name)
     key, now = new_id(), context.clock.now()
+    try:
+        published, of_ports, compares = ports.published(store, key, spec)
+    except ports.Taken as taken:
+        raise Conflict(taken.message) from None
     changes: list[Change] = [
-        Put(SERVICES, key, ServiceRecord(created=now, updated=now, spec=spec)),
+        Put(SERVICES, key, ServiceRecord(created=now, updated=now, spec=spec, ports=published)),
         Put(CLAIMS, name_claim("service", spec.name), Claim(key)),
     ]
     if header := call.query.get("registry_auth"):
         changes.append(Put(SERVICE_AUTH, key, ServiceAuth(header)))
-    compares = [Compare(CLAIMS, name_claim("service", spec.name))]
+    changes += of_ports
+    compares.append(Compare(CLAIMS, name_claim("service", spec.name)))
     _refer(store, key, spec, changes, compares)
     await store.commit(changes, compares)
     return encode(wire.ServiceCreated(id=key))
@@ -276,8 +289,12 @@ async def update(context: Context, call: Call) -> bytes:
             raise InvalidParameter(f"rollback: service {record.spec.name} does not have a previous spec")
         spec = record.previous
     else:
-        spec = _resolved(spec, call)
-        _check_unchanged(record.spec, spec)
+        spec = _resolved(store, spec, call)
+        _check_unchanged(record.spec, spec, networks=call.query.get("network_changes", True))
+    try:
+        published, of_ports, compares = ports.published(store, entry.key, spec, ports.of(record))
+    except ports.Taken as taken:
+        raise Precondition(taken.message) from None
     auth = store.get(SERVICE_AUTH, entry.key)
     changed = msgspec.structs.replace(
         record,
@@ -287,12 +304,13 @@ async def update(context: Context, call: Call) -> bytes:
         version=record.version + 1,
         iteration=record.iteration + is_job(spec),
         rollback=back,
+        ports=published,
     )
-    changes: list[Change] = [Put(SERVICES, entry.key, changed)]
+    changes: list[Change] = [Put(SERVICES, entry.key, changed), *of_ports]
     renewed = _auth(call, auth.record if auth is not None else ServiceAuth(""), back)
     if renewed != (auth.record if auth is not None else ServiceAuth("")):
         changes.append(Put(SERVICE_AUTH, entry.key, renewed))
-    compares = [
+    compares += [
         Compare(SERVICES, entry.key, entry.revision),
         Compare(SERVICE_AUTH, entry.key, auth.revision if auth is not None else 0),
     ]
@@ -310,8 +328,9 @@ async def remove(context: Context, call: Call) -> bytes:
             Delete(SERVICE_STATUS, entry.key),
             Delete(SERVICE_AUTH, entry.key),
             Delete(CLAIMS, name_claim("service", entry.record.spec.name)),
+            *ports.released(ports.of(entry.record)),
         ],
-        [Compare(SERVICES, entry.key, entry.created, by_creation=True)],
+        [Compare(SERVICES, entry.key, entry.revision)],
     )
     return b""
 
@@ -342,41 +361,59 @@ def _check_name(store: Store, name: str) -> None:
         raise Conflict(f"name conflicts with an existing object: service {name} already exists")
 
 
-def _check_unchanged(old: ServiceSpec, new: ServiceSpec) -> None:
-    """What an update cannot change."""
+def _check_unchanged(old: ServiceSpec, new: ServiceSpec, *, networks: bool) -> None:
+    """What an update cannot change. `networks`: it can change these."""
     if old.name != new.name:
         raise Precondition(f"renaming services is not supported: {old.name!r} cannot become {new.name!r}")
     if mode_of(old) != mode_of(new):
         raise Precondition(f"service mode change is not allowed: {mode_of(old)} cannot become {mode_of(new)}")
+    if not networks and old.task_template.networks != new.task_template.networks:
+        raise Precondition(f"changing network in service is not supported: service {old.name}")
 
 
 # --- references -----------------------------------------------------------------------------------
 
 
-def _resolved(spec: ServiceSpec, call: Call) -> ServiceSpec:
-    """With each network known to be one that services may use."""
+def _resolved(store: Store, spec: ServiceSpec, call: Call) -> ServiceSpec:
+    """With networks of the swarm by their ids, each known to be one that services may use."""
     allowed = bool(call.query.get("node_local_networks"))
     local = call.query.get("local_networks") or ()
-    for network in spec.task_template.networks:
-        _check_network(network, allowed, local)
-    return spec
+    networks = [
+        msgspec.structs.replace(network, target=_target(store, network.target, allowed, local))
+        for network in spec.task_template.networks
+    ]
+    targets = [network.target for network in networks]
+    if len(set(targets)) < len(targets):
+        given = [network.target for network in spec.task_template.networks]
+        raise validate.refuse("TaskTemplate.Networks", given, "duplicate network")
+    return msgspec.structs.replace(spec, task_template=msgspec.structs.replace(spec.task_template, networks=networks))
 
 
-def _check_network(network: NetworkAttachmentConfig, allowed: bool, local: Iterable[str]) -> None:
-    target = network.target
+def _target(store: Store, target: str, allowed: bool, local: Iterable[str]) -> str:
+    """The id of a network of the swarm, or the name of one that each node has."""
     if target in _NODE_LOCAL and allowed:
-        return
-    if target in _NODE_LOCAL or target in local or target == "ingress":
-        raise Forbidden(
-            f"the network {target} is not eligible for docker services: "
-            "only networks scoped to the swarm can be used, such as those of the overlay driver"
-        )
-    raise NotFound(f"network {target} not found")
+        return target
+    refusal = Forbidden(
+        f"the network {target} is not eligible for docker services: "
+        "only networks scoped to the swarm can be used, such as those of the overlay driver"
+    )
+    if target in _NODE_LOCAL:
+        raise refusal
+    try:
+        entry = find_network(store, target)
+    except NotFound:
+        if target in local or target == INGRESS:
+            raise refusal from None
+        raise
+    if entry.record.ingress:
+        raise refusal
+    return entry.key
 
 
 def _refer(store: Store, service: str, spec: ServiceSpec, changes: list[Change], compares: list[Compare]) -> None:
-    """Check that the secrets and configs of the spec exist. The transaction fails if one of them is
-    removed meanwhile; and as it writes a claim for each, so does a removal that has not seen it.
+    """Check that the secrets, configs and networks of the spec exist. The transaction fails if one
+    of them is removed meanwhile; and as it writes a claim for each, so does a removal that has not
+    seen it.
     """
     container = spec.task_template.container_spec or ContainerSpec()
     secrets = [(one.secret_id, one.secret_name) for one in container.secrets]
@@ -396,3 +433,21 @@ def _refer(store: Store, service: str, spec: ServiceSpec, changes: list[Change],
             compares.append(Compare(kind, key, entry.created, by_creation=True))
         if missing:
             raise InvalidParameter(f"{what}{'s' if len(missing) > 1 else ''} not found: {', '.join(missing)}")
+    for key in _networks(store, spec):
+        network = store.get(NETWORKS, key)
+        if network is None:  # of the spec that a rollback puts back
+            raise NotFound(f"network {key} not found")
+        changes.append(Put(CLAIMS, use_claim(key), Claim(service)))
+        compares.append(Compare(NETWORKS, key, network.created, by_creation=True))
+
+
+def _networks(store: Store, spec: ServiceSpec) -> Iterator[str]:
+    """The networks of the swarm that the spec needs."""
+    for network in spec.task_template.networks:
+        if network.target not in _NODE_LOCAL:
+            yield network.target
+    if needs_ingress(spec):
+        network_of_ports = ingress(store)
+        if network_of_ports is None:
+            raise Precondition("service needs ingress network, but no ingress network is present")
+        yield network_of_ports.key

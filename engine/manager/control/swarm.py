@@ -8,7 +8,7 @@ import msgspec
 
 from engine import times
 from engine.errors import Unavailable, Unimplemented
-from engine.manager import tokens
+from engine.manager import networks, tokens
 from engine.manager.ca import tls_info
 from engine.manager.control import nodes, validate
 from engine.manager.control.context import Context, body, check_version, encode
@@ -16,9 +16,6 @@ from engine.manager.messages import Call
 from engine.manager.records import CLUSTER, MANAGERS, NODES, Cluster
 from engine.manager.store import Compare, Entry, Put
 from engine.wire.swarm import ClusterInfo, JoinTokens, Peer, Swarm, SwarmInfo, SwarmSpec, TLSInfo, UnlockKey, Version
-
-_ADDRESS_POOL = "10.0.0.0/8"
-"""What networks of the swarm take their subnets from without a setting."""
 
 
 def _entry(context: Context) -> Entry[Cluster]:
@@ -31,6 +28,7 @@ def _entry(context: Context) -> Entry[Cluster]:
 def cluster_info(context: Context, entry: Entry[Cluster]) -> ClusterInfo:
     """The document of the swarm without its tokens."""
     cluster = entry.record
+    pools, size = networks.pools(cluster)
     return ClusterInfo(
         id=cluster.id,
         version=Version(entry.revision),
@@ -39,8 +37,8 @@ def cluster_info(context: Context, entry: Entry[Cluster]) -> ClusterInfo:
         spec=cluster.spec,
         tls_info=_tls_info(cluster),
         root_rotation_in_progress=bool(cluster.rotation),
-        default_addr_pool=list(cluster.address_pool) or [_ADDRESS_POOL],
-        subnet_size=cluster.subnet_size,
+        default_addr_pool=list(map(str, pools)),
+        subnet_size=size,
         data_path_port=cluster.data_path_port,
     )
 

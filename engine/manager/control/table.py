@@ -14,7 +14,7 @@ from typing import NamedTuple
 from engine.errors import Conflict, InvalidParameter, NotFound, Unavailable
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
-from engine.manager.control import events, nodes, services, swarm, tasks
+from engine.manager.control import events, networks, nodes, services, swarm, tasks
 from engine.manager.control.context import Context, Guard, Precondition
 from engine.manager.control.data import CONFIG, SECRET
 from engine.manager.frames import Connection
@@ -48,6 +48,11 @@ VERBS = {
     "services.remove": Verb(services.remove, writes=True),
     "tasks.list": Verb(tasks.list_all),
     "tasks.inspect": Verb(tasks.inspect),
+    "networks.list": Verb(networks.list_all),
+    "networks.inspect": Verb(networks.inspect),
+    "networks.create": Verb(networks.create, writes=True),
+    "networks.remove": Verb(networks.remove, writes=True),
+    "networks.prune": Verb(networks.prune, writes=True),
     "secrets.list": Verb(SECRET.list_all),
     "secrets.inspect": Verb(SECRET.inspect),
     "secrets.create": Verb(SECRET.create, writes=True),

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from engine import times
 from engine.errors import NotFound, ServerError
+from engine.manager import networks
 from engine.manager import tasks as rules
 from engine.manager.control import filters
 from engine.manager.control.context import Context, encode, encode_all, find
 from engine.manager.control.nodes import find_node
 from engine.manager.control.services import find_service, is_job
 from engine.manager.messages import Call
-from engine.manager.records import SERVICES, SPEC_VERSIONS, TASK_STATUS, TASKS, Task, TaskStatus, spec_key
+from engine.manager.records import (
+    NETWORKS,
+    SERVICES,
+    SPEC_VERSIONS,
+    TASK_STATUS,
+    TASKS,
+    NetworkRecord,
+    Task,
+    TaskStatus,
+    spec_key,
+)
 from engine.manager.states import TASK_STATES, TaskState
 from engine.manager.store import Entry, Store
 from engine.wire import tasks as wire
 from engine.wire.services import ServiceSpec
-from engine.wire.swarm import Version
+from engine.wire.swarm import Driver, Version
 
 _RUNTIMES = {"container": True, "plugin": False, "attachment": False}
 
@@ -148,9 +161,65 @@ def view(store: Store, entry: Entry[Task]) -> wire.Task:
         node_id=task.node,
         status=_status(task, None if status is None else status.record),
         desired_state=task.desired.label,
+        networks_attachments=list(_attachments(store, task)),
         generic_resources=generic,
         assigned_generic_resources=generic,
         job_iteration=Version(task.iteration) if is_job(spec) else None,
+    )
+
+
+def _attachments(store: Store, task: Task) -> Iterator[wire.NetworkAttachment]:
+    """The networks of the swarm that the task is on, with its addresses. One that was removed is
+    left out.
+    """
+    for attached in task.networks:
+        entry = store.get(NETWORKS, attached.network)
+        if entry is not None:
+            size = networks.prefix_of(entry.record, attached.address)
+            yield wire.NetworkAttachment(_attached(entry), [f"{attached.address}/{size}"])
+
+
+_kept: dict[str, tuple[Entry[NetworkRecord], wire.AttachedNetwork]] = {}
+"""By id, as many tasks are on the same network."""
+_MOST_KEPT = 256
+
+
+def _attached(entry: Entry[NetworkRecord]) -> wire.AttachedNetwork:
+    """The document of a network within that of a task."""
+    kept = _kept.get(entry.key)
+    if kept is None or kept[0] is not entry:
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        kept = _kept[entry.key] = entry, _attached_network(entry)
+    return kept[1]
+
+
+def _attached_network(entry: Entry[NetworkRecord]) -> wire.AttachedNetwork:
+    record = entry.record
+    ipam = wire.IPAMOptions(
+        driver=Driver(name="default", options=record.ipam_options),
+        configs=[
+            wire.IPAMConfig(subnet=subnet.subnet, range=subnet.range, gateway=subnet.gateway)
+            for subnet in record.subnets
+        ],
+    )
+    return wire.AttachedNetwork(
+        id=entry.key,
+        version=Version(entry.revision),
+        created_at=times.rfc3339(record.created),
+        updated_at=times.rfc3339(record.updated),
+        spec=wire.NetworkSpec(
+            name=record.name,
+            labels=record.labels,
+            driver_configuration=Driver(name=networks.DRIVER, options=record.options),
+            internal=record.internal,
+            attachable=record.attachable,
+            ingress=record.ingress,
+            ipam_options=ipam,
+            scope="swarm",
+        ),
+        driver_state=Driver(name=networks.DRIVER, options=dict(networks.options(record))),
+        ipam_options=ipam,
     )
 
 

@@ -100,10 +100,16 @@ def service_name(name: str) -> None:
     """Raises InvalidParameter unless it can be part of a DNS name."""
     if not name:
         raise InvalidParameter("Name: the name of the service must be provided")
+    object_name("service", name)
+
+
+def object_name(what: str, name: str) -> str:
+    """The name, if it can be part of a DNS name. Raises InvalidParameter."""
     if len(name) > 63:
-        raise refuse("Name", name, "name must be 63 characters or fewer")
+        raise refuse("Name", name, f"{what}: name must be 63 characters or fewer")
     if not _SERVICE_NAME.fullmatch(name):
-        raise refuse("Name", name, "name must be valid as a DNS name component")
+        raise refuse("Name", name, f"{what}: name must be valid as a DNS name component")
+    return name
 
 
 def service_spec(spec: ServiceSpec) -> ServiceSpec:
@@ -119,6 +125,12 @@ def service_spec(spec: ServiceSpec) -> ServiceSpec:
     job = mode.replicated_job is not None or mode.global_job is not None
     if job and spec.update_config is not None:
         raise InvalidParameter("UpdateConfig: Jobs may not have an update config")
+    endpoint = _endpoint_spec(spec.endpoint_spec)
+    if endpoint is not None and any(port.publish_mode == "ingress" for port in endpoint.ports):
+        for network in template.networks:
+            if network.target in ("host", "none"):
+                rule = "a service that publishes ports in the mode ingress cannot use it"
+                raise refuse("TaskTemplate.Networks", network.target, rule)
     return msgspec.structs.replace(
         spec,
         task_template=template,
@@ -126,7 +138,7 @@ def service_spec(spec: ServiceSpec) -> ServiceSpec:
         networks=[],
         update_config=_update_config("UpdateConfig", spec.update_config, "pause", "continue", "rollback"),
         rollback_config=_update_config("RollbackConfig", spec.rollback_config, "pause", "continue"),
-        endpoint_spec=_endpoint_spec(spec.endpoint_spec),
+        endpoint_spec=endpoint,
     )
 
 
@@ -185,13 +197,9 @@ def _endpoint_spec(spec: EndpointSpec | None) -> EndpointSpec | None:
         if port.published_port and key in taken:
             raise refuse(f"{field}.PublishedPort", port.published_port, "duplicate published ports provided")
         taken.add(key)
-        if port.publish_mode == "ingress":
-            if spec.mode == "dnsrr":
-                raise refuse(f"{field}.PublishMode", "ingress", "it can't be used with dnsrr mode")
-            raise Unimplemented(
-                f"{field}.PublishMode: published ports of mode ingress need a network of the whole swarm, "
-                "which this version does not have: publish the port with mode host"
-            )
+        if port.publish_mode == "ingress" and spec.mode == "dnsrr":
+            rule = "EndpointSpec: port published with ingress mode can't be used with dnsrr mode"
+            raise refuse(f"{field}.PublishMode", "ingress", rule)
     return msgspec.structs.replace(spec, mode=spec.mode or "vip", ports=ports)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.manager import networks
 from engine.manager.ca import Authority, found
 from engine.manager.control.table import Control
 from engine.manager.control.validate import DEFAULTS
@@ -44,7 +45,7 @@ class Swarm:
     async def found(self) -> None:
         """The records of a swarm of one manager."""
         founding = await found(DEFAULTS, self.clock, node=NODE, address="10.0.0.1:2377")
-        await self.store.commit(founding.changes)
+        await self.store.commit([*founding.changes, *networks.founding(founding.cluster, self.clock.now())])
         await self.node("manager1", key=NODE, role=Role.MANAGER)
         await self.store.commit([Put(MANAGERS, NODE, ManagerPresence(address="10.0.0.1:2377", member=1))])
 
@@ -52,6 +53,7 @@ class Swarm:
         self, name: str, *, key: str = "", role: Role = Role.WORKER, state: NodeState = NodeState.READY,
         labels: dict[str, str] | None = None, engine_labels: dict[str, str] | None = None,
         certificate: Role | None = None, issuer: str = "",
+        subnets: tuple[str, ...] = (), features: tuple[str, ...] = (),
     ) -> str:  # fmt: skip
         """Another node. Returns its id."""
         key = key or new_id()
@@ -65,6 +67,8 @@ class Swarm:
             address="10.0.0.2",
             certificate=issuer,
             manager_address="10.0.0.2:2377",
+            subnets=subnets,
+            features=features,
         )
         await self.store.commit([Put(NODES, key, record), Put(NODE_DATA, key, data)])
         return key

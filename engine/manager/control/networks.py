@@ -1,0 +1,273 @@
+"""Networks of the swarm: create, list, inspect, remove, prune.
+
+A network's record is complete at its creation and never changes. Its name is claimed as those of
+services are. A network that a service or a container uses cannot be removed: whatever refers to one
+writes its `use_claim`, which the removal compares.
+
+Not here: how subnets are chosen (`manager/networks.py`), networks of one engine
+(`engine/networks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from engine import network_rules, times
+from engine.errors import Conflict, EngineError, Forbidden, NotFound
+from engine.manager import networks, ports
+from engine.manager import tasks as rules
+from engine.manager.control import tasks
+from engine.manager.control.context import Context, Precondition, body, encode
+from engine.manager.messages import Call
+from engine.manager.networks import find_network
+from engine.manager.records import (
+    ATTACHMENTS,
+    CLAIMS,
+    NETWORKS,
+    NODE_DATA,
+    NODES,
+    POOLS_CLAIM,
+    SERVICE_STATUS,
+    SERVICES,
+    TASKS,
+    Claim,
+    NetworkRecord,
+    ServiceRecord,
+    Task,
+    name_claim,
+    new_id,
+    use_claim,
+)
+from engine.manager.store import Compare, Delete, Entry, Put, Stale, Store
+from engine.pruning import Selection
+from engine.wire import networks as wire
+from engine.wire.networks import NetworkCreate
+
+_SCOPE = "swarm"
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    """A network as the filters of lists see it."""
+
+    id: str
+    name: str
+    labels: dict[str, str]
+    driver: str = networks.DRIVER
+    scope: str = _SCOPE
+    predefined: bool = False
+
+
+async def list_all(context: Context, call: Call) -> bytes:
+    store = context.store
+    found: dict[str, list[str]] = call.query.get("filters") or {}
+    shown = []
+    for key, entry in sorted(store.all(NETWORKS).items(), key=lambda item: (item[1].record.created, item[0])):
+        record = entry.record
+        used = "dangling" in found and (record.ingress or any(networks.used_by(store, key)))
+        if network_rules.matches(_Listed(key, record.name, record.labels), found, used):
+            shown.append(wire.Network(**_fields(key, record)))
+    return encode(shown)
+
+
+async def inspect(context: Context, call: Call) -> bytes:
+    store = context.store
+    entry = find_network(store, call.name)
+    tasks_of = list(_tasks(store, entry))
+    return encode(
+        wire.NetworkInspect(
+            **_fields(entry.key, entry.record),
+            containers={},
+            peers=_peers(store, entry, tasks_of),
+            services=_services(store, entry, tasks_of) if call.query.get("verbose") else msgspec.UNSET,
+        )
+    )
+
+
+def _fields(key: str, record: NetworkRecord) -> dict[str, Any]:
+    config = [
+        wire.IPAMConfig(
+            subnet=subnet.subnet,
+            ip_range=subnet.range,
+            gateway=subnet.gateway,
+            auxiliary_addresses=subnet.reserved,
+        )
+        for subnet in record.subnets
+    ]
+    return {
+        "name": record.name,
+        "id": key,
+        "created": times.rfc3339(record.created),
+        "scope": _SCOPE,
+        "driver": networks.DRIVER,
+        "enable_ipv4": True,
+        "enable_ipv6": False,
+        "ipam": wire.IPAM(options=record.ipam_options or None, config=config),
+        "internal": record.internal,
+        "attachable": record.attachable,
+        "ingress": record.ingress,
+        "config_from": wire.ConfigReference(),
+        "config_only": False,
+        "options": dict(networks.options(record)),
+        "labels": record.labels,
+    }
+
+
+_OnNetwork = tuple[str, Task, str]
+"""Id of a task, the task, and its address."""
+
+
+def _tasks(store: Store, network: Entry[NetworkRecord]) -> Iterator[_OnNetwork]:
+    """The tasks that are on the network and have not ended."""
+    for key, entry in store.all(SERVICES).items():
+        if not _uses(entry.record, network):
+            continue
+        for task_key in store.tasks_of(key):
+            task = store.record(TASKS, task_key)
+            if task is None or not task.node or rules.observed(store, task_key, task).ended:
+                continue
+            for attached in task.networks:
+                if attached.network == network.key:
+                    yield task_key, task, attached.address
+
+
+def _uses(service: ServiceRecord, network: Entry[NetworkRecord]) -> bool:
+    if network.record.ingress:
+        return networks.needs_ingress(service.spec)
+    # the previous spec: of tasks that an update has not replaced yet
+    specs = (service.spec,) if service.previous is None else (service.spec, service.previous)
+    return any(one.target == network.key for spec in specs for one in spec.task_template.networks)
+
+
+def _peers(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]) -> list[wire.NetworkPeer]:
+    """The nodes with endpoints on the network; all nodes for the network ingress."""
+    if network.record.ingress:
+        nodes = set(store.all(NODES))
+    else:
+        nodes = {task.node for _, task, _ in found}
+        nodes |= {one.record.node for one in store.all(ATTACHMENTS).values() if one.record.network == network.key}
+    return [
+        wire.NetworkPeer(name=node[:12], ip=address)
+        for node in sorted(nodes)
+        if (address := _data_address(store, node))
+    ]
+
+
+def _data_address(store: Store, node: str) -> str:
+    data = store.record(NODE_DATA, node)
+    return "" if data is None else data.data_address or data.address
+
+
+def _services(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]) -> dict[str, wire.NetworkService]:
+    """What `verbose` shows of the services that are on the network."""
+    by_service: dict[str, list[wire.NetworkTask]] = {}
+    for key, task, address in sorted(found, key=lambda item: (item[1].slot, item[0])):
+        by_service.setdefault(task.service, []).append(
+            wire.NetworkTask(
+                name=tasks.task_name(store, key, task),
+                endpoint_id=key,
+                endpoint_ip=address,
+                info={"Host IP": _data_address(store, task.node)},
+            )
+        )
+    shown = {}
+    for key, entry in store.all(SERVICES).items():
+        if not _uses(entry.record, network):
+            continue
+        made = store.record(SERVICE_STATUS, key)
+        addresses = made.endpoint.virtual_ips if made is not None and made.endpoint is not None else ()
+        shown[entry.record.spec.name] = wire.NetworkService(
+            vip=next((one.addr.partition("/")[0] for one in addresses if one.network_id == network.key), "<nil>"),
+            ports=[
+                f"Target: {port.target_port}, Publish: {port.published_port}"
+                for port in ports.of(entry.record)
+                if port.publish_mode == ports.INGRESS
+            ],
+            tasks=by_service.get(key, []),
+        )
+    return shown
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+async def create(context: Context, call: Call) -> bytes:
+    store = context.store
+    wanted = body(call, NetworkCreate)
+    record, changes, compares = networks.new(store, wanted, context.clock.now())
+    claim = name_claim("network", record.name)
+    if store.get(CLAIMS, claim) is not None:
+        raise Conflict(f"network with name {record.name} already exists")
+    other = networks.ingress(store) if record.ingress else None
+    if other is not None:
+        raise Conflict(f"network {record.name}: ingress network ({other.key}) is already present")
+    key = new_id()
+    await store.commit(
+        [Put(NETWORKS, key, record), Put(CLAIMS, claim, Claim(key)), *changes], [Compare(CLAIMS, claim), *compares]
+    )
+    return encode(wire.NetworkCreated(key, ""))
+
+
+async def remove(context: Context, call: Call) -> bytes:
+    """Its tasks that still end keep their addresses until then."""
+    entry = find_network(context.store, call.name)
+    if entry.record.ingress and not call.query.get("ingress"):
+        raise Forbidden(f"{entry.record.name} is a pre-defined network and cannot be removed")
+    await _remove(context.store, entry)
+    return b""
+
+
+async def _remove(store: Store, entry: Entry[NetworkRecord]) -> None:
+    """Raises Precondition while something uses the network, Stale."""
+    use, pools = store.get(CLAIMS, use_claim(entry.key)), store.get(CLAIMS, POOLS_CLAIM)
+    name = entry.record.name
+    user = next(networks.used_by(store, entry.key), "")
+    if user and entry.record.ingress:
+        raise Precondition(f"ingress network {name} cannot be removed because {user} depends on it")
+    if user:
+        raise Precondition(f"network {name} is in use by {user}")
+    last = Claim(str(networks.INGRESS_VNI)) if pools is None else pools.record
+    await store.commit(
+        [
+            Delete(NETWORKS, entry.key),
+            Delete(CLAIMS, name_claim("network", name)),
+            Delete(CLAIMS, use_claim(entry.key)),
+            Put(CLAIMS, POOLS_CLAIM, last),
+        ],
+        [
+            Compare(NETWORKS, entry.key, entry.created, by_creation=True),
+            Compare(CLAIMS, use_claim(entry.key), 0 if use is None else use.revision),
+            Compare(CLAIMS, POOLS_CLAIM, 0 if pools is None else pools.revision),
+        ],
+    )
+
+
+async def prune(context: Context, call: Call) -> bytes:
+    """Remove the networks that nothing uses, as far as the query's selection matches them. Answers
+    with their names.
+    """
+    store = context.store
+    gone: list[str] = []
+    selection = msgspec.convert(call.query.get("selection") or {}, Selection)
+    for _, entry in sorted(store.all(NETWORKS).items()):
+        record = entry.record
+        if record.ingress or not selection.matches(record.created, record.labels):
+            continue
+        try:
+            await _remove(store, entry)
+        except Stale:
+            await store.current()
+            continue  # it is used now, or another request removes it
+        except (Precondition, NotFound):
+            continue
+        except EngineError:
+            if not gone:
+                raise
+            break
+        gone.append(record.name)
+    return encode(gone)

@@ -1,0 +1,136 @@
+"""Published ports of services: which of the mode ingress are free, and their claims.
+
+A port of mode ingress is answered by every node, so one service has it. Its claim,
+`port/<protocol>/<port>`, is written with the service. A port of mode host is taken on the nodes of
+the service's tasks alone, and several services may ask for it; none may that another service has in
+the mode ingress. Each service with such a port writes `use/<protocol>/<port>`, so that a service
+which wants it in the mode ingress has seen all of them.
+
+Pure, over the store's cache. Raises: `Taken`, which names the port and the service that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from engine.manager.records import CLAIMS, SERVICES, Claim, ServiceRecord, port_claim, use_claim
+from engine.manager.store import Change, Compare, Delete, Put, Store
+from engine.wire.services import ServiceSpec
+from engine.wire.tasks import PortConfig
+
+FIRST, LAST = 30_000, 32_767
+"""Ports that are chosen for services that name none."""
+INGRESS, HOST = "ingress", "host"
+
+
+class Taken(Exception):
+    """Another service has the port, or none is free. `message`: in Docker's words."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+def of(record: ServiceRecord) -> Iterable[PortConfig]:
+    """The ports of a service, also of one that an earlier version wrote."""
+    endpoint = record.spec.endpoint_spec
+    return record.ports or (endpoint.ports if endpoint is not None else ())
+
+
+def published(
+    store: Store, service: str, spec: ServiceSpec, before: Iterable[PortConfig] = ()
+) -> tuple[tuple[PortConfig, ...], list[Change], list[Compare]]:
+    """The ports of the spec with those of mode ingress chosen, and what is written and compared
+    with the service. `before`: its ports until now. A port that the spec leaves open stays the one
+    that was chosen before.
+    """
+    endpoint = spec.endpoint_spec
+    wanted = endpoint.ports if endpoint is not None else []
+    had = {_key(port): port for port in before if port.publish_mode == INGRESS}
+    changes: list[Change] = []
+    compares: list[Compare] = []
+    for port in wanted:
+        if port.published_port:
+            _check(store, service, port, changes, compares)
+    own = {_key(port) for port in wanted if port.published_port}
+    kept = dict(had)
+    found: list[PortConfig] = []
+    for port in wanted:
+        if port.publish_mode == INGRESS and not port.published_port:
+            number = _choose(store, port, kept, own, compares)
+            found.append(replace(port, published_port=number))
+            own.add(_key(found[-1]))
+            if _key(found[-1]) not in had:
+                changes.append(Put(CLAIMS, port_claim(*_key(found[-1])), Claim(service)))
+        else:
+            found.append(port)
+    ports = tuple(found)
+    stays = {_key(port) for port in ports if port.publish_mode == INGRESS}
+    changes += [Delete(CLAIMS, port_claim(*key)) for key in had if key not in stays]
+    return ports, changes, compares
+
+
+def released(before: Iterable[PortConfig]) -> list[Change]:
+    """What is written when a service with these ports is removed."""
+    return [Delete(CLAIMS, port_claim(*_key(port))) for port in before if port.publish_mode == INGRESS]
+
+
+def _key(port: PortConfig) -> tuple[str, int]:
+    return port.protocol or "tcp", port.published_port
+
+
+def _check(store: Store, service: str, port: PortConfig, changes: list[Change], compares: list[Compare]) -> None:
+    """Claim a port that the spec names."""
+    protocol, number = _key(port)
+    claim = store.get(CLAIMS, port_claim(protocol, number))
+    if claim is not None and claim.record.holder != service:
+        raise Taken(_in_use(store, number, claim.record.holder, "an ingress port"))
+    revision = 0 if claim is None else claim.revision
+    compares.append(Compare(CLAIMS, port_claim(protocol, number), revision))
+    use = store.get(CLAIMS, use_claim(f"{protocol}/{number}"))
+    if port.publish_mode == HOST:
+        changes.append(Put(CLAIMS, use_claim(f"{protocol}/{number}"), Claim(service)))
+        return
+    if use is not None:
+        for key, other in store.all(SERVICES).items():
+            if key != service and any(
+                one.publish_mode == HOST and _key(one) == (protocol, number) for one in of(other.record)
+            ):
+                raise Taken(_in_use(store, number, key, "a host-published port"))
+    compares.append(Compare(CLAIMS, use_claim(f"{protocol}/{number}"), 0 if use is None else use.revision))
+    if claim is None:
+        changes.append(Put(CLAIMS, port_claim(protocol, number), Claim(service)))
+
+
+def _in_use(store: Store, number: int, holder: str, how: str) -> str:
+    other = store.record(SERVICES, holder)
+    name = other.spec.name if other is not None else holder
+    return f"port '{number}' is already in use by service '{name}' ({holder}) as {how}"
+
+
+def _choose(
+    store: Store,
+    port: PortConfig,
+    kept: dict[tuple[str, int], PortConfig],
+    own: set[tuple[str, int]],
+    compares: list[Compare],
+) -> int:
+    """The port that was chosen for it before, else a free one."""
+    for key, old in kept.items():
+        same = (old.name, old.target_port, old.protocol) == (port.name, port.target_port, port.protocol)
+        if same and FIRST <= old.published_port <= LAST and key not in own:
+            del kept[key]
+            return old.published_port
+    protocol = port.protocol or "tcp"
+    for number in range(FIRST, LAST + 1):
+        if (protocol, number) in own or (protocol, number) in kept:
+            continue
+        claim = port_claim(protocol, number)
+        use = store.get(CLAIMS, use_claim(f"{protocol}/{number}"))
+        if use is None and store.get(CLAIMS, claim) is None:
+            compares.append(Compare(CLAIMS, claim))
+            compares.append(Compare(CLAIMS, use_claim(f"{protocol}/{number}")))
+            return number
+    raise Taken(f"no {protocol} port from {FIRST} to {LAST} is free for a published port of target {port.target_port}")
