@@ -1,7 +1,8 @@
 """Work that is collected from many callers and done together.
 
 The first item is worked on after a moment, so that one status of an idle swarm is stored at once.
-While items keep coming, they are worked on every 100 ms, or as soon as there are 1,000.
+While items keep coming, they are worked on every 100 ms, or as soon as there are 1,000, or one that
+is urgent.
 
 Threads: the event loop's.
 """
@@ -36,17 +37,20 @@ class Batches(Generic[T, R]):
         self._waiting: list[tuple[Sequence[T], asyncio.Future[Sequence[R]]]] = []
         self._count = 0
         self._full = asyncio.Event()
+        """There is no reason to wait."""
+        self._urgent = False
         self._worker: asyncio.Task[None] | None = None
         self._last = -PAUSE
 
-    async def add(self, items: Sequence[T]) -> Sequence[R]:
+    async def add(self, items: Sequence[T], *, urgent: bool = False) -> Sequence[R]:
         """The results of these items, when their batch is done. Raises what `work` raised."""
         if not items:
             return ()
         future: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
         self._waiting.append((items, future))
         self._count += len(items)
-        if self._count >= FULL:
+        self._urgent = self._urgent or urgent
+        if self._count >= FULL or urgent:
             self._full.set()
         if self._worker is None:
             self._worker = spawn(self._run(), self._what)
@@ -58,7 +62,10 @@ class Batches(Generic[T, R]):
                 pause = max(FIRST, self._last + PAUSE - self._clock.monotonic())
                 if not self._full.is_set():
                     await self._until_full(pause)
+                if self._urgent and self._count < FULL:
+                    await self._clock.sleep(FIRST)  # others may come with it
                 self._full.clear()
+                self._urgent = False
                 self._last = self._clock.monotonic()
                 batch, self._waiting, self._count = self._waiting, [], 0
                 await self._done(batch)

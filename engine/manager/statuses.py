@@ -1,9 +1,10 @@
 """Observed states of tasks, on their way from the agents to the store.
 
-Statuses of all sessions are written together (`batches.py`). Of several statuses of one task the
-last one counts. Each is written under these comparisons: the session that reported it is still the
-node's, the task exists, and its status is the one that was read. A state only goes forward, and the
-state of an ended task is final.
+Statuses of all sessions are written together (`batches.py`), and those that lead traffic to a task
+or away from it are not waited with. Of several statuses of one task the last one counts. Each is
+written under these comparisons: the session that reported it is still the node's, the task exists,
+and its status is the one that was read. A state only goes forward, and the state of an ended task
+is final.
 
 Not here: statuses that the leader sets (`orphaned`, see `liveness.py`).
 
@@ -65,7 +66,17 @@ class Statuses:
         for status in statuses:
             if status.state not in _REPORTED:
                 raise InvalidParameter(f"task {status.task[:64]}: {status.state} is no state that a node reports")
-        return all(await self._batches.add([Report(node, session, status) for status in statuses]))
+        urgent = any(self._is_urgent(status) for status in statuses)
+        reports = [Report(node, session, status) for status in statuses]
+        return all(await self._batches.add(reports, urgent=urgent))
+
+    def _is_urgent(self, status: Status) -> bool:
+        """It changes where traffic is led to."""
+        task = self._store.record(records.TASKS, status.task)
+        if task is None or not task.networks:
+            return False
+        old = self._store.record(records.TASK_STATUS, status.task)
+        return (old is not None and old.ready) != (status.ready and status.state == TaskState.RUNNING)
 
     async def close(self) -> None:
         await self._batches.close()
@@ -159,5 +170,5 @@ def _record(status: Status) -> TaskStatus:
         pid=status.pid,
         exit_code=status.exit_code,
         ports=status.ports[:MOST_PORTS],
-        ready=status.ready,
+        ready=status.ready and status.state == TaskState.RUNNING,
     )

@@ -43,6 +43,30 @@ async def test_the_first_item_waits_for_a_moment_and_the_next_ones_longer(clock:
     assert work.batches._worker is None
 
 
+async def test_an_urgent_item_takes_the_others_with_it(clock: FakeClock) -> None:
+    work = Work(clock)
+    await clock.advance(1)
+    first = asyncio.ensure_future(work.batches.add([1]))
+    await clock.advance(FIRST)
+    assert first.done()
+    patient = asyncio.ensure_future(work.batches.add([2]))
+    await clock.advance(FIRST)
+    assert not patient.done()
+    urgent = asyncio.ensure_future(work.batches.add([3], urgent=True))
+    await clock.advance(FIRST)
+    assert patient.done()
+    assert urgent.done()
+    assert work.done == [[1], [2, 3]]
+    again = asyncio.ensure_future(work.batches.add([4], urgent=True))
+    await clock.advance(FIRST)
+    assert again.done()
+    last = asyncio.ensure_future(work.batches.add([5]))  # the hurry is over
+    await clock.advance(PAUSE - 2 * FIRST)
+    assert not last.done()
+    await clock.advance(2 * FIRST)
+    assert last.done()
+
+
 async def test_a_full_batch_does_not_wait(clock: FakeClock) -> None:
     work = Work(clock)
     adding = [asyncio.ensure_future(work.batches.add([n])) for n in range(FULL)]

@@ -1,0 +1,219 @@
+"""Sessions of agents in which networks matter: what a node says of itself, the order of views and
+assignments, withdrawal, and attachments of plain containers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
+from engine.manager import attaching, messages, records
+from engine.manager.messages import Attach, Attached, Detach, Done
+from engine.manager.records import AttachmentRecord, Claim
+from engine.manager.states import TaskState
+from engine.manager.store import Delete, Event, Put, Store
+from tests.fakes.clock import FakeClock
+from tests.unit.manager.agents import Agent, cluster, status
+from tests.unit.manager.test_dispatcher import World, world
+from tests.unit.manager.test_views import network, on, running
+
+ATTACH = Attach(network="a", container="c1", name="box", aliases=("x",))
+
+
+async def attachable(w: World, **more: bool) -> None:
+    more.setdefault("attachable", True)
+    await w.store.commit(
+        [
+            Put(records.NETWORKS, "a", network("blue", **more)),
+            Put(records.CLAIMS, records.name_claim("network", "blue"), Claim("a")),
+        ]
+    )
+
+
+def addressed(store: Store, **given: str) -> None:
+    """Answer each new attachment, as the leader does."""
+
+    def changed(event: Event) -> None:
+        if event.kind is records.ATTACHMENTS and event.new is not None:
+            record = event.new.record
+            if not record.address and not record.error:
+                answered = msgspec.structs.replace(record, **(given or {"address": record.wanted or "10.0.1.9"}))
+                asyncio.get_running_loop().create_task(store.commit([Put(records.ATTACHMENTS, event.key, answered)]))
+
+    store.subscribe(changed)
+
+
+def attachments(store: Store) -> dict[str, AttachmentRecord]:
+    return {key: entry.record for key, entry in store.all(records.ATTACHMENTS).items()}
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+async def test_a_node_says_what_its_networks_need(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await store.commit([Put(records.CLUSTER, "", msgspec.structs.replace(cluster(), data_path_port=7000))])
+        agent = await w.agent(data_address="198.51.100.1", features=("overlay",), subnets=("172.17.0.0/16",))
+        data = store.record(records.NODE_DATA, "n1")
+        assert data is not None
+        assert (data.data_address, data.features, data.subnets) == ("198.51.100.1", ("overlay",), ("172.17.0.0/16",))
+        assert agent.session is not None
+        assert agent.session.data_path_port == 7000
+        other = await w.connected("n2")
+        with pytest.raises(InvalidParameter, match="data_address 'fd00::1' is no IPv4 address"):
+            await w.during(other.register(data_address="fd00::1"))
+        assert store.record(records.NODE_DATA, "n2") is None
+
+
+async def test_a_session_begins_with_whole_views_and_then_its_tasks(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        await store.commit([Put(records.TASKS, "t1", on("a")), Put(records.TASKS, "t2", on("a", node="n2", number=3))])
+        agent = await w.agent()
+        await w.until(lambda: agent.tasks)
+        assert [views.whole for views in agent.views] == [True]
+        assert agent.networks["a"].endpoints.keys() == {"t1", "t2"}
+        assert agent.tasks["t1"].addresses == {"a": "10.0.0.2"}
+        idle = await w.agent("n2")
+        await w.until(lambda: idle.tasks)
+        assert [views.whole for views in idle.views] == [True]
+
+
+async def test_views_come_before_the_tasks_that_need_them(store: Store, clock: FakeClock) -> None:
+    """`Agent` itself asserts the order."""
+    async with world(store, clock) as w:
+        await attachable(w)
+        agents = [await w.agent("n1"), await w.agent("n2")]
+        for number in range(30):
+            node = f"n{number % 2 + 1}"
+            await store.commit([Put(records.TASKS, f"t{number}", on("a", node=node, number=number + 2))])
+            if number % 3:
+                await w.passes(0.1)
+        for agent in agents:
+            await w.until(lambda agent=agent: len(agent.tasks) == 15)  # type: ignore[misc]
+        await store.commit([Delete(records.TASKS, f"t{number}") for number in range(0, 30, 2)])
+        await w.until(lambda: not agents[0].tasks)
+        await w.until(lambda: not agents[0].networks)
+        await w.until(lambda: len(agents[1].networks["a"].endpoints) == 15)
+
+
+async def test_a_withdrawal_is_not_waited_with(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        await store.commit(
+            [
+                Put(records.TASKS, "t1", on("a")),
+                Put(records.TASKS, "t2", on("a", node="n2", number=3)),
+                Put(records.TASK_STATUS, "t2", running()),
+            ]
+        )
+        agent, other = await w.agent(), await w.agent("n2", status("t2", TaskState.RUNNING, ready=True))
+        await w.during(agent.report(status("t1", TaskState.STARTING)))
+        for ready in (True, False, True):
+            began = clock.monotonic()
+            await w.during(agent.report(status("t1", TaskState.RUNNING, ready=ready)))
+            await w.until(lambda ready=ready: ("t1" in other.networks["a"].ready) is ready)  # type: ignore[misc]
+            assert clock.monotonic() - began < 0.06
+        await w.during(agent.report(status("t1", TaskState.FAILED, ready=True)))
+        await w.until(lambda: "t1" not in other.networks["a"].endpoints)
+        kept = store.record(records.TASK_STATUS, "t1")
+        assert kept is not None
+        assert not kept.ready
+
+
+# --- attachments ----------------------------------------------------------------------------------
+
+
+async def test_a_container_is_attached_and_detached(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        addressed(store)
+        agent, other = await w.agent(), await w.agent("n2")
+        asking = asyncio.ensure_future(agent.connection.ask(ATTACH))
+        asking.add_done_callback(lambda _: seen.append(set(agent.networks)))
+        seen: list[set[str]] = []
+        answer = await w.during(asking)
+        assert isinstance(answer, Attached)
+        assert (answer.network, answer.address) == ("a", "10.0.1.9")
+        assert seen == [{"a"}]
+        record = attachments(store)[answer.attachment]
+        assert (record.node, record.container, record.name, record.aliases) == ("n1", "c1", "box", ("x",))
+        again = await w.during(agent.connection.ask(msgspec.structs.replace(ATTACH, network="blue")))
+        assert again.attachment == answer.attachment
+        moved = await w.during(agent.connection.ask(msgspec.structs.replace(ATTACH, address="10.0.1.77")))
+        assert (moved.address, len(attachments(store))) == ("10.0.1.77", 1)
+        foreign = await w.during(other.connection.ask(Detach(attachment=moved.attachment)))
+        assert isinstance(foreign, Done)
+        assert attachments(store).keys() == {moved.attachment}
+        for _ in range(2):
+            assert isinstance(await w.during(agent.connection.ask(Detach(attachment=moved.attachment))), Done)
+        assert not attachments(store)
+        await w.until(lambda: not agent.networks)
+
+
+async def test_refused_attachments_leave_nothing(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w, attachable=False)
+        agent = await w.agent()
+        for attach, kind, words in (
+            (ATTACH, Forbidden, "network blue not manually attachable"),
+            (msgspec.structs.replace(ATTACH, network="red"), NotFound, "network red not found"),
+            (msgspec.structs.replace(ATTACH, name="x" * 300), InvalidParameter, "name has 300 characters"),
+            (msgspec.structs.replace(ATTACH, container=""), InvalidParameter, "needs a network and a container"),
+        ):
+            with pytest.raises(kind, match=words):
+                await w.during(agent.connection.ask(attach))
+        assert not attachments(store)
+
+
+async def test_an_attachment_without_an_address_is_given_up(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        agent = await w.agent()
+        asking = asyncio.ensure_future(agent.connection.ask(ATTACH))
+        await w.until(lambda: attachments(store))
+        await w.passes(attaching.ANSWER + 1)
+        with pytest.raises(Unavailable, match="no address was given within 15 s"):
+            await w.during(asking)
+        assert not attachments(store)
+        addressed(store, error="network blue: no free address of 253")
+        with pytest.raises(ServerError, match="no free address of 253"):
+            await w.during(agent.connection.ask(ATTACH))
+        assert not attachments(store)
+
+
+async def test_the_next_session_keeps_what_the_node_uses(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        addressed(store)
+        agent = await w.agent()
+        kept, lost = [
+            (await w.during(agent.connection.ask(msgspec.structs.replace(ATTACH, container=container)))).attachment
+            for container in ("c1", "c2")
+        ]
+        other = await w.agent("n2")
+        foreign = (await w.during(other.connection.ask(ATTACH))).attachment
+        await w.cut(agent)
+        agent = await w.agent(attachments=(kept, foreign, "x"))
+        assert attachments(store).keys() == {kept, foreign}
+        assert agent.networks["a"].endpoints.keys() == {kept, foreign}
+        assert lost not in attachments(store)
+
+
+async def test_a_network_that_is_removed_meanwhile_gets_no_attachment(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        addressed(store)
+        agent = Agent("n1")
+        asking = w.dispatcher._attachments.add("n1", "none", ATTACH)
+        with pytest.raises(Unavailable, match="replaced"):
+            await w.during(asking)
+        agent = await w.agent()
+        await store.commit([Delete(records.NETWORKS, "a")])
+        with pytest.raises(NotFound):
+            await w.during(agent.connection.ask(ATTACH))
+        assert not attachments(store)
+        assert isinstance(await w.during(agent.connection.ask(messages.Detach(attachment="x"))), Done)
