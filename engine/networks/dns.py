@@ -33,6 +33,8 @@ _TYPE_CLASS = struct.Struct("!HH")
 _RECORD = struct.Struct("!HHIH")
 _QUESTION_AT = _HEADER.size
 _NAME_OF_QUESTION = b"\xc0\x0c"
+SHORTEST_RECORD = len(_NAME_OF_QUESTION) + _RECORD.size + 4
+"""Octets of an A record for the name of the question."""
 LONGEST_NAME = 254
 _IN_ADDR, _IP6 = b"\x07in-addr\x04arpa", b"\x03ip6\x04arpa"
 

@@ -31,6 +31,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import cast
 
 from engine.errors import ServerError
@@ -291,13 +292,15 @@ class Resolver:
             address = dns.address_of(query.name)
             name = self.names.reverse(client.container_id, address) if address is not None else None
             return dns.answer(query, (dns.pointer_record(name, TTL),), limit=limit) if name is not None else None
-        addresses = self.names.find(client.container_id, query.name)
+        addresses = self.names.find(client.container_id, query.name, turn=kind != dns.AAAA)
         if addresses is None:
             return None
         # A name without a record of this type is an empty answer, not an unknown name (RFC 2308,
         # 2.2).
         length = _LENGTHS.get(kind, 0)
-        records = [dns.address_record(each, TTL) for each in addresses if len(each) == length or kind == dns.ANY]
+        # One record more than fits, so that the answer is cut off with TC set.
+        wanted = (each for each in addresses if len(each) == length or kind == dns.ANY)
+        records = [dns.address_record(each, TTL) for each in islice(wanted, limit // dns.SHORTEST_RECORD + 1)]
         return dns.answer(query, records, limit=limit)
 
     # --- forwarding

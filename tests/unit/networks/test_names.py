@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.networks import dns
-from engine.networks.names import NameTable
+from engine.networks.names import Names, NameTable
 
 
 def add(
@@ -191,3 +191,69 @@ def test_addresses_of_both_families() -> None:
     add(table, "six", "net", ["fd00::9"])
     assert table.find("six", b"\x03six") == (IPv6Address("fd00::9").packed,)
     assert IPv4Address("10.0.0.1").packed not in (table.find("six", b"\x03six") or ())
+
+
+def put(table: NameTable, key: str, names: Sequence[str], *addresses: str, rotated: bool = False) -> None:
+    table.put("id of net", "net", key, Names(tuple(names), tuple(map(IPv4Address, addresses)), rotated))
+
+
+def test_names_of_services_are_seen_by_containers_of_the_network() -> None:
+    table = NameTable()
+    put(table, "s1", ["web", "www"], "10.0.1.2")
+    add(table, "app", "net", "10.0.1.9")
+    add(table, "stranger", "other", "10.0.2.9")
+    assert find(table, "app", "web") == find(table, "app", "WWW.net") == ["10.0.1.2"]
+    assert find(table, "stranger", "web") is None
+    assert reverse(table, "app", "10.0.1.2") == "web.net"
+    assert reverse(table, "stranger", "10.0.1.2") is None
+    put(table, "s1", ["web"], "10.0.1.3")
+    assert find(table, "app", "web") == ["10.0.1.3"]
+    assert find(table, "app", "www") is None
+    assert reverse(table, "app", "10.0.1.2") is None
+    table.remove("app@net")
+    table.take("id of net", "s1")
+    table.take("id of net", "s1")
+    table.remove("stranger@other")
+    assert not (table._networks or table._containers or table._endpoints)
+
+
+def test_rotated_names() -> None:
+    table = NameTable()
+    addresses = [f"10.0.1.{at}" for at in range(2, 6)]
+    put(table, "tasks", ["tasks.web"], *addresses, rotated=True)
+    put(table, "none", ["tasks.none"], rotated=True)
+    add(table, "app", "net", "10.0.1.9")
+    seen = [find(table, "app", "tasks.web") or [] for _ in range(8)]
+    assert [each[0] for each in seen[:4]] == [each[0] for each in seen[4:]]
+    assert {each[0] for each in seen} == set(addresses)
+    assert all(sorted(each) == addresses for each in seen)
+    assert find(table, "app", "tasks.none") == []
+    assert reverse(table, "app", "10.0.1.2") is None
+
+
+def test_the_other_kind_of_address_does_not_turn() -> None:
+    table = NameTable()
+    put(table, "tasks", ["web"], "10.0.1.2", "10.0.1.3", rotated=True)
+    add(table, "app", "net", "10.0.1.9")
+    firsts = []
+    for _ in range(4):
+        firsts.append((find(table, "app", "web") or [""])[0])
+        table.find("app", b"\x03web", turn=False)
+    assert firsts[:2] != firsts[1:3]
+    assert set(firsts) == {"10.0.1.2", "10.0.1.3"}
+
+
+def test_a_task_of_this_host_is_named_twice_and_found_once() -> None:
+    table = NameTable()
+    put(table, "task", ["web.1.abc"], "10.0.1.2")
+    add(table, "web.1.abc", "net", "10.0.1.2", ["0123456789ab"])
+    assert find(table, "web.1.abc", "web.1.abc") == ["10.0.1.2"]
+    assert reverse(table, "web.1.abc", "10.0.1.2") == "web.1.abc.net"
+    add(table, "app", "net", "10.0.1.9", ["web"])
+    put(table, "s1", ["web"], "10.0.1.100")
+    assert sorted(find(table, "app", "web") or ()) == ["10.0.1.100", "10.0.1.9"]
+    table.remove("web.1.abc@net")
+    assert find(table, "app", "web.1.abc") == ["10.0.1.2"]
+    assert reverse(table, "app", "10.0.1.2") == "web.1.abc.net"
+    table.take_all("id of net")
+    assert find(table, "app", "web") == ["10.0.1.9"]
