@@ -32,7 +32,6 @@ from engine.network_rules import Address
 from engine.networks import endpoints, requested, sandboxes
 from engine.networks.drivers import error_context
 from engine.networks.endpoints import Assigned, Network, Sandbox
-from engine.networks.names import NameTable
 from engine.networks.network import HOST, NONE
 from engine.networks.networks import Networks
 from engine.networks.ports import Published
@@ -74,7 +73,7 @@ class Attachments:
         self._in_thread = networks.workers.run
         self._sandboxes: dict[str, Sandbox] = {}
         """By container id."""
-        self._names = NameTable()
+        self._names = networks.names
         self._resolver = Resolver(self._names)
         self._publishing = Publishing(networks.drivers.filter, networks.workers.run, networks.drivers.reflect)
 

@@ -97,6 +97,7 @@ class Balance:
         self._gateway = gateway
         self._lock = threading.Lock()
         self._kernel: NftSocket | None = None
+        self._closed = False
         self._layout: tuple[bytes, ...] = ()
         self._begun = False
         """True when `_slots` is what the kernel should have."""
@@ -113,7 +114,7 @@ class Balance:
 
         The first call has all services of the network: others, which an earlier daemon left, end.
         Returns the backends that no service has any more. They still get the packets of their
-        connections, until `forget`.
+        connections, until `forget_datagrams` and `forget`.
         """
         wanted = {address.packed: [each.packed for each in backends] for address, backends in put.items()}
         with self._lock:
@@ -121,19 +122,26 @@ class Balance:
             withdrawn = self._change(wanted, ending) if self._begun else self._begin(wanted)
         return {IPv4Address(each) for each in withdrawn}
 
-    def forget(self, backends: Iterable[IPv4Address], *, ended: bool) -> None:
-        """Forget the UDP connections of backends that are still withdrawn; with `ended` all
-        connections of these addresses.
+    def forget_datagrams(self, backends: Iterable[IPv4Address]) -> None:
+        """Forget the UDP connections of those backends that are still withdrawn: their clients move
+        to others.
 
         Kernel errors are logged.
         """
         with self._lock:
-            addresses = [each.packed for each in backends if ended or not self._uses[each.packed]]
-        if not addresses:
+            self._forget([each.packed for each in backends if not self._uses[each.packed]], socket.IPPROTO_UDP)
+
+    def forget(self, addresses: Iterable[IPv4Address]) -> None:
+        """Forget all connections of endpoints that have gone. Kernel errors are logged."""
+        with self._lock:
+            self._forget([each.packed for each in addresses])
+
+    def _forget(self, addresses: Sequence[bytes], protocol: int = 0) -> None:
+        if not addresses or self._closed:
             return
         try:
             with namespaces.inside_network(self._namespace), ConntrackSocket() as connections:
-                connections.forget_answers(addresses, 0 if ended else socket.IPPROTO_UDP)
+                connections.forget_answers(addresses, protocol)
         except OSError as error:
             _log.warning("cannot remove connections of backends that have gone: %s", error)
 
@@ -143,13 +151,14 @@ class Balance:
         Before the first `set` nothing is known, so nothing is changed.
         """
         with self._lock:
-            return self._begun and self._repair()
+            return self._begun and not self._closed and self._repair()
 
     def close(self) -> None:
-        """Close the socket, which would keep the namespace. The table stays as long as the
-        namespace.
+        """Close the socket, which would keep the namespace; the other calls do nothing from now on
+        or raise. The table stays as long as the namespace.
         """
         with self._lock:
+            self._closed = True
             if self._kernel is not None:
                 self._kernel.close()
                 self._kernel = None
@@ -159,6 +168,8 @@ class Balance:
     @contextlib.contextmanager
     def _inside(self) -> Iterator[NftSocket]:
         """The calling thread in the namespace, for libnftables; the socket there."""
+        if self._closed:
+            raise NetfilterError("services: the network is not on this node any more")
         try:
             with namespaces.inside_network(self._namespace):
                 # Kept open, because closing one waits for the kernel to free what was removed:
@@ -175,6 +186,8 @@ class Balance:
         there: dict[str, dict[bytes, Element]] = {}
         try:
             with self._inside() as kernel:
+                if not wanted and not kernel.layout(TABLE):
+                    return ()  # a network without services needs no table
                 self._install(kernel)
                 there = self._read(kernel)
                 before = _read_slots(there["slots"].values())
@@ -225,8 +238,10 @@ class Balance:
         return withdrawn
 
     def _repair(self) -> bool:
+        if not self._slots and not self._layout:
+            return False
         with self._inside() as kernel:
-            missing = kernel.layout(TABLE) != self._layout
+            missing = not self._layout or kernel.layout(TABLE) != self._layout
             if missing:
                 self._install(kernel)
             return self._reconcile(kernel, self._read(kernel)) or missing

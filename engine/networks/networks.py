@@ -33,6 +33,7 @@ from engine.events import EventLog
 from engine.networks import bridge, endpoints, network, requested
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network
+from engine.networks.names import NameTable
 from engine.networks.network import BRIDGE, NetworkRecord, NetworkStore
 from engine.networks.overlays import Overlays
 from engine.networks.repair import Repair
@@ -75,7 +76,9 @@ class Networks:
         self.drivers = Drivers(config.bridge, bridge.configured_subnet(config.bridge_subnet))
         self.by_id: dict[str, Network] = {}
         """For this package to read."""
-        self.overlays = Overlays(self._store, self.by_id, self.drivers, self.workers)
+        self.names = NameTable()
+        """For this package, too."""
+        self.overlays = Overlays(self._store, self.by_id, self.drivers, self.workers, self.names)
         """The networks of the swarm on this node."""
         self._changing = asyncio.Lock()
         self._going: dict[str, tuple[Network, asyncio.Task[None]]] = {}
@@ -121,6 +124,7 @@ class Networks:
         """
         if self._repair is not None:
             await self._repair.close()
+        await self.overlays.close()
         # other bridges that still exist are swept now, or by the next daemon
         for _, going in self._going.values():
             going.cancel()

@@ -604,6 +604,11 @@ def _addresses(found: Network) -> tuple[Overlay, IPv4Network, IPv4Address]:
     return overlay, subnet, gateway
 
 
+def gateway(found: Network) -> IPv4Address:
+    """The network's own address in its namespace."""
+    return _addresses(found)[2]
+
+
 def _host(address: IPv4Address) -> IPv4Network:
     return IPv4Network((address, 32))
 

@@ -22,14 +22,19 @@ from typing import Protocol
 import msgspec
 
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
-from engine.networks import endpoints, network
+from engine.networks import endpoints, network, overlay
+from engine.networks.balance import Balance
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network, Sandbox
-from engine.networks.names import Names
+from engine.networks.names import Names, NameTable
 from engine.networks.network import NetworkRecord, NetworkStore, Overlay
-from engine.system.threads import uninterrupted
+from engine.system.netfilter import NetfilterError
+from engine.system.threads import cancelled, uninterrupted
 
 _log = logging.getLogger(__name__)
+
+ANSWER = 0.1
+"""Seconds that a withdrawn backend has to answer the datagrams that it has got."""
 
 
 class Keeper(Protocol):
@@ -52,10 +57,11 @@ class Keeper(Protocol):
 class _Adopted:
     """One network of the swarm on this node."""
 
-    __slots__ = ("found", "lock", "name")
+    __slots__ = ("balance", "found", "lock", "name")
 
-    def __init__(self, found: Network, name: str) -> None:
+    def __init__(self, found: Network, name: str, balance: Balance) -> None:
         self.found = found
+        self.balance = balance
         self.name = name
         """Under which the keeper holds its namespace."""
         self.lock = asyncio.Lock()
@@ -64,12 +70,17 @@ class _Adopted:
 class Overlays:
     """One engine's."""
 
-    def __init__(self, store: NetworkStore, by_id: dict[str, Network], drivers: Drivers, workers: Workers) -> None:
+    def __init__(
+        self, store: NetworkStore, by_id: dict[str, Network], drivers: Drivers, workers: Workers, names: NameTable
+    ) -> None:
         """`store` and `by_id` get the adopted networks, for lookups."""
         self._store = store
         self._by_id = by_id
         self._drivers = drivers
         self._in_thread = workers.run
+        self._names = names
+        self._forgetting: set[asyncio.Task[None]] = set()
+        """UDP connections of withdrawn backends are forgotten a moment later."""
         self._all: dict[str, _Adopted] = {}
         self._adopting = asyncio.Lock()
         self.keeper: Keeper | None = None
@@ -109,7 +120,8 @@ class Overlays:
             descriptor = await self._in_thread(self._made, found, kept)
             if self.keeper is not None and kept < 0:
                 self.keeper.hold(name, descriptor)
-            self._all[record.id] = _Adopted(found, name)
+            balance = Balance(self._drivers.overlays.namespace(found), overlay.gateway(found))
+            self._all[record.id] = _Adopted(found, name, balance)
             self._by_id[record.id] = found
             self._store.show(record)
             return found
@@ -141,6 +153,8 @@ class Overlays:
                 if known.found.sandboxes:
                     raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
                 del self._all[network_id]
+                self._names.take_all(network_id)
+                await self._in_thread(known.balance.close)
                 self._by_id.pop(network_id, None)
                 self._store.hide(network_id)
                 try:
@@ -148,6 +162,14 @@ class Overlays:
                 finally:
                     if self.keeper is not None:
                         self.keeper.let_go(known.name)
+
+    async def close(self) -> None:
+        """Forget the networks. Those of running containers stay in the kernel."""
+        for task in [*self._forgetting]:
+            await cancelled(task)
+        for known in self._all.values():
+            await self._in_thread(known.balance.close)
+        self._all.clear()
 
     def adopted(self) -> list[Network]:
         """The networks of the swarm that are on this node."""
@@ -179,16 +201,45 @@ class Overlays:
                 await self._in_thread(self._drivers.overlays.set_peers, known.found, put, gone)
             except OSError as error:
                 raise ServerError(f"network {known.found.record.name}: {error}") from error
+            ended = [each for each in gone if each not in put]
+            if ended:
+                await self._in_thread(known.balance.forget, ended)
 
     async def set_services(
         self, network_id: str, put: Mapping[IPv4Address, Sequence[IPv4Address]], gone: Collection[IPv4Address]
     ) -> None:
-        """`put`: a service's virtual address → its ready backends. Raises NotFound."""
-        self._known(network_id)
+        """`put`: a service's virtual address → its ready backends.
+
+        The first call after `adopt` has all services; others that an earlier daemon left end.
+        Raises NotFound, ServerError. After a failure the next call or `mend` writes what is
+        missing.
+        """
+        known = self._known(network_id)
+        async with known.lock:
+            try:
+                withdrawn = await self._in_thread(known.balance.set, put, gone)
+            except NetfilterError as error:
+                raise ServerError(f"network {known.found.record.name}: {error}") from error
+        if withdrawn:
+            task = asyncio.ensure_future(self._forget_soon(known, withdrawn))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    async def _forget_soon(self, known: _Adopted, withdrawn: Collection[IPv4Address]) -> None:
+        """Let backends answer the datagrams that they have got already."""
+        await asyncio.sleep(ANSWER)
+        await self._in_thread(known.balance.forget_datagrams, withdrawn)
 
     def set_names(self, network_id: str, put: Mapping[str, Names], gone: Collection[str]) -> None:
-        """`put`: the id of a service, task or attachment → its names on the network."""
-        self._known(network_id)
+        """`put`: the id of a service, task or attachment → its names on the network.
+
+        A service that has a virtual address needs a second key for the addresses of its tasks.
+        """
+        name = self._known(network_id).found.record.name
+        for key in gone:
+            self._names.take(network_id, key)
+        for key, names in put.items():
+            self._names.put(network_id, name, key, names)
 
     async def set_ports(
         self, ports: Mapping[tuple[str, int], tuple[int, Sequence[IPv4Address]]]
@@ -216,7 +267,8 @@ class Overlays:
                     missing, plugged = await self._in_thread(self._drivers.overlays.mend, known.found)
                     changed |= missing
                     await self._rerouted(known.found, plugged)
-                except (EngineError, OSError) as error:
+                    changed |= await self._in_thread(known.balance.mend)
+                except (EngineError, NetfilterError, OSError) as error:
                     _log.error("network %s: cannot restore it: %s", known.found.record.name, error)
         return changed
 

@@ -222,17 +222,17 @@ def test_a_withdrawn_backend_finishes_its_connections(net: Net, balanced: Balanc
         withdrawn = balanced.set({SERVICE: net.addresses[2:3]})
         assert withdrawn == {net.addresses[1]}
         assert said(udp).startswith("1 ")
-        balanced.forget(withdrawn, ended=False)
+        balanced.forget_datagrams(withdrawn)
         assert said(udp).startswith("2 ")
         assert said(tcp).startswith("1 ")
         assert net.ask(0, SERVICE).startswith("2 ")
-        balanced.forget(withdrawn, ended=True)
+        balanced.forget(withdrawn)
         with pytest.raises(ConnectionResetError):
             said(tcp)
     # back in time: nothing is forgotten
     with net.connect(0, net.addresses[1]) as tcp:
         balanced.set({SERVICE: net.addresses[1:2]})
-        balanced.forget(withdrawn, ended=False)
+        balanced.forget_datagrams(withdrawn)
         assert said(tcp).startswith("1 ")
 
 
@@ -310,6 +310,20 @@ def test_what_others_change_is_mended(net: Net, balanced: Balance, harm: str) ->
     balanced.set({SERVICE: net.addresses[1:3]})
     assert net.ask(0, SERVICE)
     assert not balanced.mend()
+
+
+def test_a_network_without_services_has_no_table(net: Net) -> None:
+    made = Balance(net.namespace, GATEWAY)
+    assert made.set({}) == set()
+    assert not made.mend()
+    assert "table" not in net.inside(net.namespace, lambda: netfilter.run("list tables"))
+    made.set({SERVICE: net.addresses[1:2]})
+    assert net.ask(0, SERVICE).startswith("1 ")
+    made.close()
+    with pytest.raises(netfilter.NetfilterError, match="not on this node"):
+        made.set({SERVICE: net.addresses[2:3]})
+    made.forget(net.addresses)
+    assert not made.mend()
 
 
 def test_many_services_and_large_ones(net: Net) -> None:
