@@ -96,16 +96,28 @@ async def create(engine: Engine, request: Request) -> Reply:
 
 async def connect(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkConnect)
-    network = engine.networks.get(request.parameters["id"]).record.id
+    network = _identified(engine, request.parameters["id"])
     await settings.connect(engine.containers.get(_named(body.container)), network, body.endpoint_config)
     return empty_reply(request)
 
 
 async def disconnect(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkDisconnect)
-    network = engine.networks.get(request.parameters["id"]).record.id
+    network = _identified(engine, request.parameters["id"])
     await settings.disconnect(engine.containers.get(_named(body.container)), network)
     return empty_reply(request)
+
+
+def _identified(engine: Engine, text: str) -> str:
+    """The id of a network. In a swarm it may be one that this node does not have yet: then it is
+    what the client sent.
+    """
+    try:
+        return engine.networks.get(text).record.id
+    except NotFound:
+        if not engine.cluster.active:
+            raise
+        return text
 
 
 def _named(container: str) -> str:

@@ -23,7 +23,7 @@ from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, Se
 from engine.manager import records
 from engine.manager.clock import Clock
 from engine.manager.messages import Attach
-from engine.manager.records import AttachmentRecord, NetworkRecord, new_id
+from engine.manager.records import AttachmentRecord, Claim, NetworkRecord, new_id, use_claim
 from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Stale, Store
 
 ANSWER = 15.0
@@ -106,6 +106,7 @@ class Attachments:
                 changes.append(Delete(records.ATTACHMENTS, key))
             key = new_id()
             changes.append(Put(records.ATTACHMENTS, key, made))
+            changes.append(Put(records.CLAIMS, use_claim(made.network), Claim(made.node)))
             compares = [
                 Compare(records.NODE_DATA, made.node, node.revision),
                 Compare(records.NETWORKS, made.network, network.created, by_creation=True),

@@ -20,10 +20,10 @@ from ipaddress import IPv4Address, IPv4Network, ip_network
 import msgspec
 
 from engine import network_rules
-from engine.errors import Forbidden, InvalidParameter, ServerError, Unimplemented
+from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.manager.clock import Clock
 from engine.manager.control import validate
-from engine.manager.control.context import find
+from engine.manager.control.context import Precondition, find
 from engine.manager.loops import Acting
 from engine.manager.records import (
     ATTACHMENTS,
@@ -39,12 +39,15 @@ from engine.manager.records import (
     Subnet,
     name_claim,
     new_id,
+    use_claim,
 )
 from engine.manager.store import Change, Compare, Entry, Event, Fenced, Put, Stale, Store
 from engine.wire.networks import IPAMConfig, NetworkCreate
 from engine.wire.services import ServiceSpec
 
 DRIVER = "overlay"
+NODE_LOCAL = ("host", "none", "bridge")
+"""Networks that each node has of its own."""
 INGRESS = "ingress"
 INGRESS_SUBNET = IPv4Network("10.255.0.0/16")
 INGRESS_VNI = 4096
@@ -103,6 +106,34 @@ def needs_ingress(spec: ServiceSpec) -> bool:
     """True if the service has a published port of mode ingress."""
     endpoint = spec.endpoint_spec
     return endpoint is not None and any(port.publish_mode == "ingress" for port in endpoint.ports)
+
+
+def refer(store: Store, service: str, spec: ServiceSpec) -> tuple[list[Change], list[Compare]]:
+    """What is written and compared with a service that has this spec, so that no network that it
+    needs is removed meanwhile, and a removal that has not seen it fails.
+
+    Raises NotFound, Precondition if a network of the spec is gone already.
+    """
+    changes: list[Change] = []
+    compares: list[Compare] = []
+    for key in _needed(store, spec):
+        entry = store.get(NETWORKS, key)
+        if entry is None:  # of a spec that a rollback puts back
+            raise NotFound(f"network {key} not found")
+        changes.append(Put(CLAIMS, use_claim(key), Claim(service)))
+        compares.append(Compare(NETWORKS, key, entry.created, by_creation=True))
+    return changes, compares
+
+
+def _needed(store: Store, spec: ServiceSpec) -> Iterator[str]:
+    for network in spec.task_template.networks:
+        if network.target not in NODE_LOCAL:
+            yield network.target
+    if needs_ingress(spec):
+        of_ports = ingress(store)
+        if of_ports is None:
+            raise Precondition("service needs ingress network, but no ingress network is present")
+        yield of_ports.key
 
 
 def used_by(store: Store, key: str) -> Iterator[str]:

@@ -27,6 +27,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from engine.errors import EngineError
+from engine.manager import networks, ports
 from engine.manager import tasks as rules
 from engine.manager.clock import SECOND, Clock
 from engine.manager.global_ import is_open
@@ -436,17 +438,35 @@ class Updates:
             paused = UpdateRecord(state, update.started, 0, f"{words} paused {reason}")
             await self._note(acting, key, service, status, paused, compare)
             return
+        try:
+            published, of_ports, compares = ports.published(self._store, key, service.previous, ports.of(service))
+            of_networks, compared = networks.refer(self._store, key, service.previous)
+        except (ports.Taken, EngineError) as error:
+            why = f"update paused {reason}; it cannot be rolled back: {error.message}"
+            paused = UpdateRecord("paused", update.started, 0, why)
+            await self._note(acting, key, service, status, paused, compare)
+            return
         now = self._clock.now()
         version = service.version + 1
-        back = replace(service, spec=service.previous, previous=None, version=version, rollback=True, updated=now)
+        back = replace(
+            service,
+            spec=service.previous,
+            previous=None,
+            version=version,
+            rollback=True,
+            updated=now,
+            ports=published,
+        )
         begun = UpdateRecord("rollback_started", now, 0, f"update rolled back {reason}")
         await acting.commit(
             [
                 Put(SERVICES, key, back),
                 Put(SPEC_VERSIONS, spec_key(key, version), SpecVersion(service.previous)),
                 Put(SERVICE_STATUS, key, replace(status, update=begun, version=version)),
+                *of_ports,
+                *of_networks,
             ],
-            [Compare(SERVICES, key, entry.revision), compare],
+            [Compare(SERVICES, key, entry.revision), compare, *compares, *compared],
         )
 
     async def _note(

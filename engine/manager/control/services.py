@@ -7,7 +7,7 @@ never accept the same one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -18,11 +18,10 @@ from engine.manager import ports
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, Precondition, body, check_version, encode, encode_all, find
 from engine.manager.messages import Call
-from engine.manager.networks import INGRESS, find_network, ingress, needs_ingress
+from engine.manager.networks import INGRESS, NODE_LOCAL, find_network, refer
 from engine.manager.records import (
     CLAIMS,
     CONFIGS,
-    NETWORKS,
     SECRETS,
     SERVICE_AUTH,
     SERVICE_STATUS,
@@ -45,8 +44,6 @@ from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Version
 from engine.wire.tasks import ContainerSpec
 
-_NODE_LOCAL = ("host", "none", "bridge")
-"""Networks that each node has of its own."""
 _MODES = {
     "replicated": "replicated",
     "global": "global",
@@ -391,13 +388,13 @@ def _resolved(store: Store, spec: ServiceSpec, call: Call) -> ServiceSpec:
 
 def _target(store: Store, target: str, allowed: bool, local: Iterable[str]) -> str:
     """The id of a network of the swarm, or the name of one that each node has."""
-    if target in _NODE_LOCAL and allowed:
+    if target in NODE_LOCAL and allowed:
         return target
     refusal = Forbidden(
         f"the network {target} is not eligible for docker services: "
         "only networks scoped to the swarm can be used, such as those of the overlay driver"
     )
-    if target in _NODE_LOCAL:
+    if target in NODE_LOCAL:
         raise refusal
     try:
         entry = find_network(store, target)
@@ -433,21 +430,6 @@ def _refer(store: Store, service: str, spec: ServiceSpec, changes: list[Change],
             compares.append(Compare(kind, key, entry.created, by_creation=True))
         if missing:
             raise InvalidParameter(f"{what}{'s' if len(missing) > 1 else ''} not found: {', '.join(missing)}")
-    for key in _networks(store, spec):
-        network = store.get(NETWORKS, key)
-        if network is None:  # of the spec that a rollback puts back
-            raise NotFound(f"network {key} not found")
-        changes.append(Put(CLAIMS, use_claim(key), Claim(service)))
-        compares.append(Compare(NETWORKS, key, network.created, by_creation=True))
-
-
-def _networks(store: Store, spec: ServiceSpec) -> Iterator[str]:
-    """The networks of the swarm that the spec needs."""
-    for network in spec.task_template.networks:
-        if network.target not in _NODE_LOCAL:
-            yield network.target
-    if needs_ingress(spec):
-        network_of_ports = ingress(store)
-        if network_of_ports is None:
-            raise Precondition("service needs ingress network, but no ingress network is present")
-        yield network_of_ports.key
+    of_networks, compared = refer(store, service, spec)
+    changes += of_networks
+    compares += compared
